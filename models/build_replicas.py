@@ -620,6 +620,32 @@ def unfolded_weights() -> Example:
     return Example(model, [activations(2, 7, 48, zero_row=True)])
 
 
+def experts() -> Example:
+    """Experts of a mixture that all see the same tokens: one MatMul of stacked weights, and a bias for each expert.
+
+    Activations: symmetric per token.
+    """
+    rng = np.random.default_rng(12)
+    codes = int8_weights(rng, 4, 48, 32)
+    scales = rng.uniform(0.001, 0.01, (4, 1, 32)).astype(np.float32)
+    model = parse(
+        """experts (float[1, tokens, 48] x) => (float[4, tokens, 32] y) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  r = Div(m, c127)  s = Clip(r, epsilon)
+            d = Div(x, s)  i = Round(d)  c = Clip(i, low, c127)  f = Mul(c, s)
+            wf = Cast<to = 1>(w)  ws = Mul(wf, scales)  p = MatMul(f, ws)  b = Add(p, bias)  y = Relu(b)
+        }""",
+        20,
+        w=codes,
+        scales=scales,
+        bias=rng.normal(0, 0.1, (4, 1, 32)).astype(np.float32),
+        last=np.array([-1]),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        epsilon=np.float32(1e-5),
+    )
+    return Example(model, [activations(1, 7, 48, zero_row=True)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "tf2onnx_channel_last": partial(tf2onnx, 2),
     "tf2onnx_channel_last_unsigned": partial(tf2onnx, 2, signed=False),
@@ -648,6 +674,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "token_float16_glue": half_glue,
     "kv_cache_float_bias": float_bias,
     "qat_unfolded_weights": unfolded_weights,
+    "experts_token": experts,
 }
 
 if __name__ == "__main__":

@@ -181,6 +181,62 @@ def recurrent(opset: int) -> onnx.ModelProto:
     )
 
 
+def large_weights(rng: np.random.Generator, *shape: int) -> Any:
+    """Returns weights whose codes are large, so that ONNX Runtime's sums saturate on CPUs without VNNI."""
+    return (rng.choice([-1, 1], shape) * rng.integers(40, 61, shape) / 512).astype(np.float32)
+
+
+def attention(opset: int) -> onnx.ModelProto:
+    """Small transformer layers in float32 as ONNX Runtime's transformers optimizer writes them.
+
+    The first attention has the lengths of the sequences, the second one is causal, the third one has no mask. Three
+    products share the last activation.
+    """
+    rng = np.random.default_rng(12)
+    weights = {f"w{i}": large_weights(rng, 24, 72 if i < 2 else 24) for i in range(7)}
+    return parse(
+        """attention (int32[batch, tokens] ids, int32[batch, tokens] mask) => (float[batch, tokens, 24] y) {
+            x, lengths = com.microsoft.EmbedLayerNormalization(ids, , words, positions, , gamma, beta, mask)
+            a1 = com.microsoft.Attention<num_heads = 4>(x, w0, b0, lengths)
+            o1 = MatMul(a1, w2)  p1 = Add(o1, b2)
+            h1 = com.microsoft.SkipLayerNormalization(p1, x, gamma, beta)
+            a2 = com.microsoft.Attention<num_heads = 4, unidirectional = 1>(h1, w1, b0)
+            h2 = com.microsoft.SkipLayerNormalization(a2, h1, gamma, beta)
+            a3 = com.microsoft.Attention<num_heads = 2>(h2, w1, b0)
+            h3 = com.microsoft.SkipLayerNormalization(a3, h2, gamma, beta)
+            q = MatMul(h3, w3)  k = MatMul(h3, w4)  v = MatMul(h3, w5)
+            k1 = Add(k, b2)  g = com.microsoft.FastGelu(k1)  s = Mul(q, g)  t = Sub(s, v)
+            y = MatMul(t, w6)
+        }""",
+        opset,
+        ("com.microsoft",),
+        words=large_weights(rng, 30, 24),
+        positions=large_weights(rng, 16, 24),
+        gamma=np.ones(24, np.float32),
+        beta=grid_weights(rng, 24),
+        b0=grid_weights(rng, 72),
+        b2=grid_weights(rng, 24),
+        **weights,
+    )
+
+
+def large_mlp(opset: int) -> onnx.ModelProto:
+    """Linear layers in float32, two of them of one activation, and a Gemm."""
+    rng = np.random.default_rng(13)
+    weights = {f"w{i}": large_weights(rng, 32, 32) for i in range(3)}
+    return parse(
+        """large (float[batch, 32] x) => (float[batch, 9] y) {
+            g = MatMul(x, w0)  g1 = Add(g, b)  h = MatMul(x, w1)  a = Sigmoid(g1)  m = Mul(a, h)
+            n = MatMul(m, w2)  r = Relu(n)  y = Gemm<transB = 1>(r, w3, b3)
+        }""",
+        opset,
+        b=grid_weights(rng, 32),
+        w3=large_weights(rng, 9, 32),
+        b3=grid_weights(rng, 9),
+        **weights,
+    )
+
+
 def dynamic(model: onnx.ModelProto, *inputs: Any, **options: Any) -> Example:
     """Quantizes `model` with onnxruntime.quantization.quantize_dynamic."""
     with tempfile.TemporaryDirectory() as folder:
@@ -250,21 +306,33 @@ def nbits() -> Example:
     return Example(model, [activations(2, 7, 72, zero_row=True)])
 
 
-def optimized() -> Example:
-    """Saves a layer of a transformer as a session optimizes it, then removes the types and shapes that it declares."""
-    network = networks.encoder("token", layers=1, hidden=32, heads=4, feed_forward=32)
-    network = onnx.shape_inference.infer_shapes(network, data_prop=True)  # SkipLayerNormalization needs shapes
+def saved(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns a model as a session optimizes it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(path)
-        ort.InferenceSession(network.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         model = onnx.load(path)
     used = {node.domain for node in model.graph.node}
     imports = [each for each in model.opset_import if each.domain in used]  # older releases reject newer versions
     del model.opset_import[:]
     model.opset_import.extend(imports)
+    return model
+
+
+def dynamic_optimized() -> Example:
+    """`large_mlp`, quantized by quantize_dynamic and saved as a session optimizes it."""
+    quantized = dynamic(large_mlp(17), weight_type=QuantType.QInt8, per_channel=True).model
+    return Example(saved(quantized), [activations(6, 32, high=16.0, tensor=True)])
+
+
+def optimized() -> Example:
+    """Saves a layer of a transformer as a session optimizes it, then removes the types and shapes that it declares."""
+    network = networks.encoder("token", layers=1, hidden=32, heads=4, feed_forward=32)
+    network = onnx.shape_inference.infer_shapes(network, data_prop=True)  # SkipLayerNormalization needs shapes
+    model = saved(network)
     del model.graph.value_info[:]
     return Example(model, [activations(2, 7, 32, zero_row=True)])
 
@@ -274,6 +342,10 @@ IMAGE = activations(2, 3, 9, 11, high=16.0, tensor=True)
 LAST_IMAGE = activations(2, 9, 11, 8, high=16.0, tensor=True)
 LARGER_IMAGE = activations(1, 3, 32, 32, high=16.0, tensor=True)
 SIGNAL = activations(2, 20, 45, high=16.0, tensor=True)
+TOKENS = (
+    np.array([[1, 5, 29, 7, 0, 12, 3, 2], [4, 4, 17, 8, 2, 0, 0, 0]], np.int32),
+    np.array([[1] * 8, [1] * 5 + [0] * 3], np.int32),
+)
 SEQUENCES = (
     activations(5, 3, 12, high=16.0, tensor=True) / np.float32(8),
     np.array([5, 2, 4], np.int32),
@@ -309,6 +381,10 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_half_token": half_token,
     "ort_dynamic": lambda: dynamic(mlp(20), X, weight_type=QuantType.QInt8),
     "ort_dynamic_channel": lambda: dynamic(mlp(17), X, weight_type=QuantType.QUInt8, per_channel=True),
+    "ort_dynamic_attention": lambda: dynamic(
+        attention(17), *TOKENS, weight_type=QuantType.QInt8, extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT}
+    ),
+    "ort_dynamic_optimized": dynamic_optimized,
     "ort_dynamic_conv": lambda: dynamic(convolutions(20), IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_channels_last": lambda: dynamic(channels_last(17), LAST_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_mobile": lambda: dynamic(mobile(17), LARGER_IMAGE, weight_type=QuantType.QUInt8),

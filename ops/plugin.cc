@@ -239,6 +239,20 @@ struct Dimensions {
     names.back() = other.names.empty() ? "" : other.names.back();
   }
 
+  // Broadcasts the dimensions before the last two to those of stacked weights before the last four.
+  void broadcast_to_stack(const Dimensions& weights) {
+    if (weights.lengths.size() <= 4 || lengths.size() < 2) return;
+    const size_t stack = weights.lengths.size() - 4;
+    const size_t missing = stack + 2 > lengths.size() ? stack + 2 - lengths.size() : 0;
+    lengths.insert(lengths.begin(), missing, 1);
+    names.insert(names.begin(), missing, "");
+    for (size_t i = 0, own = lengths.size() - 2 - stack; i < stack; ++i, ++own) {
+      if (lengths[own] != 1 && (lengths[own] >= 0 || weights.lengths[i] <= 1)) continue;
+      lengths[own] = weights.lengths[i];
+      names[own] = weights.names[i];
+    }
+  }
+
   std::vector<int64_t> lengths;
   std::vector<const char*> names;  // they belong to the input
 };
@@ -293,6 +307,7 @@ struct CustomOp : OrtCustomOp {
       const Type type = op.output_type(InferenceAttributes(api, context), types);
       const Type inferred = op.output_type(NoAttributes(), types);
       Dimensions dims(api, inputs[0]);
+      if (op.stack_input > 0) dims.broadcast_to_stack(Dimensions(api, inputs[op.stack_input]));
       if (op.columns_input > 0) dims.replace_last(Dimensions(api, inputs[op.columns_input]));
       // ONNX Runtime represents unknown rank and rank 0 alike, so no shape is set for either. The same holds if a
       // dimension has neither length nor name: ONNX Runtime would read a length of -1. But a type cannot be set

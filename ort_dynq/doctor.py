@@ -1,14 +1,16 @@
-"""Checks an installation: versions, CPU, whether both backends load, and whether the kernels compute correctly."""
+"""Checks an installation: packages, CPU, whether both backends load, and whether the kernels compute correctly."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import __version__
+from .errors import message
 from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+DEPENDENCIES = (
+    *("numpy", "ml-dtypes", "onnx", "onnxruntime", "onnxruntime-extensions", "onnx-ir"),
+    *("rich", "jinja2", "shtab"),
+)
+"""The packages that ort_dynq needs, as pyproject.toml lists them."""
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 
 
@@ -86,7 +93,9 @@ def examine(*, track: Track = iter) -> Examination:
         track: Iterates over the checks, and may show the progress.
     """
     reinstall = "reinstall it: `pip install --force-reinstall --no-deps .` in the source folder"
+    missing = _missing()
     tests: list[_Test] = [
+        _Test("packages", functools.partial(_packages, missing), f"`pip install {' '.join(missing)}`"),
         _Test("onnxruntime", _onnxruntime, "pip install -U onnxruntime"),
         _Test("native library", _library, reinstall),
         _Test("instruction set", _isa, "unset ORT_DYNQ_ISA"),
@@ -137,6 +146,28 @@ def versions() -> dict[str, str]:
         "ort_dynq": __version__,
         **{name: _or_else("", functools.partial(package_version, name)) for name in _PACKAGES},
     }
+
+
+def _missing() -> dict[str, str]:
+    """Returns the packages that are not installed, or else those that cannot be imported, with the errors."""
+    found = {name: "not installed" for name in DEPENDENCIES if not importlib.util.find_spec(name.replace("-", "_"))}
+    if found:  # others cannot be imported without them
+        return found
+    return {name: error for name in DEPENDENCIES if (error := _import_error(name))}
+
+
+def _import_error(package: str) -> str:
+    try:
+        importlib.import_module(package.replace("-", "_"))
+    except Exception as error:  # of a package that is broken, any
+        return message(error)
+    return ""
+
+
+def _packages(missing: Mapping[str, str]) -> str:
+    if missing:
+        raise RuntimeError(f"{', '.join(missing)}: {next(iter(missing.values()))}")
+    return f"all {len(DEPENDENCIES)} that ort_dynq needs can be imported"
 
 
 def _onnxruntime() -> str:

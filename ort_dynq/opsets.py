@@ -1,8 +1,13 @@
-"""Models of old opsets: converts them to an opset that the rules know, and compares the outputs."""
+"""Models of old opsets: converts them to an opset that the rules know, and compares the outputs. Refuses newer ones.
+
+onnxruntime does not tell which versions it runs. So :func:`check_versions` opens sessions of a model of one node.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +20,8 @@ import onnxruntime as ort
 from .errors import DynqError, message
 from .graphs import STANDARD_DOMAINS
 from .inputs import make_feeds, resolve_inputs
-from .runtime import open_session, session_options
+from .operators import DOMAIN
+from .runtime import can_open, open_session, session_options
 from .storage import to_proto
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 OPSET = 13
 """The oldest opset that the rules know: the first in which axes are inputs and QuantizeLinear takes an axis."""
 
+_IR, _OLDEST_IR = 8, 3  # versions of the model format that every onnxruntime opens
 _MOST_COPIED = 1 << 10  # the elements of the largest initializer that the converter sees; adapters read axes and shapes
 _SEEDS = (0, 1)
 _SIZES = (8, 64, 512)  # of dynamic dimensions; networks for images and sound do not run on small ones
@@ -33,6 +40,55 @@ def opset_of(model: ir.Model) -> int:
     """Returns the version of the standard operators that a model imports; :data:`OPSET` if it imports none."""
     versions = [model.graph.opset_imports[domain] for domain in STANDARD_DOMAINS if domain in model.graph.opset_imports]
     return versions[0] if versions else OPSET
+
+
+def check_versions(model: ir.Model) -> None:
+    """Checks that the installed onnxruntime opens models of this version of the format and of these opsets.
+
+    Raises:
+        DynqError: One of them is newer. The message has the newest that works.
+    """
+    imports = [(domain, version) for domain, version in model.graph.opset_imports.items() if domain != DOMAIN]
+    if _opens(model.ir_version, *imports):
+        return
+    newest = _newest(lambda number: _opens(number, ("", OPSET)), _OLDEST_IR, model.ir_version)
+    if newest < model.ir_version:
+        raise _too_new(f"the IR version {model.ir_version}", newest, f"save it with `model.ir_version = {newest}`")
+    for domain, version in imports:
+        newest = _newest(functools.partial(_opens_domain, domain), 1, version)
+        if newest < version:
+            name = domain or "ai.onnx"
+            raise _too_new(f"opset {version} of the domain {name}", newest, f"export it with opset {newest}")
+
+
+def _too_new(what: str, newest: int, advice: str) -> DynqError:
+    return DynqError(
+        f"the model has {what}, and the installed onnxruntime {ort.__version__} runs at most {newest}; "
+        f"`pip install -U onnxruntime`, or {advice}"
+    )
+
+
+def _newest(opens: Callable[[int], bool], low: int, high: int) -> int:
+    """Returns the largest number from `low` on and up to `high` that opens; `high` if `low` does not open either."""
+    if opens(high) or not opens(low):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if opens(middle) else (low, middle)
+    return low
+
+
+def _opens_domain(domain: str, version: int) -> bool:
+    return _opens(_IR, *((("", OPSET),) if domain else ()), (domain, version))
+
+
+@functools.cache
+def _opens(ir_version: int, *imports: tuple[str, int]) -> bool:
+    """Returns whether onnxruntime opens a model of these versions: of the format, and of each domain."""
+    values = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([])) for name in "xy"]
+    node = ir.node("Identity", values[:1], outputs=values[1:])
+    graph = ir.Graph(values[:1], values[1:], nodes=[node], opset_imports=dict(imports), name="versions")
+    return can_open(ir.Model(graph, ir_version=ir_version))
 
 
 def to_opset(model: ir.Model) -> ir.Model:

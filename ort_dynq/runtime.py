@@ -91,8 +91,8 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
             onnxruntime would read the external data of every later model from that folder.
 
     Raises:
-        DynqError: A ModelProto is too large for one protocol buffer; the external data are in several folders; the
-            temporary folder of a large model cannot be written.
+        DynqError: External data of an onnx_ir Model are missing or are in several folders; a ModelProto is too large
+            for one protocol buffer; the temporary folder of a large model cannot be written.
     """
     if isinstance(model, str | os.PathLike):
         yield os.fspath(model)
@@ -105,8 +105,9 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
     if not isinstance(model, ir.Model):
         yield _serialize(model)
         return
-    from .storage import is_large, save, to_proto
+    from .storage import check_data, is_large, save, to_proto
 
+    check_data(model)
     if is_large(model):
         with temporary_folder() as temporary:
             file = os.path.join(temporary, "model.onnx")

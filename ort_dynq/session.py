@@ -30,6 +30,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         exact: bool = False,
         fuse: bool = False,
         weights_only: str = "keep",
+        keep_fused: bool = False,
         **kwargs: Any,
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
@@ -39,7 +40,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             sess_options: The session's options, in which the operators are registered. Several sessions may share them.
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
             backend: See :func:`ort_dynq.register`.
-            exact, fuse, weights_only: See :func:`ort_dynq.rewrite`.
+            exact, fuse, weights_only, keep_fused: See :func:`ort_dynq.rewrite`.
             **kwargs: Keyword arguments of ``onnxruntime.InferenceSession``.
 
         Raises:
@@ -49,7 +50,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         from .rewriter import rewrite
 
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
-        rewritten = rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only).model
+        result = rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
+        rewritten = result.model
         if backend == "extensions":
             from .backends.prepare import ready_for_extensions
 

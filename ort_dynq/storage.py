@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from .errors import DynqError
 from .files import is_being_replaced, is_inside, move, replacing, target_of
+from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
@@ -68,20 +69,18 @@ def load(model: Model) -> ir.Model:
             _sort(loaded)
         return loaded
     try:
-        if not isinstance(model, onnx.ModelProto) and os.path.exists(model) and not os.path.isfile(model):
-            raise DynqError(f"{os.fspath(model)} is not an ONNX model: it is not a file")  # a FIFO would block
+        if not isinstance(model, onnx.ModelProto):
+            check_file(model)
         proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
         loaded = ir.from_proto(proto)
     except DynqError:
         raise
-    except FileNotFoundError as error:
-        raise DynqError(f"there is no file {os.fspath(model)}") from error
     except OSError as error:
         raise DynqError(f"{os.fspath(model)} cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        raise DynqError(f"{_name(model)} is not an ONNX model: {first_line(error)}") from error
+        raise _not_a_model(model, first_line(error)) from error
     if not loaded.opset_imports:
-        raise DynqError(f"{_name(model)} is not an ONNX model: it imports no opset")
+        raise _not_a_model(model, "it imports no opset")
     with explained(model):
         for value, declared in zip(loaded.graph.inputs, proto.graph.input, strict=True):
             if value.type is None or value.shape is None:  # onnx_ir takes them from an output that is this input
@@ -106,6 +105,8 @@ def explained(model: Model) -> Iterator[None]:
     except DynqError:
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+            raise _missing(error.filename) from error
         try:
             onnx.checker.check_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
         except Exception as fault:
@@ -267,6 +268,8 @@ def _check_sizes(external: list[ir.ExternalTensor]) -> None:
     for tensor in external:
         try:
             size = os.path.getsize(tensor.path)
+        except FileNotFoundError as error:
+            raise _missing(tensor.path) from error
         except OSError as error:
             raise DynqError(f"the external data {tensor.path} cannot be read: {error.strerror or error}") from error
         end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
@@ -275,6 +278,26 @@ def _check_sizes(external: list[ir.ExternalTensor]) -> None:
                 f"the external data {tensor.path} have {size} bytes, but {tensor.name} ends at {end}: the file has "
                 "changed since the model was loaded"
             )
+
+
+def check_data(model: ir.Model) -> None:
+    """Checks that the files with the external data of a model are there.
+
+    :func:`load` does not: a model can be inspected without its weights.
+
+    Raises:
+        DynqError: A file is missing. The message has its path.
+    """
+    for path in dict.fromkeys(tensor.path for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)):
+        if not os.path.exists(path):
+            raise _missing(path)
+
+
+def _missing(path: str | os.PathLike[str]) -> DynqError:
+    path = os.path.abspath(path)
+    return DynqError(
+        f"the external data of the model, its weights, are missing: there is no file {path}; copy it there"
+    )
 
 
 def _is_beside(tensor: ir.ExternalTensor, folder: Path) -> bool:
@@ -424,6 +447,11 @@ def _parse(serialized: bytes) -> onnx.ModelProto:
     except Exception as error:
         raise DynqError(f"the {len(serialized)} bytes are not an ONNX model: {error}") from error
     return model
+
+
+def _not_a_model(model: Model, reason: str) -> DynqError:
+    found = format_of(model) if isinstance(model, str | os.PathLike) else ""
+    return DynqError(f"{_name(model)} is not an ONNX model: {f'it is {found}' if found else reason}")
 
 
 def _name(model: Model) -> str:

@@ -102,15 +102,19 @@ def options(threads: int, optimize: bool) -> ort.SessionOptions:
     return result
 
 
+_SATURATING = (b"MatMulInteger", b"ConvInteger", b"DynamicQuantizeLSTM")
+
+
 def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:
     """A model whose products of uint8 by int8 are exact in ONNX Runtime on this CPU, too: see saturation.py.
 
     Products that ort_dynq added stay as they are.
     """
-    if cpu_saturates():
-        changed, _ = without_saturation(model)
-        model = to_proto(changed) if isinstance(changed, ir.Model) else model
-    return model if isinstance(model, bytes) else model.SerializeToString()
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    if not cpu_saturates() or not any(operator in content for operator in _SATURATING):
+        return content  # without reading it: this took as long as opening the session
+    changed, _ = without_saturation(model)
+    return bytes(to_proto(changed).SerializeToString()) if isinstance(changed, ir.Model) else content
 
 
 def make_session(

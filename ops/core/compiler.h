@@ -31,6 +31,9 @@
 // ORT_DYNQ_ACCUMULATE is one instruction that adds a product of `a` and `b` to `sums`. With the intrinsic, GCC 12 moves
 // sums between registers and the stack, which takes half of the time.
 //
+// ORT_DYNQ_ADD_PRODUCT is two instructions: a product of `a` and `b`, and its addition to `sums`. With intrinsics, GCC
+// 12 adds products to each other first, or moves sums between registers and the stack, as far as it finds reasons to.
+//
 // ORT_DYNQ_ADD adds `a` to `sums` likewise, by an instruction of three operands.
 //
 // ORT_DYNQ_CPUID stores eax, ebx, ecx and edx to four numbers of 32 bits; ORT_DYNQ_XGETBV stores the low half of XCR0.
@@ -39,6 +42,11 @@
 #define ORT_DYNQ_OPAQUE(value) asm("" : "+x"(value))
 #define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) \
   asm(instruction " %2, %1, %0" : "+" registers(sums) : registers(a), registers(b))
+#define ORT_DYNQ_ADD_PRODUCT(multiply, add, intrinsic, sums, a, b)                                   \
+  do {                                                                                               \
+    decltype(sums) product;                                                                          \
+    asm(multiply " %3, %2, %1\n\t" add " %1, %0, %0" : "+x"(sums), "=&x"(product) : "x"(a), "x"(b)); \
+  } while (false)
 #define ORT_DYNQ_ADD(instruction, registers, intrinsic, sums, a) \
   asm(instruction " %1, %0, %0" : "+" registers(sums) : registers(a))
 #define ORT_DYNQ_CPUID(leaf, subleaf, to) \
@@ -50,6 +58,7 @@
 #define ORT_DYNQ_PREFETCH(address) static_cast<void>(address)
 #define ORT_DYNQ_OPAQUE(value) static_cast<void>(value)
 #define ORT_DYNQ_ACCUMULATE(instruction, registers, intrinsic, sums, a, b) sums = intrinsic(sums, a, b)
+#define ORT_DYNQ_ADD_PRODUCT(multiply, add, intrinsic, sums, a, b) sums = intrinsic
 #define ORT_DYNQ_ADD(instruction, registers, intrinsic, sums, a) sums = intrinsic(sums, a)
 #define ORT_DYNQ_CPUID(leaf, subleaf, to) __cpuidex(reinterpret_cast<int*>(to), leaf, subleaf)
 #define ORT_DYNQ_XGETBV(low) low = static_cast<unsigned>(_xgetbv(0))

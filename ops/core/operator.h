@@ -95,6 +95,9 @@ struct Operator {
   // Output 0 has the shape of input 0, but the last dimension of this input; kNoInput: a shape that is not inferred.
   size_t columns_input = 0;
   static constexpr size_t kNoInput = SIZE_MAX;
+  // The input of packed weights, whose dimensions before the last four broadcast with those of input 0 before the last
+  // two; 0: none.
+  size_t stack_input = 0;
 };
 
 // `create` of an operator whose node is a T.

@@ -8,18 +8,27 @@ namespace dynq {
 
 // A row of scores, which are multiples of log(2). The scores are changed.
 struct SoftmaxRow {
-  float* scores;      // `padded` of them; from `count` on they are -infinity
-  const float* bias;  // `count` natural numbers to add, or one if !bias_is_vector
+  float* scores;         // `padded` of them; from `count` on they are -infinity
+  const float* bias;     // `count` natural numbers to add, or one if !bias_is_vector
+  const float* factors;  // `padded`: scales times kUnitOfCodes, by which the codes are multiplied
   bool bias_is_vector;
   int64_t count, padded;  // padded: a multiple of kSoftmaxUnit
-  uint8_t *high, *low;    // `padded` bytes of the codes
+  uint8_t *high, *low;    // `padded` bytes of the codes of the weights
 };
 constexpr int64_t kSoftmaxUnit = 16;
 
-constexpr int64_t kMostKeys = 65536;  // so that sums of bytes are exact as floats
+constexpr int64_t kMostKeys = 65536;  // so that sums of bytes do not overflow int32
+constexpr float kLargestCode = 65535;
+constexpr float kUnitOfCodes = 0x1p-16f;  // so that a code times a scale does not overflow
+constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 / top nor the result leaves float32
 
-// code = round(2^(score + bias * log2(e) - the largest such number) * 65535), where differences below -64 count as -64.
-// The result is the sum of the codes, rounded once; NaN if a score is NaN, or if the largest is infinite.
+// code = round(2^(score + bias * log2(e) - the largest such number) * 65535), where differences below -64 count as -64
+// weight = code * factor
+// top = the largest weight, at least kLeastWeight
+// code of a weight = round(weight * (65535 / top))
+//
+// The result is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and the codes
+// are 0, if a score or a weight is NaN, if a weight is infinite, or if the largest score is.
 using SoftmaxKernel = float (*)(const SoftmaxRow&);
 
 float portable_softmax(const SoftmaxRow& row);

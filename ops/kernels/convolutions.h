@@ -65,6 +65,7 @@ struct ConvOutput {
 struct ConvScratch {
   int32_t* code_sums;  // of the image's positions and kConvSlack more: for weights with zero points; see sum_conv_codes
   uint8_t* tiles;      // conv_tiles_bytes() at a multiple of 64; see pack_conv_tiles
+  uint8_t* weights;    // ProductKernels::conv_quad_bytes for each quad: conv may widen the weights to it
 };
 
 // Output channels x output positions. The positions of a row are adjacent. Image, weights, output and arrays of

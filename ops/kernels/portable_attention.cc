@@ -14,7 +14,8 @@ float portable_softmax(const SoftmaxRow& row) {
     if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   }
   int64_t sum = 0;
-  bool has_nan = false;
+  float top = kLeastWeight;
+  bool is_defined = true;
   for (int64_t i = 0; i < row.padded; ++i) {
     const float difference = row.scores[i] - largest;
     const float y = difference < -64.0f ? -64.0f : difference;
@@ -22,13 +23,19 @@ float portable_softmax(const SoftmaxRow& row) {
     float p = kPower[0];
     for (int j = 1; j < 5; ++j) p = p * r + kPower[j];
     const float code = n == n ? round_half_even(p * ldexpf(1.0f, static_cast<int>(n))) : n;
-    has_nan |= code != code;
-    const auto bits = code == code ? static_cast<uint32_t>(code) : 0u;
-    sum += bits;
+    const float weight = code * row.factors[i];
+    if (!(weight < kInfinity)) is_defined = false;
+    sum += code == code ? static_cast<int64_t>(code) : 0;
+    if (weight > top) top = weight;
+    row.scores[i] = weight;
+  }
+  const float inverse = kLargestCode / top;
+  for (int64_t i = 0; i < row.padded; ++i) {
+    const auto bits = is_defined ? static_cast<uint32_t>(round_half_even(row.scores[i] * inverse)) : 0u;
     row.high[i] = static_cast<uint8_t>(bits >> 8);
     row.low[i] = static_cast<uint8_t>(bits & 255);
   }
-  return has_nan ? kNan : static_cast<float>(sum);
+  return is_defined ? top / kLargestCode / (static_cast<float>(sum) * kUnitOfCodes) : kNan;
 }
 
 }  // namespace dynq

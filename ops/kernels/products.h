@@ -99,6 +99,7 @@ struct ProductKernels {
   ProductKernel gemm_qb8w_tiles;
   ProductKernel gemm_qb4w_tiles;
   ConvKernel conv;
+  int64_t conv_quad_bytes;     // of ConvScratch::weights, which only conv uses
   ConvKernel sum_conv_codes;   // code_sums[i] = the sum of the codes of position i of the image
   ConvKernel conv_tiles;       // as conv, for quads 4 bytes apart, from ConvScratch::tiles. Null: not there.
   ConvKernel pack_conv_tiles;  // writes ConvScratch::tiles

@@ -1,7 +1,8 @@
 // QuantizedAttention: softmax(query * key^T * scale + bias) * value for each head, with products of integers.
 //
-// Each row of a head of query and key has a scale, and so has each column of a head of value. The codes of softmax have
-// 16 bits, in two bytes, and are divided by their exact sum.
+// Each row of a head of query, key and value has a scale. The codes of softmax are multiplied by the scales of the rows
+// of value, and these weights become codes of 16 bits, in two bytes. So a key that a mask hides, whose code is 0,
+// changes nothing: not even a scale depends on it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -42,8 +43,7 @@ std::unique_ptr<T[]> memory(int64_t count) {
 // The codes of query, key and value, in their shapes.
 struct Codes {
   std::unique_ptr<uint8_t[]> query, key, value;
-  std::unique_ptr<float[]> query_scales, key_scales;  // of each row of each head: [B, S, H] and [B, T, H]
-  std::unique_ptr<float[]> value_scales;              // [B, H, E]
+  std::unique_ptr<float[]> query_scales, key_scales, value_scales;  // of each row of each head: [B, S or T, H]
 };
 
 // The keys and values of all heads, packed for products: those of a head are adjacent.
@@ -51,14 +51,16 @@ struct Packed {
   explicit Packed(const Sizes& n)
       : key_size(round_up(n.t, kBlockColumns) * round_up(n.d, kQuad)),
         value_size(round_up(n.e, kBlockColumns) * round_up(n.t, kQuad)),
+        factors_size(round_up(n.t, kSoftmaxUnit)),
         keys(memory<int8_t>(n.b * n.h * key_size)),
         values(memory<int8_t>(n.b * n.h * value_size)),
         key_scales(memory<float>(n.b * n.h * n.t)),
+        factors(memory<float>(n.b * n.h * factors_size)),
         key_sums(memory<int32_t>(n.b * n.h * n.t)) {}
 
-  const int64_t key_size, value_size;  // of one head
+  const int64_t key_size, value_size, factors_size;  // of one head
   const std::unique_ptr<int8_t[]> keys, values;
-  const std::unique_ptr<float[]> key_scales;
+  const std::unique_ptr<float[]> key_scales, factors;  // factors: see SoftmaxRow
   const std::unique_ptr<int32_t[]> key_sums;
 };
 
@@ -117,12 +119,12 @@ class QuantizedAttention : public Node {
     const auto* k = static_cast<const float*>(key.data);
     codes.query = quantize_rows(context, q, n.b * n.s * n.h, n.d, kU8, constants.zero_points, codes.query_scales);
     codes.key = quantize_rows(context, k, n.b * n.t * n.h, n.d, kS8, constants.no_zero_points, codes.key_scales);
-    codes.value = memory<uint8_t>(n.b * n.t * n.h * n.e);
-    codes.value_scales = memory<float>(n.b * n.h * n.e);
+    const auto* v = static_cast<const float*>(value.data);
+    codes.value = quantize_rows(context, v, n.b * n.t * n.h, n.e, kS8, constants.no_zero_points, codes.value_scales);
     const Packed packed(n);
     run_tasks(context, n.b * n.h, [&](int64_t i) {
       pack_keys(codes, n, i, packed);
-      pack_values(static_cast<const float*>(value.data), codes, constants, n, i, packed);
+      pack_values(codes, n, i, packed);
     });
     const int64_t blocks = divide_up(n.s, rows);
     const float factor = load(static_cast<const float*>(scale.data)) * kLog2E;
@@ -213,20 +215,12 @@ class QuantizedAttention : public Node {
     }
   }
 
-  // Quantizes and packs values: each column of a head has a scale.
-  static void pack_values(const float* value, const Codes& codes, const Constants& constants, const Sizes& n,
-                          int64_t head, const Packed& to) {
-    const ElementwiseKernels& table = active_kernels();
-    const int64_t stride = n.h * n.e, begin = head / n.h * n.t * stride + head % n.h * n.e;
-    const int64_t length = round_up(n.t, kQuad);
-    uint8_t* const bytes = codes.value.get() + begin;
-    float* const scales = codes.value_scales.get() + head * n.e;
-    std::vector<float> lows(static_cast<size_t>(n.e));
-    std::fill_n(scales, n.e, 0.0f);
-    table.column_ranges[kAbsMax](value + begin, n.t, n.e, stride, lows.data(), scales);
-    to_scales(scales, n.e);
-    table.quantize[kOnnx][kS8][kPerColumn](
-        block_of(value + begin, bytes, n.t, n.e, stride, scales, constants.no_zero_points.data()));
+  static void pack_values(const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
+    const int64_t stride = n.h * n.e, first = head / n.h * n.t * n.h + head % n.h, length = round_up(n.t, kQuad);
+    const uint8_t* const bytes = codes.value.get() + first * n.e;
+    float* const factors = to.factors.get() + head * to.factors_size;
+    for (int64_t row = 0; row < to.factors_size; ++row)
+      factors[row] = row < n.t ? codes.value_scales[static_cast<size_t>(first + row * n.h)] * kUnitOfCodes : 0.0f;
     auto* const values = reinterpret_cast<uint8_t*>(to.values.get() + head * to.value_size);
     if (length != n.t || n.e % kBlockColumns != 0) std::memset(values, 0, static_cast<size_t>(to.value_size));
     for (int64_t block = 0; block < n.e; block += kBlockColumns) {
@@ -281,14 +275,13 @@ class QuantizedAttention : public Node {
     product.order = kRowFirst;
     isa.products->gemm_qc8w(product);
 
-    std::vector<float> divisors(static_cast<size_t>(rows));
     const float* biases = bias.data + batch * bias.strides[0] + offset * bias.strides[1];
     for (int64_t i = 0; i < rows; ++i) {
       float* const of_row = scores.get() + i * padded;
       std::fill(of_row + n.t, of_row + padded, -INFINITY);
-      divisors[static_cast<size_t>(i)] =
-          isa.kernels->softmax({of_row, biases + (row + i) * bias.strides[2], bias.strides[3] != 0, n.t, padded,
-                                bytes.get() + i * padded, bytes.get() + (rows + i) * padded});
+      scales[static_cast<size_t>(i)] = isa.kernels->softmax(
+          {of_row, biases + (row + i) * bias.strides[2], packed.factors.get() + head * packed.factors_size,
+           bias.strides[3] != 0, n.t, padded, bytes.get() + i * padded, bytes.get() + (rows + i) * padded});
     }
 
     product.cols = n.e;
@@ -300,12 +293,11 @@ class QuantizedAttention : public Node {
     product.codes = {bytes.get(), padded, constants.ones.data(), constants.no_zero_points.data(), 1, nullptr, false};
     product.rows = 2 * rows;  // of high bytes, then of low ones
     isa.products->gemm_qc8w(product);
-    const float* scale = codes.value_scales.get() + head * n.e;
     for (int64_t i = 0; i < rows; ++i) {
-      const float factor_of_row = 1.0f / divisors[static_cast<size_t>(i)];
+      const float scale = scales[static_cast<size_t>(i)];
       const float *high = sums.get() + i * n.e, *low = high + rows * n.e;
       float* to = dst + (batch * n.s + row + i) * n.h * n.e + offset * n.e;
-      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) * factor_of_row * scale[j]);
+      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) * scale);
     }
   }
 

@@ -302,6 +302,8 @@ class QuantizedConv : public Node {
       block.weights.stride = quads * kQuad * kBlockColumns;
       const int64_t tiles_bytes = in_tiles ? conv_tiles_bytes(block.input.run, block.input.run_bytes) : 0;
       const std::unique_ptr<uint8_t[]> tiles = allocate<uint8_t>(terms * tiles_bytes + kTileBytes);
+      const std::unique_ptr<uint8_t[]> wide_weights = allocate<uint8_t>(products.conv_quad_bytes * quads);
+      block.scratch.weights = wide_weights.get();
       uint8_t* const aligned_tiles =
           tiles.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles.get()) % kTileBytes) % kTileBytes;
       const auto image_of = [&](int64_t term) { return images.get() + term * image_bytes; };

@@ -2,7 +2,7 @@
 //
 // kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares codes, scales and zero points
 // of rows, and cuts the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of
-// 4 bytes, or the kernel takes tiles.
+// 4 bytes, or the kernel takes tiles. Stacked weights are several products of one shape, whose tasks run together.
 //
 // QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
 // More than 450 lines: one operator, whose preparation, tasks and pieces read the same block of the product.
@@ -12,6 +12,7 @@
 
 #include "core/attributes.h"
 #include "core/formats.h"
+#include "core/matrices.h"
 #include "core/parallel.h"
 #include "core/program.h"
 #include "core/rounding.h"
@@ -63,13 +64,16 @@ class QuantizedMatMul : public Node {
         fail("group_size is " + std::to_string(group_size_) + ", expected a divisor of K, " + std::to_string(depth));
       all.groups = depth / group_size_;
     }
-    if (bias.shape.rank != 1) fail("bias has shape " + bias.shape.text() + ", expected one element for each column");
-    const int64_t columns = all.cols = bias.shape.dims[0];
-    check_columns(column_sum, "column_sum", all.groups, columns, 0);
-    check_columns(column_scale, "column_scale", all.groups, columns, 1);
-    if (weight_zp.shape.elements() != 1) check_columns(weight_zp, "weight_zero_point", all.groups, columns, all.groups);
+    if (bias.shape.rank == 0) fail("bias has shape scalar, expected one element for each column");
+    const int64_t columns = all.cols = bias.shape.dims[bias.shape.rank - 1];
     all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
-    check_weight(weight.shape, columns, all.depth);
+    const Shape stack = stack_of(weight.shape, columns, all.depth);
+    if (bias.shape.rank != stack.rank + 1 || !begins_with(bias.shape, stack))
+      fail("bias has shape " + bias.shape.text() + ", expected one element for each column" + of_stack(stack));
+    check_columns(column_sum, "column_sum", stack, all.groups, columns, 0);
+    check_columns(column_scale, "column_scale", stack, all.groups, columns, 1);
+    if (weight_zp.shape.elements() != 1)
+      check_columns(weight_zp, "weight_zero_point", stack, all.groups, columns, all.groups);
     const ScaleShape rows = scale_shape(src.shape, scale.shape, all.groups);
     if (zero_point.shape.elements() != 1 && !(zero_point.shape == scale.shape))
       fail("zero_point has shape " + zero_point.shape.text() + ", expected that of scale, " + scale.shape.text() +
@@ -85,37 +89,44 @@ class QuantizedMatMul : public Node {
       fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
            " products may overflow int32, expected at most " + std::to_string(longest));
 
-    Shape shape = src.shape;
-    shape.dims[shape.rank - 1] = columns;
+    Shape shape;
+    MatrixPairs pairs;
+    if (!find_pairs(src.shape, stack, shape, pairs))
+      fail("src has shape " + src.shape.text() + ", expected [..., M, K] whose leading dimensions broadcast" +
+           of_stack(stack));
+    shape.dims[shape.rank++] = columns;
     product.tail = tail_ ? &*tail_ : nullptr;
     if (tail_) product.tail_tensors = tail_->tensors(context, kInputs, shape, shape.rank - 1);
     product.dst = context.output(0, shape);
     product.dst_storage = storage_of(bias.type);
     all.output.dst = bias.type == kFloat ? static_cast<float*>(product.dst) : nullptr;
     if (shape.elements() == 0) return;
-    all.rows = shape.elements() / columns * terms_;
+    product.terms = terms_;
+    all.rows = pairs.rows * terms_;
+    product.set_pairs(pairs, src.shape);
     all.output.stride = columns;
     all.weights.packed = static_cast<const int8_t*>(weight.data);
     all.weights.stride = all.depth * kBlockColumns * bits_ / 8;
-    all.columns.scale_groups = column_scale.shape.dims[0];
+    all.columns.scale_groups = column_scale.shape.dims[stack.rank];
     all.columns.scales_stride = all.columns.sums_stride = columns;
     if (column_scale.type == kFloat)
       all.columns.scales = static_cast<const float*>(column_scale.data);
     else
       all.columns.halves = static_cast<const uint16_t*>(column_scale.data);
-    if (column_sum.shape.dims[0] > 0) all.columns.sums = static_cast<const int32_t*>(column_sum.data);
-    all.columns.bias = FloatReader(bias).read(0, columns, product.bias);
-    product.terms = terms_;
-    if (terms_ > 1) product.separate_bias(columns);
+    if (column_sum.shape.dims[stack.rank] > 0) all.columns.sums = static_cast<const int32_t*>(column_sum.data);
+    all.columns.bias = FloatReader(bias).read(0, bias.shape.elements(), product.bias);
+    if (terms_ > 1) product.separate_bias(bias.shape.elements());
     all.order = order_;
     all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes && !tail_;
     const ProductKernels& kernels = *active_isa().products;
     const bool in_groups = rows.groups > 1 || all.columns.scale_groups > 1;
     const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
-    all.codes.has_ones = all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows;
+    all.codes.has_ones =
+        all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows && stack.elements() == 1;
     product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
     all.rows += all.codes.has_ones;
+    product.code_rows += all.codes.has_ones;
     product.prepare_codes(context, src, depth, all.codes.has_ones || (bits_ == 8 && !is_symmetric));
     product.prepare_rows(src, scale, zero_point, rows);
     all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups();
@@ -135,9 +146,13 @@ class QuantizedMatMul : public Node {
   };
 
   struct Product {
-    // The whole output as one block. With two terms, it has two rows for each row of the output. all.output.dst is null
-    // if the output is float16.
+    // The whole output as one block, or of stacked weights the first matrix of each input and of the output. With two
+    // terms, it has two rows for each row of the output. all.output.dst is null if the output is float16.
     ProductBlock all = {};
+    Scratch<MatrixPair, 32> pair_memory;
+    MatrixPair* pairs;  // of matrices of codes and weights
+    int64_t pair_count;
+    int64_t code_rows;  // of all matrices of codes
     void* dst;
     Storage dst_storage;
     int64_t terms;
@@ -151,16 +166,28 @@ class QuantizedMatMul : public Node {
     Scratch<int32_t, 64> row_sums, zps, sums_of_ones;
     Scratch<float, 64> scales, bias, no_bias;
 
-    void separate_bias(int64_t columns) {
+    void set_pairs(const MatrixPairs& found, const Shape& src) {
+      pair_count = found.count;
+      found.write(pairs = pair_memory.allocate(pair_count));
+      code_rows = terms;
+      for (size_t axis = 0; axis + 1 < src.rank; ++axis) code_rows *= src.dims[axis];
+    }
+
+    void separate_bias(int64_t count) {
       bias_of_terms = all.columns.bias;
-      float* zeros = no_bias.allocate(columns);
-      std::fill(zeros, zeros + columns, -0.0f);
+      float* zeros = no_bias.allocate(count);
+      std::fill(zeros, zeros + count, -0.0f);
       all.columns.bias = zeros;
     }
 
     // Computed sums of columns are within 128 times the size of a group.
     bool has_bounded_groups() const {
-      if (all.columns.sums != nullptr) return dynq::has_bounded_groups(all);
+      if (all.columns.sums != nullptr) {
+        for (int64_t i = 0; i < pair_count; ++i)
+          if ((i == 0 || pairs[i].right != pairs[i - 1].right) && !dynq::has_bounded_groups(matrix(pairs[i])))
+            return false;
+        return true;
+      }
       return all.codes.sums == nullptr && all.depth <= all.groups * kLongestTileGroup &&
              (!in_tiles || all.codes.scale_groups == 1);
     }
@@ -169,12 +196,12 @@ class QuantizedMatMul : public Node {
       const auto* from = static_cast<const uint8_t*>(src.data);
       const uint8_t flip = src.type == kInt8 ? 0x80 : 0;
       const bool copies = !in_tiles && (flip != 0 || depth != all.depth || all.codes.has_ones);
-      const int64_t given = all.rows - all.codes.has_ones;
+      const int64_t given = code_rows - all.codes.has_ones;
       all.codes.data = from;
       all.codes.stride = all.depth;
       if (in_tiles) pack_tiles(context, from, depth, flip);
-      uint8_t* copy = copies ? codes.allocate(all.rows * all.depth) : nullptr;
-      int32_t* sums = needs_sums ? row_sums.allocate(all.rows * all.groups) : nullptr;
+      uint8_t* copy = copies ? codes.allocate(code_rows * all.depth) : nullptr;
+      int32_t* sums = needs_sums ? row_sums.allocate(code_rows * all.groups) : nullptr;
       if (copies) all.codes.data = copy;
       all.codes.sums = sums;
       if (all.codes.has_ones)
@@ -214,23 +241,29 @@ class QuantizedMatMul : public Node {
       }
     }
 
-    // The last tiles are padded with 0. A row of a tile is one cache line.
+    int64_t row_tiles() const { return (all.rows + kTileRows - 1) / kTileRows; }
+
+    // The last tiles of each matrix are padded with 0. A row of a tile is one cache line.
     void pack_tiles(Context& context, const uint8_t* src, int64_t depth, uint8_t flip) {
-      const int64_t row_tiles = (all.rows + kTileRows - 1) / kTileRows;
+      const int64_t tiles_of_all = row_tiles() * (code_rows / all.rows);
       all.codes.stride = round_up(depth, kTileBytes) * kTileRows;
-      uint8_t* tiles = codes.allocate(row_tiles * all.codes.stride + kTileBytes - 1);
+      uint8_t* tiles = codes.allocate(tiles_of_all * all.codes.stride + kTileBytes - 1);
       tiles += -reinterpret_cast<uintptr_t>(tiles) % kTileBytes;
       all.codes.data = tiles;
-      const int64_t tasks = part_count(all.rows * depth, row_tiles);
+      const int64_t tasks = part_count(code_rows * depth, tiles_of_all);
       run_tasks(context, tasks, [&](int64_t task) {
-        const int64_t end = row_tiles * (task + 1) / tasks * kTileRows;
-        for (int64_t row = row_tiles * task / tasks * kTileRows; row < end; ++row) {
-          uint8_t* to = tiles + row / kTileRows * all.codes.stride + row % kTileRows * kTileBytes;
-          for (int64_t first = 0; first < depth; first += kTileBytes, to += kTileRows * kTileBytes)
-            if (row < all.rows)
-              pack_row(src + row * depth + first, depth - first, flip, to);
-            else
-              std::memset(to, 0, kTileBytes);
+        for (int64_t tile = tiles_of_all * task / tasks; tile < tiles_of_all * (task + 1) / tasks; ++tile) {
+          const int64_t row = tile % row_tiles() * kTileRows;
+          const int64_t rows = std::min(kTileRows, all.rows - row);
+          const uint8_t* from = src + (tile / row_tiles() * all.rows + row) * depth;
+          for (int64_t i = 0; i < kTileRows; ++i) {
+            uint8_t* to = tiles + tile * all.codes.stride + i * kTileBytes;
+            for (int64_t first = 0; first < depth; first += kTileBytes, to += kTileRows * kTileBytes)
+              if (i < rows)
+                pack_row(from + i * depth + first, depth - first, flip, to);
+              else
+                std::memset(to, 0, kTileBytes);
+          }
         }
       });
     }
@@ -246,12 +279,12 @@ class QuantizedMatMul : public Node {
 
     void prepare_rows(const Tensor& src, const Tensor& scale, const Tensor& zero_point, const ScaleShape& shape) {
       all.codes.scale_groups = shape.groups;
-      float* row_scales = scales.allocate(all.rows * shape.groups);
-      int32_t* row_zps = zps.allocate(all.rows * shape.groups);
+      float* row_scales = scales.allocate(code_rows * shape.groups);
+      int32_t* row_zps = zps.allocate(code_rows * shape.groups);
       all.codes.scales = row_scales;
       all.codes.zps = row_zps;
       const bool zps_vary = zero_point.shape.elements() != 1;
-      const int64_t given = all.rows - all.codes.has_ones;
+      const int64_t given = code_rows - all.codes.has_ones;
       all.codes.has_one_zp = !zps_vary && !all.codes.has_ones;
       for (int64_t row = 0; row < given; ++row)
         for (int64_t group = 0; group < shape.groups; ++group) {
@@ -266,26 +299,32 @@ class QuantizedMatMul : public Node {
       std::fill(row_zps, row_zps + shape.groups, 0);
     }
 
-    // Tasks are strips of columns: the weights of a strip stay in the caches for all rows. Strips are cut into rows
-    // only if there are too few of them.
+    // Tasks are matrices, or strips of their columns: the weights of a strip stay in the caches for all rows. Strips
+    // are cut into rows only if there are too few of them.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
       const int64_t units = (all.rows + unit - 1) / unit;
       // Reading a weight of 8 bits takes as long as 4 products; tiles are 4 times as fast.
-      const int64_t work = strips * kStrip * all.depth * (all.rows + bits / 2) / (in_tiles ? 4 : 1);
+      const int64_t work = pair_count * strips * kStrip * all.depth * (all.rows + bits / 2) / (in_tiles ? 4 : 1);
       const int64_t tasks = std::min(work / (2 * kTaskProducts) * 2, kMostTasks);  // even, for two threads
-      const int64_t column_tasks = std::clamp(tasks, int64_t{1}, strips);
-      const int64_t row_tasks = std::clamp((tasks + column_tasks - 1) / column_tasks, int64_t{1}, units);
-      run_tasks(context, column_tasks * row_tasks, [&](int64_t index) {
-        const int64_t column_task = index / row_tasks, row_task = index % row_tasks;
+      const int64_t pair_tasks = std::clamp(tasks, int64_t{1}, pair_count);
+      const int64_t tasks_of_pair = (tasks + pair_tasks - 1) / pair_tasks;
+      const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, strips);
+      const int64_t row_tasks = std::clamp((tasks_of_pair + column_tasks - 1) / column_tasks, int64_t{1}, units);
+      run_tasks(context, pair_tasks * column_tasks * row_tasks, [&](int64_t index) {
+        const int64_t pair_task = index / (column_tasks * row_tasks);
+        const int64_t column_task = index / row_tasks % column_tasks, row_task = index % row_tasks;
         const int64_t row = units * row_task / row_tasks * unit, end = units * (row_task + 1) / row_tasks * unit;
         const int64_t col = strips * column_task / column_tasks * kStrip;
         const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
-        const ProductBlock block = part(row, end - row, col, end_col - col);
-        if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
-          run_task(kernel, block, row, col);
-        else
-          run_summed(kernel, block, row, col);
+        for (int64_t i = pair_count * pair_task / pair_tasks; i < pair_count * (pair_task + 1) / pair_tasks; ++i) {
+          const ProductBlock block = part_of(matrix(pairs[i]), row, end - row, col, end_col - col);
+          const int64_t row_of_dst = pairs[i].result * all.rows + row;
+          if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
+            run_task(kernel, block, row_of_dst, col);
+          else
+            run_summed(kernel, block, row_of_dst, col);
+        }
       });
     }
 
@@ -345,7 +384,8 @@ class QuantizedMatMul : public Node {
           kernel(block);
           for (int64_t i = 0; i < block.rows - block.codes.has_ones; i += terms) {
             float* of_row = piece + i * columns;
-            if (terms > 1) add_terms(of_row, of_row + columns, bias_of_terms + col + right, block.cols);
+            if (terms > 1)
+              add_terms(of_row, of_row + columns, bias_of_terms + (block.columns.bias - all.columns.bias), block.cols);
             const int64_t at = (row + down + i) / terms * all.cols + col + right;
             if (dst_storage.narrow != nullptr)
               dst_storage.narrow(of_row, element(dst, dst_storage, at), block.cols);
@@ -359,8 +399,22 @@ class QuantizedMatMul : public Node {
       for (int64_t i = 0; i < count; ++i) first[i] = first[i] + second[i] + load(bias + i);
     }
 
-    ProductBlock part(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
-      return part_of(all, row, rows, col, cols);
+    // The product of one pair of matrices.
+    ProductBlock matrix(const MatrixPair& pair) const {
+      ProductBlock block = all;
+      const int64_t rows = pair.left * all.rows, columns = pair.right * all.cols;
+      block.codes.data += (in_tiles ? pair.left * row_tiles() : rows) * all.codes.stride;
+      block.codes.scales += rows * all.codes.scale_groups;
+      block.codes.zps += rows * all.codes.scale_groups;
+      if (block.codes.sums != nullptr) block.codes.sums += rows * all.groups;
+      block.weights.packed += pair.right * ((all.cols + kBlockColumns - 1) / kBlockColumns) * all.weights.stride;
+      if (block.weights.zps != nullptr) block.weights.zps += columns * all.groups;
+      if (block.columns.scales != nullptr) block.columns.scales += columns * all.columns.scale_groups;
+      if (block.columns.halves != nullptr) block.columns.halves += columns * all.columns.scale_groups;
+      if (block.columns.sums != nullptr) block.columns.sums += columns * all.groups;
+      block.columns.bias += columns;
+      if (block.output.dst != nullptr) block.output.dst += pair.result * all.rows * all.cols;
+      return block;
     }
 
     ProductBlock part_of(const ProductBlock& from, int64_t row, int64_t rows, int64_t col, int64_t cols) const {
@@ -384,24 +438,37 @@ class QuantizedMatMul : public Node {
 
   [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
-  // There may also be `rows` in place of one row for each group.
-  void check_columns(const Tensor& tensor, const char* name, int64_t groups, int64_t columns, int64_t rows) const {
-    const Shape& shape = tensor.shape;
-    if (shape.rank == 2 && shape.dims[1] == columns && (shape.dims[0] == groups || shape.dims[0] == rows)) return;
-    fail(std::string(name) + " has shape " + shape.text() + ", expected " + std::to_string(groups) + "x" +
-         std::to_string(columns) + ", one element for each group and column");
+  // The leading dimensions of packed weights, none for a single matrix.
+  Shape stack_of(const Shape& weight, int64_t columns, int64_t depth) const {
+    const Shape matrix = {4,
+                          {(columns + kBlockColumns - 1) / kBlockColumns, depth / (bits_ == 4 ? 2 * kQuad : kQuad),
+                           kBlockColumns, kQuad}};
+    if (weight.rank < 4 || !std::equal(matrix.dims, matrix.dims + 4, weight.dims + weight.rank - 4))
+      fail("weight has shape " + weight.text() + ", expected " + matrix.text() + ", packed for " +
+           std::to_string(bits_) + " bits");
+    Shape stack = weight;
+    stack.rank -= 4;
+    return stack;
   }
 
-  void check_weight(const Shape& shape, int64_t columns, int64_t depth) const {
-    Shape expected;
-    expected.rank = 4;
-    expected.dims[0] = (columns + kBlockColumns - 1) / kBlockColumns;
-    expected.dims[1] = depth / (bits_ == 4 ? 2 * kQuad : kQuad);
-    expected.dims[2] = kBlockColumns;
-    expected.dims[3] = kQuad;
-    if (!(shape == expected))
-      fail("weight has shape " + shape.text() + ", expected " + expected.text() + ", packed for " +
-           std::to_string(bits_) + " bits");
+  static bool begins_with(const Shape& shape, const Shape& lead) {
+    return shape.rank >= lead.rank && std::equal(lead.dims, lead.dims + lead.rank, shape.dims);
+  }
+
+  static std::string of_stack(const Shape& stack) {
+    return stack.rank == 0 ? "" : ", for stacked weights of shape " + stack.text();
+  }
+
+  // There may also be `rows` in place of one row for each group.
+  void check_columns(const Tensor& tensor, const char* name, const Shape& stack, int64_t groups, int64_t columns,
+                     int64_t rows) const {
+    const Shape& shape = tensor.shape;
+    const int64_t* last = shape.dims + stack.rank;
+    if (begins_with(shape, stack) && shape.rank == stack.rank + 2 && last[1] == columns &&
+        (last[0] == groups || last[0] == rows))
+      return;
+    fail(std::string(name) + " has shape " + shape.text() + ", expected " + std::to_string(groups) + "x" +
+         std::to_string(columns) + ", one element for each group and column" + of_stack(stack));
   }
 
   ScaleShape scale_shape(const Shape& src, const Shape& scale, int64_t groups) const {
@@ -455,6 +522,7 @@ Operator quantized_matmul() {
                  make_node<QuantizedMatMul>,
                  type_of_input<7>};
   op.columns_input = 7;  // bias
+  op.stack_input = 3;
   return op;
 }
 

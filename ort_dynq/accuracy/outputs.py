@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS
-from ..measuring.sessions import SessionError, check_signature, open_session, run, signature
+from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, signature
 from ..storage import load
 from ..verification.layers import name_of
 from .reference import Reference
@@ -91,6 +91,7 @@ def results_of(reference: Reference, b: Model, *, backend: Backend | None = "nat
     """
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))
+    check_shapes(reference.data.inputs, session)
     return [run(session, reference.names, feeds, any_type=True) for feeds in reference.data.sets]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from ..errors import DynqError
+from ..formats import check_file, models_in
 from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring import sessions
 from ..measuring.data import read_tensors
@@ -124,12 +125,11 @@ def bench_model(
     del session
     ours: str | Path | ir.Model
     if b is None:
-        result = rewrite(a, exact=settings.exact, fuse=settings.fuse, weights_only=settings.weights_only)
+        result = rewrite(a, **settings.changes)
         ours, report = result.model, result.report
-    elif Path(b).is_file():
-        ours, report = b, None
     else:
-        raise DynqError(f"B ({b}) is not a file")
+        check_file(b, "B")
+        ours, report = b, None
     timings = [time_model(str(a), a, ours, report, feeds, settings, n) for n in track(settings.threads)]
     openings = measure_opening(a, ours, settings.backend) if opening else None
     return ModelBench(tuple(resolved), seed, timings, report, openings)
@@ -147,7 +147,7 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
     check_backend(settings.backend)
     names = sorted(path.parent.name for path in Path(folder).glob("*/model.onnx"))
     if not names:
-        raise DynqError(f"{folder} has no subfolders with a model.onnx")
+        raise DynqError(f"{folder} has no subfolders with a model.onnx; for one model, {models_in(folder)}")
     return [
         _time_recorded(Path(folder) / name, settings, threads) for name in track(names) for threads in settings.threads
     ]
@@ -156,7 +156,7 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
 def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTiming:
     try:
         model = folder / "model.onnx"
-        result = rewrite(model, exact=settings.exact, fuse=settings.fuse, weights_only=settings.weights_only)
+        result = rewrite(model, **settings.changes)
         feeds = recorded_inputs(folder)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:

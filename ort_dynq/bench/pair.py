@@ -100,6 +100,7 @@ def measure_pair(
     exact: bool = False,
     fuse: bool = False,
     weights_only: str = "keep",
+    keep_fused: bool = False,
     threads: int = 1,
     seconds: float = 5.0,
     track: Track = iter,
@@ -111,7 +112,7 @@ def measure_pair(
         quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
         data: With a quantized model: the path of the data (measuring/data.py); None for `inputs` or generated ones.
         inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
-        exact, fuse, weights_only: As for :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`.
         threads: The number of intra-op threads of ONNX Runtime.
         seconds: The time for timing and profiling together.
         track: Shows the progress.
@@ -125,7 +126,7 @@ def measure_pair(
     steps = iter(track(_STEPS))
     next(steps)
     original = named(load(source))
-    how: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only}
+    how: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how)
     facts: dict[str, Any] = {
         "model": os.fspath(source),

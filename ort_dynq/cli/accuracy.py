@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,16 @@ def add_data_sets(parser: argparse.ArgumentParser) -> None:
         "for each input (with one more dimension: several sets), a folder of NPZ files, of input_0.pb, ... or of "
         "test_data_set_0, ...",
     )
+
+
+def check_data(arguments: argparse.Namespace) -> None:
+    """Checks the path of --data before libraries are loaded.
+
+    Raises:
+        DynqError: There is nothing.
+    """
+    if arguments.data and not os.path.lexists(arguments.data):
+        raise DynqError(f"there is no file or folder {arguments.data} with data")
 
 
 def reference_of(

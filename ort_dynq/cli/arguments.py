@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..files import target_of
@@ -13,6 +16,9 @@ from ..files import target_of
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+_PAGES = (".html", ".htm", ".xhtml")
 
 
 def add_exact(parser: argparse._ActionsContainer) -> None:
@@ -26,7 +32,7 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Adds --weights-only, and --exact and --fuse, which exclude each other."""
+    """Adds --weights-only and --keep-fused, and --exact and --fuse, which exclude each other."""
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
     changes.add_argument(
@@ -35,6 +41,17 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
         help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
     )
     add_weights_only(parser)
+    add_keep_fused(parser)
+
+
+def add_keep_fused(parser: argparse.ArgumentParser) -> None:
+    """Adds --keep-fused."""
+    parser.add_argument(
+        "--keep-fused",
+        action="store_true",
+        help="leave integer products that ONNX Runtime fuses with the quantization before them: they are wrong on x86 "
+        "CPUs without VNNI, where their sums saturate",
+    )
 
 
 def add_weights_only(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +64,13 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def weights_only_of(arguments: argparse.Namespace) -> str:
-    """Returns the value of --weights-only; its default if it is not given, or if the subcommand does not have it."""
-    return getattr(arguments, "weights_only", None) or "keep"
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the arguments of :func:`add_changes` say, for :func:`ort_dynq.rewrite`.
+
+    Arguments that are not given, or that the subcommand does not have, have their defaults.
+    """
+    flags = {name: getattr(arguments, name, None) or False for name in ("exact", "fuse", "keep_fused")}
+    return {**flags, "weights_only": getattr(arguments, "weights_only", None) or "keep"}
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -112,11 +133,18 @@ def check_page(source: Path, target: Path) -> None:
     """Checks the path of an HTML page about a model before the work starts.
 
     Raises:
-        DynqError: The page cannot be written there, or would replace the model.
+        DynqError: The page cannot be written there, would replace the model, or has the name of another format.
     """
     check_target(source, target, force=True)
     if target.exists() and source.exists() and target.samefile(source):
         raise DynqError(f"{target} is the model itself; choose another name for the report")
+    if target.suffix.lower() not in ("", *_PAGES):
+        raise DynqError(f"the report is an HTML page; choose a name that ends with {_PAGES[0]} instead of {target}")
+
+
+def similar(word: str, words: Iterable[str]) -> str:
+    """Returns the one of some words that was probably meant; an empty string if none is similar."""
+    return next(iter(difflib.get_close_matches(word.lower(), words, 1)), "")
 
 
 def positive(text: str) -> int:
@@ -167,15 +195,15 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _load_input(text: str) -> tuple[str, npt.NDArray[np.generic]]:
-    import numpy as np
-
     name, _, path = text.partition("=")
     if not name or not path:
         raise DynqError(f"--input {text} is not of the form NAME=FILE.npy")
+    if not os.path.lexists(path):
+        raise DynqError(f"there is no file {path}")
+    import numpy as np
+
     try:
         array = np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DynqError(f"there is no file {path}") from error
     except (OSError, ValueError, EOFError) as error:
         raise DynqError(f"{path} is not a .npy file: {error}") from error
     if not isinstance(array, np.ndarray):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from ..formats import check_file
 from . import bench_generate, bench_quantize
 from .accuracy import add_data_sets
-from .arguments import add_changes, add_data, given_data, positives
+from .arguments import add_changes, add_data, given_data, positives, similar
 from .command import PROGRAM, Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
@@ -73,7 +74,17 @@ def _what(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> Outcome:
     bench = _choose(arguments.what)
     _check_options(arguments, bench)
+    bench.check(arguments)
     return timed(arguments, bench.run, time=bench.seconds)
+
+
+def _check_models(arguments: argparse.Namespace) -> None:
+    """Checks the paths of A and B; a word that is no path may be a kind of benchmark with a wrong letter."""
+    if not Path(arguments.what).exists() and (meant := similar(arguments.what, (_QUANTIZE.usage, _GENERATE.usage))):
+        raise DynqError(f"there is no file {arguments.what}; did you mean `{PROGRAM} bench {meant}`?")
+    check_file(arguments.what, "A")
+    if arguments.b is not None:
+        check_file(arguments.b, "B")
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -141,27 +152,36 @@ class _Bench:
 
     Attributes:
         usage: The form of WHAT in messages.
+        check: Checks the paths that are given, before libraries are loaded.
         run: Times it.
         seconds: The default of --seconds.
         options: The arguments that only some kinds take: the name of the attribute and the text in messages.
     """
 
     usage: str
+    check: Callable[[argparse.Namespace], None]
     run: Callable[[argparse.Namespace, Settings, Track], Outcome]
     seconds: float
     options: tuple[tuple[str, str], ...] = ()
 
 
-_CHANGES = (("exact", "--exact"), ("fuse", "--fuse"), ("weights_only", "--weights-only"))
+_CHANGES = (
+    ("exact", "--exact"),
+    ("fuse", "--fuse"),
+    ("weights_only", "--weights-only"),
+    ("keep_fused", "--keep-fused"),
+)
 _DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
 _QUANTIZE = _Bench(
     "quantize",
+    bench_quantize.check,
     bench_quantize.run,
     3.0,
     (*_DATA, ("data", "--data"), ("tokens", "--tokens"), ("report", "--report")),
 )
 _GENERATE = _Bench(
     "generate",
+    bench_generate.check,
     bench_generate.run,
     3.0,
     (
@@ -173,8 +193,8 @@ _GENERATE = _Bench(
         ("rewritten", "--rewritten"),
     ),
 )
-_FOLDER = _Bench("FOLDER", _folder, 0.5, _CHANGES)
-_MODEL = _Bench("A.onnx", _model, 5.0, (*_CHANGES, *_DATA, ("opening", "--opening")))
+_FOLDER = _Bench("FOLDER", lambda _: None, _folder, 0.5, _CHANGES)
+_MODEL = _Bench("A.onnx", _check_models, _model, 5.0, (*_CHANGES, *_DATA, ("opening", "--opening")))
 _BENCHES = (_QUANTIZE, _GENERATE, _FOLDER, _MODEL)
 
 
@@ -187,10 +207,10 @@ def _choose(what: str) -> _Bench:
 
 def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
     """Raises a DynqError if an argument is given that only other benches take."""
-    from ..operators.encodings import one_of
-
     for name, written in dict.fromkeys(option for bench in _BENCHES for option in bench.options):
         if getattr(arguments, name) and (name, written) not in chosen.options:
+            from ..operators.encodings import one_of
+
             takers = [f"`{PROGRAM} bench {bench.usage}`" for bench in _BENCHES if (name, written) in bench.options]
             raise DynqError(f"{written} is for {one_of(takers)}, not for {arguments.what}")
 

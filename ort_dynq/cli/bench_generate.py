@@ -36,15 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    """Times prompts and decoded tokens, in stock ONNX Runtime and rewritten."""
+def check(arguments: argparse.Namespace) -> None:
+    """Checks that a folder is given, and the path of the report."""
     if arguments.b is None:
         raise DynqError("`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/")
-    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only):
-        raise DynqError("--exact, --fuse and --weights-only say how to rewrite; leave them out with --rewritten")
+    if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only or arguments.keep_fused):
+        raise DynqError(
+            "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
+        )
+    if arguments.report:
+        check_page(Path(arguments.b), Path(arguments.report))
+    for folder in filter(None, (arguments.b, arguments.rewritten)):
+        if not Path(folder).is_dir():
+            raise DynqError(f"{folder} is not a folder" if Path(folder).exists() else f"there is no folder {folder}")
+
+
+def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times prompts and decoded tokens, in stock ONNX Runtime and rewritten."""
     target = Path(arguments.report) if arguments.report else None
-    if target is not None:
-        check_page(Path(arguments.b), target)
     from ..bench.generation import bench_generation
 
     found = bench_generation(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .accuracy import reference_of
-from .arguments import check_page
+from ..formats import check_file
+from .accuracy import check_data, reference_of
+from .arguments import check_page, similar
 from .command import Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .verify import inputs_text
@@ -22,17 +24,38 @@ if TYPE_CHECKING:
     from ..measuring.timing import Settings
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Checks that B is a model or the name of a package, and the path of the report."""
+    if arguments.b is None:
+        raise DynqError("`bench quantize` needs a float model: ort-dynq bench quantize float.onnx")
+    if arguments.report:
+        check_page(Path(arguments.b), Path(arguments.report))
+    if not Path(arguments.b).exists() and _is_a_name(arguments.b):
+        from ..bench.networks import NETWORKS
+
+        if arguments.b not in NETWORKS:
+            meant = similar(arguments.b, NETWORKS)
+            raise DynqError(
+                f"there is no file {arguments.b}, and no package of this name is known; "
+                + (f"did you mean {meant}?" if meant else f"the packages are {', '.join(NETWORKS)}")
+            )
+    else:
+        check_file(arguments.b)
+    check_data(arguments)
+
+
+def _is_a_name(text: str) -> bool:
+    """Returns whether a text can be the name of a package: the name of a model's file has a dot."""
+    return re.fullmatch(r"[\w-]+", text) is not None
+
+
 def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Quantizes a model in several ways and measures each."""
     from ..bench.networks import NETWORKS
 
-    if arguments.b is None:
-        raise DynqError("`bench quantize` needs a float model: ort-dynq bench quantize float.onnx")
     network = None if Path(arguments.b).exists() else NETWORKS.get(arguments.b)
     source = Path(arguments.b) if network is None else network.model()
     target = Path(arguments.report) if arguments.report else None
-    if target is not None:
-        check_page(source, target)
     tokens = arguments.tokens or (() if arguments.input or arguments.shape else None)
     has_own_data = arguments.data or arguments.input or arguments.shape
     reference = reference_of(arguments, source, None if network is None or has_own_data else network.sets())

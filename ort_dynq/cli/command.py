@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import DynqError
+from .arguments import similar
 from .render import one_line, rendered
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except DynqError as error:
         print(f"{parser.prog}: error: {one_line(str(error))}", file=sys.stderr)
         return BAD_USAGE
+    except ImportError as error:
+        advice = f"`{PROGRAM} doctor` says which packages are missing"
+        print(f"{parser.prog}: error: {one_line(f'{error}; {advice}')}", file=sys.stderr)
+        return BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -117,6 +122,12 @@ def _discard_stdout() -> None:
 
 class _Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Names the choice that was probably meant; argparse itself does so from Python 3.14 on."""
+        if action.choices is not None and value not in action.choices and (meant := similar(value, action.choices)):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}, did you mean {meant!r}?")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> Any:
         raise DynqError(f"{message} (see {self.prog} --help)")

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
-from .arguments import add_exact, add_weights_only, positive, weights_only_of
+from ..formats import check_file
+from .arguments import add_exact, add_keep_fused, add_weights_only, changes_of, positive
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -24,6 +25,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
     add_exact(parser)
     add_weights_only(parser)
+    add_keep_fused(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--values",
@@ -51,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--opset needs --body NAME")
     if arguments.model is None:
         raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
+    check_file(arguments.model)
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:
@@ -66,13 +69,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
         yield from _groups("rewritten", "becomes", "green", [each for each in groups if each.operator])
         yield from _groups("unconverted", "reason", "yellow", [each for each in groups if not each.operator])
+        if report.cpu_text:
+            yield "\nDepends on the CPU after a rewrite:"
+            yield from map(one_line, report.cpu_text)
 
     data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
     return Outcome(data, text)
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"exact": arguments.exact, "weights_only": weights_only_of(arguments)}
+    return {name: value for name, value in changes_of(arguments).items() if name != "fuse"}
 
 
 def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Iterator[RenderableType]:

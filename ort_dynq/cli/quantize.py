@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .accuracy import accuracy_text, add_data_sets, reference_of, selection_text
+from ..formats import check_file
+from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
 from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
@@ -123,7 +124,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     compares = arguments.verify or arguments.min_snr is not None
     if not compares and (arguments.data or arguments.input or arguments.shape):
         raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
+    check_file(source)
     check_target(source, target, force=arguments.force)
+    check_data(arguments)
     from .. import kernels
     from ..quantizer import checked, quantize_layers
     from ..system import cpu_name, gain_of_integers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,10 +50,12 @@ def table(
         rows: The cells.
         style: Returns the style of a row, as rich names styles.
     """
+    listed = list(rows)
+    if not _has_rich():
+        return _plain_table([head, *listed])
     from rich.table import Table
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    listed = list(rows)
     for i, title in enumerate(head):
         numeric = all(isinstance(row[i], int | Figure) for row in listed)
         justify: JustifyMethod = "right" if numeric else "left"
@@ -60,6 +63,17 @@ def table(
     for row in listed:
         result.add_row(*(one_line(str(cell)) for cell in row), style=style(row))
     return result
+
+
+def _has_rich() -> bool:
+    """Returns whether rich is installed. `ort-dynq doctor` has to work without it, too, and says so."""
+    return importlib.util.find_spec("rich") is not None
+
+
+def _plain_table(rows: Sequence[Sequence[Any]]) -> str:
+    texts = [[one_line(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in texts)
 
 
 def ratio_style(ratio: Figure) -> str:
@@ -79,6 +93,8 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 def rendered(text: Iterable[RenderableType]) -> str:
     """Returns the text for stdout, as wide as the terminal, or as its longest row if there is no terminal."""
+    if not _has_rich():
+        return "\n".join(map(str, text)).rstrip("\n")
     from rich.console import Console
 
     console = Console(
@@ -93,7 +109,7 @@ def rendered(text: Iterable[RenderableType]) -> str:
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
     """Shows a spinner with a text while the block runs, if stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not _has_rich():
         yield
         return
     from rich.console import Console
@@ -108,7 +124,7 @@ def progress() -> Iterator[Track]:
 
     The bar is drawn between steps only, so that it takes no time from what is timed.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not _has_rich():
         yield iter
         return
     from rich.console import Console

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .accuracy import accuracy_text, add_data_sets
-from .arguments import add_changes, add_data, check_page, given_data, positive, seconds, weights_only_of
+from ..formats import check_file
+from .accuracy import accuracy_text, add_data_sets, check_data
+from .arguments import add_changes, add_data, changes_of, check_page, given_data, positive, seconds
 from .command import Command, Outcome
 from .render import Figure, one_line, progress
 from .verify import exit_status, inputs_text, verdict
@@ -38,7 +39,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
+    check_file(source)
+    if arguments.quantized is not None:
+        check_file(arguments.quantized)
     check_page(source, target)
+    check_data(arguments)
     shapes, inputs = given_data(arguments)
     with progress() as track:
         from ..bench.pair import measure_pair
@@ -52,9 +57,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             shapes=shapes,
             seed=arguments.seed,
             backend=arguments.backend,
-            exact=arguments.exact,
-            fuse=arguments.fuse,
-            weights_only=weights_only_of(arguments),
+            **changes_of(arguments),
             threads=arguments.threads,
             seconds=arguments.seconds,
             track=track,

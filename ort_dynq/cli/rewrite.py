@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_changes, add_data, check_target, given_data, weights_only_of
+from ..formats import check_file
+from .arguments import add_changes, add_data, changes_of, check_target, given_data
 from .command import Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, exit_status, verification_text
@@ -45,12 +46,12 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     if source.is_dir():
         return _rewrite_folder(arguments, source, target)
+    check_file(source)
     check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
 
-        weights_only = weights_only_of(arguments)
-        result = rewrite(source, exact=arguments.exact, fuse=arguments.fuse, weights_only=weights_only)
+        result = rewrite(source, **changes_of(arguments))
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     if passed:
@@ -76,8 +77,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     genai.open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
-        options = {"exact": arguments.exact, "fuse": arguments.fuse, "weights_only": weights_only_of(arguments)}
-        found = genai.rewrite_folder(source, **options)
+        found = genai.rewrite_folder(source, **changes_of(arguments))
     verifications = _verify_folder(arguments, found) if arguments.verify else {}
     passed = all(each.passed for each in verifications.values())
     if passed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .arguments import natural, seconds, thread_counts, weights_only_of
+from .arguments import changes_of, natural, seconds, thread_counts
 from .command import Outcome
 from .render import Figure, one_line, progress
 
@@ -51,8 +51,8 @@ def timed(
     """Runs a benchmark, and adds the machine and the settings to its outcome.
 
     Args:
-        arguments: The arguments of :func:`add_timing`, --backend, and --exact, --fuse and --weights-only if the
-            benchmark has them.
+        arguments: The arguments of :func:`add_timing`, --backend, and those of :func:`add_changes` if the benchmark has
+            them.
         run: The benchmark.
         time: The default of --seconds.
         all_cores: Whether --threads is 1 and the number of cores by default, otherwise 1.
@@ -66,9 +66,7 @@ def timed(
         arguments.seconds or time,
         arguments.warmup,
         arguments.backend,
-        getattr(arguments, "exact", False),
-        getattr(arguments, "fuse", False),
-        weights_only_of(arguments),
+        **changes_of(arguments),
     )
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
         here = machine(settings.backend)

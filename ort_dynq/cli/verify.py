@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..formats import check_file
 from .arguments import add_data, given_data
 from .command import FAILED, UNCHECKED, Command, Outcome
 from .render import format_shape, one_line, table, working
@@ -26,6 +27,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
+    check_file(arguments.a, "A")
+    check_file(arguments.b, "B")
     verification = compare(arguments, arguments.a, arguments.b)
     data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
     return Outcome(data, lambda: verification_text(verification), exit_status([verification]))

@@ -96,13 +96,18 @@ class FolderResult:
 
 
 def rewrite_folder(
-    path: str | os.PathLike[str], *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]
+    path: str | os.PathLike[str],
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = WEIGHTS_ONLY[0],
+    keep_fused: bool = False,
 ) -> FolderResult:
     """Rewrites every model of a folder of onnxruntime-genai.
 
     Args:
         path: The folder. It is not changed.
-        exact, fuse, weights_only: As for :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`.
 
     Raises:
         DynqError: The folder has no valid genai_config.json, a model is missing or not valid, or the folder is not for
@@ -110,7 +115,7 @@ def rewrite_folder(
     """
     folder = open_folder(path)
     folder.config_with(Path(get_library_path()).name)  # an error is raised before the work
-    options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only}
+    options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
     return FolderResult(folder, {name: rewrite(folder.path / name, **options) for name in folder.models})
 
 

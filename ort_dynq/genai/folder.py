@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import DynqError
 from ..files import is_inside
+from ..formats import models_in
 
 CONFIG = "genai_config.json"
 _LIBRARY = "custom_ops_library"
@@ -106,9 +107,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     if not root.is_dir():
         raise DynqError(f"{root} is not a folder" if root.exists() else f"there is no folder {root}")
     if not file.is_file():
-        raise DynqError(
-            f"{root} has no {CONFIG}, so it is not a folder of onnxruntime-genai; give a model, a .onnx file"
-        )
+        raise DynqError(f"{root} has no {CONFIG}, so it is not a folder of onnxruntime-genai; {models_in(root)}")
     _check_link(file, root)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

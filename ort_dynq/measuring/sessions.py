@@ -13,6 +13,7 @@ from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
+from ..formats import check_file, format_of
 from ..four_bits import run_of
 from ..inputs import DTYPES, Array, Input
 
@@ -44,8 +45,8 @@ def open_session(
         SessionError: ONNX Runtime with the plugin does not load it.
     """
     what = f"{role} ({os.fspath(model)})" if isinstance(model, str | os.PathLike) else role
-    if isinstance(model, str | os.PathLike) and (not os.path.isfile(model) or not os.path.getsize(model)):
-        raise DynqError(f"{what} is {'empty' if os.path.isfile(model) else 'not a file'}")
+    if isinstance(model, str | os.PathLike):
+        check_file(model, role)
     options = runtime.session_options(optimize=optimize)
     # A comparison opens several sessions. Idle threads that spin would take cores from the session that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -58,11 +59,33 @@ def open_session(
             raise SessionError(message(error)) from error
         raise
     except Exception as error:
+        _check(model, what)
         if type(error).__name__ in _NOT_A_MODEL:
-            raise DynqError(f"{what} is not an ONNX model: {message(error)}") from error
+            found = format_of(model) if isinstance(model, str | os.PathLike) else ""
+            raise DynqError(f"{what} is not an ONNX model: {f'it is {found}' if found else message(error)}") from error
         if backend is None:
             raise DynqError(f"{what} does not load in stock ONNX Runtime: {message(error)}") from error
         raise SessionError(message(error)) from error
+
+
+def _check(model: Model, what: str) -> None:
+    """Checks what onnxruntime says in many words: external data are missing, or the model is too new.
+
+    Raises:
+        DynqError: It is so.
+    """
+    from ..opsets import check_versions
+    from ..storage import check_data, load
+
+    try:
+        loaded = load(model)
+    except DynqError:  # the error of onnxruntime says what is wrong
+        return
+    try:
+        check_data(loaded)
+        check_versions(loaded)
+    except DynqError as error:
+        raise DynqError(f"{what}: {error}") from error
 
 
 def run(
@@ -140,3 +163,24 @@ def check_signature(a: list[str], b: list[str]) -> None:
     sides = (("A", sorted({*a} - {*b})), ("B", sorted({*b} - {*a})))
     found = "; ".join(f"only {role} has {', '.join(only)}" for role, only in sides if only)
     raise DynqError(f"A and B are not interchangeable: {found or 'their outputs are in another order'}")
+
+
+def check_shapes(inputs: Sequence[Input], b: ort.InferenceSession) -> None:
+    """Checks that B takes the inputs on which A has run.
+
+    Raises:
+        DynqError: The shape of an input is not the one that B declares.
+    """
+    declared = {each.name: each.shape for each in b.get_inputs()}
+    for each in inputs:
+        shape = declared[each.name]
+        fits = len(shape) == len(each.shape) and all(
+            got == size or not isinstance(size, int) for got, size in zip(each.shape, shape, strict=True)
+        )
+        if shape and not fits:  # without dimensions, it is a scalar, or has no declared shape
+            advice = f"; give one that both take with --shape {each.name}=..." if each.assumed or each.given else ""
+            expected = ", ".join(str(size or "?") for size in shape)
+            raise DynqError(
+                f"A and B are not interchangeable: the input {each.name} of A has shape {list(each.shape)}, that of B "
+                f"[{expected}]{advice}"
+            )

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -75,7 +75,7 @@ class Settings:
         seconds: Time for each case, all contenders together.
         warmup: Untimed calls of each contender at the start.
         backend: How sessions get ort_dynq's operators.
-        exact, fuse, weights_only: How models are rewritten, see :func:`ort_dynq.rewrite`.
+        exact, fuse, weights_only, keep_fused: How models are rewritten, see :func:`ort_dynq.rewrite`.
     """
 
     threads: tuple[int, ...] = (1,)
@@ -85,6 +85,12 @@ class Settings:
     exact: bool = False
     fuse: bool = False
     weights_only: str = "keep"
+    keep_fused: bool = False
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """How models are rewritten, as arguments of :func:`ort_dynq.rewrite`."""
+        return {name: getattr(self, name) for name in ("exact", "fuse", "weights_only", "keep_fused")}
 
 
 @dataclass(frozen=True)

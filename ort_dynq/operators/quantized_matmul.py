@@ -23,15 +23,21 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # MatMulInteger crashes on zero points, and without them leaves its output unset (ONNX Runtime 1.31).
     flat = reshape(opset)
     # From opset 13 on, axes are an input of ReduceSum.
-    attribute, axes = ("", ", sum_axis") if opset >= 13 else (", axes = [1]", "")
+    attribute, axes = ("", ", minus_2") if opset >= 13 else (", axes = [-2]", "")
     sum_of_weights = f"ReduceSum<keepdims = 0{attribute}>(centered_weights{axes})"
     # No If between the packed weights and their codes: ONNX Runtime, which inlines an If, would not fold what follows,
     # and each call without the plugin would unpack constant weights again.
-    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
+    # The shapes below are [..., groups, M * terms, K / groups] and [..., groups, K / groups, N]: MatMulInteger
+    # broadcasts the matrices of the activation and of stacked weights, if there is a stack.
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(5))
     return f"""{{
         {integers(3)}
         {vectors}
         last = Constant<value_ints = [-1]>()
+        minus_2 = Constant<value_ints = [-2]>()
+        minus_3 = Constant<value_ints = [-3]>()
+        minus_4 = Constant<value_ints = [-4]>()
+        matrix_axes = Constant<value_ints = [1, 2]>()
         end = Constant<value_ints = [{2**63 - 1}]>()
         one = Constant<value_float = 1.0>()
         no_sum = Constant<value_float = -0.0>()
@@ -42,7 +48,6 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         part_bases = Constant<value = int32[1, 1, 2, 1, 1] {{1, 16}}>()
         nothing = Constant<value = int32 {{0}}>()
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
-        sum_axis = Constant<value_ints = [1]>()
         terms = Constant<value_int: int = @terms>()
         bits = Constant<value_int: int = @bits>()
         four_bits = Constant<value_int = 4>()
@@ -54,10 +59,23 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         depth_of_terms = Slice(src_shape, last, end)
         term_count = Unsqueeze(terms, n0)
         depth = Div(depth_of_terms, term_count)
-        columns = Shape(bias)
-        one_and_lead = Concat<axis = 0>(n1, lead)
-        rows_of_dst = ReduceProd<keepdims = 1>(one_and_lead)
-        rows = Mul(rows_of_dst, term_count)
+        bias_shape = Shape(bias)
+        columns = Slice(bias_shape, last, end)
+        weight_shape = Shape(weight)
+        stack = Slice(weight_shape, n0, minus_4)
+        packed_matrix = Slice(weight_shape, minus_4, end)
+        {_product("stacked", "stack")}
+        stack_rank = Shape(stack)
+        has_stack = Greater(stack_rank, n0)
+        lead_rank = Shape(lead)
+        without_rows = Sub(lead_rank, n1)
+        batch_rank = Where(has_stack, without_rows, n0)
+        batch = Slice(lead, n0, batch_rank)
+        row_dims = Slice(lead, batch_rank, end)
+        {_product("rows_of_src", "lead")}
+        {_product("matrices", "batch")}
+        {_product("rows_of_matrix", "row_dims")}
+        rows = Mul(rows_of_matrix, term_count)
         has_terms = Equal(terms, i2)
         given_sizes = Unsqueeze(given_size, n0)
         has_groups = Greater(given_sizes, n0)
@@ -67,44 +85,50 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         groups = Where(has_groups, quotient, n1)
 
         is_4bit = Equal(bits, four_bits)
-        packed = Cast<to = 6>(weight)
+        stacked_matrices = Concat<axis = 0>(stacked, packed_matrix)
+        packed_weight = {flat}(weight, stacked_matrices)
+        packed = Cast<to = 6>(packed_weight)
         offset = Where(is_4bit, nothing, half)
         base = Where(is_4bit, low_base, byte_base)
         shifted = Add(packed, offset)
         bytes = Mod(shifted, byte_base)
-        byte_quads = Unsqueeze(bytes, n2)
+        byte_quads = Unsqueeze(bytes, n3)
         part_count = Where(is_4bit, n2, n1)
         parts = Slice(part_bases, n0, part_count, n2)
         quads = Div(byte_quads, parts)
         codes = Mod(quads, base)
-        by_depth = Transpose<perm = [1, 2, 4, 0, 3]>(codes)
+        by_depth = Transpose<perm = [0, 2, 3, 5, 1, 4]>(codes)
         codes_shape = Shape(by_depth)
-        depth_parts = Slice(codes_shape, n0, n3)
-        column_parts = Slice(codes_shape, n3, end)
+        depth_parts = Slice(codes_shape, n1, n4)
+        column_parts = Slice(codes_shape, n4, end)
         padded_depth = ReduceProd<keepdims = 1>(depth_parts)
         padded_columns = ReduceProd<keepdims = 1>(column_parts)
-        padded_shape = Concat<axis = 0>(padded_depth, padded_columns)
+        padded_shape = Concat<axis = 0>(stacked, padded_depth, padded_columns)
         padded = {flat}(by_depth, padded_shape)
         starts = Concat<axis = 0>(n0, n0)
         ends = Concat<axis = 0>(depth, columns)
-        matrix = Slice(padded, starts, ends)
+        matrix = Slice(padded, starts, ends, matrix_axes)
         matrix_codes = Cast<to = 2>(matrix)
-        groups_shape = Concat<axis = 0>(groups, size, columns)
+        groups_shape = Concat<axis = 0>(stack, groups, size, columns)
         weights = {flat}(matrix_codes, groups_shape)
         signed_zero_points = Cast<to = 6>(weight_zero_point)
         unbounded_zero_points = Add(signed_zero_points, offset)
         zero_points = Mod(unbounded_zero_points, base)
-        per_column = Concat<axis = 0>(groups, columns)
+        per_column = Concat<axis = 0>(stack, groups, columns)
         expanded_zero_points = Expand(zero_points, per_column)
-        per_group_and_column = Concat<axis = 0>(groups, n1, columns)
+        per_group_and_column = Concat<axis = 0>(stack, groups, n1, columns)
         weights_zero_points = {flat}(expanded_zero_points, per_group_and_column)
 
-        rows_shape = Concat<axis = 0>(rows, groups, size)
+        rows_shape = Concat<axis = 0>(matrices, rows, groups, size)
         zero_point_vector = {flat}(zero_point, last)
         {unsigned_codes("src", "zero_point_vector")}
         src_rows = {flat}(codes_of_src, rows_shape)
-        src_groups = Transpose<perm = [1, 0, 2]>(src_rows)
+        src_by_group = Transpose<perm = [0, 2, 1, 3]>(src_rows)
+        src_groups_shape = Concat<axis = 0>(batch, groups, rows, size)
+        src_groups = {flat}(src_by_group, src_groups_shape)
         products = MatMulInteger(src_groups, weights)
+        products_shape = Shape(products)
+        dst_batch = Slice(products_shape, n0, minus_3)
         column_of_ones = Concat<axis = 0>(groups, size, n1)
         ones = Expand(one_code, column_of_ones)
         sums_of_rows = MatMulInteger(src_groups, ones)
@@ -120,49 +144,53 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         centered_weights = Sub(signed_codes, weights_zero_points)
         computed_sums = {sum_of_weights}
         sums_shape = Shape(column_sum)
-        sum_rows = Slice(sums_shape, n0, n1)
+        sum_rows = Slice(sums_shape, minus_2, last)
         sum_rows_0 = Squeeze(sum_rows)
         no_rows = Equal(sum_rows_0, i0)
         sums = If(no_rows) <
             then_branch = without_sums () => (int32[] then_sums) {{ then_sums = Identity(computed_sums) }},
             else_branch = with_sums () => (int32[] else_sums) {{ else_sums = Identity(column_sum) }}
         >
-        sums_of_columns = Unsqueeze(sums, n1)
+        sums_of_columns = Unsqueeze(sums, minus_2)
         correction = Mul(zero_point_groups, sums_of_columns)
         exact = Sub(centered, correction)
         real = Cast<to = 1>(exact)
 
         real_column_scale = Cast<to = 1>(column_scale)
-        column_groups = Unsqueeze(real_column_scale, n1)
+        column_groups = Unsqueeze(real_column_scale, minus_2)
         columns_shape = Shape(column_groups)
-        column_group_count = Slice(columns_shape, n0, n1)
-        row_group_count = Slice(scale_groups_shape, n0, n1)
+        column_group_count = Slice(columns_shape, minus_3, minus_2)
+        row_group_count = Slice(scale_groups_shape, minus_3, minus_2)
         columns_vary = Greater(column_group_count, n1)
         rows_vary_1 = Greater(row_group_count, n1)
         one_varies_1 = Or(columns_vary, rows_vary_1)
         one_varies = Squeeze(one_varies_1)
         rows_vary = Squeeze(rows_vary_1)
-        total_column = Slice(column_groups, n0, n1, n0)
-        total_row = Slice(scale_groups, n0, n1, n0)
+        first_column_group = Slice(column_groups, n0, n1, minus_3)
+        first_row_group = Slice(scale_groups, n0, n1, minus_3)
+        total_column = Squeeze(first_column_group, minus_3)
+        total_row = Squeeze(first_row_group, minus_3)
         {select("column_in_groups", "one_varies", "column_groups", "one")}
         {select("row_in_groups", "rows_vary", "scale_groups", "one")}
         {select("column", "one_varies", "one", "total_column")}
         {select("row", "rows_vary", "one", "total_row")}
         scaled_sums = Mul(real, column_in_groups)
         products_of_groups = Mul(scaled_sums, row_in_groups)
-        total_shape = Concat<axis = 0>(rows, columns)
+        total_shape = Concat<axis = 0>(dst_batch, rows, columns)
         no_sums = Expand(no_sum, total_shape)
         group_count = Squeeze(groups)
         always = Equal(group_count, group_count)
         total = Loop(group_count, always, no_sums) <
             body = add_group (int64 group, bool goes_on, float[] before) => (bool still, float[] after) {{
                 still = Identity(goes_on)
-                term = Gather<axis = 0>(products_of_groups, group)
+                term = Gather<axis = -3>(products_of_groups, group)
                 after = Add(before, term)
             }}
         >
 
         {scaled("total")}
+        {_product("dst_matrices", "dst_batch")}
+        rows_of_dst = Mul(dst_matrices, rows_of_matrix)
         terms_shape = Concat<axis = 0>(rows_of_dst, term_count, columns)
         scaled_terms = {flat}(scaled, terms_shape)
         first_term = Gather<axis = 1>(scaled_terms, i0)
@@ -170,9 +198,12 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         last_term = Gather<axis = 1>(scaled_terms, last_index)
         both_terms = Add(first_term, last_term)
         {select("sum_of_terms", "has_terms", "both_terms", "first_term")}
+        matrices_shape = Concat<axis = 0>(dst_batch, rows_of_matrix, columns)
+        dst_of_matrices = {flat}(sum_of_terms, matrices_shape)
         real_bias = Cast<to = 1>(bias)
-        biased = Add(sum_of_terms, real_bias)
-        dst_shape = Concat<axis = 0>(lead, columns)
+        bias_of_rows = Unsqueeze(real_bias, minus_2)
+        biased = Add(dst_of_matrices, bias_of_rows)
+        dst_shape = Concat<axis = 0>(dst_batch, row_dims, columns)
         x = {flat}(biased, dst_shape)
         {"zero = Constant<value_float = 0.0>()" + tail_text(programs, opset) if programs else ""}
         real_dst = Identity({"dst_real" if programs else "x"})
@@ -180,8 +211,14 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     }}"""
 
 
+def _product(name: str, dims: str) -> str:
+    """Sets `name` to the product of dimensions, [1]; of none it is 1."""
+    return f"""one_and_{dims} = Concat<axis = 0>(n1, {dims})
+        {name} = ReduceProd<keepdims = 1>(one_and_{dims})"""
+
+
 def _per_row(flat: str, name: str, value: str) -> str:
-    """Sets `name`_groups to a value of rows as [1 or groups, rows, 1], and `name`_groups_shape to its shape.
+    """Sets `name`_groups to a value of rows as [..., 1 or groups, rows, 1], and `name`_groups_shape to its shape.
 
     Each term of a row is a row here. The scale of the first of two terms is multiplied by their ratio.
     """
@@ -192,7 +229,7 @@ def _per_row(flat: str, name: str, value: str) -> str:
         {name}_rows = Expand({value}, {name}_lead)
         {name}_shape = Shape({name}_rows)
         {name}_count = Slice({name}_shape, last, end)
-        {name}_terms_shape = Concat<axis = 0>(rows_of_dst, n1, {name}_count)
+        {name}_terms_shape = Concat<axis = 0>(rows_of_src, n1, {name}_count)
         {name}_last = {flat}({name}_rows, {name}_terms_shape)
         {f"{name}_first = Mul({name}_last, term_ratio)" if is_scale else f"{name}_first = Identity({name}_last)"}
         {name}_both = Concat<axis = 1>({name}_first, {name}_last)
@@ -200,10 +237,11 @@ def _per_row(flat: str, name: str, value: str) -> str:
             then_branch = {name}_two () => ({type_}[] {name}_then) {{ {name}_then = Identity({name}_both) }},
             else_branch = {name}_one () => ({type_}[] {name}_else) {{ {name}_else = Identity({name}_last) }}
         >
-        {name}_matrix_shape = Concat<axis = 0>(rows, {name}_count)
+        {name}_matrix_shape = Concat<axis = 0>(matrices, rows, {name}_count)
         {name}_matrix = {flat}({name}_of_terms, {name}_matrix_shape)
-        {name}_by_group = Transpose<perm = [1, 0]>({name}_matrix)
-        {name}_groups = Unsqueeze({name}_by_group, n2)
+        {name}_by_group = Transpose<perm = [0, 2, 1]>({name}_matrix)
+        {name}_batch_shape = Concat<axis = 0>(batch, {name}_count, rows, n1)
+        {name}_groups = {flat}({name}_by_group, {name}_batch_shape)
         {name}_groups_shape = Shape({name}_groups)
     """
 
@@ -212,7 +250,8 @@ _INPUTS = (
     Input(
         "src",
         ("uint8", "int8"),
-        "The codes of the activation: any shape of rank 1 or more, [..., M, K]; with two terms [..., M, 2 * K].",
+        "The codes of the activation: any shape of rank 1 or more, [..., M, K]; with two terms [..., M, 2 * K]. With "
+        "stacked weights, of rank 2 or more; the leading dimensions broadcast.",
     ),
     Input(
         "scale",
@@ -227,13 +266,14 @@ _INPUTS = (
         "The packed weights. 8 bits: [ceil(N / 16), ceil(K / 4), 16, 4], where weight[n / 16, k / 4, n % 16, k % 4] is "
         "the code of row k and column n; unsigned codes and their zero points are stored 128 smaller. 4 bits: "
         "[ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a byte is the code (0 to 15) of one of the first four k "
-        "of eight, the high half that of the k 4 later. Padding is 0.",
+        "of eight, the high half that of the k 4 later. Padding is 0. Stacked weights have the dimensions of the stack "
+        "before these: [..., ceil(N / 16), ceil(K / 4), 16, 4].",
     ),
     Input(
         "weight_zero_point",
         ("int8",),
-        "The zero points of the weights: one element, or one for each group and column. 4 bits: 0 to 15; only the low "
-        "4 bits are used.",
+        "The zero points of the weights: one element, or one for each group and column, [groups, N]. 4 bits: 0 to 15; "
+        "only the low 4 bits are used.",
     ),
     Input(
         "column_scale",
@@ -259,7 +299,10 @@ QUANTIZED_MATMUL = Operator(
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
     "and `scale_order` is the order of the multiplications. With two `terms`, each row of `src` has K codes, then K "
     "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product, "
-    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias.",
+    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. Weights may be a "
+    "stack of matrices, as of heads or experts: `weight`, `column_scale`, `column_sum`, `bias`, and zero points of "
+    "columns then begin with the dimensions of the stack, which broadcast with the leading dimensions of `src` as in "
+    "MatMul.",
     "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
     _INPUTS,

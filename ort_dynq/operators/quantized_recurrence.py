@@ -69,7 +69,8 @@ def _operands(gates: str, prefix: str) -> str:
 
 
 def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
-    # The steps are a Loop: a Scan must know the ranks of its outputs.
+    # The steps are a Loop: a Scan must know the ranks of its outputs. A Loop has no shape for the results of 0 steps,
+    # so there is at least one step, behind the end of every sequence.
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     bounds = "\n".join(
@@ -149,10 +150,14 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     bounded_lengths = Min(positive_lengths, steps)
     length = Expand(bounded_lengths, batch)
     at_least_one = Max(length, n1)
-    reversed_length = Min(at_least_one, steps)
+    some_steps = Max(steps, n1)
+    reversed_length = Min(at_least_one, some_steps)
 
     by_direction_shape = Concat<axis = 0>(steps, batch, directions, column_count)
-    given = {flat}(src, by_direction_shape)
+    given_steps = {flat}(src, by_direction_shape)
+    more_steps = Sub(some_steps, steps)
+    pads = Concat<axis = 0>(n0, n0, n0, n0, more_steps, n0, n0, n0)
+    given = Pad(given_steps, pads)
     {_ordered("given", "ordered")}
     inputs = Transpose<perm = [0, 2, 1, 3]>(ordered)
     state_no_zero = Add(state, zero)
@@ -162,7 +167,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     gate_space = Concat<axis = 0>(directions, batch, gate_{MOST_GATES})
     no_gates = Expand(zero, gate_space)
 
-    step_count = Squeeze(steps)
+    step_count = Squeeze(some_steps)
     always = Equal(step_count, step_count)
     last_h, last_c, results = Loop(step_count, always, first, first_2) <
         body = one_step (int64 step, bool goes_on, float[] x, float[] c) =>
@@ -217,7 +222,8 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     {select("final_state_2", "has_second", "final_c", "nothing")}
     by_sequence = Transpose<perm = [0, 2, 1, 3]>(results)
     {_ordered("by_sequence", "in_order")}
-    dst = Transpose<perm = [0, 2, 1, 3]>(in_order)
+    dst_of_some_steps = Transpose<perm = [0, 2, 1, 3]>(in_order)
+    dst = Slice(dst_of_some_steps, n0, steps, n0)
 }}"""
 
 

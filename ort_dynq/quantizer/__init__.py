@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..graphs import named
+from ..opsets import check_versions
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.float16 import operands as float16_operands
@@ -130,6 +131,7 @@ def quantize(
 def quantize_layers(model: Model, options: Options) -> Result:
     """Quantizes a model with checked options."""
     quantized = load(model)
+    check_versions(quantized)
     rules = [rule(options) for rule in RULES]
     embeddings = embedding.rule(options)
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]

@@ -57,9 +57,11 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     if (operands := operands_of(node, context, options)) is None:
         return None
     (a, w, bias), facts = operands, context.facts
-    weights, scale = weights_of_floats(floats_of(w, facts), options.has_two_terms(node))
+    has_two_terms = options.has_two_terms(node)
+    weights, scale = weights_of_floats(floats_of(w, facts), has_two_terms)
     release(w)
-    geometry = geometry_of_floats(node, bias, weights)
+    has_scales = has_two_terms or options.activations != "tensor"
+    geometry = geometry_of_floats(node, bias, weights, has_scales_of_samples=has_scales)
     if has_few_products(weights.codes.shape, geometry.table[1].tolist(), geometry.group):
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)

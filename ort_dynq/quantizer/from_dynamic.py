@@ -18,10 +18,11 @@ from ..rewriter.analysis.nodes import producer_of, skip_identity
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.products.channels import Channels
+from ..rewriter.products.channels import columns_of
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
+from ..rewriter.products.matrix_product import with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.tail import Tail, check_length, tail_of
@@ -59,9 +60,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | intege
     if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
-    grid = grid_of_weights(node, facts)
+    grid = with_stack_of(grid_of_weights(node, facts), codes)
     check_length(grid)
-    channels = Channels(grid.codes.shape[1], rank=1 if codes.shape is None else len(codes.shape))
+    channels = columns_of(grid.codes.shape[1], grid.stack, codes)
     tail = tail_of(node, codes, channels, facts)
     if tail is None or not _has_scale_of(tail, quantizer):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)

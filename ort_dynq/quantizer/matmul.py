@@ -5,6 +5,7 @@ activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -17,10 +18,10 @@ from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix
-from ..rewriter.products.channels import Channels
+from ..rewriter.products.channels import columns_of
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import Grid, grid_of
-from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha
+from ..rewriter.products.grid import Grid, columns_of_stack, grid_of
+from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
@@ -55,10 +56,11 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
     grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
     check_length(grid)
-    depth, columns = grid.codes.shape
+    grid = with_stack_of(grid, a)
+    channels = columns_of(grid.codes.shape[1], grid.stack, a)
+    depth, columns = len(grid.codes), channels.columns
     if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
-    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
@@ -88,23 +90,24 @@ def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
     """
-    found = _grid(floats_of(b, facts), is_transposed, options)
+    weights = floats_of(b, facts)
+    if weights.ndim < 2:
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=weights.ndim, expected=2)
+    depth, columns = weights.shape[-2:][:: -1 if is_transposed else 1]
+    if is_tiny_matrix(depth, columns):
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
+    matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
+    grid, note = _grid(matrix, options)
     release(b)
-    return found
+    return dataclasses.replace(grid, stack=stack), note
 
 
-def _grid(weights: npt.NDArray[np.float32], is_transposed: bool, options: Options) -> tuple[Grid, str]:
-    """Returns weights, [K, N], or [N, K] if they are transposed, as codes, and a note if they differ from the options.
+def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Grid, str]:
+    """Returns weights, [K, N], as codes, and a note if they differ from the options.
 
     Weights that are the result of a dequantization keep its codes.
     """
-    if weights.ndim != 2:
-        raise Unconverted(Reason.WEIGHTS_RANK, rank=weights.ndim, expected=2)
-    if is_transposed:
-        weights = weights.T
-    depth, columns = weights.shape
-    if is_tiny_matrix(depth, columns):
-        raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
+    depth = len(weights)
     if (grid := grid_of(weights)) is not None and (grid.bits == 4 or options.weights == "int8"):
         return grid, ""
     if options.weights == "int4":

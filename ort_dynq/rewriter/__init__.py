@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import DynqError
+from ..opsets import check_versions
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
@@ -62,7 +63,14 @@ class Result:
         return to_proto(self.model)
 
 
-def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_only: str = WEIGHTS_ONLY[0]) -> Result:
+def rewrite(
+    model: Model,
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = WEIGHTS_ONLY[0],
+    keep_fused: bool = False,
+) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
     The given model is not changed. The rewritten model keeps the names of its inputs and outputs, its metadata and its
@@ -79,13 +87,16 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
         weights_only: What becomes of MatMulNBits whose accuracy_level asks for a float activation. "keep": they stay.
             "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4. "two-term":
             it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
+        keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
+            without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
 
     Returns:
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, or
-            `exact` contradicts `fuse` or `weights_only`, or `weights_only` is unknown.
+        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, it is
+            newer than the installed onnxruntime, `exact` contradicts `fuse` or `weights_only`, or `weights_only` is
+            unknown.
     """
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
@@ -94,8 +105,11 @@ def rewrite(model: Model, *, exact: bool = False, fuse: bool = False, weights_on
     if exact and weights_only != WEIGHTS_ONLY[0]:
         raise DynqError("weights_only quantizes activations, and exact keeps floats; leave one of them out")
     phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
-    apply = functools.partial(convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only)
+    apply = functools.partial(
+        convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
+    )
     loaded = load_current(model)
+    check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
         rewritten, report = in_normal_form(

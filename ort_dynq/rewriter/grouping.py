@@ -15,18 +15,18 @@ _LONGEST_PROGRAM = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
 
 
-def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep") -> Report:
+def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False) -> Report:
     """Rewrites a copy of a model and returns the report alone.
 
     Args:
-        model, exact, weights_only: As for :func:`ort_dynq.rewrite`.
+        model, exact, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`.
 
     Raises:
         DynqError: As :func:`ort_dynq.rewrite`.
     """
     from . import rewrite
 
-    return rewrite(model, exact=exact, weights_only=weights_only).report
+    return rewrite(model, exact=exact, weights_only=weights_only, keep_fused=keep_fused).report
 
 
 @dataclass(frozen=True)

@@ -74,18 +74,20 @@ class Listing:
         return [statement.strip() for statement in self.program.split(";") if statement.strip()]
 
 
-def listing_of(model: Model, name: str, *, exact: bool = False, weights_only: str = "keep") -> Listing:
+def listing_of(
+    model: Model, name: str, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False
+) -> Listing:
     """Rewrites a copy of a model, and returns the program of one of its nodes.
 
     Args:
-        model, exact, weights_only: As for :func:`ort_dynq.rewrite`. A model that was rewritten before keeps its
-            programs.
+        model, exact, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`. A model that was rewritten before keeps
+            its programs.
         name: The name of the node, as a report has it.
 
     Raises:
         DynqError: The model cannot be rewritten, or its rewritten form has no node of this name with a program.
     """
-    result = rewrite(named(load(model)), exact=exact, weights_only=weights_only)
+    result = rewrite(named(load(model)), exact=exact, weights_only=weights_only, keep_fused=keep_fused)
     nodes = [(path, node) for path, graph in graphs(result.model) for node in graph]
     having = [(path, node) for path, node in nodes if program_of(node)]
     for path, node in having:

@@ -14,6 +14,7 @@ from .analysis.inference import Facts
 from .analysis.nodes import program_of
 from .edit import Edit, Shared
 from .functions import add_functions
+from .policy.saturation import cpu_dependence
 from .products.affine import AffineForms
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
@@ -29,6 +30,7 @@ def convert(
     exact: bool = False,
     fuse: bool = False,
     weights_only: str = WEIGHTS_ONLY[0],
+    keep_fused: bool = False,
 ) -> Report:
     """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
 
@@ -38,6 +40,7 @@ def convert(
         exact: Whether every result must stay the same bit for bit.
         fuse: Whether the last bits of floats may change where nodes are fused.
         weights_only: One of :data:`WEIGHTS_ONLY`.
+        keep_fused: Whether integer products stay that ONNX Runtime fuses.
 
     Returns:
         The converted nodes, and the unconverted ones with their reasons.
@@ -46,13 +49,14 @@ def convert(
     report, findings = Report(before=op_counts(model)), _Findings()
     initializers = _used_initializers(model)
     with Facts(model) as facts:
-        context = Context(facts, exact, Shared(facts), fuse=fuse, weights_only=weights_only)
+        context = Context(facts, exact, Shared(facts), "main", fuse, weights_only, keep_fused)
         for phase in phases:
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
         report.findings = findings.all()
         _remove_initializers(model, initializers)
+        report.cpu = cpu_dependence(model, facts)
         add_functions(model, facts.opset)
     if fixed_inputs and not report.rewritten:
         model.graph.inputs[:] = fixed_inputs

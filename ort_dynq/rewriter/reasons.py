@@ -15,7 +15,8 @@ class Reason(Enum):
     OPSET_TOO_OLD = "the model is of opset {opset}, expected {oldest} or newer"
     CONTRADICTION = "{text}"
     FUSED = "ONNX Runtime fuses {nodes} into {kernel}"
-    FUSED_MATMUL_INTEGER = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger"
+    FUSED_MATMUL_INTEGER = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger, and keep_fused keeps them"
+    KEPT = "ONNX Runtime has fused it, and keep_fused keeps it"
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
     EXACT = "exact: an integer product changes the last bits"
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
@@ -116,6 +117,7 @@ class Reason(Enum):
     WEIGHTS_NOT_A_GRID_OF_CHANNELS = "the weights are not an 8-bit grid in each output channel"
     WEIGHTS_NOT_8_BITS = "the weights are not a matrix of integers of 8 bits"
     WEIGHTS_NO_MATRIX = "the weights are not a matrix, or empty"
+    WEIGHTS_SCALES = "the scales of the weights are not constants, one for all or one for each output channel"
     WEIGHTS_EMPTY = "the weights are empty"
     WEIGHTS_RANK = "the weights are of rank {rank}, expected {expected}"
     WEIGHTS_NOT_FINITE = "the weights have NaN or an infinity"
@@ -172,6 +174,16 @@ class Reason(Enum):
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
     NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
+    OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"
+
+    # Attention of ONNX Runtime with quantized weights
+    QATTENTION_PAST = "its past state makes it another operator; quantize the model before its attention is fused"
+    QATTENTION_ROTARY = "it rotates query and key; quantize the model before its attention is fused"
+    QATTENTION_HEADS = "its weights are not those of query, key and value with num_heads heads of one size"
+    QATTENTION_MASK = (
+        "its mask is not known to have one row or one length for each sample; quantize the model before its attention "
+        "is fused"
+    )
 
     # Convolutions
     CONV_TOO_SMALL = "the convolution is too small: quantization and a custom operator cost more than integers save"

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..operators import DOMAIN
+from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
 _DYNAMIC = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
+_MOST_NAMES = 3  # of products in a line
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ class Report:
         findings: The nodes that were converted, and those that stay for a reason.
         before, after: The number of nodes of each operator.
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
+        cpu: What of the new model's results depends on the CPU.
     """
 
     findings: list[Finding] = field(default_factory=list)
     before: Mapping[str, int] = field(default_factory=Counter)
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    cpu: CpuDependence = field(default_factory=CpuDependence)
 
     @property
     def rewritten(self) -> list[Finding]:
@@ -122,6 +126,21 @@ class Report:
         products = _listed(_only(self.before, *_PRODUCTS))
         return [f"no quantization with run-time scales{f', {products}' if products else ''}"]
 
+    @property
+    def cpu_text(self) -> list[str]:
+        """What depends on the CPU, in lines: none if nothing does."""
+        lines, saturating = [], self.cpu.saturating
+        if saturating:
+            counts = _listed(Counter(each.op_type for each in saturating))
+            more = ", ..." if len(saturating) > _MOST_NAMES else ""
+            names = ", ".join(each.node for each in saturating[:_MOST_NAMES])
+            lines.append(
+                f"wrong on x86 CPUs without VNNI, where sums saturate: {counts} of uint8 by int8 ({names}{more})"
+            )
+        if self.cpu.rounding:
+            lines.append(f"last bits depend on the CPU, since floats are rounded: {_listed(self.cpu.rounding)}")
+        return lines
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data for JSON."""
         return {
@@ -131,6 +150,10 @@ class Report:
             "unconverted": [finding.to_dict() for finding in self.unconverted],
             "before": dict(self.before),
             "after": dict(self.after),
+            "depends_on_cpu": {
+                "saturating": [each._asdict() for each in self.cpu.saturating],
+                "rounding": dict(self.cpu.rounding),
+            },
         }
 
 

@@ -30,6 +30,7 @@ class Context:
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         fuse: Whether the last bits of floats may change where nodes are fused.
         weights_only: What becomes of MatMulNBits that asks for a float activation; one of :data:`WEIGHTS_ONLY`.
+        keep_fused: Whether integer products stay that ONNX Runtime fuses, although they saturate on some CPUs.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
@@ -39,6 +40,7 @@ class Context:
     path: str = "main"
     fuse: bool = False
     weights_only: str = WEIGHTS_ONLY[0]
+    keep_fused: bool = False
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, trunca
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
-from .products import float_matmul, float_weights, integer_matmul, matmul_nbits, unconverted
+from .products import float_matmul, float_weights, fused_products, integer_matmul, matmul_nbits, unconverted
 from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
@@ -17,7 +17,7 @@ PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
     (
         *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
-        *(matmul_nbits.RULE, dynamic_lstm.RULE),
+        *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
     (float_weights.RULE, batch_normalization.RULE),
     (tails.RULE,),

@@ -56,7 +56,7 @@ class FloatProduct(NamedTuple):
         if self.node.op_type == "Einsum":
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
         alpha = self.node.attributes.get_float("alpha", 1.0)
-        return np.asarray(x @ (weights.T if self.is_transposed else weights)) * alpha
+        return np.asarray(x @ (weights.swapaxes(-1, -2) if self.is_transposed else weights)) * alpha
 
     def reference(self, x: Array, weights: Array, known: Mapping[str, Array], size: Array) -> tuple[Array, Array]:
         """Returns the result and the magnitude.
@@ -92,7 +92,7 @@ class FloatProduct(NamedTuple):
             return math.prod(weights.shape[1:])
         if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
             return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
-        return len(weights.T if self.is_transposed else weights)
+        return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
         """Returns the operand of a step, float64, as it broadcasts to the product."""

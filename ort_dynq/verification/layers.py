@@ -238,7 +238,8 @@ def is_fusion(node: ir.Node, a: Mapping[str, ir.Value]) -> bool:
     producers = [a[name_of(output)].producer() for output in node.outputs if name_of(output) in a]
     if node.domain != MICROSOFT:
         return False
-    return any(each is not None and each.op_type != node.op_type for each in producers) or (
+    # MultiHeadAttention computes the bits of a QAttention after the products of its query, key and value.
+    return any(each is not None and each.op_type not in (node.op_type, "QAttention") for each in producers) or (
         not producers and RULE in node.metadata_props
     )
 

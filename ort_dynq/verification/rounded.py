@@ -37,12 +37,19 @@ class StoredWeights:
             channels = (-1, *[1] * (weights.ndim - 1))
             return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
         bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
-        depth = self.packed.shape[1] * (4 if bits == 8 else 8)  # with padding
-        codes = unpack(self.packed, depth, self.scale.shape[-1], bits).astype(np.float64)
+        *stack, _, units, _, _ = self.packed.shape
+        depth, columns = units * (4 if bits == 8 else 8), self.scale.shape[-1]  # with padding
+        matrices = self.packed.reshape(-1, *self.packed.shape[-4:])
+        codes = np.array([unpack(matrix, depth, columns, bits) for matrix in matrices], np.float64)
         # Parameters of groups have a row for each group; others broadcast.
-        zero_point, scale = (np.repeat(x, size, 0) if size and len(x) > 1 else x for x in (self.zero_point, self.scale))
-        rows = ((codes - zero_point) * scale)[: len(weights.T if is_transposed else weights)]
-        return np.asarray(rows.T if is_transposed else rows)
+        zero_point, scale = (
+            np.repeat(x, size, -2) if size and x.ndim > 1 and x.shape[-2] > 1 else x
+            for x in (self.zero_point, self.scale)
+        )
+        of_a = weights.swapaxes(-1, -2) if is_transposed else weights
+        rows = ((codes.reshape(*stack, depth, columns) - zero_point) * scale)[..., : of_a.shape[-2], :]
+        found = rows.swapaxes(-1, -2) if is_transposed else rows
+        return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
 
 
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:

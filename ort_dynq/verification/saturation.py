@@ -16,11 +16,12 @@ import onnx_ir as ir
 
 from .. import runtime
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS, graphs
+from ..graphs import graphs
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
 from ..rewriter.normal_form import inlined_if_possible
+from ..rewriter.policy.saturation import OPERANDS, key_of
 from ..rewriter.products.unsigned_codes import nodes_of_unsigned
 from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from ..storage import explained, load
@@ -28,13 +29,7 @@ from ..storage import explained, load
 if TYPE_CHECKING:
     from ..storage import Model
 
-_SIGNED_INPUT = {"MatMulInteger": 1, "ConvInteger": 0}
-"""The input that is int8, beside a uint8 one, in a product that saturates.
-
-ConvInteger is a matrix product of the weights by the input, in this order: uint8 x int8 if the weights are uint8.
-"""
 _PREFIX = "ort_dynq.exact."  # of new names: products of A and B are matched by the names that a rewrite gives
-_ZERO_POINTS = 2  # zero points are the inputs 2 and 3, in the order of the operands
 _WEIGHTS_OF_LSTM = (1, 9, 2, 11)  # of DynamicQuantizeLSTM, and their zero points, in pairs; its activations are uint8
 
 
@@ -77,9 +72,10 @@ def without_saturation(model: Model) -> tuple[Model, int]:
 
 
 def _is_product(node: ir.Node) -> bool:
-    is_standard = node.domain in STANDARD_DOMAINS and node.op_type in _SIGNED_INPUT and len(node.inputs) >= 2
+    operands = OPERANDS.get(key_of(node))
+    is_product = operands is not None and len(node.inputs) > max(operands.signed, operands.unsigned or 0)
     is_lstm = is_dynamic_lstm(node) and len(node.inputs) > max(_WEIGHTS_OF_LSTM)
-    return (is_standard or is_lstm) and RULE not in node.metadata_props
+    return (is_product or is_lstm) and RULE not in node.metadata_props
 
 
 def _saturating(model: ir.Model) -> list[ir.Node]:
@@ -92,9 +88,10 @@ def _saturating(model: ir.Model) -> list[ir.Node]:
                 if all(value is not None and value.dtype == ir.DataType.INT8 for value in weights):
                     found.append(node)
                 continue
-            signed = _SIGNED_INPUT[node.op_type]
-            types = [None if value is None else value.dtype for value in (node.inputs[signed], node.inputs[1 - signed])]
-            if types == [ir.DataType.INT8, ir.DataType.UINT8]:
+            operands = OPERANDS[key_of(node)]
+            signed, other = (None if i is None else node.inputs[i] for i in (operands.signed, operands.unsigned))
+            is_unsigned = operands.unsigned is None or (other is not None and other.dtype == ir.DataType.UINT8)
+            if signed is not None and signed.dtype == ir.DataType.INT8 and is_unsigned:
                 found.append(node)
     return found
 
@@ -103,7 +100,8 @@ def _use_unsigned(node: ir.Node, facts: Facts) -> None:
     """Replaces the int8 operands of a product and their zero points by uint8 values that are 128 larger."""
     positions: tuple[int, ...] = _WEIGHTS_OF_LSTM
     if not is_dynamic_lstm(node):
-        positions = tuple(offset + _SIGNED_INPUT[node.op_type] for offset in (0, _ZERO_POINTS))
+        operands = OPERANDS[key_of(node)]
+        positions = operands.signed, operands.zero_point
     node.resize_inputs(max(len(node.inputs), positions[-1] + 1))
     for position in positions:
         value = node.inputs[position]

@@ -12,7 +12,7 @@ from ..backends.register import register
 from ..errors import DynqError
 from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring.plain import plain
-from ..measuring.sessions import SessionError, check_signature, open_session, run, run_original, signature
+from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, run_original, signature
 from ..rewriter.metadata import QUANTIZED
 from .comparison import Comparison, compare, count_nans
 from .products import Product, check_products
@@ -171,6 +171,7 @@ def verify(
         try:
             session = open_session(b if optimize else exact_b, "B", backend=backend, optimize=optimize)
             check_signature(expected_signature, signature(session))
+            check_shapes(resolved, session)
             if _is_quantized(session) and not was_quantized:
                 raise DynqError(
                     "B was quantized, so its outputs differ from A's; `ort-dynq report A --quantized B` shows how much"

@@ -211,6 +211,9 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
         yield "ratios: MatMulInteger / ort_dynq 8; MatMulNBits 4 / ort_dynq 4"
         yield "read: a plain read of the 8-bit weights / ort_dynq 8"
+        for threads in settings.threads:
+            most = max(each.float_rate for each in found.timings if each.threads == threads)
+            yield f"float: up to {most:.0f} multiply-adds a ns (threads: {threads})"
         for size in sorted(set(cold.values()), reverse=True):
             counts = ", ".join(str(count) for count in rows if cold[count] == size)
             yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
@@ -227,14 +230,15 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
                 "MatMulNBits 4",
                 "ratio",
             ),
-            *("MatMulNBits 8", "torch", "float", "read", "ratio"),
+            *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio"),
         )
         table_rows = [
             (
                 *(each.rows, format_shape(each.weights), each.threads),
                 *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
                 *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
-                *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1), Figure(each.float_us, 1)),
+                *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1)),
+                *(Figure(each.float_us, 1), Figure(each.float_ratio_8, 2), Figure(each.float_ratio_4, 2)),
                 *(Figure(each.read_us, 1), Figure(each.read_ratio, 2)),
             )
             for each in found.timings

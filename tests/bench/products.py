@@ -38,6 +38,7 @@ class ProductTiming:
         read_us: A plain read of the 8-bit weights.
         ratio_8: integer_us / ours_8_us.
         ratio_4: nbits_4_us / ours_4_us.
+        float_ratio_8, float_ratio_4: float_us / ours_8_us, float_us / ours_4_us.
         read_ratio: read_us / ours_8_us.
     """
 
@@ -54,7 +55,14 @@ class ProductTiming:
     read_us: float
     ratio_8: float
     ratio_4: float | None
+    float_ratio_8: float
+    float_ratio_4: float
     read_ratio: float
+
+    @property
+    def float_rate(self) -> float:
+        """The multiply-adds of MatMul of float32 in a nanosecond."""
+        return self.rows * self.weights[0] * self.weights[1] / self.float_us / 1e3
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,8 @@ def _time(case: Case, group_size: int, settings: Settings) -> tuple[ProductTimin
         read_us=us["read"],
         ratio_8=us["MatMulInteger"] / us["ort_dynq 8"],
         ratio_4=None if nbits_4 is None else nbits_4 / us["ort_dynq 4"],
+        float_ratio_8=us["float"] / us["ort_dynq 8"],
+        float_ratio_4=us["float"] / us["ort_dynq 4"],
         read_ratio=us["read"] / us["ort_dynq 8"],
     )
     return timing, notes
@@ -178,6 +188,9 @@ def _means(timings: Sequence[ProductTiming]) -> Iterator[Mean]:
         ("MatMulInteger / ort_dynq, 8 bits, 32 rows and more", lambda each: each.ratio_8, lambda rows: rows >= 32),
         ("MatMulNBits / ort_dynq, 4 bits, 1 row", lambda each: each.ratio_4, lambda rows: rows == 1),
         ("MatMulNBits / ort_dynq, 4 bits, 128 rows", lambda each: each.ratio_4, lambda rows: rows == 128),
+        ("float / ort_dynq, 8 bits, 1 row", lambda each: each.float_ratio_8, lambda rows: rows == 1),
+        ("float / ort_dynq, 8 bits, 16 rows and more", lambda each: each.float_ratio_8, lambda rows: rows >= 16),
+        ("float / ort_dynq, 4 bits, 16 rows and more", lambda each: each.float_ratio_4, lambda rows: rows >= 16),
         ("plain read / ort_dynq, 8 bits, 1 row", lambda each: each.read_ratio, lambda rows: rows == 1),
     )
     for name, ratio, counts in kinds:

@@ -46,6 +46,8 @@ def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(each[name] > 0 for name in TIMES)
         assert each["ratio_8"] == pytest.approx(each["integer_us"] / each["ours_8_us"])
         assert each["ratio_4"] == pytest.approx(each["nbits_4_us"] / each["ours_4_us"])
+        assert each["float_ratio_8"] == pytest.approx(each["float_us"] / each["ours_8_us"])
+        assert each["float_ratio_4"] == pytest.approx(each["float_us"] / each["ours_4_us"])
         assert each["read_ratio"] == pytest.approx(each["read_us"] / each["ours_8_us"])
         assert each["torch_us"] is None
     assert any(note.startswith("torch is not available: ") for note in data["notes"])
@@ -55,6 +57,9 @@ def test_bench_products_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("MatMulInteger / ort_dynq, 8 bits, 32 rows and more", "ratio_8", (40, 128)),
         ("MatMulNBits / ort_dynq, 4 bits, 1 row", "ratio_4", (1,)),
         ("MatMulNBits / ort_dynq, 4 bits, 128 rows", "ratio_4", (128,)),
+        ("float / ort_dynq, 8 bits, 1 row", "float_ratio_8", (1,)),
+        ("float / ort_dynq, 8 bits, 16 rows and more", "float_ratio_8", (40, 128)),
+        ("float / ort_dynq, 4 bits, 16 rows and more", "float_ratio_4", (40, 128)),
         ("plain read / ort_dynq, 8 bits, 1 row", "read_ratio", (1,)),
     ):
         for threads in (1, 2):
@@ -76,18 +81,15 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("rows", "weights", "threads", "ort_dynq 8", "MatMulInteger", "ratio", "ort_dynq 4", "MatMulNBits 4", "ratio"),
-        *("MatMulNBits 8", "torch", "float", "read", "ratio"),
+        *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:3] for row in rows] == [["1", "64x48", "1"], ["40", "64x48", "1"]]
-    assert all(len(row) == 14 and row[10] == "-" for row in rows)
+    assert all(len(row) == 16 and row[10] == "-" for row in rows)
     assert [line for line in lines if not is_saturation(line)][-1].startswith("torch is not available: ")
     assert (
-        sum(
-            line.startswith(("MatMulInteger / ort_dynq", "MatMulNBits / ort_dynq", "plain read / ort_dynq"))
-            for line in lines
-        )
-        == 4
+        sum(re.match("(MatMulInteger|MatMulNBits|float|plain read) / ort_dynq", line) is not None for line in lines)
+        == 7
     )
 
 

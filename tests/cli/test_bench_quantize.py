@@ -315,7 +315,12 @@ def test_errors(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFix
     np.savez(tmp_path / "wrong.npz", y=np.zeros(1, np.float32))
     for arguments, text in (
         (("quantize",), "needs a float model: ort-dynq bench quantize float.onnx"),
-        (("quantize", str(tmp_path / "none.onnx")), "is not a file"),
+        (("quantize", str(tmp_path / "none.onnx")), "there is no file"),
+        (("quantize", "ddddocrr"), "no package of this name is known; did you mean ddddocr?"),
+        (("quantize", "silero"), "no package of this name is known; did you mean silero-vad?"),
+        (("quantize", "nothing"), "the packages are ddddocr, silero-vad"),
+        (("quantize", model, "--report", "page.pdf"), "choose a name that ends with .html instead of page.pdf"),
+        (("quantise", model), "there is no file quantise; did you mean `ort-dynq bench quantize`?"),
         (("quantize", str(MODELS / "ort_dynamic" / "model.onnx")), "is quantized by quantize_dynamic"),
         (("quantize", fixed, "--tokens", "4"), "--tokens is for a model whose first input has a dynamic sequence"),
         (("quantize", model, "--data", data, "--shape", "x=1x2x3"), "--data gives the values and shapes"),

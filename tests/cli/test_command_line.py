@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ from commands import ENCODER, run
 
 import ort_dynq
 from ort_dynq import cli
+
+LIGHT = {"ort_dynq.errors", "ort_dynq.files", "ort_dynq.system", "ort_dynq.formats"}
+"""Modules that load no other package. Those of the command line stay loaded, too."""
 
 
 def test_rewrite_and_verify_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +96,36 @@ def test_importing_the_command_line_loads_no_large_package() -> None:
     code = "import sys; from ort_dynq import cli; print({'numpy', 'onnx', 'onnxruntime', 'rich'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "inspect none.onnx",
+        "rewrite none.onnx -o o.onnx",
+        "quantize none.onnx -o o.onnx",
+        "report none.onnx -o o.html",
+        "verify model.onnx none.onnx",
+        "bench none.onnx",
+        "bench quantize none.onnx",
+        "bench generate none",
+        "verify model.onnx model.onnx --input x=none.npy",
+        "quantize model.onnx -o o.onnx --verify --data none.npz",
+    ],
+)
+def test_a_wrong_path_is_found_before_libraries_are_loaded(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in [
+        name for name in sys.modules if name.startswith("ort_dynq.") and name not in LIGHT and ".cli" not in name
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(arguments.split()) == 2
+    assert re.search(
+        r"none(\.\w+)?\)? is not a file|there is no (file|folder|file or folder) none", capsys.readouterr().err
+    )
 
 
 def test_colors_on_a_terminal_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,12 +226,26 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
     ("arguments", "message"),
     [
         ("nonsense", "invalid choice: 'nonsense'"),
+        ("quantise model.onnx -o o.onnx", "invalid choice: 'quantise', did you mean 'quantize'?"),
+        ("rewrite model.onnx -o o.onnx --weights-only block", "invalid choice: 'block', did you mean 'blocks'?"),
         ("rewrite model.onnx", "required: -o/--output (see ort-dynq rewrite --help)"),
         ("rewrite missing.onnx -o fast.onnx", "there is no file missing.onnx"),
         ("rewrite text.onnx -o fast.onnx", "text.onnx is not an ONNX model"),
         ("rewrite truncated.onnx -o fast.onnx", "truncated.onnx is not an ONNX model"),
         ("rewrite empty.onnx -o fast.onnx", "empty.onnx is not an ONNX model"),
         ("rewrite . -o fast.onnx", ". has no genai_config.json, so it is not a folder of onnxruntime-genai"),
+        ("rewrite alone -o fast.onnx", "give the model in it: alone/model.onnx"),
+        ("quantize alone -o fast.onnx", "alone is a folder; give the model in it: alone/model.onnx"),
+        ("inspect alone", "alone is a folder; give the model in it: alone/model.onnx"),
+        ("report alone -o page.html", "alone is a folder; give the model in it: alone/model.onnx"),
+        ("verify model.onnx alone", "B (alone) is a folder; give the model in it: alone/model.onnx"),
+        ("bench alone", "alone has no subfolders with a model.onnx; for one model, give the model in it: alone/model"),
+        ("inspect nothing", "nothing is a folder; give a model, a .onnx file; there is none in it"),
+        (
+            "verify model.onnx longer.onnx",
+            "the input x of A has shape [2, 4], that of B [batch, 5]; give one that both",
+        ),
+        ("quantize model.onnx -o o.onnx --verify --data none.npz", "there is no file or folder none.npz with data"),
         ("rewrite model.onnx -o nowhere/fast.onnx", "there is no folder nowhere to write fast.onnx in"),
         ("rewrite model.onnx -o .", ". is a folder; choose the name of a file"),
         ("rewrite model.onnx -o model.onnx", "model.onnx is the input itself; use --force to overwrite it"),
@@ -214,7 +262,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("verify model.onnx missing.onnx", "B (missing.onnx) is not a file"),
         ("verify text.onnx model.onnx", "A (text.onnx) is not an ONNX model"),
         ("verify model.onnx truncated.onnx", "B (truncated.onnx) is not an ONNX model"),
-        ("verify model.onnx empty.onnx", "B (empty.onnx) is empty"),
+        ("verify model.onnx empty.onnx", "B (empty.onnx) is not an ONNX model: it is empty"),
         ("verify model.onnx model.onnx --shape x=2xtwo", "--shape x=2xtwo is not of the form NAME=1x128x768"),
         ("verify model.onnx model.onnx --shape 2x4", "--shape 2x4 is not of the form NAME=1x128x768"),
         ("verify model.onnx model.onnx --shape x=-2x4", "--shape x=-2x4 is not of the form NAME=1x128x768"),
@@ -238,16 +286,24 @@ def test_wrong_arguments_are_one_line(
     Path("truncated.onnx").write_bytes(whole[: len(whole) * 2 // 3])
     Path("text.onnx").write_text("This is not a model.\n" * 9)
     Path("empty.onnx").touch()
+    Path("alone").mkdir()
+    Path("nothing").mkdir()
+    Path("alone/model.onnx").write_bytes(whole)
+    longer = helpers.parse(
+        "float[batch, 5] x", "float[batch, 5] y, int8[batch, 5] codes", "y = Identity(x) codes = Cast<to = 3>(x)"
+    )
+    del longer.opset_import[1]
+    onnx.save(longer, "longer.onnx")
     np.savez("several.npz", a=np.zeros(1))
     np.save("double.npy", np.zeros((2, 4)))
-    before = {path: path.read_bytes() for path in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert cli.main([*arguments.split(), *(["--json"] if as_json else [])]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("ort-dynq: error: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
 def test_full_disk_leaves_no_file(

@@ -147,7 +147,10 @@ def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture
     assert lines[10].split()[:2] == ["8", "node_fake_quantize_per_tensor_affine_*"]
     assert "ONNX Runtime fuses" in lines[10]  # lines are not wrapped if there is no terminal
     assert lines[11].split()[0] == "4"
-    assert len(lines) == 12
+    rounding = (
+        "last bits depend on the CPU, since floats are rounded: 2 Gelu, 5 LayerNormalization, 4 MatMul and 2 Softmax"
+    )
+    assert lines[12:] == ["", "Depends on the CPU after a rewrite:", rounding]
 
 
 def test_inspect_of_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,7 +179,7 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
 // `in_tiles`: checks conv_tiles.
 inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels, bool in_tiles,
                   Random& random) {
-  static Arena arenas[11];
+  static Arena arenas[12];
   const bool at_end = !random.one_in(3);
   // Maybe at an address that is no multiple of the size of an element.
   const auto place = [&](Arena& arena, const auto& values) {
@@ -225,6 +225,8 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
         fail(name + " sum_conv_codes, " + problem.text() + ": element " + std::to_string(i) + " is " +
              std::to_string(block.scratch.code_sums[i]) + ", expected " + std::to_string(right));
   }
+  const std::vector<uint8_t> wide_weights(static_cast<size_t>(problem.quads * kernels.conv_quad_bytes));
+  block.scratch.weights = arenas[11].place(wide_weights, at_end, 0);
   if (in_tiles) {
     block.input.run = problem.run;
     block.input.run_bytes = problem.run_bytes;

@@ -356,6 +356,7 @@ int64_t terms_of(const std::vector<ort_dynq_attribute>& given) {
 
 struct Product {
   int64_t bits, group_size, terms, columns;
+  Shape stack;  // the leading dimensions of the weights
 
   // Changes attributes and src so that they fit each other: any of them alone would mostly be invalid with groups.
   Product(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
@@ -379,11 +380,34 @@ struct Product {
     columns = std::min(columns, std::max<int64_t>(1, most / std::max<int64_t>(1, src.elements())));
     terms = terms_of(given);
     if (src.rank > 0 && !bytes.one_in(16)) src.dims[src.rank - 1] *= terms;
+    stack.rank = src.rank >= 2 && bytes.one_in(4) ? 1 + bytes.below(2) : 0;
+    for (size_t i = 0; i < stack.rank; ++i) {
+      const int64_t own = lead(src, stack.rank - 1 - i);
+      stack.dims[i] = own == 1 || bytes.one_in(16) ? 1 + static_cast<int64_t>(bytes.below(3))
+                      : own > 8 || bytes.one_in(4) ? 1
+                                                   : own;
+    }
   }
 
+  // The dimension of src that is `i` dimensions before the last one of its leading dimensions; 1 if there is none.
+  static int64_t lead(const Shape& src, size_t i) { return i + 3 <= src.rank ? src.dims[src.rank - 3 - i] : 1; }
+
   Shape result(const Shape& src) const {
+    if (src.rank == 0) return src;
     Shape shape = src;
-    if (shape.rank > 0) shape.dims[shape.rank - 1] = columns;
+    shape.rank = std::max(src.rank, stack.rank == 0 ? 0 : stack.rank + 2);
+    for (size_t i = 0; i < 2 && i < src.rank; ++i) shape.dims[shape.rank - 1 - i] = src.dims[src.rank - 1 - i];
+    for (size_t i = 0; i + 2 < shape.rank; ++i) {
+      const int64_t own = lead(src, i), other = i < stack.rank ? stack.dims[stack.rank - 1 - i] : 1;
+      shape.dims[shape.rank - 3 - i] = own == 1 ? other : own;
+    }
+    shape.dims[shape.rank - 1] = columns;
+    return shape;
+  }
+
+  Shape stacked(std::initializer_list<int64_t> matrix) const {
+    Shape shape = stack;
+    for (const int64_t length : matrix) shape.dims[shape.rank++] = length;
     return shape;
   }
 
@@ -401,15 +425,15 @@ struct Product {
       case 2:
         return bytes.one_in(4) ? one : scales;
       case 3:
-        return shape_of({(columns + 15) / 16, (depth + unit - 1) / unit, 16, 4});
+        return stacked({(columns + 15) / 16, (depth + unit - 1) / unit, 16, 4});
       case 4:
-        return bytes.one_in(2) ? shape_of({groups, columns}) : one;
+        return bytes.one_in(2) ? stacked({groups, columns}) : one;
       case 5:
-        return shape_of({bytes.one_in(2) ? 1 : groups, columns});
+        return stacked({bytes.one_in(2) ? 1 : groups, columns});
       case 6:
-        return shape_of({bytes.one_in(4) ? 0 : groups, columns});  // 0: the operator computes them
+        return stacked({bytes.one_in(4) ? 0 : groups, columns});  // 0: the operator computes them
       default:
-        return shape_of({columns});
+        return stacked({columns});
     }
   }
 };

@@ -49,6 +49,7 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
+constexpr int64_t kManyRows[] = {13, 18, 47, 48, 49, 61, 97}, kLongDepths[] = {509, 512, 513, 516, 1024, 1029, 1540};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
 constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
@@ -181,6 +182,12 @@ Problem make_problem(Random& random) {
     problem.row_groups = random.one_in(2) ? problem.groups : 1;
     problem.column_groups = random.one_in(3) ? 1 : problem.groups;
     problem.order = dynq::kColumnFirst;
+  }
+  if (random.one_in(40)) {  // kernels that widen parts of the rows, columns and k take several parts
+    problem.bits = 8;
+    problem.rows = random.of(kManyRows);
+    problem.depth = random.of(kLongDepths);
+    problem.groups = problem.row_groups = problem.column_groups = 1;
   }
   problem.zps_vary = random.one_in(3);
   if (problem.bits == 4) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));

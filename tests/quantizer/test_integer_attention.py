@@ -14,8 +14,8 @@ HEADS, SIZE = 4, 16
 WIDTH = HEADS * SIZE
 
 
-def model_of(mask: str = "", *, cached: bool = False) -> onnx.ModelProto:
-    """A layer of attention with projections, float32 [B, S, WIDTH], and a mask of keys, [B, 1, 1, S]."""
+def model_of(mask: str = "", *, cached: bool = False, rows: str = "1") -> onnx.ModelProto:
+    """A layer of attention with projections, float32 [B, S, WIDTH], and a mask of keys, [B, 1, rows, S]."""
     rng = np.random.default_rng(0)
     split = " ".join(
         f"{name}0 = MatMul(x, w_{name}) {name}1 = Reshape({name}0, split) {name}4 = Transpose<perm = {perm}>({name}1)"
@@ -32,9 +32,9 @@ def model_of(mask: str = "", *, cached: bool = False) -> onnx.ModelProto:
     past = f", float[B, {HEADS}, P, {SIZE}] past" if cached else ""
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[B, S, {WIDTH}] x, bool[B, 1, 1, S] keep{past}) => (float[B, S, {WIDTH}] y)
+        g (float[B, S, {WIDTH}] x, bool[B, 1, {rows}, S] keep{past}) => (float[B, S, {WIDTH}] y)
         <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}, float root = {{{SIZE**0.5}}},
-         float lowest = {{-3.4e38}}>
+         float lowest = {{-3.4e38}}, float one = {{1}}>
         {{ {split} {values} s = MatMul(q4, {k}) d = Div(s, root) {mask} p = Softmax<axis = -1>({scores})
            o = MatMul(p, {v}) t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, rows) }}"""
     )
@@ -52,6 +52,13 @@ def feeds(batch: int = 2, tokens: int = 40) -> dict[str, Array]:
     keep = rng.random((batch, 1, 1, tokens)) < 0.7
     keep[..., 0] = True
     return {"x": rng.normal(0, 1, (batch, tokens, WIDTH)).astype(np.float32), "keep": keep}
+
+
+MASKS = {
+    "boolean": MASK,
+    "additive": "f = Cast<to = 1>(keep) g = Sub(one, f) a = Mul(g, lowest) m = Add(d, a)",
+    "infinite": "f = Cast<to = 1>(keep) l = Log(f) m = Add(d, l)",
+}
 
 
 def count(model: onnx.ModelProto, operator: str) -> int:
@@ -87,3 +94,23 @@ def test_options() -> None:
     assert count(given.to_proto(), "QuantizedAttention") == 0  # its noise cannot be removed layer by layer
     with pytest.raises(DynqError, match="attention is 'int4', expected int8 or float"):
         ort_dynq.quantize(model_of(), attention="int4")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_hidden_tokens_change_nothing(mask: str, is_causal: bool) -> None:
+    """The result of a token has the same bits whatever the tokens are that a mask hides from it, as in float."""
+    quantized = ort_dynq.quantize(model_of(MASKS[mask], rows="S" if is_causal else "1")).to_proto()
+    assert count(quantized, "QuantizedAttention") == 1
+    session, given, tokens, first = make_session(quantized, "native"), feeds(), 40, 23
+    rng = np.random.default_rng(2)
+    hidden = np.arange(tokens) >= first if is_causal else ~given["keep"][0, 0, 0]
+    if is_causal:
+        given["keep"] = np.broadcast_to(np.tril(np.ones((tokens, tokens), bool)), (2, 1, tokens, tokens))
+    else:
+        given["keep"] = np.broadcast_to(~hidden, (2, 1, 1, tokens))
+    (expected,) = session.run(None, given)
+    for factor in (0, 1, 1000):
+        given["x"][:, hidden] = rng.normal(0, factor, (2, int(hidden.sum()), WIDTH))
+        (result,) = session.run(None, given)
+        assert_same(result[:, ~hidden], expected[:, ~hidden])

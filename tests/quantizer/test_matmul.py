@@ -190,7 +190,8 @@ STAYING = {
     "160 x 8 weights are too few: quantizing the activation costs more than integers save": _staying(
         MATMUL, b=W[:, :8]
     ),
-    "the weights are of rank 3, expected 2": _staying(MATMUL, b=W[None]),
+    "the weights are of rank 3, expected 2": model_of([MATMUL], {"b": np.array([W, W])}, shape=(K,)),
+    "the weights are of rank 1, expected 2": _staying(MATMUL, b=W[:, 0]),
     "the activation is double, expected float32": model_of(
         [MATMUL], {"b": W.astype(np.float64)}, type_=TensorProto.DOUBLE
     ),

@@ -6,6 +6,8 @@ exact, so the result has as few roundings as ort_dynq.verify allows.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -318,7 +320,10 @@ def test_convolutions_of_few_positions_stay(samples: int, image: tuple[int, int]
     """The positions of all samples count, but a single one of a sample does not."""
     node = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")])
     node.outputs[0].shape = ir.Shape([samples, 512, *image])
-    assert is_tiny_convolution(node, np.ones((512, 512, 3, 3), np.int8)) == is_left
+    weights = np.ones((512, 512, 3, 3), np.int8)
+    assert is_tiny_convolution(node, weights) == is_left
+    alone = is_tiny_convolution(node, weights, has_scales_of_samples=True)
+    assert alone == (is_left or math.prod(image) < 8)
 
 
 def test_depthwise_convolutions_stay() -> None:

@@ -119,9 +119,9 @@ def test_arbitrary_weights_are_rejected_quickly() -> None:
     for dtype in (np.float16, F):
         weights = rng.normal(size=(4096, 1024)).astype(dtype).astype(F)
         for may_be_rounded in (False, True):
-            start = time.perf_counter()
+            start = time.process_time()  # not the time of a machine that is busy with others
             assert grid_of(weights, may_be_rounded=may_be_rounded) is None
-            assert time.perf_counter() - start < 1
+            assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("most", [1, 7, 127])
@@ -226,6 +226,6 @@ def test_weights_that_are_almost_a_rounded_grid_are_rejected(column: int) -> Non
 
 def test_arbitrary_weights_of_float16_are_rejected_quickly() -> None:
     weights = np.random.default_rng(0).normal(0, 0.02, (4096, 1024)).astype(np.float16).astype(F)
-    start = time.perf_counter()
+    start = time.process_time()
     assert grid_of(weights, may_be_rounded=True) is None
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

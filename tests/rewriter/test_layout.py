@@ -6,6 +6,7 @@ it. "conv x a" stands for a Transpose, the quantization of x, an integer convolu
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
@@ -13,7 +14,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from helpers import Array
+from helpers import Array, every
 from onnx import numpy_helper
 from rewriting import check, nodes_of, rows, tails
 
@@ -41,6 +42,8 @@ CONSTANTS = {
     "two": np.array([2]),
     "middle": np.array([1, 2]),
     "ends": np.array([5, 4]),
+    "around": np.array([0, 1, 1, 0, 0, 1, 1, 0]),
+    "lengths": np.array([6, 6]),
     "of_width": np.array([2, 1]),
     "start": np.array([0, 1]),
 }
@@ -48,8 +51,9 @@ CONSTANTS = {
 
 def conv(x: str, a: str) -> str:
     """An integer convolution of an image with the channels last, as quantize_dynamic writes it."""
+    weights = f"w_{a}" if f"w_{a}" in CONSTANTS else "w_d"
     return f"""{a}_t = Transpose<perm = {FIRST}>({x}) {a}_q, {a}_s, {a}_z = DynamicQuantizeLinear({a}_t)
-        {a}_i = ConvInteger<pads = [1, 1, 1, 1]>({a}_q, w_{a}, {a}_z, wz) {a}_f = Cast<to = 1>({a}_i)
+        {a}_i = ConvInteger<pads = [1, 1, 1, 1]>({a}_q, {weights}, {a}_z, wz) {a}_f = Cast<to = 1>({a}_i)
         {a}_k = Mul({a}_s, ws) {a}_g = Mul({a}_f, {a}_k) {a} = Transpose<perm = {LAST}>({a}_g)
         """
 
@@ -174,6 +178,44 @@ def test_outputs(name: str) -> None:
     """Outputs of the model keep their names and layouts."""
     text, remaining = OUTPUTS[name]
     assert check(model_of(text, "float[] y, float[] z"), images()).after["Transpose"] == remaining
+
+
+STEPS = (
+    "conv {a} {v}",
+    "{v} = Relu({a})",
+    "{v} = Softplus({a})",
+    "{v} = Sigmoid({a})",
+    "{v} = Add({a}, {b})",
+    "{v} = Mul({a}, {b})",
+    "{v} = Add({a}, b)",
+    "{v} = Mul(m, {a})",
+    "{v} = Sub({a}, of_places)",
+    "{v} = Clip({a}, zero, six)",
+    "{v}c = Less({a}, {b}) {v} = Where({v}c, {a}, three)",
+    "{v}c = Concat<axis = -1>({a}, {b}) {v}l, {v} = Split<axis = 3, num_outputs = 2>({v}c)",
+    "{v}l, {v}r = Split<axis = -1, num_outputs = 2>({a}) {v} = Concat<axis = 3>({v}r, {v}l)",
+    "{v}p = Pad({a}, around) {v} = Slice({v}p, middle, lengths, middle)",
+    f"{{v}}t = Transpose<perm = {FIRST}>({{a}}) {{v}} = Transpose<perm = {LAST}>({{v}}t)",
+    f"{{v}}t = Transpose<perm = {FIRST}>({{a}}) {{v}}p = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>({{v}}t) "
+    f"{{v}} = Transpose<perm = {LAST}>({{v}}p)",
+    f"{{v}}t = Transpose<perm = {FIRST}>({{a}}) {{v}}p = BatchNormalization({{v}}t, v, b, b, v) "
+    f"{{v}} = Transpose<perm = {LAST}>({{v}}p)",
+)
+
+
+@pytest.mark.parametrize("seed", every(25, range(100)))
+def test_random_networks(seed: int) -> None:
+    """Networks of any nodes between any values, with two outputs; no Transpose is added."""
+    choose = random.Random(seed)
+    values, nodes = ["x", "a"], ["conv x a"]
+    for v in [f"n{i}" for i in range(choose.randint(6, 16))]:
+        first, second = choose.choices(values[-4:], k=2)
+        nodes.append(choose.choice(STEPS).format(a=first, b=second, v=v))
+        values.append(v)
+    nodes.append(f"y = Identity({v})" if choose.random() < 0.5 else f"y = Transpose<perm = {FIRST}>({v})")
+    model = model_of(" ".join(nodes), f"float[] y, float[] {choose.choice(values[1:])}")
+    report = check(model, stock_data=(images(),))
+    assert report.after["Transpose"] <= report.before["Transpose"]
 
 
 def test_without_a_converted_convolution() -> None:

@@ -69,6 +69,11 @@ CASES = [
     ),
     ("int32[b, t] x", f"y, m = {MS}EmbedLayerNormalization(x, , table, table, , g, g)", ("b", "t", 16)),
     ("int32[b, t] x", f"z, m, y = {MS}EmbedLayerNormalization(x, , table, table, , g, g)", ("b", "t", 16)),
+    (
+        "int32[b, t] x",
+        f"y, m = {MS}QEmbedLayerNormalization(x, , packed, packed, , g8, g8, , s, s, , s, s, z8, z8, , z8, z8)",
+        ("b", "t", 16),
+    ),
     ("int32[b, t] x", f"y = {MS}GatherBlockQuantized<block_size = 16>(packed, x, scales)", ("b", "t", 32)),
     (
         "int32[b, t] x",
@@ -127,6 +132,8 @@ CONSTANTS = {
     "ones4": np.ones(4, np.float32),
     "table": np.ones((9, 16), np.float32),
     "packed": np.ones((9, 16), np.uint8),
+    "g8": np.ones(16, np.uint8),
+    "z8": np.uint8(0),
     "scales": np.ones((9, 2), np.float32),
     "few": np.ones((9, 1), np.float32),
     "filter": np.ones((6, 3, 3, 3), np.float32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.version_converter
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from helpers import Array, stock_session
 from onnx import helper, numpy_helper
@@ -17,7 +20,7 @@ from quantizing import product
 from rewriting import F, check, check_products, found, parse, products, rows
 
 import ort_dynq
-from ort_dynq import opsets
+from ort_dynq import opsets, runtime
 from ort_dynq.cli import main
 from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.rewriter.explain import explain
@@ -219,3 +222,55 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     assert main(["report", str(path), "-o", str(page), "--seconds", "0.1"]) == 0
     assert text[1:] in " ".join(page.read_text().split())  # the first letter is upper case
+
+
+# Models that are newer than the installed onnxruntime
+
+
+def newer(ir_version: int = 8, **opsets: int) -> onnx.ModelProto:
+    model = product()
+    model.ir_version = ir_version
+    for name, version in opsets.items():
+        domain = name.replace("_", ".")
+        imports = {each.domain: each for each in model.opset_import}
+        (imports.get(domain) or model.opset_import.add(domain=domain)).version = version
+    return model
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("", "opset 999 of the domain ai.onnx,"),
+        ("ai_onnx_ml", "opset 999 of the domain ai.onnx.ml,"),
+        (None, "IR version 999"),
+    ],
+)
+@pytest.mark.parametrize("command", ["rewrite", "quantize"])
+def test_newer_than_onnxruntime(
+    command: str, domain: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The message has the newest version that works: onnxruntime opens it, and not the next one."""
+
+    def of_version(version: int) -> onnx.ModelProto:
+        return newer(version) if domain is None else newer(**{domain: version})
+
+    monkeypatch.chdir(tmp_path)
+    onnx.save(of_version(999), "new.onnx")
+    for target in ("out.onnx", "new.onnx"):
+        assert main([command, "new.onnx", "-o", target, "--force"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert f"the installed onnxruntime {ort.__version__} runs at most " in error
+        assert error.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["new.onnx"]
+        assert onnx.load("new.onnx") == of_version(999)
+    newest = int(re.findall(r"runs at most (\d+)", error)[0])
+    assert not runtime.can_open(of_version(newest + 1))
+    assert runtime.can_open(of_version(newest)) or domain == ""  # its kernels may be missing
+    opsets.check_versions(ir.from_proto(of_version(newest)))
+
+
+def test_versions_that_are_not_newer() -> None:
+    """Only newer versions are an error; a domain that onnxruntime does not know may have any."""
+    for model in (newer(), newer(3), newer(mine=2**40), newer(**{"": 1}), newer(**{"": 0}), newer(ir_version=0)):
+        opsets.check_versions(ir.from_proto(model))

@@ -46,6 +46,7 @@ CHAINS = {
     "encoder_torchao": 4,
     "functions": 2,
     "integer_token_int32": 1,
+    "experts_token": 1,
     "integer_token_s8": 1,
     "integer_token_u8": 1,
     "integer_token_zero_point": 1,

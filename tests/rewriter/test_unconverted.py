@@ -15,6 +15,7 @@ from ort_dynq.rewriter.report import Report
 CONSTANTS = {
     "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
     "wq": np.random.default_rng(0).integers(-128, 128, (48, 32)).astype(np.int8),
+    "wu": np.random.default_rng(0).integers(0, 256, (48, 32)).astype(np.uint8),
     "filter": np.random.default_rng(0).normal(size=(4, 8, 3, 3)).astype(np.float32),
     "none": np.array(0, np.uint8),
 }
@@ -47,10 +48,10 @@ def model_of(nodes: str, inputs: str = "float[48, 48] x", outputs: str = "float[
         (f"{FAKE} y = com.microsoft.FusedMatMul(f, w)", "no integer product for com.microsoft.FusedMatMul"),
         (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),
         (f"{FAKE} y = MatMul(f, w)", "the weights are not an 8-bit grid"),
-        (f"{LINEAR} i = MatMulInteger(q, wq, z) j = Cast<to = 1>(i) y = Mul(j, s)", Reason.FUSED_MATMUL_INTEGER.value),
-        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "the int32 result is not cast and scaled"),
-        (f"{LINEAR} t = Transpose(q) i = MatMulInteger(t, wq, z) j = Cast<to = 1>(i) y = Mul(j, i)", "is not cast"),
-        (f"{LINEAR} y = QLinearMatMul(q, s, z, q, s, z, s, z)", "it is an integer operator of ONNX Runtime"),
+        (f"{LINEAR} y = MatMulInteger(q, wu, z)", "the int32 result is not cast and scaled"),
+        (f"{LINEAR} i = MatMulInteger(q, q, z, z) j = Cast<to = 1>(i) y = Mul(j, s)", "are computed at run time"),
+        (f"{LINEAR} y = QLinearMatMul(q, s, z, q, s, z, s, z)", "optimizer made it of run-time scales"),
+        (f"{LINEAR} y = QLinearMatMul(q, eps, none, q, s, z, s, z)", "it is an integer operator of ONNX Runtime"),
         (f"{LINEAR} j = Cast<to = 1>(q) y = MatMul(j, w)", "the weights are not an 8-bit grid"),
         ("q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)", Reason.STATIC.value),
         (f"{TRUNCATED} q = Cast<to = 3>(d) f = Cast<to = 1>(q) y = MatMul(f, w)", "the weights are not an 8-bit grid"),
@@ -115,7 +116,6 @@ def test_codes_of_other_roundings() -> None:
 @pytest.mark.parametrize(
     ("name", "summary"),
     [
-        ("ort_dynamic", "2 unconverted: 2 DynamicQuantizeLinear and 2 MatMulInteger, which ONNX Runtime fuses itself"),
         ("torch_lsq_constant", "1 unconverted"),
     ],
 )
@@ -135,7 +135,7 @@ def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> N
         ),
         ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul"),
         ("y = Relu(x)", "nothing to rewrite: no quantization with run-time scales"),
-        (f"{LINEAR} y = MatMulInteger(q, wq, z)", "nothing to rewrite, 1 unconverted: 1 DynamicQuantizeLinear and 1"
+        (f"{LINEAR} y = MatMulInteger(q, wu, z)", "nothing to rewrite, 1 unconverted: 1 DynamicQuantizeLinear and 1"
          " MatMulInteger"),
         (f"{LINEAR} y = Cast<to = 1>(q)", "nothing to rewrite: 1 DynamicQuantizeLinear"),
     ],

@@ -255,7 +255,18 @@ def test_missing_external_data(folder: Path, capsys: pytest.CaptureFixture[str])
     Path("model.onnx").write_bytes(outsourced(model_of(), "none").SerializeToString())
     assert cli.main(["inspect", "model.onnx"]) == 0
     capsys.readouterr()
-    assert "No such file" in refused(capsys, "rewrite", "model.onnx", "-o", "fast.onnx")
+    expected = f"the external data of the model, its weights, are missing: there is no file {folder / 'none'}; copy it"
+    onnx.save(model_of(), "whole.onnx")
+    for command in (
+        ("rewrite", "model.onnx", "-o", "fast.onnx"),
+        ("rewrite", "model.onnx", "-o", "fast.onnx", "--verify"),
+        ("verify", "model.onnx", "whole.onnx"),
+        ("verify", "whole.onnx", "model.onnx"),
+        ("report", "model.onnx", "-o", "page.html"),
+    ):
+        assert expected in refused(capsys, *command)
+    with pytest.raises(ort_dynq.DynqError, match=re.escape(expected)):
+        ort_dynq.InferenceSession("model.onnx")
 
 
 # Reading and writing files
@@ -265,8 +276,9 @@ def test_paths_that_are_not_files(folder: Path, capsys: pytest.CaptureFixture[st
     """Reading a FIFO would block, and writing would replace it."""
     onnx.save(model_of(), "model.onnx")
     for path in (".", "fifo", "/dev/null"):
-        assert "it is not a file" in refused(capsys, "inspect", path)
-        assert "is not a file" in refused(capsys, "verify", path, "model.onnx")
+        expected = "is a folder; give the model in it: model.onnx" if path == "." else "it is not a file"
+        assert expected in refused(capsys, "inspect", path)
+        assert expected in refused(capsys, "verify", path, "model.onnx")
     assert "fifo is not a file" in refused(capsys, "rewrite", "model.onnx", "-o", "fifo")
     with pytest.raises(ort_dynq.DynqError, match="fifo is not a file"):
         rewrite("model.onnx").save("fifo")

@@ -13,7 +13,7 @@ from ort_dynq.verification import verify
 FUSED = {
     "decoder_token_weights": 3,
     "encoder_tensor_s8": 2,
-    "encoder_tensor_u8": 4,
+    "encoder_tensor_u8": 2,
     "encoder_token": 3,
     "encoder_token_integer": 3,
     "encoder_torchao": 3,

@@ -1,4 +1,4 @@
-// The kernel of softmax in attention. Codes of a row with NaN are any codes: its sums are NaN.
+// The kernel of softmax in attention.
 
 inline V::F bias_of(const SoftmaxRow& row, int64_t i) {
   if (!row.bias_is_vector) return V::set1(dynq::load(row.bias));
@@ -21,29 +21,40 @@ float softmax(const SoftmaxRow& row) {
   }
   const V::F largest = f(V::highest(V::max(best[0], best[1])));
   V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})};
-  V::F nans = f(0);
+  V::F nans = f(0), tops[2] = {f(kLeastWeight), f(kLeastWeight)};
 #pragma GCC unroll 2
   for (int64_t i = 0; i < row.padded; i += V::kLanes) {
     const V::F y = V::max(f(-64.0f), V::sub(V::load(row.scores + i), largest));
     const V::F n = V::round_float(y), r = V::sub(y, n);
     V::F p = f(kPower[0]);
     for (int j = 1; j < 5; ++j) p = V::add(V::mul(p, r), f(kPower[j]));
-    const V::F exact = V::times_power_of_2(p, n);
-    const V::I codes = V::round(exact);
-    nans = V::or_nan(nans, exact);
+    const V::F code = V::round_float(V::times_power_of_2(p, n));
+    const V::F weight = V::mul(code, V::load(row.factors + i));
+    nans = V::or_nan(nans, weight);
     V::I& sum = sums[i / V::kLanes % 2];
-    sum = V::add(sum, codes);
-    V::store_bytes(row.low + i, row.high + i, codes);
+    sum = V::add(sum, V::round(code));
+    V::F& top = tops[i / V::kLanes % 2];
+    top = V::max(weight, top);
+    V::store<false>(row.scores + i, weight);
   }
   float lanes[V::kLanes];
-  int32_t lane_sums[V::kLanes];
   V::store<false>(lanes, nans);
-  memcpy(lane_sums, &sums[0], sizeof lane_sums);
+  bool is_defined = true;
+  for (const float lane : lanes) is_defined = is_defined && lane == lane;
+  const float top = V::highest(V::max(tops[0], tops[1]));
+  if (!is_defined || top == kInfinity) {
+    memset(row.high, 0, static_cast<size_t>(row.padded));
+    memset(row.low, 0, static_cast<size_t>(row.padded));
+    return kNan;
+  }
+  const V::F inverse = f(kLargestCode / top);
+  for (int64_t i = 0; i < row.padded; i += V::kLanes)
+    V::store_bytes(row.low + i, row.high + i, V::round(V::mul(V::load(row.scores + i), inverse)));
+  int32_t lane_sums[V::kLanes];
   int64_t sum = 0;
-  for (const int32_t each : lane_sums) sum += each;
-  memcpy(lane_sums, &sums[1], sizeof lane_sums);
-  for (const int32_t each : lane_sums) sum += each;
-  for (const float lane : lanes)
-    if (lane != lane) return lane;
-  return static_cast<float>(sum);
+  for (const V::I& each : sums) {
+    memcpy(lane_sums, &each, sizeof lane_sums);
+    for (const int32_t lane : lane_sums) sum += lane;
+  }
+  return top / kLargestCode / (static_cast<float>(sum) * kUnitOfCodes);
 }

@@ -42,7 +42,7 @@ struct ConvMembers {
   I (*quads_2)(const uint8_t*) = C::overlapping_quads<2>;
   // Interleaves 16, 8 or 4 codes of each row, from code i on.
   void (*store_quads)(const uint8_t* const (&rows)[kQuad], int64_t i, uint8_t flip, uint8_t* to) = C::store_quads<16>;
-  // Also sum_weights if kSignedCodes.
+  // Also sum_weights if kSignedCodes, and store_halves if kSteps is 2.
 };
 
 constexpr int kMostConvVectors = C::kConvRows;
@@ -109,6 +109,60 @@ inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t
   }
 }
 
+// If C::kSteps is 2, the weights of a block are widened to int16 once for all positions: [kWideChannels channels each]
+// [quads][steps][kWideChannels].
+constexpr int64_t kWideChannels = 4, kWideStepBytes = kWideChannels * kQuad, kWideQuadBytes = 2 * kWideStepBytes;
+constexpr int64_t kConvQuadBytes = C::kSteps == 2 ? kBlockColumns / kWideChannels * kWideQuadBytes : 0;
+
+// `Type` is C: only a template may call functions that C does not have.
+template <class Type = C>
+void widen_conv_weights(const ConvBlock& block) {
+  static_assert(Type::kLanes == 2 * kWideChannels, "a half of a vector has the weights of some channels");
+  uint8_t* to = block.scratch.weights;
+  for (int64_t quad = 0; quad < block.input.quads; ++quad, to += kWideQuadBytes)
+    for (int64_t channel = 0; channel < block.channels; channel += C::kLanes) {
+      const int8_t* from = block.weights.packed + quad * kBlockBytes + channel * kQuad;
+      const auto w = C::load_part(reinterpret_cast<const int32_t*>(from), C::first(block.channels - channel));
+      uint8_t* const low = to + channel / kWideChannels * block.input.quads * kWideQuadBytes;
+      uint8_t* const high = low + block.input.quads * kWideQuadBytes;
+      Type::store_halves(low, high, Type::template weights_of<0>(w));
+      Type::store_halves(low + kWideStepBytes, high + kWideStepBytes, Type::template weights_of<1>(w));
+    }
+}
+
+// As conv_products(), with the widened weights of channels from `channel` on.
+template <class Form, int kChannels, int kCount, class Sums>
+inline void conv_wide_products(const ConvBlock& block, int64_t channel, int64_t position, Sums& sums) {
+  static_assert(kChannels <= kWideChannels, "they are adjacent");
+  const uint8_t* weights = block.scratch.weights + channel / kWideChannels * block.input.quads * kWideQuadBytes +
+                           channel % kWideChannels * kQuad;
+  const uint8_t* image = block.input.image + position * Form::kBytes;
+  const int64_t step = Form::image_step(block);
+  for (int64_t quad = 0; quad < block.input.quads; ++quad, weights += kWideQuadBytes) {
+    const uint8_t* codes = image + block.input.offsets[quad];
+    typename C::I quads[kCount], c[kCount];
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) {
+      quads[v] = Form::quads(codes + v * step * Form::kBytes);
+      c[v] = C::template codes_of<0>(quads[v]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kChannels; ++i) {
+      const auto w = C::quad(weights + i * kQuad);
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) sums[i][v] = C::dot(sums[i][v], c[v], w);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) c[v] = C::template codes_of<1>(quads[v]);
+#pragma GCC unroll 8
+    for (int i = 0; i < kChannels; ++i) {
+      const auto w = C::quad(weights + kWideStepBytes + i * kQuad);
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) sums[i][v] = C::dot(sums[i][v], c[v], w);
+    }
+  }
+}
+
 // The products of one channel whose kernel has kKernelRows rows: each quad of the image is loaded once for all kernel
 // rows that read it.
 template <class Form, int kStep, int kKernelRows, int kCount>
@@ -161,7 +215,7 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
             C::sub(sums[c][v], C::mul(zp, C::load(block.scratch.code_sums + position + v * Form::image_step(block))));
     }
   }
-  const int8_t* weights = block.weights.packed + channel * kQuad;
+  [[maybe_unused]] const int8_t* weights = block.weights.packed + channel * kQuad;
   if constexpr (Form::kByRows && kChannels == 1 && kCount > 1) {
     if (block.input.kernel_rows == 3)
       conv_row_products<Form, 3, kCount>(block, weights, position, sums);
@@ -169,6 +223,8 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
       conv_row_products<Form, 5, kCount>(block, weights, position, sums);
     else
       conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
+  } else if constexpr (C::kSteps == 2 && Form::kBytes == kQuad) {
+    conv_wide_products<Form, kChannels, kCount>(block, channel, position, sums);
   } else {
     conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
   }
@@ -244,6 +300,8 @@ void conv_remaining_channels(const ConvTask& block, int64_t channel) {
 inline void conv(const ConvBlock& given) {
   ConvTask block = {given, {}};
   sum_weights(given, given.weights.packed, kBlockBytes, given.channels, block.weight_sums);
+  if constexpr (C::kSteps == 2)
+    if (block.input.position_bytes == kQuad) widen_conv_weights(block);
   if (block.input.position_bytes == kQuad)
     conv_remaining_channels<ConvForm<kQuad, false>, C::kConvChannels>(block, 0);
   else if (block.input.position_bytes == 2)
@@ -297,6 +355,7 @@ constexpr ProductKernels product_kernels() {
   table.sum_columns_8bit = sum_columns<8>;
   table.sum_columns_4bit = sum_columns<4>;
   table.conv = conv;
+  table.conv_quad_bytes = kConvQuadBytes;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads<>;
   table.winograd = &kWinograd;

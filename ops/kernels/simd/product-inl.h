@@ -46,7 +46,8 @@ struct ProductMembers {
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
   F (*load_f16)(const uint8_t*) = P::load_f16;
-  // Also widen, words, add16, sub16, sum_words and same_bytes if kSteps is 2, and sum_codes if kUnsignedWeights.
+  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words and same_bytes;
+  // and sum_codes if kUnsignedWeights.
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
@@ -98,8 +99,11 @@ inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks
   }
 }
 
-// Adds the products of quads `from` to `to`. `Type` is P: only a template may call a widen() that P does not have.
-template <int kRows, int kBlocks, class Sums, class Type = P>
+#include "kernels/simd/product-pairs-inl.h"
+
+// Adds the products of quads `from` to `to`. Adding pairs at the end of a group pays only for long groups. `Type` is P:
+// only a template may call a widen_steps() that P does not have.
+template <bool kOneGroup, int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
   if constexpr (P::kSteps == 1) {
@@ -115,17 +119,18 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
     }
     for (; quad < to; ++quad)
       dot_step<0, kRows, kBlocks>(codes + quad * kQuad, stride, weights, quad * kBlockBytes, sums);
+  } else if constexpr (kOneGroup) {
+    dot_pairs<kRows>(codes, stride, weights, from, to, sums);
   } else {
-    constexpr int64_t kWidened = 64;  // quads at once, which stay in the first-level cache
-    uint8_t wide[P::kSteps][kRows][kWidened * kQuad];
-    for (int64_t first = from; first < to; first += kWidened) {
-      const int64_t count = to - first < kWidened ? to - first : kWidened;
+    uint8_t wide[P::kSteps][kRows][kWidenedQuads * kQuad];
+    for (int64_t first = from; first < to; first += kWidenedQuads) {
+      const int64_t count = to - first < kWidenedQuads ? to - first : kWidenedQuads;
       for (int64_t r = 0; r < kRows; ++r)
-        Type::widen(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
+        Type::widen_steps(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
       for (int64_t quad = 0; quad < count; ++quad) {
         const int64_t at = (first + quad) * kBlockBytes;
-        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
-        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidened * kQuad, weights, at, sums);
+        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
+        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
       }
     }
   }
@@ -217,6 +222,25 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
       P::store(block.output.dst + (row + r) * block.output.stride + at,
                P::add(scaled(reals[r][v], P::set1(block.codes.scales[row + r]), column_scale, kOrder), bias));
   }
+}
+
+// Scales and stores `rows` rows of a tile whose exact sums are converted to floats: of kBlocks blocks of columns, whose
+// first columns are `gap` apart.
+template <bool kOneGroup, int kBlocks, int kRows>
+inline void store_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t col, int64_t gap,
+                       const P::F (&reals)[kRows][kBlocks * kVectors]) {
+  constexpr int kSums = kBlocks * kVectors;
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
+    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
+    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
+    return store_registers<kColumnFirst>(block, row, col, reals);
+  }
+  float stored[kBlocks][kRows][kBlockColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, row, rows, col + b * gap, stored[b][0]);
 }
 
 // Replaces a scale that does not vary with the group.
@@ -333,7 +357,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
 #pragma GCC unroll 8
           for (int v = 0; v < kSums; ++v) sums[r][v] = P::sub(sums[r][v], P::mul(row_sum, zps[v]));
         }
-      dot_products<kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads, sums);
+      dot_products<kOneGroup, kRows, kBlocks>(codes, block.codes.stride, weights, group * quads, (group + 1) * quads,
+                                              sums);
     }
     if constexpr (kOneGroup) {
 #pragma GCC unroll 8
@@ -380,20 +405,11 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     if (column_varies && halves != nullptr) halves += block.columns.scales_stride;
     if (column_varies && halves == nullptr) column_scales += block.columns.scales_stride;
   }
-  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
-    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
-    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
-    return store_registers<kColumnFirst>(block, row, col, reals);
-  }
-  float stored[kBlocks][kRows][kBlockColumns];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
-  for (int b = 0; b < kBlocks; ++b) store_block(block, row, kRows - has_ones, col + b * gap, stored[b][0]);
+  store_tile<kOneGroup, kBlocks>(block, row, kRows - has_ones, col, gap, reals);
 }
 
 #include "kernels/simd/product-sums-inl.h"
+#include "kernels/simd/product-wide-inl.h"
 
 using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
@@ -426,6 +442,8 @@ void gemm_few_rows(const ProductBlock& block) {
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
 void gemm(const ProductBlock& block) {
+  if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
+    if (block.rows > kRowsInPlace) return gemm_wide(block);
   if (block.rows == 1)
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)

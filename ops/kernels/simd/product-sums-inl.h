@@ -247,7 +247,7 @@ void sum_columns(const ProductBlock& block, int32_t* of_columns) {
         for (int v = 0; v < kVectors; ++v) sums[0][v] = P::add(sums[0][v], of_weights[v].sums);
       } else {
         subtract_code_sums<kBits>(block.codes.data + group * quads * kQuad, 0, quads, zps, sums);
-        dot_products<1, 1>(block.codes.data, 0, weights, group * quads, (group + 1) * quads, sums);
+        dot_products<false, 1, 1>(block.codes.data, 0, weights, group * quads, (group + 1) * quads, sums);
       }
       int32_t stored[kBlockColumns], *const to = of_columns + group * block.cols + col;
       const int64_t count = block.cols - col;

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
@@ -17,6 +18,7 @@ from .constants import constant_array
 from .folding import folded_values
 from .microsoft import stand_ins
 
+Dims: TypeAlias = "list[int | ir.SymbolicDim]"
 _LOGGER = "onnx_ir.passes.common.shape_inference"
 _UNKNOWN = "ort_dynq.unknown"  # a domain of operators that inference does not know
 
@@ -225,7 +227,7 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
     return len(found) > before
 
 
-def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -> list[int | ir.SymbolicDim]:
+def _shape_of_own(node: ir.Node, output: int, src: Dims) -> Dims:
     """Returns the shape of an output: src's shape, a product's, or one element for each row (ort_dynq/operators)."""
     rank, axis = len(src), node.attributes.get_int("axis", -1)
     begin = axis + rank if axis < 0 else axis
@@ -237,9 +239,10 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
     if node.op_type.startswith(("QuantizedMatMul", "QuantizedConv")):
         bias = node.inputs[7].shape if len(node.inputs) > 7 and node.inputs[7] is not None else None
-        channels = ir.SymbolicDim(None) if bias is None or len(bias) != 1 else bias[0]
+        channels = ir.SymbolicDim(None) if bias is None or not len(bias) else bias[-1]
         if node.op_type.startswith("QuantizedMatMul"):
-            return [*src[:-1], channels]
+            stack = [] if bias is None else list(bias[:-1])
+            return [*_broadcast(src[:-2], stack), *src[-2:-1], channels]
         return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
     if output > 0 and node.op_type == "DynamicQuantizeLinear":
         return []
@@ -253,6 +256,14 @@ def _shape_of_own(node: ir.Node, output: int, src: list[int | ir.SymbolicDim]) -
     if (block_size := node.attributes.get_int("block_size", 0)) > 0 and not is_whole:
         return [*src[:-1], _divided(src[-1], block_size)]
     return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
+
+
+def _broadcast(lead: Dims, stack: Dims) -> Dims:
+    """Returns the leading dimensions of a product of an activation and stacked weights, whose dimensions are known."""
+    rank = max(len(lead), len(stack))
+    ones: Dims = [1] * rank
+    pairs = zip([*ones[len(lead) :], *lead], [*ones[len(stack) :], *stack], strict=True)
+    return [b if a == 1 or (b != 1 and not isinstance(a, int)) else a for a, b in pairs]
 
 
 def _times(length: int | ir.SymbolicDim, factor: int) -> int | ir.SymbolicDim:

@@ -258,6 +258,7 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     (_MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
     (_MICROSOFT, "GroupQueryAttention"): _group_query_attention,
     (_MICROSOFT, "EmbedLayerNormalization"): "o0 = Gather(i2, i0) o2 = Identity(o0)",
+    (_MICROSOFT, "QEmbedLayerNormalization"): "g = Gather(i2, i0) o0 = Cast<to = 1>(g)",
     (_MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
     (_MICROSOFT, "FusedConv"): _windows("Conv", "i1"),
     (_MICROSOFT, "NhwcMaxPool"): _windows("MaxPool"),

@@ -66,10 +66,10 @@ def _match_quantize(node: ir.Node, context: Context) -> RangeChain | LinearNode 
         raise Unconverted(Reason.PRECISION)
     default = ir.DataType.UINT8 if zero_point is None else zero_point.dtype
     codes = check_parameters(node, data_type(node, "output_dtype") or default)
-    _raise(fused_by_onnxruntime(node, facts.is_constant))
+    _raise(_fused(node, context))
     if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
         return _without_dequantizer(node, context, codes)
-    dq = _only_dequantizer(node, facts)
+    dq = _only_dequantizer(node, context)
     chain = _range_chain(node, context, codes, dq)
     if chain is not None:
         return chain
@@ -91,7 +91,7 @@ def _build_quantize(match: RangeChain | LinearNode, edit: Edit) -> None:
 def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearNode | None:
     if not _is_dynamic(node, "DequantizeLinear", context.facts):
         return None
-    _raise(fused_by_onnxruntime(node, context.facts.is_constant))
+    _raise(_fused(node, context))
     pair = _dynamic_pair(node)
     if pair is not None:
         return pair
@@ -119,6 +119,15 @@ DEQUANTIZE: Rule[_DynamicPair | LinearNode] = Rule(
 def _raise(reason: Unconverted | None) -> None:
     if reason is not None:
         raise reason
+
+
+def _fused(node: ir.Node, context: Context) -> Unconverted | None:
+    """Returns why a node must stay if ONNX Runtime fuses it correctly.
+
+    Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
+    """
+    keep_products = context.keep_fused or context.exact
+    return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
 
 
 def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
@@ -198,7 +207,7 @@ def _is_granularity_of(node: ir.Node, recipe: Recipe) -> bool:
     return granularity != "per_group" and len(scale.shape) == 1 and is_first and recipe.axis == 1 - rank
 
 
-def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
+def _only_dequantizer(node: ir.Node, context: Context) -> ir.Node | None:
     """Returns the DequantizeLinear that is the inverse of `node`, the only use of its codes and not fused, or None."""
     codes = node.outputs[0]
     uses = list(codes.uses())
@@ -213,7 +222,7 @@ def _only_dequantizer(node: ir.Node, facts: Facts) -> ir.Node | None:
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))
         and dq.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT)
     )
-    return dq if is_inverse and fused_by_onnxruntime(dq, facts.is_constant) is None else None
+    return dq if is_inverse and _fused(dq, context) is None else None
 
 
 def _attribute(node: ir.Node, name: str) -> int:

@@ -177,7 +177,12 @@ def geometry_of(node: ir.Node, weights: Weights, more_pads: Sequence[int] = ()) 
 
 
 def geometry_of_floats(
-    node: ir.Node, bias: ir.Value | None, weights: Weights, more_pads: Sequence[int] = ()
+    node: ir.Node,
+    bias: ir.Value | None,
+    weights: Weights,
+    more_pads: Sequence[int] = (),
+    *,
+    has_scales_of_samples: bool,
 ) -> Geometry:
     """Returns the geometry of a Conv of floats with this bias, if QuantizedConv can replace it and saves time.
 
@@ -189,7 +194,7 @@ def geometry_of_floats(
     if has_short_sums(weights.codes.shape):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     geometry = geometry_of(node, weights, more_pads)
-    if is_tiny_convolution(node, weights.codes):
+    if is_tiny_convolution(node, weights.codes, has_scales_of_samples=has_scales_of_samples):
         raise Unconverted(Reason.CONV_TOO_SMALL)
     return geometry
 

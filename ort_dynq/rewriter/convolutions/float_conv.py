@@ -67,7 +67,9 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
             tail = tail.past_scales(a, context.facts)
         tail = tail.past_bias(context.facts)
     if node.op_type == "Conv":
-        return _Match(activation, grid, weights, geometry_of_floats(node, bias, weights, more_pads), tail)
+        has_scales = not all(param.is_one for param in form.params)
+        geometry = geometry_of_floats(node, bias, weights, more_pads, has_scales_of_samples=has_scales)
+        return _Match(activation, grid, weights, geometry, tail)
     if activation.has_offset:
         raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
     return _Match(activation, grid, weights, phases_of(a, weights, axes_of(node, weights), tail, context.facts), tail)

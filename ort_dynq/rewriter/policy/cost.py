@@ -231,12 +231,13 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
     return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
 
 
-def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
+def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8], *, has_scales_of_samples: bool = False) -> bool:
     """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
 
     Args:
         node: The Conv.
         weights: Its weights, [M, C / group, k1, ..., kr].
+        has_scales_of_samples: Whether each sample has a scale: then samples of a few positions do not share vectors.
     """
     shape = node.outputs[0].shape
     lengths = [] if shape is None else [dim for dim in list(shape)[2:] if isinstance(dim, int)]
@@ -244,6 +245,6 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8]) -> bool:
         return False
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions == 1 or positions * (batch if weights.ndim < 5 else 1) < _FEWEST_POSITIONS:
+    if positions == 1 or positions * (1 if has_scales_of_samples or weights.ndim > 4 else batch) < _FEWEST_POSITIONS:
         return True
     return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION

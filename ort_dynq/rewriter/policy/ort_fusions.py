@@ -5,6 +5,9 @@ kernel. Many of these fusions do not require constant scales, so they apply to r
 fusion must stay. Where the fusion is wrong, the node must be converted, which repairs the model; most wrong fusions
 treat every scale as per tensor, so that the session fails or returns wrong numbers.
 
+Products of uint8 and int8 codes are wrong on some CPUs, since they saturate (saturation.py). They and all other
+products of constant weights become ours, unless `keep_products` is set: QuantizedMatMul is exact on every CPU.
+
 Read from ONNX Runtime's sources and tested with 1.31.1 on x86-64. Paths below are relative to
 onnxruntime/core/optimizer/.
 
@@ -28,6 +31,7 @@ from ..reasons import Reason, Unconverted
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
 _8BIT = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+_OPERANDS = 2
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,17 @@ _GROUPS = {
 _FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
 
 
-def fused_by_onnxruntime(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> Unconverted | None:
+def fused_by_onnxruntime(
+    node: ir.Node, is_constant: Callable[[ir.Value | None], bool], *, keep_products: bool = True
+) -> Unconverted | None:
     """Returns the reason why a node must stay, or None.
 
     Args:
         node: A QuantizeLinear or DequantizeLinear with run-time parameters.
         is_constant: Facts.is_constant().
+        keep_products: Whether nodes stay that are fused with a product of constant weights, or one that saturates.
     """
-    matcher = _Matcher(is_constant)
+    matcher = _Matcher(is_constant, keep_products)
     pair = matcher.unsigned_pair(node)
     others = [other for other in pair or () if other is not node]
     return next((reason for n in [node, *others] if (reason := matcher.reason(n))), None)
@@ -101,9 +108,21 @@ def is_fused_with_neighbors(node: ir.Node, is_constant: Callable[[ir.Value | Non
     return any(fused_by_onnxruntime(each, is_constant) is not None for each in linear)
 
 
+def saturating_weights(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> ir.Value | None:
+    """Returns the int8 weights if a float product becomes one of uint8 by int8 codes, which saturates; else None.
+
+    Unlike the other functions, this one also knows products of constant scales.
+
+    Args:
+        node: A node of any operator.
+        is_constant: Facts.is_constant().
+    """
+    return _Matcher(is_constant).saturating_weights(node)
+
+
 class _Matcher:
-    def __init__(self, is_constant: Callable[[ir.Value | None], bool]) -> None:
-        self._is_constant = is_constant
+    def __init__(self, is_constant: Callable[[ir.Value | None], bool], keep_products: bool = True) -> None:
+        self._is_constant, self._keep_products = is_constant, keep_products
 
     def reason(self, node: ir.Node) -> Unconverted | None:
         """Returns which correct fusion `node` belongs to, as the reason why it stays, or None."""
@@ -113,7 +132,7 @@ class _Matcher:
     def _group(self, op: ir.Node, member: ir.Node) -> Unconverted | None:
         """Returns the correct fusion of `op` and the nodes around it, if `member` is one of them, or None."""
         group = _GROUPS.get(op.op_type) if op.domain == "" else None
-        if group is None or len(op.outputs) != 1:
+        if group is None or len(op.outputs) != 1 or not (self._keep_products or self._is_left(op)):
             return None
         inputs, output, transposed = [v for v in op.inputs if v is not None], op.outputs[0], False
         bias = _added_bias(op)
@@ -151,6 +170,29 @@ class _Matcher:
             return None
         chain = ", ".join(["DequantizeLinear"] * len(dqs)) + f" -> {op.op_type}" + (" -> QuantizeLinear" if q else "")
         return Unconverted(Reason.FUSED, nodes=chain, kernel=group.kernel if q else group.float_kernel)
+
+    def _is_left(self, op: ir.Node) -> bool:
+        """Returns whether an operator stays ONNX Runtime's if products of constant weights become ours."""
+        if op.op_type in ("MatMul", "Gemm"):
+            weights = None if len(op.inputs) < _OPERANDS or op.inputs[1] is None else _dequantizer(op.inputs[1])
+            if weights is not None and self._is_constant(weights.inputs[0]):
+                return False
+        return self.saturating_weights(op) is None
+
+    def saturating_weights(self, op: ir.Node) -> ir.Value | None:
+        """See the function of this name."""
+        if op.domain != "" or op.op_type not in ("MatMul", "Gemm", "Conv") or len(op.inputs) < _OPERANDS:
+            return None
+        a, b = (None if value is None else _dequantizer(value) for value in op.inputs[:_OPERANDS])
+        if a is None or b is None or self._fused_type(a) != _UINT8 or self._fused_type(b) != ir.DataType.INT8:
+            return None
+        fusible, q = self._quantizer(op.outputs[0])
+        if not fusible or (q is None and not _GROUPS[op.op_type].float_kernel):
+            return None
+        weights = b.inputs[0]
+        if op.op_type == "Conv" and weights is not None and weights.shape is not None and weights.shape[1] == 1:
+            return None  # depthwise: another kernel
+        return weights
 
     def _quantizer(self, value: ir.Value) -> tuple[bool, ir.Node | None]:
         """Returns whether an operator's output allows a fusion, and its QuantizeLinear if there is one.

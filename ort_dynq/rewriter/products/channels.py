@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,14 +19,21 @@ class Channels(NamedTuple):
     """The output channels of a product.
 
     Attributes:
-        size: Their number; the columns of a matrix product.
+        size: Their number; the columns of a matrix product, of all matrices if the weights are stacked.
         spatial_rank: The number of dimensions of the image; 0 for a matrix product.
         rank: The fewest dimensions of a matrix product.
+        stack: The leading dimensions of stacked weights; each channel is a column of one of their matrices.
     """
 
     size: int
     spatial_rank: int = 0
     rank: int = 1
+    stack: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of one matrix."""
+        return self.size // math.prod(self.stack)
 
     @property
     def most_dimensions(self) -> int:
@@ -44,6 +52,8 @@ class Channels(NamedTuple):
         elements = evaluate(value, facts)
         if elements is None or (dtype and elements.dtype != dtype) or len(elements.shape) > most:
             return None
+        if self.stack:
+            return self._of_stack(elements)
         if elements.size != 1 and not self._has_shape(elements.shape):
             return None
         return np.array(np.broadcast_to(elements.reshape(-1), self.size))
@@ -53,11 +63,11 @@ class Channels(NamedTuple):
         if value is None:
             return None
         source = unreshaped(value) if self.spatial_rank and self._has_shape(value.shape) else value
-        lines_up = not self.spatial_rank or source is not value
+        lines_up = not self.stack and (not self.spatial_rank or source is not value)
         if lines_up and source.dtype == ir.DataType.FLOAT and self._is_vector(source):
             return source
         numbers = self.vector(value, np.float32, facts)
-        return value if numbers is not None and self._is_vector(value) else numbers
+        return value if numbers is not None and lines_up and self._is_vector(value) else numbers
 
     def fits(self, value: ir.Value) -> bool:
         """Returns whether a value is known to have one number for each channel, or one for all."""
@@ -75,13 +85,34 @@ class Channels(NamedTuple):
             return False
         return all(dim == 1 for dim in value.shape[1:]) and broadcasts(value, codes)
 
+    def _of_stack(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Returns numbers that broadcast to [stack..., 1, columns] as one number for each channel; None for others."""
+        most = (*self.stack, 1, self.columns)
+        missing = max(elements.ndim - len(most), 0)
+        try:
+            return np.broadcast_to(elements, (*([1] * missing), *most)).reshape(self.size)
+        except ValueError:
+            return None
+
     def _is_vector(self, value: ir.Value) -> bool:
         return value.shape is not None and list(value.shape) == [self.size]
 
     def _has_shape(self, shape: Sequence[int | ir.SymbolicDim] | ir.Shape | None) -> bool:
         """Returns whether a shape is known to have one number for each channel."""
-        if shape is None:
+        if shape is None or self.stack:
             return False
         before = len(shape) - self.spatial_rank - 1
         most = 2 if self.spatial_rank else self.rank
         return 0 <= before < most and list(shape) == [1] * before + [self.size] + [1] * self.spatial_rank
+
+
+def columns_of(size: int, stack: tuple[int, ...], activation: ir.Value) -> Channels:
+    """Returns the output channels of a matrix product of an activation and weights.
+
+    Args:
+        size: The number of columns, of all matrices.
+        stack: The leading dimensions of stacked weights.
+        activation: The activation, [..., M, K].
+    """
+    rank = 1 if activation.shape is None else len(activation.shape)
+    return Channels(size, rank=max(rank, len(stack) + 2 if stack else 1), stack=stack)

@@ -160,12 +160,13 @@ class Correction:
 
     def build_sums(self, of_weights: npt.NDArray[np.int32], edit: Edit, before: ir.Node) -> ir.Value:
         """Returns the sums that take the place of the sums of the weights, of their shape."""
-        sums = of_weights if self.sums is None else self.sums.reshape(of_weights.shape)
+        shape = of_weights.shape
+        sums = of_weights if self.sums is None else self.sums.reshape(shape)
         if not self.terms:
             return edit.shared(SharedInitializers).of(sums, edit)
         value = edit.add_constant(sums, before=before)
         for factors, numbers in self.terms.items():
-            term = edit.add_constant(numbers.astype(np.int32), before=before)
+            term = edit.add_constant(numbers.astype(np.int32).reshape(shape), before=before)
             for factor in factors:
                 assert isinstance(factor, ir.Value)
                 cast = edit.insert(ir.node("Cast", [factor], {"to": int(ir.DataType.INT32)}), before=before)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -26,10 +26,10 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
-from .channels import Channels
+from .channels import columns_of
 from .codes import ActivationCodes
-from .grid import Grid, grid_of
-from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha
+from .grid import Grid, columns_of_stack, grid_of
+from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul
 from .shared_grids import SharedGrids
@@ -54,8 +54,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
     grid = _grid(product, context)
-    depth, columns = grid.codes.shape
-    channels = Channels(columns, rank=1 if a.shape is None else len(a.shape))
+    channels = columns_of(grid.codes.shape[1], grid.stack, a)
+    depth, columns = len(grid.codes), channels.columns
     bias = bias_of(product, channels, facts)
     if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
@@ -87,7 +87,7 @@ RULE = Rule("float matrix product", 13, _match, _build)
 
 
 def _grid(product: MatrixProduct, context: Context) -> Grid:
-    """Returns the grid of alpha times the weights, [K, N].
+    """Returns the grid of alpha times the weights.
 
     Raises:
         Unconverted: They are not constant, not known or not a grid.
@@ -101,7 +101,7 @@ def _grid(product: MatrixProduct, context: Context) -> Grid:
     grid = context.shared(SharedGrids).of(b, is_transposed, search)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
-    return with_alpha(grid, product)
+    return with_stack_of(with_alpha(grid, product), product.a)
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
@@ -113,4 +113,8 @@ def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
     weights = evaluate(b, facts)
     if weights is None:
         raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
-    return grid_of(weights.T if is_transposed else weights, may_be_rounded=True)
+    if weights.ndim < 2:
+        return None
+    matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
+    grid = grid_of(matrix, may_be_rounded=True)
+    return None if grid is None else replace(grid, stack=stack)

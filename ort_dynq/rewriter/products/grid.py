@@ -10,9 +10,10 @@ float16(code * scale) (../float16/grid.py).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from ..analysis.constants import is_float16
 from ..float16.grid import float16_scales
 
+_N = TypeVar("_N", bound=np.generic)
 _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
@@ -46,6 +48,8 @@ class Grid:
         bits: 8 or 4.
         group_size: The number of adjacent k that share a scale; 0 if all do.
         is_rounded: Whether the weights are rounded to float16.
+        stack: The leading dimensions of stacked matrices; empty for one matrix. The N columns are those of the first
+            matrix, then those of the second one, and so on.
     """
 
     codes: npt.NDArray[np.int8]
@@ -54,6 +58,13 @@ class Grid:
     bits: int = 8
     group_size: int = 0
     is_rounded: bool = False
+    stack: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of one matrix."""
+        size: int = self.codes.shape[1]
+        return size // math.prod(self.stack)
 
     @property
     def sums(self) -> npt.NDArray[np.int32]:
@@ -75,6 +86,23 @@ class Grid:
         scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
         zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
         return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
+
+
+def stacked(numbers: npt.NDArray[_N], stack: Sequence[int]) -> npt.NDArray[_N]:
+    """Returns rows of numbers for the columns of all matrices, [rows, N], as [stack..., rows, columns of a matrix]."""
+    if not stack:
+        return numbers
+    by_matrix = numbers.reshape(len(numbers), *stack, -1)
+    return np.ascontiguousarray(np.moveaxis(by_matrix, 0, -2))
+
+
+def columns_of_stack(weights: npt.NDArray[_N]) -> tuple[npt.NDArray[_N], tuple[int, ...]]:
+    """Returns stacked matrices, [..., K, N], as one matrix of all their columns, and their leading dimensions."""
+    *stack, depth, columns = weights.shape
+    if not stack:
+        return weights, ()
+    by_row = weights.reshape(-1, depth, columns).transpose(1, 0, 2)
+    return by_row.reshape(depth, -1), tuple(stack)
 
 
 def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:

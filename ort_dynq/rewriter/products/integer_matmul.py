@@ -4,18 +4,19 @@ MatMulInteger, [Add or Sub of integers], Cast, [Mul by the scales of rows and co
     -> QuantizedMatMul
 Cast of codes to int32, [Sub zero point], MatMul of int32, then the same nodes
     -> QuantizedMatMul
-MatMulInteger of int8 codes
-    -> MatMulInteger of uint8 codes
+MatMulInteger of int8 codes or weights
+    -> MatMulInteger of uint8 codes and weights
 
 The first two need constant weights, and constant zero points of the weights; corrections.py has the integers that may
-be added. Reshapes that keep the rows may stand
-between all of these nodes. The results are the same bit for bit: int32 holds every sum. On x86 without VNNI,
-ONNX Runtime's sums of uint8 codes and int8 weights may saturate; sums of other types do not. So the last form also
-turns int8 weights into uint8, unless they are known to be small.
+be added. Reshapes that keep the rows may stand between all of these nodes. The results are the same bit for bit: int32
+holds every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights may saturate
+(../policy/saturation.py). So products are converted at any size, also those that ONNX Runtime fuses with
+DynamicQuantizeLinear, and the last form turns int8 weights into uint8, unless they are known to be small.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,10 +31,10 @@ from ..analysis.shapes import has_one_element, is_shape_of_rows, same_shape
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .channels import Channels
+from .channels import Channels, columns_of
 from .codes import Codes
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
-from .grid import Grid, grid_of_integers
+from .grid import Grid, columns_of_stack, grid_of_integers
 from .integer_product import (
     UnsignedProduct,
     build_unsigned_product,
@@ -42,6 +43,7 @@ from .integer_product import (
     match_product,
     zero_points_of_columns,
 )
+from .matrix_product import stack_beside, with_stack_of
 from .quantized_matmul import build_quantized_matmul
 from .tail import Tail, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
@@ -77,24 +79,30 @@ def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
         return _match_wide(node, codes, weights, facts)
     if is_static(codes, facts):
         return None
-    return match_product(node, facts, lambda: _match_integer(node, codes, weights, facts))
+    return match_product(node, facts, lambda: _match_integer(node, codes, weights, context))
 
 
-def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
+def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _Match | None:
     """Recognizes a MatMulInteger.
 
     Raises:
         Unconverted: It does not become QuantizedMatMul.
     """
-    tail = tail_of(node, codes, _columns(codes, weights), facts, lambda: _largest_sum(grid_of_weights(node, facts)))
-    if _is_fused_by_onnxruntime(codes) and (tail is None or not tail.added):
+    facts = context.facts
+    channels = _columns(codes, weights)
+    tail = tail_of(node, codes, channels, facts, lambda: _largest_sum(grid_of_weights(node, facts)))
+    # ONNX Runtime also fuses products of stacked weights, but does not run them.
+    is_fused = _is_fused_by_onnxruntime(codes) and not channels.stack
+    if context.keep_fused and is_fused and (tail is None or not tail.added):
         return None
+    if tail is None and not facts.is_constant(weights):
+        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
     if tail is None:
-        if codes.dtype != ir.DataType.INT8:
-            return None
-        raise Unconverted(Reason.SUMS_NOT_CONVERTED)
+        is_fast = codes.dtype == ir.DataType.UINT8
+        raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)
     zero_point = [*node.inputs, None][2]
-    return _match_product(codes, WideCodes(codes, zero_point, codes), grid_of_weights(node, facts), tail)
+    grid = with_stack_of(grid_of_weights(node, facts), codes)
+    return _match_product(codes, WideCodes(codes, zero_point, codes), grid, tail)
 
 
 def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
@@ -124,10 +132,15 @@ def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:
 
 
 def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
-    """Returns the output channels of weights [K, N]; none if their number is not known."""
-    shape = weights.shape
-    size = shape[1] if shape is not None and len(shape) == 2 and isinstance(shape[1], int) else 0
-    return Channels(size, rank=1 if codes.shape is None else len(codes.shape))
+    """Returns the output channels of weights [..., K, N]; none if their number is not known.
+
+    Raises:
+        Unconverted: The weights are stacked, and the codes are a vector, or may be one.
+    """
+    if weights.shape is None or len(weights.shape) < 2 or not weights.shape.is_static():
+        return Channels(0)
+    *lead, _, columns = weights.shape.numpy()
+    return columns_of(columns * math.prod(lead), stack_beside(tuple(lead), codes), codes)
 
 
 def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
@@ -140,7 +153,8 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     if wide is None:
         return None
     grid = _grid_of_integers(weights, facts)
-    channels = Channels(grid.codes.shape[1], rank=1 if wide.shape.shape is None else len(wide.shape.shape))
+    grid = with_stack_of(grid, wide.shape)
+    channels = columns_of(grid.codes.shape[1], grid.stack, wide.shape)
     tail = tail_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_CONVERTED)
@@ -200,7 +214,7 @@ def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:
 
 
 def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
-    """Returns integer weights [K, N] as 8-bit codes.
+    """Returns integer weights [..., K, N] as 8-bit codes.
 
     Raises:
         Unconverted: They are not known, or do not fit 8 bits.
@@ -208,7 +222,8 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     if elements is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    grid = grid_of_integers(elements)
+    matrix, stack = columns_of_stack(elements) if elements.ndim > 1 else (elements, ())
+    grid = grid_of_integers(matrix)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_8_BITS)
-    return grid
+    return replace(grid, stack=stack)

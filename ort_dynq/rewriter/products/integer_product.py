@@ -15,24 +15,25 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of, skip_identity
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit
+from ..policy.saturation import may_saturate
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .grid import Grid
+from .grid import Grid, columns_of_stack
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
-# On x86 without VNNI, ONNX Runtime adds pairs of u8 x s8 products in int16, which larger weights saturate.
-_LARGEST_UNSATURATED_WEIGHT = 64
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class UnsignedProduct:
-    """A MatMulInteger or ConvInteger of int8 codes that becomes a product of uint8 codes, which is faster.
+    """A MatMulInteger or ConvInteger of int8 codes or weights that becomes a product of uint8 ones.
+
+    Codes become uint8 because ONNX Runtime multiplies uint8 codes faster, weights because sums with int8 weights may
+    saturate.
 
     Attributes:
         node: The product.
-        weights: The int8 weights, or their elements if known, if they also become uint8, since sums with them may
-            saturate; None if the weights stay as they are.
+        weights: The int8 weights, or their elements if known, if they become uint8; None if the weights stay.
     """
 
     node: ir.Node
@@ -40,10 +41,10 @@ class UnsignedProduct:
 
 
 def match_product(node: ir.Node, facts: Facts, match: Callable[[], T]) -> T | UnsignedProduct:
-    """Returns what `match` returns, or the uint8 form of a MatMulInteger or ConvInteger of int8 codes if it fails.
+    """Returns what `match` returns, or the uint8 form of a MatMulInteger or ConvInteger if it fails.
 
     Raises:
-        Unconverted: `match` raised it, and the codes are not int8.
+        Unconverted: `match` raised it, and the product is as right and fast in stock ONNX Runtime as its uint8 form.
     """
     try:
         return match()
@@ -54,45 +55,54 @@ def match_product(node: ir.Node, facts: Facts, match: Callable[[], T]) -> T | Un
 
 
 def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
-    """Returns the uint8 form of an unconverted MatMulInteger or ConvInteger; None if its codes are not int8.
+    """Returns the uint8 form of an unconverted MatMulInteger or ConvInteger; None if it would change nothing.
 
     Raises:
-        Unconverted: The type of the weights is not known.
+        Unconverted: The codes are int8, and the type of the weights is not known.
     """
     codes, weights = node.inputs[:2]
-    if codes is None or weights is None or codes.dtype != ir.DataType.INT8:
+    if codes is None or weights is None or codes.dtype not in CODE_TYPES:
         return None
-    if weights.dtype not in CODE_TYPES:
+    is_signed = codes.dtype == ir.DataType.INT8
+    if weights.dtype not in CODE_TYPES and is_signed:
         raise Unconverted(Reason.WEIGHTS_TYPE_NOT_KNOWN)
-    if weights.dtype == ir.DataType.UINT8:
-        return UnsignedProduct(node, None)
-    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
-    if elements is None:
-        return UnsignedProduct(node, weights)
-    is_small = np.abs(elements.astype(np.int32)).max(initial=0) <= _LARGEST_UNSATURATED_WEIGHT
-    return UnsignedProduct(node, None if is_small else elements)
+    found: ir.Value | npt.NDArray[np.int8] | None = None
+    if weights.dtype == ir.DataType.INT8 and (is_signed or node.op_type == "MatMulInteger"):
+        elements = evaluate(weights, facts) if facts.is_constant(weights) else None
+        if elements is None:
+            found = weights
+        elif may_saturate(elements):
+            found = elements
+    return None if found is None and not is_signed else UnsignedProduct(node, found)
 
 
 def build_unsigned_product(match: UnsignedProduct, edit: Edit) -> None:
-    """Puts the same product of uint8 codes in place of one of int8 codes."""
+    """Puts the same product of uint8 codes in its place."""
     node, unsigned = match.node, edit.shared(UnsignedCodes)
     codes, weights, zero_point, weights_zero_point = [*node.inputs, None, None][:4]
     assert codes is not None
-
-    def shifted(value: ir.Value | None) -> ir.Value:
-        return edit.add_constant(np.uint8(128), before=node) if value is None else unsigned.shifted(value, edit)
+    if codes.dtype == ir.DataType.INT8:
+        zero_point = _unsigned(zero_point, edit)
+        codes = unsigned.shifted(codes, edit)
 
     if isinstance(match.weights, ir.Value):
         weights = unsigned.shifted(match.weights, edit)
     elif match.weights is not None:
         weights = edit.shared(SharedInitializers).of(unsigned_array(match.weights), edit)
     if match.weights is not None:
-        weights_zero_point = shifted(weights_zero_point)
-    inputs = [unsigned.shifted(codes, edit), weights, shifted(zero_point), weights_zero_point]
+        weights_zero_point = _unsigned(weights_zero_point, edit)
+    inputs = [codes, weights, zero_point, weights_zero_point]
     while inputs[-1] is None:
         inputs.pop()
     product = ir.node(node.op_type, inputs, dict(node.attributes))
     edit.replace(node.outputs[0], edit.insert_main(product, before=node))
+
+
+def _unsigned(zero_point: ir.Value | None, edit: Edit) -> ir.Value:
+    """Returns the uint8 form of an int8 zero point; None is 0."""
+    if zero_point is None:
+        return edit.add_constant(np.uint8(128), before=edit.node)
+    return edit.shared(UnsignedCodes).shifted(zero_point, edit)
 
 
 def is_static(codes: ir.Value, facts: Facts) -> bool:
@@ -101,13 +111,20 @@ def is_static(codes: ir.Value, facts: Facts) -> bool:
     return facts.is_constant(codes) or (quantizer is not None and all(map(facts.is_constant, quantizer.inputs[1:])))
 
 
-def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
+def weights_of(
+    node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
     """Returns the weights of a product and their zero points, as int8: unsigned ones are 128 smaller.
+
+    Args:
+        node: The product.
+        facts: What is known of the model.
+        positions: The inputs that are the weights and their zero points; the second one may be absent.
 
     Raises:
         Unconverted: They are not known.
     """
-    values = [*node.inputs, None, None][1:4:2]
+    values = [node.inputs[i] if i < len(node.inputs) else None for i in positions]
     elements, zeros = (
         evaluate(each, facts) if each is not None and facts.is_constant(each) else None for each in values
     )
@@ -120,19 +137,25 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[npt.NDArray[np.int8], npt.N
     return _as_signed(elements), _as_signed(zeros)
 
 
-def grid_of_weights(node: ir.Node, facts: Facts) -> Grid:
-    """Returns the weights of a MatMulInteger, [K, N], and their zero points as int8; the scales are 1.
+def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)) -> Grid:
+    """Returns the weights of a matrix product and their zero points as int8; the scales are 1.
+
+    Args:
+        node, facts, positions: As for :func:`weights_of`.
 
     Raises:
         Unconverted: They are not known.
     """
-    elements, zeros = weights_of(node, facts)
-    if elements.ndim != 2 or not elements.size:
+    elements, zeros = weights_of(node, facts, positions)
+    if elements.ndim < 2 or not elements.size:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
-    columns = elements.shape[1]
-    if zeros.shape not in ((), (1,), (columns,)):
+    *lead, _, columns = elements.shape
+    if zeros.shape not in ((), (1,), (columns,), (*lead, 1, columns)):
         raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
-    return Grid(elements, zero_points_of_columns(zeros), np.ones((1, columns), np.float32))
+    codes, stack = columns_of_stack(elements)
+    if zeros.size > 1:
+        zeros = np.broadcast_to(zeros, (*lead, 1, columns)).reshape(-1)
+    return Grid(codes, zero_points_of_columns(zeros), np.ones((1, codes.shape[1]), np.float32), stack=stack)
 
 
 def zero_points_of_columns(zeros: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:

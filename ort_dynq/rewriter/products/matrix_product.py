@@ -22,7 +22,7 @@ from .grid import Grid
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A matrix product of A, [..., M, K], and B, [K, N].
+    """A matrix product of A, [..., M, K], and B, [K, N] or stacked matrices [..., K, N].
 
     Attributes:
         a, b: The factors.
@@ -115,6 +115,31 @@ def with_alpha(grid: Grid, product: MatrixProduct) -> Grid:
     if grid.is_rounded:
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
     return replace(grid, scale=_times(grid.scale, product.alpha, "the weights times the attribute alpha"))
+
+
+def with_stack_of(grid: Grid, activation: ir.Value) -> Grid:
+    """Returns the grid of stacked weights without leading dimensions of 1 that the activation has, too.
+
+    Raises:
+        Unconverted: The weights are stacked, and the activation is a vector, or may be one.
+    """
+    return replace(grid, stack=stack_beside(grid.stack, activation))
+
+
+def stack_beside(stack: tuple[int, ...], activation: ir.Value) -> tuple[int, ...]:
+    """Returns the leading dimensions of stacked weights without those of 1 that the activation has, too.
+
+    Raises:
+        Unconverted: The weights are stacked, and the activation is a vector, or may be one.
+    """
+    rank = None if activation.shape is None else len(activation.shape)
+    while stack and rank is not None and rank >= len(stack) + 2 and stack[0] == 1:
+        stack = stack[1:]
+    if stack and rank is None:
+        raise Unconverted(Reason.RANK_NOT_KNOWN)
+    if stack and rank == 1:
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=len(stack) + 2, expected=2)
+    return stack
 
 
 def _times(numbers: npt.NDArray[np.float32], factor: float, name: str) -> npt.NDArray[np.float32]:

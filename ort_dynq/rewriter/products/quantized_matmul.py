@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.packing import pack
@@ -10,7 +11,7 @@ from ..edit import Edit, call
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
 from .corrections import Correction
-from .grid import Grid
+from .grid import Grid, stacked
 from .tail import Tail
 from .unsigned_codes import UnsignedCodes
 
@@ -27,19 +28,7 @@ def build_quantized_matmul(
         edit: The edit of the product.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
     """
-    shared = edit.shared(SharedInitializers)
-    row, column, bias = scales_and_bias(tail, codes, edit)
-    weights, zero_points = (shared.of(each, edit) for each in (pack(grid.codes, grid.bits), grid.zero_point))
-    sums = (correction or Correction()).build_sums(grid.sums, edit, tail.last_node)
-    main = call(
-        "QuantizedMatMul",
-        [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
-        bits=grid.bits,
-        group_size=grid.group_size,
-        terms=codes.terms,
-        scale_order=int(tail.scale_order),
-    )
-    before = tail.last_node
+    main, before = quantized_matmul(tail, codes, grid, edit, correction), tail.last_node
     result = edit.insert_main(main, before=before)
     for move in tail.moves:
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
@@ -49,10 +38,38 @@ def build_quantized_matmul(
     edit.replace(tail.last, result)
 
 
+def quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit, correction: Correction | None = None) -> ir.Node:
+    """Returns a new QuantizedMatMul, which is not inserted; see :func:`build_quantized_matmul`."""
+    shared = edit.shared(SharedInitializers)
+    row, column, bias = scales_and_bias(tail, codes, edit)
+    zero_point = grid.zero_point if grid.zero_point.ndim == 1 else stacked(grid.zero_point, grid.stack)
+    weights, zero_points = (shared.of(each, edit) for each in (_packed(grid), zero_point))
+    sums = (correction or Correction()).build_sums(stacked(grid.sums, grid.stack), edit, tail.last_node)
+    return call(
+        "QuantizedMatMul",
+        [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
+        bits=grid.bits,
+        group_size=grid.group_size,
+        terms=codes.terms,
+        scale_order=int(tail.scale_order),
+    )
+
+
+def _packed(grid: Grid) -> npt.NDArray[np.int8]:
+    """Returns packed weights, [stack..., blocks, units, 16, 4]."""
+    if not grid.stack:
+        return pack(grid.codes, grid.bits)
+    matrices = stacked(grid.codes, grid.stack).reshape(-1, len(grid.codes), grid.columns)
+    packed = np.stack([pack(matrix, grid.bits) for matrix in matrices])
+    return packed.reshape(*grid.stack, *packed.shape[1:])
+
+
 def _of_offset(codes: Codes, grid: Grid, before: ir.Node, edit: Edit) -> ir.Value:
     """Returns the product of an offset of rows, or of their groups, and the weights: offsets times sums of weights."""
     sums = grid.sums * grid.scale.astype(np.float64)
-    sums = sums if codes.has_offset_of_groups else sums.sum(0)
+    if not codes.has_offset_of_groups:
+        sums = sums.sum(0, keepdims=bool(grid.stack))
+    sums = stacked(sums, grid.stack)
     inputs = [codes.offset, edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)]
     return edit.insert(ir.node("MatMul" if codes.has_offset_of_groups else "Mul", inputs), before=before)
 
@@ -67,9 +84,9 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
 
     Returns:
         float32: one for each row, or for each of its groups, or one for all; [groups or 1, N], or [N] for a
-        convolution; [N].
+        convolution; [N]. Those of stacked weights begin with the dimensions of the stack.
     """
-    size, shared = tail.channels.size, edit.shared(SharedInitializers)
+    size, stack, shared = tail.channels.size, tail.channels.stack, edit.shared(SharedInitializers)
     scale = tail.row if codes.scale is None else codes.scale
     if scale is not None:
         row = edit.shared(UnsignedCodes).scale_of(scale)
@@ -79,6 +96,8 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
         shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
         row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
     column = np.ones(size, np.float32) if tail.column is None else tail.column
-    column = column.reshape(size) if tail.channels.spatial_rank else column.reshape(-1, size)
+    column = column.reshape(size) if tail.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
     bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not
+    if not isinstance(bias, ir.Value):
+        bias = bias.reshape(*stack, tail.channels.columns)
     return row, shared.of(column, edit), bias if isinstance(bias, ir.Value) else shared.of(bias, edit)

@@ -90,7 +90,8 @@ class Tail:
     def next_step(self) -> Step | None:
         """Returns the only use of `last`; Reshapes that keep the rows of a matrix product may precede it."""
         use, moves = only_use(self.last), []
-        while use is not None and not self.channels.spatial_rank and use.node.op_type in RESHAPES and use.idx == 0:
+        may_move = not (self.channels.spatial_rank or self.channels.stack)
+        while use is not None and may_move and use.node.op_type in RESHAPES and use.idx == 0:
             moved = use.node.outputs[0]
             if moved.shape is None or not len(moved.shape) or moved.shape[-1] != self.channels.size:
                 return None

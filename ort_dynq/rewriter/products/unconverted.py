@@ -35,7 +35,8 @@ def _match(node: ir.Node, context: Context) -> None:
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return
     if node.op_type in _QLINEAR_PRODUCTS:
-        raise Unconverted(Reason.INTEGER_OPERATOR)
+        is_static = len(node.inputs) > 1 and context.facts.is_constant(node.inputs[1])  # the scale of its activation
+        raise Unconverted(Reason.INTEGER_OPERATOR if is_static else Reason.OPTIMIZED)
     if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
         return
     forms = context.shared(AffineForms)

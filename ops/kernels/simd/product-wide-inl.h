@@ -1,0 +1,116 @@
+// Matrix products of many rows by 8-bit weights of one group, for instruction sets without dot products of bytes: a
+// part of product-inl.h, which includes this file. Codes and weights are widened to int16 once for all tiles that read
+// them: the weights of 16 columns stay in the first-level cache for all rows, the codes in the second-level cache for
+// all columns.
+
+// As many rows are widened by each tile instead: two tiles of rows do not pay for a copy of the weights.
+constexpr int64_t kRowsInPlace = 2 * kMostRows;
+
+// At once: rows of codes; quads, whose weights are 16 KB as int16; and columns, for whose sums of a part of the quads
+// there is memory.
+constexpr int64_t kWideRows = 48, kWideQuads = 128, kWideColumns = 64;
+constexpr int64_t kWideStride = kWideQuads * kWideQuad + 64;  // no power of two: rows would share cache sets
+constexpr int64_t kWideVectorBytes = 2 * P::kLanes * kQuad;   // a quad of the weights of a vector
+
+// The widened codes of the rows, the weights of 16 columns and the sums of earlier quads.
+struct WideBuffers {
+  alignas(kLine) uint8_t weights[kVectors][kWideQuads * kWideVectorBytes];
+  uint8_t codes[kWideRows * kWideStride];
+  int32_t sums[kWideColumns / kBlockColumns][kWideRows * kBlockColumns];
+};
+
+// What the exact sums of a tile have beside products: the zero points of rows times the sums of columns, and the sums
+// of rows times the zero points of weights.
+template <int kRows>
+inline void set_corrections(const ProductBlock& block, int64_t row, int64_t col, P::I (&sums)[kRows][kVectors]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = col + v * P::kLanes, left = block.cols - at;
+    const auto column_sum = P::load_part(block.columns.sums + at, P::first(left));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][v] = P::mul(P::set1(-block.codes.zps[row + r]), column_sum);
+    if (block.codes.sums == nullptr) continue;
+    const auto zps =
+        block.weights.zps == nullptr ? P::set1(block.weights.zp) : P::load_zps(block.weights.zps + at, left);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][v] = P::sub(sums[r][v], P::mul(P::set1(block.codes.sums[row + r]), zps));
+  }
+}
+
+struct WideTile {
+  int64_t row, col, quads;
+  const uint8_t* codes;
+  const uint8_t (*weights)[kWideQuads * kWideVectorBytes];
+  int32_t* sums;  // of earlier quads
+  bool is_first, is_last;
+};
+
+template <int kRows>
+void multiply_wide(const ProductBlock& block, const WideTile& tile) {
+  typename P::I sums[kRows][kVectors];
+  if (tile.is_first)
+    set_corrections(block, tile.row, tile.col, sums);
+  else
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+        sums[r][v] = P::load(static_cast<const void*>(tile.sums + r * kBlockColumns + v * P::kLanes));
+  const auto weights = [&](int64_t quad, int v, int half) {
+    return P::load(static_cast<const void*>(tile.weights[v] + (2 * quad + half) * P::kLanes * kQuad));
+  };
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) add_pairs<kRows, 1>(tile.codes, kWideStride, tile.quads, v, weights, sums);
+  if (tile.is_last) {
+    typename P::F reals[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) reals[r][v] = P::to_float(sums[r][v]);
+    store_tile<true, 1>(block, tile.row, kRows, tile.col, kBlockColumns, reals);
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+        P::store(static_cast<void*>(tile.sums + r * kBlockColumns + v * P::kLanes), sums[r][v]);
+  }
+}
+
+// `Type` is P: only a template may call a widen() that P does not have.
+template <class Type = P>
+void gemm_wide(const ProductBlock& block) {
+  using Multiply = void (*)(const ProductBlock&, const WideTile&);
+  constexpr Multiply kMultiply[] = {multiply_wide<1>, multiply_wide<2>, multiply_wide<3>,
+                                    multiply_wide<4>, multiply_wide<5>, multiply_wide<6>};
+  WideBuffers buffers;
+  const auto parts_of = [](int64_t count, int64_t most) { return count <= most ? 1 : (count + most - 1) / most; };
+  const int64_t quads = block.depth / kQuad, parts = parts_of(quads, kWideQuads);
+  const int64_t row_parts = parts_of(block.rows, kWideRows);
+  for (int64_t row_part = 0; row_part < row_parts; ++row_part) {
+    const int64_t row = block.rows * row_part / row_parts, end = block.rows * (row_part + 1) / row_parts;
+    for (int64_t first_col = 0; first_col < block.cols; first_col += kWideColumns)
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t first = quads * part / parts, count = quads * (part + 1) / parts - first;
+        for (int64_t r = row; r < end && (first_col == 0 || parts > 1); ++r)
+          Type::widen(block.codes.data + r * block.codes.stride + first * kQuad, count,
+                      buffers.codes + (r - row) * kWideStride);
+        for (int64_t col = first_col; col < block.cols && col < first_col + kWideColumns; col += kBlockColumns) {
+          const int8_t* from = block.weights.packed + col / kBlockColumns * block.weights.stride + first * kBlockBytes;
+          for (int64_t quad = 0; quad < count; ++quad)
+#pragma GCC unroll 8
+            for (int i = 0; i < 2 * kVectors; ++i)
+              P::store(static_cast<void*>(buffers.weights[i / 2] + (2 * quad + i % 2) * P::kLanes * kQuad),
+                       Type::widen(from + quad * kBlockBytes + i * (P::kLanes / 2 * kQuad)));
+          int32_t* const sums = buffers.sums[(col - first_col) / kBlockColumns];
+          for (int64_t r = row; r < end;) {
+            const int64_t left = end - r;
+            const int64_t rows = left >= 2 * kMostRows ? kMostRows : left > kMostRows ? (left + 1) / 2 : left;
+            kMultiply[rows - 1](block, {r, col, count, buffers.codes + (r - row) * kWideStride, buffers.weights,
+                                        sums + (r - row) * kBlockColumns, part == 0, part == parts - 1});
+            r += rows;
+          }
+        }
+      }
+  }
+}

@@ -1,0 +1,151 @@
+"""The integer products of ONNX Runtime that saturate on some CPUs, and its operators whose last bits depend on the CPU.
+
+On x86 CPUs without VNNI, ONNX Runtime multiplies uint8 by int8 codes with vpmaddubsw, which adds pairs of products in
+int16. A pair with large weights exceeds int16 and is cut off, so the result is wrong
+(onnxruntime/core/mlas/lib/qgemm_kernel_avx2.cpp). All other types are exact on every CPU. So are depthwise QLinearConv,
+which have kernels of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...graphs import MICROSOFT, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, label
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
+from .ort_fusions import saturating_weights
+
+_LARGEST_WEIGHT = 64  # 2 * 255 * 64 = 32640 fits int16
+
+
+class Operands(NamedTuple):
+    """The inputs of an integer product, by position.
+
+    Attributes:
+        signed: The input that is int8 if the product saturates, usually the weights.
+        zero_point: Its zero point, which may be absent.
+        unsigned: The input that is uint8 then; None if the operator makes these codes itself.
+    """
+
+    signed: int
+    zero_point: int
+    unsigned: int | None
+
+
+OPERANDS = {
+    ("", "MatMulInteger"): Operands(1, 3, 0),
+    ("", "ConvInteger"): Operands(0, 2, 1),  # a product of the weights by the input, in this order
+    ("", "QLinearMatMul"): Operands(3, 5, 0),
+    ("", "QLinearConv"): Operands(3, 5, 0),
+    (MICROSOFT, "QLinearConv"): Operands(3, 5, 0),
+    (MICROSOFT, "MatMulIntegerToFloat"): Operands(1, 5, 0),
+    (MICROSOFT, "DynamicQuantizeMatMul"): Operands(1, 3, None),
+    (MICROSOFT, "QAttention"): Operands(1, 7, 0),
+    (MICROSOFT, "QGemm"): Operands(3, 5, 0),
+}
+"""The integer products that saturate, by domain and operator. DynamicQuantizeLSTM, which has two, is not among them."""
+
+_LSTM = (MICROSOFT, "DynamicQuantizeLSTM")
+_WEIGHTS_OF_LSTM = (1, 2)
+_ROUNDING = frozenset(
+    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "GroupQueryAttention"}
+    | {"FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention", "MultiHeadAttention", "QAttention"}
+    | {"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "CumSum"}
+    | {"LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"}
+    | {"SkipSimplifiedLayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
+    | {"BatchNormalization", "LpNormalization", "LRN", "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool"}
+    | {"Softmax", "LogSoftmax", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu", "QuickGelu"}
+    | {"Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
+)
+"""Operators of ONNX Runtime that add floats or compute functions, each with other kernels on other CPUs."""
+
+
+def may_saturate(weights: npt.NDArray[Any]) -> bool:
+    """Returns whether a pair of products of uint8 codes by these int8 weights may exceed int16."""
+    return bool(np.abs(weights.astype(np.int32)).max(initial=0) > _LARGEST_WEIGHT)
+
+
+def key_of(node: ir.Node) -> tuple[str, str]:
+    """Returns the domain of a node, "" for a standard one, and its operator."""
+    return "" if node.domain in STANDARD_DOMAINS else node.domain, node.op_type
+
+
+class SaturatingProduct(NamedTuple):
+    """An integer product of ONNX Runtime whose result is wrong on x86 CPUs without VNNI, where its sums saturate.
+
+    Attributes:
+        node: The name of the node, or of its first output if it has none.
+        op_type: Its operator. A MatMul, Gemm or Conv is one of floats that ONNX Runtime computes with integers.
+        graph: The path of its graph.
+    """
+
+    node: str
+    op_type: str
+    graph: str
+
+
+class CpuDependence(NamedTuple):
+    """What of a model's results depends on the CPU.
+
+    Attributes:
+        saturating: The products that saturate.
+        rounding: The number of nodes of each operator of ONNX Runtime that rounds floats in an order of its own on each
+            CPU: their last bits may differ.
+    """
+
+    saturating: tuple[SaturatingProduct, ...] = ()
+    rounding: Mapping[str, int] = {}
+
+
+def cpu_dependence(model: ir.Model, facts: Facts) -> CpuDependence:
+    """Returns what of a model's results depends on the CPU; the nodes that constant folding removes are left out."""
+    saturating, rounding = [], Counter[str]()
+    for path, graph in graphs(model):
+        for node in graph:
+            if facts.is_folded(node):
+                continue
+            if _saturates(node, facts):
+                saturating.append(SaturatingProduct(label(node), node.op_type, path))
+            elif node.domain in RUNTIME_DOMAINS and node.op_type in _ROUNDING and _is_float(node):
+                rounding[node.op_type] += 1
+    return CpuDependence(tuple(saturating), rounding)
+
+
+def _saturates(node: ir.Node, facts: Facts) -> bool:
+    """Returns whether ONNX Runtime's sums of a node may saturate: not if its int8 weights are known to be small."""
+    operands = OPERANDS.get(key_of(node))
+    if key_of(node) == _LSTM:
+        signed = [node.inputs[i] for i in _WEIGHTS_OF_LSTM if i < len(node.inputs)]
+    elif operands is None:
+        signed = [saturating_weights(node, facts.is_constant)]
+    elif operands.signed < len(node.inputs):
+        unsigned = None if operands.unsigned is None else node.inputs[operands.unsigned]
+        is_unsigned = operands.unsigned is None or (unsigned is not None and unsigned.dtype == ir.DataType.UINT8)
+        signed = [node.inputs[operands.signed]] if is_unsigned else []
+        if node.op_type == "QLinearConv" and _is_depthwise(node):
+            signed = []
+    else:
+        signed = []
+    return any(value is not None and value.dtype == ir.DataType.INT8 and _is_large(value, facts) for value in signed)
+
+
+def _is_large(weights: ir.Value, facts: Facts) -> bool:
+    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
+    return elements is None or may_saturate(elements)
+
+
+def _is_depthwise(node: ir.Node) -> bool:
+    weights = node.inputs[3]
+    return weights is not None and weights.shape is not None and len(weights.shape) > 1 and weights.shape[1] == 1
+
+
+def _is_float(node: ir.Node) -> bool:
+    """Returns whether an output is of floats, or its type is not known."""
+    types = [output.dtype for output in node.outputs]
+    return any(dtype is None or dtype.is_floating_point() for dtype in types)

@@ -1,0 +1,59 @@
+"""Tensors without elements: where the kernel of an operator answers, its function gives the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from functions import complete, run_function
+from helpers import Array, assert_same, explained, with_one_nan
+from test_functions import CASES, Case
+
+from ort_dynq import DynqError, kernels
+from ort_dynq.operators import OPERATORS
+
+OPSET = 18
+CASES_OF_AN_OPERATOR = 200
+MOST = 60
+"""Empty cases of an operator."""
+
+
+def emptied(case: Case) -> Iterator[list[Array]]:
+    """The inputs with dimensions of 0: each dimension alone, and all those of one length together."""
+    places = [(i, axis) for i, array in enumerate(case.inputs) for axis in range(array.ndim)]
+    lengths = {case.inputs[i].shape[axis] for i, axis in places} - {0}
+    for chosen in [
+        *({place} for place in places),
+        *({(i, axis) for i, axis in places if case.inputs[i].shape[axis] == length} for length in sorted(lengths)),
+        {(0, axis) for i, axis in places if i == 0},
+    ]:
+        yield [
+            np.ascontiguousarray(array[tuple(slice(0 if (i, axis) in chosen else None) for axis in range(array.ndim))])
+            if array.ndim
+            else array
+            for i, array in enumerate(case.inputs)
+        ]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_kernels_and_functions_agree_on_empty_tensors(operator: str) -> None:
+    seen, count = set(), 0
+    for case in itertools.islice(CASES[operator](OPSET), CASES_OF_AN_OPERATOR):
+        given = complete(operator, case.attributes)
+        for inputs in emptied(case):
+            shapes = tuple(array.shape for array in inputs)
+            key = (tuple(given.items()) if operator.startswith("Quantized") else given.get("axis"), shapes)
+            if key in seen or count == MOST:
+                continue
+            seen.add(key)
+            try:
+                actual = kernels.run(operator, inputs, **given)
+            except DynqError:
+                continue  # an error with a text: the inputs do not fit each other
+            count += 1
+            with explained(f"{operator} {given}, {shapes}"):
+                for one, other in zip(actual, run_function(operator, inputs, OPSET, **given), strict=True):
+                    assert_same(with_one_nan(one), with_one_nan(other))
+    assert count > 0

@@ -1,0 +1,139 @@
+"""Products of activations and stacked weights, [..., K, N], become one QuantizedMatMul."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from helpers import Array, Shape, assert_same, make_session, product_of, stock_session
+from onnx import numpy_helper
+from quantizing import activations, by_definition, weights_by_definition
+from rewriting import F, found, tails
+
+from ort_dynq.quantizer import quantize
+from ort_dynq.rewriter import Result, rewrite
+from ort_dynq.verification import verify
+
+K, N = 160, 128
+CHAIN = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) q = Div(x, s) r = Round(q) c = Clip(r, low, high)
+    f = Mul(c, s) """
+CODES = CHAIN.replace("f = Mul(c, s)", "b8 = Cast<to = 3>(c)")
+INTEGERS = ["MatMulInteger", "MatMul of int32", "zero points of columns"]
+SCALARS = {"last": np.array([-1]), "c127": F(127), "low": F(-128), "high": F(127)}
+
+# The dimensions of the activation, and the leading ones of the weights.
+STACKS: tuple[tuple[str, Shape, Shape], ...] = (
+    ("B, 3, S", (2, 3, 5), (3,)),
+    ("S", (5,), (3,)),
+    ("1, S", (1, 5), (3,)),
+    ("B, S", (2, 5), (1,)),
+    ("B, 1, S", (2, 1, 5), (1, 3)),
+    ("B, S", (2, 5), (3, 1)),
+)
+
+
+def weights_of(stack: Shape, seed: int = 1) -> tuple[Array, Array]:
+    """int8 codes and scales, one for each column of each matrix."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-127, 128, (*stack, K, N)).astype(np.int8)
+    codes[..., 0, :] = 127
+    return codes, rng.uniform(0.001, 0.02, (*stack, 1, N)).astype(F)
+
+
+def model_of(body: str, dims: str, constants: dict[str, Array]) -> onnx.ModelProto:
+    result = ", ".join(f"y{i}" for i in range(max(dims.count(",") + 2, constants["w"].ndim)))
+    x = f"float[{dims}, {K}] x" if dims else f"float[{K}] x"
+    text = f'<ir_version: 8, opset_import: ["": 18]> g ({x}) => (float[{result}] y) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    for name, elements in constants.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(elements), name))
+    used = {name for node in model.graph.node for name in node.input}
+    assert used >= constants.keys()
+    return model
+
+
+def run(result: Result, x: Array) -> Array:
+    """The output with the plugin, which is also that without it."""
+    model = result.to_proto()
+    onnx.checker.check_model(model)
+    assert "MatMul" not in {node.op_type for node in model.graph.node}
+    assert sum(bool(product_of(node.op_type)) for node in model.graph.node) == 1
+    (actual,) = make_session(model, "native", optimize=True).run(None, {"x": x})
+    assert_same(np.asarray(stock_session(model).run(None, {"x": x})[0]), np.asarray(actual))
+    return np.asarray(actual)
+
+
+@pytest.mark.parametrize(("dims", "shape", "stack"), STACKS[::2])
+def test_quantize(dims: str, shape: Shape, stack: Shape) -> None:
+    rng = np.random.default_rng(0)
+    weights, bias = rng.standard_normal((*stack, K, N), F), rng.standard_normal((*stack, 1, N), F)
+    x = activations(*shape, K)
+    actual = run(quantize(model_of("p = MatMul(x, w) y = Add(p, b)", dims, {"w": weights, "b": bias})), x)
+    integers = np.array([weights_by_definition(matrix) for matrix in weights.reshape(-1, K, N)])
+    expected = by_definition(x) @ integers.reshape(weights.shape) + bias
+    assert actual.shape == expected.shape
+    assert (np.abs(actual - expected) <= 2.0**-21 * np.abs(expected).max()).all()
+
+
+def constants_of(weights: Array) -> list[Array]:
+    """The packed weights, the scales and the bias of the product in a model of 4-bit weights."""
+    graph = quantize(model_of("y = MatMul(x, w)", "S", {"w": weights}), weights="int4").to_proto().graph
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    (product,) = (node for node in graph.node if product_of(node.op_type))
+    return [tensors[product.input[i]] for i in (3, 5, 6, 7)]
+
+
+def test_quantize_4_bits() -> None:
+    """Each matrix has the codes and the scales that it has alone."""
+    weights = np.random.default_rng(0).standard_normal((2, K, N), F)
+    for together, *alone in zip(constants_of(weights), *map(constants_of, weights), strict=True):
+        assert_same(together, np.array(alone))
+
+
+def test_rewritten_floats() -> None:
+    """Also with a bias of one for each column, or for each of all matrices, and a program; verification passes."""
+    for i, (dims, shape, stack) in enumerate(STACKS[::-2]):
+        codes, scales = weights_of(stack)
+        body, constants = (
+            (f"{CHAIN} p = MatMul(f, w) t = Add(p, b) y = Relu(t)", {"w": codes * scales, "b": scales[..., :1, :]}),
+            (f"{CHAIN} p = MatMul(f, w) y = Add(p, b)", {"w": codes * scales, "b": scales.reshape(-1)[:N]}),
+        )[i % 2]
+        model = model_of(body, dims, SCALARS | constants)
+        result = rewrite(model)
+        assert found(result.report)[0] == "DynamicRangeFakeQuantize"
+        assert tails(result.to_proto()) == (["dst = Clip(x, 0.0, inf)"] if i % 2 == 0 else [])
+        x = activations(*shape, K)
+        actual = run(result, x)
+        (expected,) = stock_session(model).run(None, {"x": x})
+        assert actual.shape == expected.shape
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())  # sums of floats
+        assert verify(model, result.to_proto(), inputs={"x": x}).passed
+
+
+@pytest.mark.parametrize("form", INTEGERS)
+def test_rewritten_integers(form: str) -> None:
+    """Bit for bit."""
+    for dims, shape, stack in STACKS[INTEGERS.index(form) :: 3]:
+        codes, scales = weights_of(stack)
+        constants: dict[str, Array] = {"w": codes, "ws": scales}
+        product = "i = MatMulInteger(b8, w)"
+        if form == "MatMul of int32":
+            product, constants["w"] = "b32 = Cast<to = 6>(b8) i = MatMul(b32, w)", codes.astype(np.int32)
+        elif form == "zero points of columns":
+            product = "i = MatMulInteger(b8, w, z, zw)"
+            zeros = np.random.default_rng(2).integers(-5, 6, (*stack, 1, N)).astype(np.int8)
+            constants |= {"z": np.array(0, np.int8), "zw": zeros}
+        model = model_of(
+            f"{CODES} {product} g = Cast<to = 1>(i) t = Mul(g, s) y = Mul(t, ws)", dims, SCALARS | constants
+        )
+        x = activations(*shape, K)
+        (expected,) = stock_session(model).run(None, {"x": x})
+        assert_same(run(rewrite(model, exact=True), x), expected)
+
+
+def test_vectors_stay() -> None:
+    codes, scales = weights_of((3,))
+    model = model_of(f"{CHAIN} y = MatMul(f, w)", "", SCALARS | {"w": codes * scales})
+    reasons = [str(finding.unconverted) for finding in rewrite(model).report.findings if finding.unconverted]
+    assert reasons == ["the weights are of rank 3, expected 2"]
