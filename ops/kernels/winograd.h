@@ -25,7 +25,7 @@ constexpr int64_t kMostWinogradMagnitude = (int64_t{1} << 25) / 128 - 1;
 static_assert(kWinogradQuads * kQuad * 9 * 128 <= kMostWinogradMagnitude, "weights that are transformed at once fit");
 
 // Input channels whose weights fit, whatever they are.
-constexpr int64_t kSafeWinogradInputs = kMostWinogradMagnitude / (9 * 128);
+constexpr int64_t kSafeWinogradInputs = kMostWinogradMagnitude / 9 / 128;
 
 struct WinogradTile {
   int64_t image;            // bytes from the image of a unit to the tile's first code

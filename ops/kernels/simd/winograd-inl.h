@@ -195,7 +195,7 @@ void multiply_tiles(const int16_t* codes, int64_t stride, const int16_t* weights
     for (int v = 0; v < kVectors; ++v)
       sums[r][v] = adds ? W::load_sums(to + r * kBlockColumns + v * kLanes) : W::no_sums();
   for (int64_t pair = 0; pair < pairs; ++pair, weights += 2 * kBlockColumns, codes += 2) {
-    ORT_DYNQ_PREFETCH(weights + 16 * 2 * kBlockColumns);
+    ORT_DYNQ_PREFETCH(weights + 16 * (2 * kBlockColumns));
     typename W::Weights w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) w[v] = W::load_weights(weights, v);
@@ -225,7 +225,7 @@ void multiply_some_tiles(int64_t count, const int16_t* codes, int64_t stride, co
 inline void multiply_all_tiles(int64_t count, const int16_t* codes, int64_t stride, const int16_t* weights,
                                int64_t pairs, bool adds, int32_t* to) {
   while (count > 0) {
-    const int64_t rows = count >= 2 * W::kRows ? W::kRows : count > W::kRows ? (count + 1) / 2 : count;
+    const int64_t rows = count >= int64_t{2} * W::kRows ? W::kRows : count > W::kRows ? (count + 1) / 2 : count;
     multiply_some_tiles(rows, codes, stride, weights, pairs, adds, to);
     count -= rows;
     codes += rows * stride;

@@ -53,13 +53,13 @@ struct Winograd256 {
     return {_mm256_cvtepi8_epi16(part < 2 ? _mm256_castsi256_si128(pairs) : _mm256_extracti128_si256(pairs, 1))};
   }
   static void add_weights(const int8_t* quad, Ints (&sums)[2]) {
-    for (int v = 0; v < 2; ++v) {
+    for (int64_t v = 0; v < 2; ++v) {
       const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quad + 32 * v));
       sums[v] = add(sums[v], sum_fours(_mm256_maddubs_epi16(_mm256_set1_epi8(1), eight)));
     }
   }
   static void add_magnitudes(const int8_t* quad, Ints (&sums)[2]) {
-    for (int v = 0; v < 2; ++v) {
+    for (int64_t v = 0; v < 2; ++v) {
       const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quad + 32 * v));
       sums[v] = add(sums[v], sum_fours(_mm256_maddubs_epi16(_mm256_abs_epi8(eight), _mm256_set1_epi8(1))));
     }
@@ -72,7 +72,7 @@ struct Winograd256 {
   static Sums no_sums() { return _mm256_setzero_si256(); }
   static Sums load_sums(const int32_t* p) { return load(p); }
   static void store_sums(int32_t* p, Sums a) { store(p, a); }
-  static Weights load_weights(const int16_t* p, int v) {
+  static Weights load_weights(const int16_t* p, int64_t v) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16 * v));
   }
   static Pair pair(const int16_t* p) { return _mm256_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
@@ -93,22 +93,22 @@ struct Winograd256 {
   static void interleave(const uint8_t* const (&rows)[kWinogradUnit], int64_t i, uint8_t flip, uint8_t* to) {
     __m128i a[16], b[16];
 #pragma GCC unroll 16
-    for (int j = 0; j < 16; j += 2)
+    for (int64_t j = 0; j < 16; j += 2)
       a[j / 2] = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows[j] + i)),
                                    _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows[j + 1] + i)));
 #pragma GCC unroll 16
-    for (int j = 0; j < 4; ++j) {  // quads of channels: positions 0 to 3, then 4 to 7
+    for (int64_t j = 0; j < 4; ++j) {  // quads of channels: positions 0 to 3, then 4 to 7
       b[j] = _mm_unpacklo_epi16(a[2 * j], a[2 * j + 1]);
       b[j + 4] = _mm_unpackhi_epi16(a[2 * j], a[2 * j + 1]);
     }
     const __m128i flips = _mm_set1_epi8(static_cast<char>(flip));
     auto* out = reinterpret_cast<__m128i*>(to + i * kWinogradUnit);
 #pragma GCC unroll 16
-    for (int half = 0; half < 2; ++half) {
+    for (int64_t half = 0; half < 2; ++half) {
       const __m128i* q = b + 4 * half;
       const __m128i low[] = {_mm_unpacklo_epi32(q[0], q[1]), _mm_unpacklo_epi32(q[2], q[3])};
       const __m128i high[] = {_mm_unpackhi_epi32(q[0], q[1]), _mm_unpackhi_epi32(q[2], q[3])};
-      const auto put = [&](int at, __m128i codes) {
+      const auto put = [&](int64_t at, __m128i codes) {
         _mm_storeu_si128(out + 4 * half + at, _mm_xor_si128(codes, flips));
       };
       put(0, _mm_unpacklo_epi64(low[0], low[1]));

@@ -55,12 +55,12 @@ struct WinogradNeon {
   }
   static void add_weights(const int8_t* quad, Ints (&sums)[4]) {
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) sums[v] = vpadalq_s16(sums[v], vpaddlq_s8(vld1q_s8(quad + 16 * v)));
+    for (int64_t v = 0; v < 4; ++v) sums[v] = vpadalq_s16(sums[v], vpaddlq_s8(vld1q_s8(quad + 16 * v)));
   }
   // The magnitude of -128 is 128 as an unsigned byte.
   static void add_magnitudes(const int8_t* quad, Ints (&sums)[4]) {
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
+    for (int64_t v = 0; v < 4; ++v) {
       const uint8x16_t magnitudes = vreinterpretq_u8_s8(vabsq_s8(vld1q_s8(quad + 16 * v)));
       sums[v] = vreinterpretq_s32_u32(vpadalq_u16(vreinterpretq_u32_s32(sums[v]), vpaddlq_u8(magnitudes)));
     }
@@ -74,7 +74,7 @@ struct WinogradNeon {
   static Sums no_sums() { return V::set1(int32_t{0}); }
   static Sums load_sums(const int32_t* p) { return load(p); }
   static void store_sums(int32_t* p, Sums a) { store(p, a); }
-  static Weights load_weights(const int16_t* p, int v) { return {vld1_s16(p + 4 * v), vld1_s16(p + 16 + 4 * v)}; }
+  static Weights load_weights(const int16_t* p, int64_t v) { return {vld1_s16(p + 4 * v), vld1_s16(p + 16 + 4 * v)}; }
   static Pair pair(const int16_t* p) {
     return vreinterpret_s16_s32(vdup_n_s32(dynq::load(reinterpret_cast<const int32_t*>(p))));
   }
@@ -93,19 +93,19 @@ struct WinogradNeon {
   static void interleave(const uint8_t* const (&rows)[kWinogradUnit], int64_t i, uint8_t flip, uint8_t* to) {
     uint16x8_t pairs[8];  // of channels, of 8 positions
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
+    for (int64_t j = 0; j < 8; ++j) {
       const uint8x8_t a = vld1_u8(rows[2 * j] + i), b = vld1_u8(rows[2 * j + 1] + i);
       pairs[j] = vreinterpretq_u16_u8(veorq_u8(vcombine_u8(vzip1_u8(a, b), vzip2_u8(a, b)), vdupq_n_u8(flip)));
     }
     uint8_t* out = to + i * kWinogradUnit;
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {  // of the positions
+    for (int64_t half = 0; half < 2; ++half) {  // of the positions
       uint32x4_t quads[4];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j)
+      for (int64_t j = 0; j < 4; ++j)
         quads[j] = vreinterpretq_u32_u16(half == 0 ? vzip1q_u16(pairs[2 * j], pairs[2 * j + 1])
                                                    : vzip2q_u16(pairs[2 * j], pairs[2 * j + 1]));
-      const auto put = [&](int at, uint32x4_t low, uint32x4_t high, bool is_first) {
+      const auto put = [&](int64_t at, uint32x4_t low, uint32x4_t high, bool is_first) {
         const uint64x2_t a = vreinterpretq_u64_u32(low), b = vreinterpretq_u64_u32(high);
         vst1q_u8(out + (4 * half + at) * kWinogradUnit,
                  vreinterpretq_u8_u64(is_first ? vzip1q_u64(a, b) : vzip2q_u64(a, b)));
