@@ -1,4 +1,7 @@
-"""Reads and writes models and their external data."""
+"""Reads and writes models and their external data.
+
+More than 450 lines: what is read, checked and written of external data are the same rules.
+"""
 
 from __future__ import annotations
 

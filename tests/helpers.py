@@ -23,6 +23,7 @@ from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
 from ort_dynq.storage import to_proto
+from ort_dynq.rewriter.policy.saturation import OPERANDS
 from ort_dynq.verification.saturation import cpu_saturates, without_saturation
 
 Array = npt.NDArray[Any]
@@ -102,7 +103,7 @@ def options(threads: int, optimize: bool) -> ort.SessionOptions:
     return result
 
 
-_SATURATING = (b"MatMulInteger", b"ConvInteger", b"DynamicQuantizeLSTM")
+_SATURATING = (*{operator.encode() for _, operator in OPERANDS}, b"DynamicQuantizeLSTM")
 
 
 def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:

@@ -265,7 +265,7 @@ def contenders(case: Case, settings: Settings) -> tuple[Contender | None, Conten
     feeds = {
         "x": _stored(rng.standard_normal(shape, np.float32), types) if quantizes else bytes_,
         "s": _stored(np.asarray(rng.uniform(0.01, 0.03, scales), np.float32), types),
-        "z": np.asarray(rng.integers(0, 256, scales), np.uint8),
+        "z": np.asarray(rng.integers(0, 8 if codes in ("int4", "uint4") else 256, scales), np.uint8),
     }
     feeds = {name: aligned(array) for name, array in feeds.items()}
     output = aligned(

@@ -81,7 +81,10 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_contender_computes_the_same_convolution(convolution: convolution_contenders.Convolution) -> None:
     """A wrong result would be an error or a note."""
     found, notes = convolution_contenders.contenders(convolution_contenders.Case(convolution, 1), QUICK)
-    assert [*found] == NAMES
+    forms = [name for name in ("direct", "Winograd") if name in found]  # of a convolution that has both on this CPU
+    assert [name for name in found if name not in forms] == NAMES
+    assert len(forms) in (0, 2)
+    assert not forms or (convolution.kernel, convolution.stride, convolution.depthwise) == ((3, 3), 1, False)
     assert_only_saturation(notes)
 
 

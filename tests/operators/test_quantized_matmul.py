@@ -350,8 +350,8 @@ WRONG: tuple[tuple[int, Shape, str], ...] = (
     (7, (), "bias has shape scalar, expected one element for each column"),
     (7, (1, 4), "bias has shape 1x4, expected one element for each column"),
     *(
-        (7, (columns,), f"column_sum has shape 2x4, expected 2x{columns}, one element for each group and column")
-        for columns in (5, 0)
+        (7, (columns,), f"{name} has shape 2x4, expected 2x{columns}, one element for each group and column")
+        for columns, name in ((5, "column_sum"), (0, "column_sum"))
     ),
 )
 

@@ -30,6 +30,7 @@ CONSTANTS: dict[str, Array] = {
     "step": np.array(0.05, np.float32),
     "none": np.array(0, np.uint8),
     "column": np.full(32, 0.01, np.float32),
+    "of_channel": np.full(16, 0.75, np.float32),
     "first": np.array([0]),
     "half": RNG.normal(size=(64, 48)).astype(np.float16),
 }
@@ -60,14 +61,16 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "tail of a product": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
+    "batch normalization of a product": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
+    " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = BatchNormalization(r, of_channel, of_channel, of_channel, of_channel)",
     "row program": f"{ABS_MAX} d = Div(w, s) r = Floor(d) c = Clip(r, low, high) t = Mul(c, s)",
     "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) h = Sigmoid(g) t = MatMul(h, tall)",
 }
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
-# The parser of these cases has only standard operators; test_matmul_nbits.py and test_dynamic_lstm.py have those of
-# com.microsoft.
-OTHERS = ("MatMulNBits", "DynamicQuantizeLSTM")
+# The parser of these cases has only standard operators; test_matmul_nbits.py, test_dynamic_lstm.py and
+# test_dynamic_products.py have those of com.microsoft.
+OTHERS = ("MatMulNBits", "DynamicQuantizeLSTM", "fused integer product")
 RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name not in OTHERS}
 REPORT_ONLY = ("truncated codes", "unconverted product")
 

@@ -1,6 +1,8 @@
 // Matrix products: codes of rows times packed weights, to floats, written once for any type P of products. A file of an
 // instruction set defines P and includes this file in its anonymous namespace. A vector has the sums of kLanes adjacent
 // columns.
+//
+// More than 450 lines: the passes over rows share the members of P, and the sizes of a tile.
 
 // The members of P. Nothing uses this struct, but the compiler checks that every member exists with its type.
 struct ProductMembers {
