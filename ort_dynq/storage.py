@@ -83,8 +83,8 @@ def load(model: Model) -> ir.Model:
         raise _not_a_model(model, "it imports no opset")
     with explained(model):
         for value, declared in zip(loaded.graph.inputs, proto.graph.input, strict=True):
-            if value.type is None or value.shape is None:  # onnx_ir takes them from an output that is this input
-                ir.serde.deserialize_value_info_proto(declared, value)
+            # onnx_ir takes type and shape from an output that is this input, or from a value_info of its name.
+            ir.serde.deserialize_value_info_proto(declared, value)
         _check_external_data(loaded, "" if isinstance(model, onnx.ModelProto) else os.path.dirname(model))
         _sort(loaded)
     return loaded

@@ -117,7 +117,7 @@ def selection_text(selection: Selection, min_snr: float, cost: float | None) -> 
             (each.name, "float" if each.stays_float else "two terms", *_ratios(each.one_term), *_ratios(each.two_terms))
             for each in selection.layers
         ]
-        head = ("layer, worst first", "becomes", "own SNR dB", "outputs SNR dB", "own, two terms", "outputs, two terms")
+        head = ("layer, worst first", "becomes", "own dB", "outputs dB", "own, two", "outputs, two")
         yield table(head, rows)
     if names := selection.not_measured:
         yield one_line(
@@ -149,17 +149,17 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
     outliers = {each.name: each for each in layers if each.has_outlier}
     rows = [
         (
-            *(each.name, each.form, Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)),
+            *(each.name, each.form.removeprefix("Quantized"), Figure(each.snr_db, 1), Figure(each.output_snr_db, 1)),
             Figure(None if each.share is None else 100 * each.share, 1),
             *("-" if each.channel is None else each.channel, Figure(each.range_ratio, 1)),
         )
         for each in layers[:_MOST_LAYERS]
     ]
-    head = ("layer, worst first", "operator", "own SNR dB", "outputs SNR dB", "% of time", "channel", "x median")
+    head = ("layer", "operator", "own dB", "outputs dB", "% time", "channel", "x median")  # fits 80 columns
     yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
     if len(layers) > _MOST_LAYERS:
         yield f"... and {len(layers) - _MOST_LAYERS} better layers; --json lists all"
-    yield "outputs SNR: if only this layer is quantized. channel: the activation's channel of largest magnitude"
+    yield "The worst first. dB: SNR. outputs: if only this layer is quantized. channel: that of largest magnitude"
     if outliers:
         worst = max(outliers.values(), key=lambda each: each.range_ratio or 0)
         yield one_line(

@@ -55,7 +55,7 @@ def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert lines[-1] == f"{page} is written"
     text = page.read_text()
     for case in cases:
-        assert f"<td>{case}, 1 thread</td>" in text
+        assert f">{case}, 1 thread</td>" in text
     assert text.count('class="bar before"') == text.count('class="bar after"') == len(cases)
     widths = [float(width) for width in re.findall(r"width:([0-9.]+)%", text)]
     assert len(widths) == 2 * len(cases)

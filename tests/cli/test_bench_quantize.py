@@ -28,7 +28,7 @@ from ort_dynq.measuring.timing import Latency
 from ort_dynq.report import comparison
 
 NAMES = ["float", "quantize_dynamic", "quantize_dynamic, per channel", "MatMulNBits 8", "MatMulNBits 4"]
-NAMES += ["ort_dynq int8", "ort_dynq int8, two terms", "ort_dynq int4"]
+NAMES += ["ort_dynq rewrite", "ort_dynq int8", "ort_dynq int8, two terms", "ort_dynq int4"]
 OPENVINO = ["OpenVINO int8", "OpenVINO int8, widest groups", "OpenVINO int8, bfloat16"]
 HAS_OPENVINO = all(map(importlib.util.find_spec, ("openvino", "nncf")))
 
@@ -101,12 +101,12 @@ def test_text_and_page(model: str, tmp_path: Path, capsys: pytest.CaptureFixture
     head = next(i for i, line in enumerate(lines) if line.startswith("form"))
     titles = ["form", "MB", "SNR dB", "worst cosine", "own shape, 1 thread", "x"]
     assert re.split(r" {2,}", lines[head].strip()) == titles
-    assert [re.split(r" {2,}", line)[0] for line in lines[head + 1 : head + 9]] == NAMES
+    assert [re.split(r" {2,}", line)[0] for line in lines[head + 1 : head + 1 + len(NAMES)]] == NAMES
     html = page.read_text()
     assert "<script" not in html
     assert "Generated data: no more than a smoke test." in html
     (picture,) = re.findall(r"<svg class=\"chart\".*?</svg>", html, re.DOTALL)
-    ran = sum(re.split(r" {2,}", line)[2] != "-" for line in lines[head + 1 : head + 9])
+    ran = sum(re.split(r" {2,}", line)[2] != "-" for line in lines[head + 1 : head + 1 + len(NAMES)])
     # A layer of so few weights has no two terms: it equals float, and its infinite ratio has no dot.
     assert len(ET.fromstring(picture).findall("circle")) == ran - 1
 

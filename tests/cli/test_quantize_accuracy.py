@@ -11,11 +11,17 @@ import onnx
 import pytest
 from accuracy_models import WIDE, K, floats, model_of, with_outlier, with_three_forms
 from commands import run_json
+from rich.console import Console
+from rich.table import Table
 
 from ort_dynq import cli
+from ort_dynq.accuracy import LayerAccuracy
+from ort_dynq.cli import accuracy
 from ort_dynq.cli.render import SMOKE_TEST
 from ort_dynq.measuring import timing
 from ort_dynq.measuring.profile import profile
+from ort_dynq.quantizer.selection import Layer, Selection
+from ort_dynq.rewriter import rewrite
 
 QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
 
@@ -127,7 +133,7 @@ def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
         (("--min-snr", "loud"), "loud is not a number of decibels"),
         (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays in float"),
         (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
-        (("--verify", "--data", "none.npz", "--group", "64"), "give weights int4 as well"),  # before the data are read
+        (("--verify", "--data", "data.npz", "--group", "64"), "give weights int4 as well"),
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -181,3 +187,22 @@ def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) 
     page = Path("report.html").read_text()
     assert "1 layer quantized: int8.onnx" in page
     assert "Not measured: 1 quantized layer (" in page
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_the_tables_of_layers_fit_80_columns(terms: int) -> None:
+    """Long names are folded, and stay complete."""
+    name = "/encoder/layer.11/attention/self/query/MatMul"
+    layer = LayerAccuracy(name, "QuantizedMatMul", 30.5, -12.5, 0.123, 3071, 12345.6, terms)
+    result = rewrite("float.onnx")
+    selection = Selection(result, (Layer(True, layer, layer),), (), result.model, 20.0, 30.0)
+    for text in (accuracy._layers([layer]), accuracy.selection_text(selection, 30.0, 1.5)):
+        console = Console(width=80, soft_wrap=True)
+        for each in text:
+            if isinstance(each, Table):
+                with console.capture() as capture:
+                    console.print(each)
+                lines = capture.get().splitlines()
+                assert max(map(len, map(str.rstrip, lines))) <= 80
+                column = lines[0].index("operator" if "operator" in lines[0] else "becomes")
+                assert "".join(line[:column].strip() for line in lines[1:]) == name

@@ -274,7 +274,7 @@ def test_provider_options_in_no_known_form(providers: object, source: Path) -> N
 
 def test_no_configuration(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / CONFIG).unlink()
-    expected = "llama has no genai_config.json, so it is not a folder of onnxruntime-genai; give a model, a .onnx file"
+    expected = "llama has no genai_config.json, so it is not a folder of onnxruntime-genai; give the model in it: "
     assert expected in error(capsys, "llama", "-o", "fast")
 
 

@@ -49,7 +49,7 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
-constexpr int64_t kManyRows[] = {13, 18, 47, 48, 49, 61, 97}, kLongDepths[] = {509, 512, 513, 516, 1024, 1029, 1540};
+constexpr int64_t kManyRows[] = {24, 25, 47, 48, 49, 61, 97}, kLongDepths[] = {509, 512, 513, 516, 1024, 1029, 1540};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
 constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
@@ -198,9 +198,9 @@ Problem make_problem(Random& random) {
 }
 
 // The longest sum of the operator, close to the ends of int32.
-Problem make_long_problem(Random& random, uint8_t code, int8_t weight) {
+Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t weight) {
   Problem problem;
-  problem.rows = 17;
+  problem.rows = rows;
   problem.cols = problem.columns = 17;
   problem.depth = kLongestSum;
   problem.fill(random);
@@ -441,8 +441,9 @@ int main(int count, char** arguments) {
   for (int left = count > 1 ? std::atoi(arguments[1]) : 1000; left > 0; --left)
     counter.check_everywhere(make_problem(random), conv_check::make_problem(random), random);
   for (const int8_t weight : {int8_t{-128}, int8_t{127}})
-    counter.check_everywhere(make_long_problem(random, 255, weight), conv_check::make_long_problem(random, weight),
-                             random);
+    for (const int64_t rows : {17, 27})
+      counter.check_everywhere(make_long_problem(random, rows, 255, weight),
+                               conv_check::make_long_problem(random, weight), random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

@@ -29,6 +29,8 @@ LIMIT = 3 << 20  # bytes besides the output, on one thread: the image of a row, 
 # Each case is a shape of src, a number of output channels, a kernel shape, a group, strides and dilations.
 GEOMETRIES = {
     "3x3": ((1, 32, 256, 256), 2, (3, 3), 1, (1, 1), (1, 1)),
+    "3x3 of many outputs": ((1, 32, 256, 256), 16, (3, 3), 1, (1, 1), (1, 1)),
+    "3x3 of many channels": ((1, 1024, 60, 60), 16, (3, 3), 1, (1, 1), (1, 1)),
     "strides": ((1, 32, 256, 256), 2, (5, 5), 1, (2, 2), (1, 1)),
     "dilations": ((1, 32, 256, 256), 2, (3, 3), 1, (1, 1), (7, 7)),
     "strides and dilations": ((1, 32, 512, 512), 2, (5, 5), 1, (3, 2), (40, 41)),

@@ -70,12 +70,14 @@ def test_dynamic_quantize_linear_used_elsewhere(body: str, outputs: str) -> None
 
 
 def test_dynamic_quantize_linear_that_is_fused() -> None:
+    """It stays only on request: products of constant weights are ours."""
     body = f"""{LINEAR.replace("y = Relu(d)", "")} w = Constant<value = uint8[2, 2] {{1, 2, 3, 4}}>()
         ws = Constant<value_float = 0.5>() wz = Constant<value = uint8 {{1}}>() wf = DequantizeLinear(w, ws, wz)
         y = MatMul(d, wf)"""
-    result = rewrite(linear(body))
+    result = rewrite(linear(body), keep_fused=True)
     assert operators(result.to_proto()) == {}
     assert "fuses" in result.report.unconverted[0].reason
+    assert "ort_dynq.QuantizedMatMul" in operators(rewrite(linear(body)).to_proto())
 
 
 def test_a_pair_of_float16_before_a_product() -> None:

@@ -128,6 +128,13 @@ def test_wrong_value_info(folder: Path) -> None:
     assert ort_dynq.verify(model, result.to_proto()).passed
 
 
+def test_an_input_with_a_wrong_value_info() -> None:
+    """The input keeps the shape that it declares."""
+    model = model_of()
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4]))
+    assert rewrite(model).to_proto().graph.input[0] == model.graph.input[0]
+
+
 def test_lengths_that_nothing_has() -> None:
     """onnx's shape inference takes hours for them: with auto_pad, it subtracts strides from a length one by one."""
     model = helpers.parse("uint8[1, 1, H, 8] x", "int32[1, 1, H, 4] y", "a = Identity(x) y = ConvInteger(a, w)")

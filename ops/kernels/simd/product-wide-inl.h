@@ -3,8 +3,8 @@
 // them: the weights of 16 columns stay in the first-level cache for all rows, the codes in the second-level cache for
 // all columns.
 
-// As many rows are widened by each tile instead: two tiles of rows do not pay for a copy of the weights.
-constexpr int64_t kRowsInPlace = 2 * kMostRows;
+// Tiles of as many rows widen the weights themselves: a few tiles do not pay for a copy. Bits do not depend on it.
+constexpr int64_t kRowsInPlace = 4 * kMostRows;
 
 // At once: rows of codes; quads, whose weights are 16 KB as int16; and columns, for whose sums of a part of the quads
 // there is memory.
