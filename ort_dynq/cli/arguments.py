@@ -144,7 +144,7 @@ def check_page(source: Path, target: Path) -> None:
 
 def similar(word: str, words: Iterable[str]) -> str:
     """Returns the one of some words that was probably meant; an empty string if none is similar."""
-    return next(iter(difflib.get_close_matches(word.lower(), words, 1)), "")
+    return next(iter(difflib.get_close_matches(str(word).lower(), map(str, words), 1)), "")
 
 
 def positive(text: str) -> int:

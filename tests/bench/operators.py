@@ -261,11 +261,12 @@ def contenders(case: Case, settings: Settings) -> tuple[Contender | None, Conten
         opset=21,
     )
     rng = np.random.default_rng(0)
-    bytes_ = rng.integers(0, 256, shape, np.uint8)  # a tensor of 4-bit codes takes half of them
+    count = 8 if codes in ("int4", "uint4") else 256  # numbers of codes that both types of this size have
+    bytes_ = rng.integers(0, count, shape, np.uint8)
     feeds = {
         "x": _stored(rng.standard_normal(shape, np.float32), types) if quantizes else bytes_,
         "s": _stored(np.asarray(rng.uniform(0.01, 0.03, scales), np.float32), types),
-        "z": np.asarray(rng.integers(0, 8 if codes in ("int4", "uint4") else 256, scales), np.uint8),
+        "z": np.asarray(rng.integers(0, count, scales), np.uint8),
     }
     feeds = {name: aligned(array) for name, array in feeds.items()}
     output = aligned(

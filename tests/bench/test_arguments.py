@@ -40,7 +40,7 @@ from bench import cli
         (["networks", "--heads", "5"], "the hidden size 768 is not a multiple of 5 heads"),
         (["networks", "--layers", "0"], "argument --layers: 0 is not a positive integer"),
         (["networks", "--tokens", "1,"], "argument --tokens: "),
-        (["convolutions", "--cases", "9x9"], "there is no convolution '9x9', expected one of 3x3-64, 3x3-128, "),
+        (["convolutions", "--cases", "9x9"], "there is no convolution '9x9', expected one of 3x3-32, 3x3-64, "),
         (["ops", "--sizes", "4"], "argument --sizes: 4 is not a size like 256x1024"),
         (["ops", "--sizes", "0x4"], "argument --sizes: 0x4 is not a size"),
         (["ops", "--sizes", "99999999x99999999", "--threads", "1"], "a tensor does not fit in memory"),

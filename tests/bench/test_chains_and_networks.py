@@ -82,7 +82,7 @@ def test_bench_networks_json(forms: tuple[str, ...], capsys: pytest.CaptureFixtu
 def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*SMALL, "--networks", "decoder", "--forms", "torchao,float", "--tokens", "2", "--threads", "1,2")
     lines = run_developers(capsys, *arguments).splitlines()
-    assert lines[4] == "encoder, decoder: layers 1, hidden size 16, heads 2"
+    assert "encoder, decoder: layers 1, hidden size 16, heads 2" in lines
     rows = [line.split() for line in lines if line.startswith("decoder ")]
     assert [row[:5] for row in rows] == [
         ["decoder", form, "float32", "2", threads] for form in ("torchao", "float") for threads in "12"

@@ -67,13 +67,14 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
         *("convolution", "input", "weights", "stride", "threads"),
         *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
         *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "QLinearConv", "ratio"),
+        *("direct", "Winograd", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:5] for row in rows] == [
         ["depthwise-3x3-256", "1x256x14x14", "256x1x3x3", "1", "1"],
         ["3x3-256", "1x256x14x14", "256x256x3x3", "1", "1"],
     ]
-    assert all(len(row) == 18 for row in rows)
+    assert all(len(row) == 21 for row in rows)
     assert sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :]) == 10
 
 

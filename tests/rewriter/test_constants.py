@@ -61,8 +61,9 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "tail of a product": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
-    "batch normalization of a product": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
-    " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = BatchNormalization(r, of_channel, of_channel, of_channel, of_channel)",
+    "batch normalization of a product": "iq, is, iz = DynamicQuantizeLinear(image)"
+    " i = ConvInteger(iq, filter_codes, iz) j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k)"
+    " t = BatchNormalization(r, of_channel, of_channel, of_channel, of_channel)",
     "row program": f"{ABS_MAX} d = Div(w, s) r = Floor(d) c = Clip(r, low, high) t = Mul(c, s)",
     "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) h = Sigmoid(g) t = MatMul(h, tall)",
 }
