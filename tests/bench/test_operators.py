@@ -36,7 +36,7 @@ def test_bench_ops_json(
     )
     data = run_developers_json(capsys, "ops", *arguments, "--isa", "portable")
     versions = {"onnxruntime", "ort_dynq", "python"}
-    assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
+    assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", "gain", *versions}
     assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
     assert data["settings"] == {
         "threads": [*threads],
@@ -95,7 +95,7 @@ def test_bench_ops_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_developers(capsys, "ops", "--sizes", "2x3", "--threads", "1").splitlines()
     assert re.fullmatch(r".+, [0-9]+ cores, load [0-9.]+ before", lines[0])
     assert lines[1] == f"instruction set {kernels.isa()}, backend native"
-    assert re.fullmatch(r"onnxruntime [0-9.]+\S*, ort_dynq \S+, Python [0-9.]+\S*", lines[2])
+    assert re.fullmatch(r"onnxruntime [0-9.]+\S*, ort_dynq \S+, Python [0-9.]+\S*", lines[3])
     figures = r" 2x3 +1 +[0-9.]+ +([0-9.]+|-) +([0-9.]+|-) +(float32|float16|bfloat16), u?int[48] +[0-9.]+$"
     rows = [line for line in lines if re.search(figures, line.rstrip())]
     assert len(rows) == 10 + 6 * len(OTHERS)
