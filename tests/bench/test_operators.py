@@ -46,6 +46,7 @@ def test_bench_ops_json(
         "exact": False,
         "fuse": False,
         "weights_only": "keep",
+        "keep_fused": False,
     }
     whole = ("per tensor", "axis 0", "last axis")
     others = [each for each in data["timings"] if (each["floats"], each["codes"]) != ("float32", "uint8")]
