@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "core/rounding.h"
@@ -11,8 +10,6 @@
 
 namespace dynq {
 namespace {
-
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 // When Winograd's algorithm takes less time than the direct form. An instruction set that is not here always takes the
 // direct form.
