@@ -40,7 +40,7 @@ def test_models_with_fusions(name: str) -> None:
 
 def test_other_models_have_none() -> None:
     for name in FOLDERS[::5]:
-        if name not in (*FUSED, "ort_dynamic_attention"):  # it has SkipLayerNormalization
+        if name not in FUSED:
             converted = rewrite(load(name), fuse=True)
             assert not converted.report.fused
             texts = [*programs(converted.to_proto()), *tails(converted.to_proto())]
