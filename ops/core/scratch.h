@@ -26,19 +26,21 @@ class Scratch {
   int64_t size_ = 0;  // of large_
 };
 
-// An array at an address that is a multiple of a cache line, so that no vector is in two lines.
+// An array at an address that is a multiple of a cache line, so that no vector is in two lines. Null if it is empty.
 template <class T>
 class AlignedArray {
  public:
-  explicit AlignedArray(int64_t count)
-      : memory_(count == 0 ? nullptr : new uint8_t[static_cast<size_t>(count) * sizeof(T) + kLine]),
-        first_(reinterpret_cast<T*>(memory_.get() + (kLine - reinterpret_cast<uintptr_t>(memory_.get()) % kLine))) {}
+  explicit AlignedArray(int64_t count) {
+    if (count == 0) return;
+    memory_.reset(new uint8_t[static_cast<size_t>(count) * sizeof(T) + kLine]);
+    first_ = reinterpret_cast<T*>(memory_.get() + (kLine - reinterpret_cast<uintptr_t>(memory_.get()) % kLine));
+  }
   T* get() const { return first_; }
 
  private:
   static constexpr size_t kLine = 64;
   std::unique_ptr<uint8_t[]> memory_;
-  T* first_;
+  T* first_ = nullptr;
 };
 
 }  // namespace dynq
