@@ -27,7 +27,8 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import Use, producer_of
 from ..analysis.shapes import RESHAPES
-from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear
+from ..analysis.types import CODE_TYPES, check_type
+from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
@@ -67,6 +68,7 @@ def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
         return None
     if not context.exact and (folded := _fold(products, context)) is not None:
         return folded
+    check_type("the codes", inputs_of(node)[0], CODE_TYPES)
     return dequantize_linear(node)
 
 
