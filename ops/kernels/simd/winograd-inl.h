@@ -294,6 +294,7 @@ inline void store_winograd_row(const WinogradBlock& block, const WinogradChannel
 // What becomes of the sums of products: they start the parts of sums, are added to them, or are the last ones.
 struct WinogradParts {
   bool is_first, is_last;
+  bool is_whole() const { return is_first && is_last; }  // without memory for parts
 };
 
 inline void transform_tile(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part,
@@ -311,7 +312,7 @@ inline void transform_tile(const WinogradBlock& block, const WinogradChannels& c
     for (int i = 0; i < kWinogradOut; ++i) t[i][j] = y[i];
   }
   constexpr int32_t kInverse = 0x38e38e39;  // of 9, modulo 2^32; 576 = 9 * 2^6
-  int32_t* parts = block.scratch.parts + tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
+  const int64_t of_tile = tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
   const WinogradTile& at = block.input.tiles[tile];
 #pragma GCC unroll 8
   for (int i = 0; i < kWinogradOut; ++i) {
@@ -321,7 +322,8 @@ inline void transform_tile(const WinogradBlock& block, const WinogradChannels& c
 #pragma GCC unroll 8
     for (int j = 0; j < kWinogradOut; ++j) {
       y[j] = W::template shift_right<6>(W::mul(y[j], W::set1(kInverse)));
-      int32_t* sum = parts + (i * kWinogradOut + j) * kBlockColumns;
+      if (part.is_whole()) continue;
+      int32_t* sum = block.scratch.parts + of_tile + (i * kWinogradOut + j) * kBlockColumns;
       if (!part.is_first) y[j] = W::add(y[j], W::load(sum));
       if (!part.is_last) W::store(sum, y[j]);
     }
