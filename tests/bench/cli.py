@@ -224,6 +224,12 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "ratios: MatMulInteger / ort_dynq 8; MatMulNBits 4 / ort_dynq 4"
         yield "read: a plain read of the 8-bit weights / ort_dynq 8"
         yield from _float_rates(found.timings)
+        for threads in sorted({each.threads for each in found.timings}):
+            some = [each for each in found.timings if each.threads == threads]
+            rates = (
+                f"{max(each.rate_8 for each in some):.0f} with 8 bits, {max(each.rate_4 for each in some):.0f} with 4"
+            )
+            yield f"ort_dynq: up to {rates} (threads: {threads})"
         for size in sorted(set(cold.values()), reverse=True):
             counts = ", ".join(str(count) for count in rows if cold[count] == size)
             yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
