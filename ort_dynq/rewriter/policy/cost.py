@@ -32,8 +32,8 @@ _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # vector, which is as fast in float.
 _FEWEST_POSITIONS = 8
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
-# A first layer of 3 channels and 3x3 weights takes 1.0 to 1.3 of float's time without VNNI, with 32 or 64 output channels
-# and with stride 1 or 2; 4x4 weights with stride 4 take 1.6 with 32 output channels and 1.0 with 96.
+# A first layer of 3 channels and 3x3 weights takes 1.0 to 1.3 of float's time without VNNI, with 32 or 64 output
+# channels and with stride 1 or 2; 4x4 weights with stride 4 take 1.6 with 32 output channels and 1.0 with 96.
 _FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
 _MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 64
 _FEWEST_PASSES_SAVED = 3  # by a program
