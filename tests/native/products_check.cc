@@ -6,6 +6,8 @@
 //
 // conv_check.h checks convolutions. Arrays end directly before a protected page or begin directly after one; columns
 // and results may be unaligned.
+//
+// More than 450 lines: all kernels of products get the same random blocks and the same memory.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
