@@ -17,6 +17,7 @@ class Reason(Enum):
     FUSED = "ONNX Runtime fuses {nodes} into {kernel}"
     FUSED_MATMUL_INTEGER = "ONNX Runtime fuses DynamicQuantizeLinear and MatMulInteger, and keep_fused keeps them"
     KEPT = "ONNX Runtime has fused it, and keep_fused keeps it"
+    SMALL_WEIGHTS = "ONNX Runtime's fused kernel has exact sums on every CPU: no int8 weight is larger than 64"
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
     EXACT = "exact: an integer product changes the last bits"
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"

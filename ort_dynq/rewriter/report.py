@@ -161,7 +161,7 @@ class Report:
 
 def _is_fused(why: Unconverted | None) -> bool:
     """Returns whether the reason, or the reason of the quantization before a product, is a fusion of ONNX Runtime."""
-    while why is not None and why.reason not in (Reason.FUSED, Reason.FUSED_MATMUL_INTEGER):
+    while why is not None and why.reason not in (Reason.FUSED, Reason.FUSED_MATMUL_INTEGER, Reason.SMALL_WEIGHTS):
         why = why.cause
     return why is not None
 

@@ -106,8 +106,13 @@ def test_no_product_saturates_after_a_rewrite(turn: int, form: str, kind: str) -
     model = model_of(FORMS[form], f"float{dims} x".replace("'", ""), **constants)
     result = rewrite(model)
     rewritten = result.to_proto()
-    assert operators(rewritten) == {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1}
-    assert not result.report.unconverted
+    reasons = {each.unconverted and each.unconverted.reason for each in result.report.unconverted}
+    if kind == "int8 of 7 bits" and "DequantizeLinear" not in form:  # ONNX Runtime's sums are exact
+        assert not operators(rewritten)
+        assert Reason.SMALL_WEIGHTS in reasons
+    else:
+        assert operators(rewritten) == {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1}
+        assert not reasons
     assert result.report.cpu == ((), {})
     expected = sums(x, constants).astype(F) * constants["ws"]
     expected = (
@@ -343,9 +348,10 @@ def test_a_product_of_quantize_dynamic_is_ours(tmp_path: Any) -> None:
     floats = {"w": rng.normal(size=(DEPTH, COLUMNS)).astype(F), "v": rng.normal(size=(9, COLUMNS)).astype(F)}
     source = model_of("h = MatMul(x, w) r = Relu(h) y = Gemm<transB = 1>(r, v)", f"float[N, {DEPTH}] x", **floats)
     verify = functools.partial(ort_dynq.verify, shapes={"x": (5, DEPTH)})
-    for i, options in enumerate(({"weight_type": QuantType.QInt8, "per_channel": True}, {"reduce_range": True})):
-        path = tmp_path / f"{i}.onnx"
+    for ours, options in ((2, {"weight_type": QuantType.QInt8, "per_channel": True}), (0, {"reduce_range": True})):
+        path = tmp_path / f"{ours}.onnx"
         quantize_dynamic(source, path, **options)
         rewritten = rewrite(path, exact=True)
-        assert sum(node.op_type.startswith("QuantizedMatMul") for node in nodes_of(rewritten.to_proto().graph)) == 2
+        assert sum(node.op_type.startswith("QuantizedMatMul") for node in nodes_of(rewritten.to_proto().graph)) == ours
+        assert not rewritten.report.cpu.saturating
         assert verify(path, rewritten.to_proto()).passed

@@ -142,6 +142,20 @@ def saturating_inputs(node: ir.Node, facts: Facts) -> tuple[tuple[int, int], ...
     return tuple(pair for pair in pairs if _is_large(_input(node, pair[0]), facts))
 
 
+def has_small_weights(node: ir.Node, facts: Facts) -> bool:
+    """Returns whether a product of uint8 codes has int8 weights that are known to be so small that no sum saturates.
+
+    Args:
+        node: A node of an operator of :data:`OPERANDS`.
+        facts: What is known of the model.
+    """
+    operands = OPERANDS[key_of(node)]
+    weights, codes = (None if i is None else _input(node, i) for i in (operands.signed, operands.unsigned))
+    if operands.unsigned is not None and (codes is None or codes.dtype != ir.DataType.UINT8):
+        return False
+    return weights is not None and weights.dtype == ir.DataType.INT8 and not _is_large(weights, facts)
+
+
 def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:
     """Returns the int8 weights of a float product that ONNX Runtime makes one of integers whose sums may saturate.
 

@@ -24,6 +24,7 @@ from ...opsets import OPSET
 from ..analysis.nodes import skip_identity
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
+from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .channels import Channels
@@ -90,6 +91,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.STATIC)
     if context.keep_fused:
         raise Unconverted(Reason.KEPT)
+    if has_small_weights(node, facts):
+        raise Unconverted(Reason.SMALL_WEIGHTS)
     scale, zero_point = (None if i is None else inputs[i] for i in (positions.scale, positions.zero_point))
     if positions.scale is None:
         check_activation(x)
