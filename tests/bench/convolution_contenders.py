@@ -175,7 +175,7 @@ def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], li
             notes.append(f"{name} is not available: {error}")
             continue
         notes += _wrong(f"{name}, {convolution.name}", found[name].arrays[-1], form, expected)
-    if convolution.kernel == (3, 3) and convolution.stride == 1 and not convolution.depthwise:
+    if convolution.kernel[-1] >= 3 and convolution.stride == 1 and not convolution.depthwise:
         found["direct"] = _with_winograd(found["ort_dynq s8"], "never")
         found["Winograd"] = _with_winograd(found["ort_dynq s8"], "always")
     return found, notes

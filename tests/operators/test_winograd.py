@@ -19,7 +19,8 @@ from ort_dynq.operators.packing import pack_conv
 
 CODES = (np.uint8, np.int8)
 ZERO_POINTS = ("none", "one", "all")
-SAFE_INPUTS = 227  # input channels for which every weight fits: kSafeWinogradInputs
+# Input channels for which every weight fits (WinogradKernelSize::has_limit), with kernels of 3x3 and of 11 in a row.
+SAFE_INPUTS, SAFE_ROW_INPUTS = (2**18 - 1) // 128 // 9, (2**21 - 1) // 128 // 11
 
 
 def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = "QuantizedConv") -> Array:
@@ -33,8 +34,10 @@ def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = 
     return right
 
 
-def conv(rng: np.random.Generator, shape: tuple[int, ...], outputs: int, **given: Any) -> Case:
-    kernel = (1,) * (len(shape) - 4) + (3, 3)
+def conv(
+    rng: np.random.Generator, shape: tuple[int, ...], outputs: int, kernel: tuple[int, ...] = (3, 3), **given: Any
+) -> Case:
+    kernel = (1,) * (len(shape) - 2 - len(kernel)) + kernel
     return conv_inputs(rng, shape, outputs, kernel, quad_axis=QuadAxis.CHANNELS, **given)
 
 
@@ -49,6 +52,37 @@ def test_sizes_around_tiles(product_isa: str) -> None:
         case = conv(rng, shape, 1 + 7 * turn % 35, **given)
         distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 4 % 3})))
     assert distinct > 10_000
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 11])
+def test_rows(product_isa: str, size: int) -> None:
+    """Kernels of one row, of one piece or several, in tensors of rank 3 and 4."""
+    rng, distinct = np.random.default_rng(5), 0
+    for turn, width in enumerate((1, 2, 3, 4, 5, 8, 9, 21, 150)):
+        pads = ((size // 2, size // 2), (0, size - 1), (size - 1, 3 * size))[turn % 3]
+        given = {"codes": CODES[turn % 2], "zero_points": ZERO_POINTS[turn % 3], "terms": 1 + turn % 4 // 3}
+        dilation = 1 if width < 8 else turn % 4 + 1
+        reach = tuple(dilation * pad for pad in pads)
+        shape = (1 + turn % 3, 2 * (3 + 5 * turn), width)
+        case = conv(
+            rng, shape, 2 * (1 + 5 * turn), (size,), pads=reach, dilations=(dilation,), group=1 + turn % 2, **given
+        )
+        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 3})))
+        case = conv(rng, (1, 18, 1 + turn, width), 17, (1, size), pads=(0, pads[0], 0, pads[1]), **given)
+        distinct += len(np.unique(check(product_isa, case[0], case[2])))
+    assert distinct > 5000
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 4), (5, 5), (7, 2), (6, 7)], ids=str)
+def test_pieces(product_isa: str, kernel: tuple[int, int]) -> None:
+    """Kernels of several pieces, with and without weights in all of their rows and columns."""
+    rng = np.random.default_rng(6)
+    for turn, size in enumerate(((1, 1), (5, 9), (12, 4))):
+        dilations = (1 + turn // 2, 1 + turn % 2)
+        pads = tuple(d * (k - 1) for d, k in zip(dilations, kernel, strict=True)) * 2
+        given = {"group": 1 + turn % 2, "codes": CODES[turn % 2], "zero_points": ZERO_POINTS[turn]}
+        case = conv(rng, (2, 36, *size), 34, kernel, pads=pads, dilations=dilations, terms=1 + turn // 2, **given)
+        check(product_isa, case[0], case[2])
 
 
 @pytest.mark.parametrize("dilations", [(1, 1), (1, 3), (6, 5), (19, 1)], ids=str)
@@ -71,10 +105,13 @@ def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int
     check(product_isa, case[0], case[2])
 
 
-def extreme_case(channels: int, kind: str, zero_point: int, outputs: int = 17) -> tuple[list[Array], dict[str, int]]:
+def extreme_case(
+    channels: int, kind: str, zero_point: int, kernel: tuple[int, ...] = (3, 3), outputs: int = 17
+) -> tuple[list[Array], dict[str, int]]:
     """Codes and weights at the ends of their ranges."""
     rng = np.random.default_rng(channels)
-    inputs, weights, given = conv(rng, (1, channels, 6, 7), outputs, pads=(1, 1, 1, 1))
+    pads = tuple(size // 2 for size in kernel) * 2
+    inputs, weights, given = conv(rng, (1, channels, 6, 7)[: 2 + len(kernel)], outputs, kernel, pads=pads)
     weights, codes = weights.astype(np.int32), inputs[0]
     low = -128 if kind.startswith("low") else -127
     if kind == "random":
@@ -90,7 +127,7 @@ def extreme_case(channels: int, kind: str, zero_point: int, outputs: int = 17) -
         codes[...] = 255 if kind.endswith("255") else 0
     inputs[0], inputs[2] = codes.astype(np.uint8), np.array(zero_point, np.uint8)
     inputs[3] = pack_conv(weights.astype(np.int8), QuadAxis.CHANNELS)[0]
-    inputs[6] = weights.sum((1, 2, 3), dtype=np.int32)
+    inputs[6] = weights.sum(tuple(range(1, weights.ndim)), dtype=np.int32)
     inputs[1], inputs[5] = np.array(1, np.float32), np.ones_like(inputs[5])  # every difference is seen
     inputs[7] = np.zeros_like(inputs[7])
     return inputs, given
@@ -102,6 +139,9 @@ def test_sums_at_their_limit(product_isa: str, kind: str) -> None:
     for channels in (16, SAFE_INPUTS, SAFE_INPUTS + 1, 260, 520):
         for zero_point in (0, 255):
             check(product_isa, *extreme_case(channels, kind, zero_point))
+    check(product_isa, *extreme_case(90, kind, 255, (5, 5)))  # the pieces together exceed it
+    for channels in (SAFE_ROW_INPUTS, SAFE_ROW_INPUTS + 1, SAFE_ROW_INPUTS + 130):
+        check(product_isa, *extreme_case(channels, kind, 255, (11,)))
 
 
 def test_biases_and_scales(product_isa: str) -> None:
