@@ -9,13 +9,18 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from bench import convnets
 from convolutions import GIVEN, Case, conv_inputs, stock_conv
 from helpers import Array, assert_same, handwritten, make_session, parse, with_one_nan
+from onnx import numpy_helper
 
+import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.operators.encodings import QuadAxis
 from ort_dynq.operators.packing import pack_conv
+from ort_dynq.storage import to_proto
 
 CODES = (np.uint8, np.int8)
 ZERO_POINTS = ("none", "one", "all")
@@ -186,3 +191,31 @@ def test_threads_and_onnxruntime(product_isa: str, threads: int) -> None:
         with kernels.use_winograd("always"):
             result = session.run(None, dict(zip("abcdefghi", inputs, strict=True)))[0]
         assert_same(with_one_nan(result), stock_conv((inputs, weights, given)))
+
+
+def network(kind: str) -> onnx.ModelProto:
+    if kind != "transposed":
+        return convnets.NETWORKS[kind]("float", image=64, width=16)
+    weights = np.random.default_rng(7).standard_normal((64, 32, 6, 6), np.float32)
+    model = parse("float[1,64,11,13] x", "float[] y", "y = ConvTranspose<strides = [2, 2], pads = [2, 2, 2, 2]>(x, w)")
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["resnet", "yolo", "transposed"])
+def test_networks_keep_their_bits(product_isa: str, kind: str) -> None:
+    """Whole networks, and phases of 3x3 of a transposed convolution, by either algorithm and by the rule."""
+    model = network(kind)
+    result = ort_dynq.quantize(model)
+    after = result.report.after
+    assert after["ort_dynq.QuantizedConv"] + after["ort_dynq.QuantizedConvProgram"] > 0
+    shape = [size.dim_value or 1 for size in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(8).standard_normal(shape, np.float32)}
+    for threads in (1, 2):
+        session = make_session(to_proto(result.model), "native", threads=threads)
+        with kernels.use_isa("portable"), kernels.use_winograd("never"):
+            right = session.run(None, feeds)[0]
+        with kernels.use_isa(product_isa):
+            assert_same(session.run(None, feeds)[0], right)
+            with kernels.use_winograd("always"):
+                assert_same(session.run(None, feeds)[0], right)
