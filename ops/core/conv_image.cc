@@ -14,6 +14,10 @@ namespace {
 // Codes of a kernel row from which on copying them for each position takes less time than reading strided ones.
 constexpr int64_t kWideKernel = 32;
 
+// Quads of one position that are a multiple of so many bytes apart share sets of the first-level cache; more than
+// kFewUnits of them would evict each other.
+constexpr int64_t kAliasBytes = 512, kFewUnits = 32, kLine = 64;
+
 template <int64_t kStride>
 void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {
   const int64_t step = kStride > 0 ? kStride : stride;
@@ -78,6 +82,7 @@ ConvImage::ConvImage(const ConvAxis (&axes)[kSpatialAxes], QuadAxis quad_axis, i
   }
   plane_bytes_ = layouts_[0].length * layouts_[1].length * layouts_[2].length * position_bytes_;
   unit_bytes_ = layouts_[0].planes * layouts_[1].planes * planes_ * plane_bytes_;
+  if (form_ == kChannelQuads && units_ > kFewUnits && unit_bytes_ % kAliasBytes == 0) unit_bytes_ += kLine;
 }
 
 ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps) {

@@ -19,6 +19,7 @@
 
 #include "core/attributes.h"
 #include "core/conv_image.h"
+#include "core/conv_rows.h"
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/program.h"
@@ -123,9 +124,13 @@ class QuantizedConv : public Node {
     all.scaling.order = order_;
     conv.flip = src.type == kInt8 ? 0x80 : 0;
     conv.quad_axis = quad_axis_;
+    conv.move_axes();
     conv.merge_axes();
     conv.is_winograd = takes_winograd({conv.axes, quad_axis_, conv.samples, conv.group_inputs, conv.group_outputs});
-    conv.merge_samples();
+    conv.in_rows = !conv.is_winograd && bias.type == kFloat &&
+                   takes_conv_rows({conv.axes, conv.samples, conv.has_scales_of_samples || conv.has_zps_of_samples,
+                                    group_, conv.group_outputs, conv.quads});
+    if (!conv.in_rows) conv.merge_samples();
     conv.run(context);
   }
 
@@ -134,7 +139,7 @@ class QuantizedConv : public Node {
     ConvAxis axes[kSpatialAxes];
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     bool has_samples_as_axis = false;  // the first one
-    bool is_winograd;
+    bool is_winograd, in_rows;
     const uint8_t* src;
     const float* scales;  // of the codes
     const uint8_t* zps;   // likewise, of the type of the codes
@@ -164,6 +169,16 @@ class QuantizedConv : public Node {
     int64_t in_positions() const { return (has_samples_as_axis ? 1 : axes[0].in) * axes[1].in * axes[2].in; }
     int64_t in_plane() const {
       return (has_samples_as_axis ? terms * channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
+    }
+
+    // Images of one column become images of one row: long rows are cheaper. Quads along the width belong to their axis.
+    void move_axes() {
+      const auto is_used = [](const ConvAxis& axis) { return axis.in != 1 || axis.kernel != 1 || axis.out != 1; };
+      while (quad_axis == QuadAxis::kChannels && !is_used(axes[2]) && (is_used(axes[1]) || is_used(axes[0]))) {
+        axes[2] = axes[1];
+        axes[1] = axes[0];
+        axes[0] = ConvAxis();
+      }
     }
 
     // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
@@ -208,11 +223,16 @@ class QuantizedConv : public Node {
         choose_tile(wanted, tile);
       for (int i = 0; i < kSpatialAxes; ++i) tiles[i] = divide_up(axes[i].out, tile[i]);
       const int64_t all_tiles = tiles[0] * tiles[1] * tiles[2];
-      const int64_t unit = channels == group_outputs ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
+      // Whole samples are rows of one product, unless there are too few tasks.
+      const int64_t most = kConvRows / (tile[0] * tile[1] * tile[2]);
+      const int64_t together =
+          in_rows && all_tiles == 1 ? std::clamp(most, int64_t{1}, divide_up(samples, wanted)) : int64_t{1};
+      const int64_t units = divide_up(samples, together);
+      const int64_t channel_unit = channels == group_outputs ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
       const int64_t parts =
-          std::clamp(divide_up(wanted, samples * all_tiles), int64_t{1}, std::max(int64_t{1}, channels / unit));
+          std::clamp(divide_up(wanted, units * all_tiles), int64_t{1}, std::max(int64_t{1}, channels / channel_unit));
       const int64_t blocks = divide_up(channels, kBlockColumns);
-      run_tasks(context, samples * all_tiles * parts, [&](int64_t task) {
+      run_tasks(context, units * all_tiles * parts, [&](int64_t task) {
         const int64_t part = task % parts;
         int64_t index = task / parts % all_tiles;
         ConvTile box;
@@ -222,9 +242,15 @@ class QuantizedConv : public Node {
           box.first[i] = at * tile[i];
           box.count[i] = std::min(tile[i], axes[i].out - box.first[i]);
         }
-        const int64_t sample = task / parts / all_tiles, channel = blocks * part / parts * kBlockColumns;
+        const int64_t unit = task / parts / all_tiles, channel = blocks * part / parts * kBlockColumns;
         const int64_t end = std::min(channels, blocks * (part + 1) / parts * kBlockColumns);
-        is_winograd ? run_winograd(sample, box, channel, end) : run_tile(sample, box, channel, end);
+        const int64_t sample = samples * unit / units, last = samples * (unit + 1) / units;
+        if (is_winograd)
+          run_winograd(sample, box, channel, end);
+        else if (in_rows)
+          run_rows(sample, last - sample, box, channel, end);
+        else
+          run_tile(sample, box, channel, end);
       });
     }
 
@@ -427,6 +453,80 @@ class QuantizedConv : public Node {
         if (tail != nullptr) run_tail(box, sample, channel, next);
         channel = next;
       }
+    }
+
+    // As run_tile(), for `count` samples, by a matrix product: the codes of each position are a row.
+    void run_rows(int64_t sample, int64_t count, const ConvTile& tile, int64_t channel, int64_t end) const {
+      ConvImage form(axes, quad_axis, group_inputs, group_outputs, tile);
+      form.prepare(in_plane());
+      const std::vector<int64_t> offsets = form.offsets();
+      const auto [n0, n1, n2] = tile.count;
+      const int64_t positions = n0 * n1 * n2, rows = count * positions, depth = quads * kQuad;
+      const int64_t image_bytes = form.bytes() + kConvSlack * kQuad;
+      const AlignedArray<uint8_t> image(image_bytes), codes(terms * rows * depth);
+      const AlignedArray<float> outputs(terms * rows * kConvColumns), row_scales(terms * rows);
+      const AlignedArray<int32_t> row_zps(rows), sums(has_zero_points(all.weights) ? terms * rows : 0);
+      const std::vector<int8_t> ones = has_zero_points(all.weights) ? form.ones() : std::vector<int8_t>();
+      std::memset(image.get() + form.bytes(), 0, static_cast<size_t>(kConvSlack * kQuad));
+      for (int64_t i = 0; i < count; ++i) {
+        std::fill_n(row_zps.get() + i * positions, positions, zp_of(sample + i));
+        for (int64_t term = 0; term < terms; ++term) {
+          const int64_t row = term * rows + i * positions;
+          form.write(source_of(term, sample + i, 0), true, image.get());
+          write_conv_rows(form, tile, offsets, image.get(), codes.get() + row * depth);
+          if (sums.get() != nullptr) sum_conv_rows(codes.get() + row * depth, positions, ones, sums.get() + row);
+          const float scale = scale_of(sample + i);
+          std::fill_n(row_scales.get() + row, positions, term < terms - 1 ? scale * kTermRatio : scale);
+        }
+      }
+      float no_biases[kConvColumns];
+      std::fill(std::begin(no_biases), std::end(no_biases), -0.0f);
+      ProductBlock block = {};
+      block.rows = rows;
+      block.depth = depth;
+      block.groups = block.codes.scale_groups = block.columns.scale_groups = 1;
+      block.codes.stride = depth;
+      block.codes.zps = row_zps.get();
+      block.codes.has_one_zp = !has_zps_of_samples;
+      block.weights.stride = depth * kBlockColumns;
+      block.weights.zp = all.weights.zp;
+      block.order = all.scaling.order;
+      for (int64_t next; channel < end; channel = next) {
+        next = std::min(end, channel + kConvColumns);
+        block.cols = next - channel;
+        block.weights.packed = weights + channel / kBlockColumns * block.weights.stride;
+        if (all.weights.zps != nullptr) block.weights.zps = all.weights.zps + channel;
+        block.columns.scales = all.scaling.channel_scales + channel;
+        block.columns.sums = all.scaling.channel_sums + channel;
+        block.columns.bias = terms > 1 ? no_biases : all.scaling.bias + channel;
+        for (int64_t term = 0; term < terms; ++term) {
+          block.codes.data = codes.get() + term * rows * depth;
+          block.codes.scales = row_scales.get() + term * rows;
+          block.codes.sums = sums.get() == nullptr ? nullptr : sums.get() + term * rows;
+          block.output = {outputs.get() + term * rows * kConvColumns, kConvColumns, false};
+          active_isa().products->gemm_qc8w(block);
+        }
+        for (int64_t row = 0; terms > 1 && row < rows; ++row)
+          add_biases(outputs.get() + row * kConvColumns, outputs.get() + (rows + row) * kConvColumns,
+                     all.scaling.bias + channel, block.cols);
+        const float least = terms > 1 ? lowest : all.scaling.lowest, most = terms > 1 ? highest : all.scaling.highest;
+        const int64_t adjacent = n2 == axes[2].out ? n1 * n2 : n2;
+        const float* from = outputs.get();
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t i0 = 0; i0 < n0; ++i0)
+            for (int64_t at = 0; at < n1 * n2; at += adjacent, from += adjacent * kConvColumns)
+              transpose_clipped(from, kConvColumns, adjacent, block.cols, least, most,
+                                static_cast<float*>(dst) + first_of(sample + i, tile, channel) + i0 * out_plane() +
+                                    at / n2 * axes[2].out,
+                                out_positions());
+          if (tail != nullptr) run_tail(tile, sample + i, channel, next);
+        }
+      }
+    }
+
+    static void add_biases(float* __restrict first, const float* __restrict second, const float* biases,
+                           int64_t count) {
+      for (int64_t i = 0; i < count; ++i) first[i] = first[i] + second[i] + load(biases + i);
     }
 
     float scale_of(int64_t sample) const { return load(scales + (has_scales_of_samples ? sample : 0)); }

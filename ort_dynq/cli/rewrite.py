@@ -122,6 +122,8 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         yield table(
             ("unconverted", "operator", "reason"), [(count, *reason) for reason, count in reasons.most_common()]
         )
+    if report.cpu.saturating:
+        yield "\n" + one_line(report.cpu_text[0])
 
 
 def _counts(report: Report) -> RenderableType:

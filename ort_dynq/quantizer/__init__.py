@@ -156,8 +156,8 @@ def quantize_layers(model: Model, options: Options) -> Result:
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
         raise DynqError(
-            "the model has no weights to quantize: no MatMul, Gemm, Conv, LSTM, GRU, RNN, MatMulNBits or Gather has "
-            "constant ones"
+            "the model has no weights to quantize: no MatMul, Gemm, Einsum, Conv, LSTM, GRU, RNN, MatMulNBits or "
+            "Gather has constant ones"
         )
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"

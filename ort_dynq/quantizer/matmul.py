@@ -1,6 +1,6 @@
-"""The rule for MatMul and Gemm with constant float weights.
+"""The rule for MatMul, Gemm and Einsum with constant float weights.
 
-activation, MatMul | Gemm, [Add bias]    -> quantization, QuantizedMatMul
+activation, MatMul | Gemm | Einsum, [Add bias]    -> quantization, QuantizedMatMul
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
+_FACTORS = 2
+
 
 @dataclass(frozen=True)
 class _Match:
@@ -44,7 +46,9 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
-    product = matrix_product_of(node) if node.op_type in ("MatMul", "Gemm") else None
+    if node.op_type == "Einsum" and not _has_weights(node, context.facts):
+        return None
+    product = matrix_product_of(node)
     if product is None:
         return None
     options.check(node)
@@ -65,6 +69,11 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
     return _Match(a, product.has_transposed_a, grid, tail, options, note)
+
+
+def _has_weights(einsum: ir.Node, facts: Facts) -> bool:
+    """Returns whether an Einsum has two factors, one of them constant: others are sums, or products of activations."""
+    return len(einsum.inputs) == _FACTORS and any(map(facts.is_constant, einsum.inputs))
 
 
 def _build(match: _Match, edit: Edit) -> None:

@@ -19,7 +19,7 @@ ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
 EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+LAYERS = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
 """The standard operators with weights that become products of integers."""
 NBITS = ("MatMulNBits", "QMoE")
 """The operators of com.microsoft whose weights have few bits."""

@@ -16,6 +16,7 @@ _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
 _MOST_NAMES = 3  # of products in a line
+_REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class Report:
             more = ", ..." if len(saturating) > _MOST_NAMES else ""
             names = ", ".join(each.node for each in saturating[:_MOST_NAMES])
             lines.append(
-                f"wrong on x86 CPUs without VNNI, where sums saturate: {counts} of uint8 by int8 ({names}{more})"
+                f"wrong on x86 CPUs without VNNI, where sums saturate: {counts} of uint8 by int8 ({names}{more}); "
+                f"{_REMEDY}"
             )
         if self.cpu.rounding:
             lines.append(f"last bits depend on the CPU, since floats are rounded: {_listed(self.cpu.rounding)}")

@@ -9,7 +9,15 @@ from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, trunca
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
-from .products import float_matmul, float_weights, fused_products, integer_matmul, matmul_nbits, unconverted
+from .products import (
+    float_matmul,
+    float_weights,
+    fused_products,
+    integer_matmul,
+    matmul_nbits,
+    saturating_products,
+    unconverted,
+)
 from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
@@ -22,13 +30,13 @@ PHASES = (
     (float_weights.RULE, batch_normalization.RULE),
     (tails.RULE,),
     (row_program.RULE,),
-    (reductions.RULE, dynamic_quantize_linear.RULE),
+    (reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
 quantize, then the weights of products that stay float and the normalizations after other products, then programs of
-products and of the other chains, then the remaining ranges and DynamicQuantizeLinear before products. The last phase
-reports unconverted products and removes Casts."""
+products and of the other chains, then the remaining ranges, DynamicQuantizeLinear before products, and the weights of
+products that stay ONNX Runtime's. The last phase reports unconverted products and removes Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

@@ -8,6 +8,7 @@ w - z = (w + 128) - (z + 128). The exact product is the same, so this changes no
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
 from ..rewriter.normal_form import inlined_if_possible
-from ..rewriter.policy.saturation import OPERANDS, key_of
+from ..rewriter.policy.saturation import OPERANDS, WEIGHTS_OF_LSTM, key_of
 from ..rewriter.products.unsigned_codes import nodes_of_unsigned
 from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from ..storage import explained, load
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 _PREFIX = "ort_dynq.exact."  # of new names: products of A and B are matched by the names that a rewrite gives
-_WEIGHTS_OF_LSTM = (1, 9, 2, 11)  # of DynamicQuantizeLSTM, and their zero points, in pairs; its activations are uint8
+_WEIGHTS_OF_LSTM = tuple(itertools.chain(*WEIGHTS_OF_LSTM))
 
 
 @functools.cache

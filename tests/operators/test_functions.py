@@ -735,6 +735,7 @@ def matmul_program_cases(opset: int) -> Iterator[Case]:
 CUT: list[tuple[Shape, int, Shape, int]] = [
     ((1, 3, 3000), 20, (3,), 1),
     ((300, 6, 4), 20, (3,), 1),  # samples share vectors
+    ((100, 24, 4), 20, (3,), 1),  # or a product of rows
     ((40, 8, 2, 3), 36, (2, 2), 2),
     ((2, 8, 60, 70), 17, (3, 3), 1),
     ((1, 16, 50, 50), 16, (3, 3), 16),

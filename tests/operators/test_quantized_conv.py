@@ -131,6 +131,27 @@ def test_many_samples_of_a_few_positions(product_isa: str, kernel: Shape) -> Non
         check("native", case, threads=1 + size % 2, scale_order=turn % 3)
 
 
+@pytest.mark.parametrize(("channels", "kernel"), [(70, (1,)), (24, (3,)), (3, (24,)), (8, (3, 3))], ids=str)
+def test_samples_of_a_few_positions_with_their_own_scales(product_isa: str, channels: int, kernel: Shape) -> None:
+    """They share no vectors; long sums become rows of a matrix product, of several samples."""
+    rng, rank = np.random.default_rng(10), len(kernel)
+    for samples, size, outputs in ((2, 1, 16), (3, 4, 150), (50, 5, 17), (220, 1, 40)):
+        case = conv_inputs(
+            rng,
+            (samples, channels, *(2,) * (rank - 1), size + kernel[-1] - 1),
+            outputs,
+            kernel,
+            strides=(1,) * (rank - 1) + (1 + samples % 2,),
+            pads=(*(1,) * (rank - 1), samples // 2 % 2) * 2,
+            codes=CODES[size % 2],
+            zero_points=("none", "one", "all")[samples % 3],
+            quad_axis=int(len(kernel) == 1 and kernel[0] > 3),
+            terms=1 + outputs % 2,
+            of_samples=(True, size != 4),
+        )
+        check("native", case, threads=1 + size % 2, scale_order=samples % 3)
+
+
 @pytest.mark.parametrize("kernel", [(33,), (100,), (2, 32)], ids=str)
 def test_wide_kernels_with_strides(product_isa: str, kernel: Shape) -> None:
     rng, rank = np.random.default_rng(8), len(kernel)

@@ -70,5 +70,7 @@ def test_no_weights() -> None:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (8, 8))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
-    with pytest.raises(ort_dynq.DynqError, match="no MatMul, Gemm, Conv, LSTM, GRU, RNN, MatMulNBits or Gather has"):
+    with pytest.raises(
+        ort_dynq.DynqError, match="no MatMul, Gemm, Einsum, Conv, LSTM, GRU, RNN, MatMulNBits or Gather has"
+    ):
         ort_dynq.quantize(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))

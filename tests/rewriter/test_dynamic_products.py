@@ -198,10 +198,94 @@ def test_attention_does_not_saturate(mask: str, attributes: str, values: Any, ex
         (attention("int32[B, 1, S, S] m"), Reason.QATTENTION_MASK),
     ],
 )
-def test_other_attention_stays_and_is_listed(model: onnx.ModelProto, reason: Reason) -> None:
+def test_other_attention_gets_uint8_weights(model: onnx.ModelProto, reason: Reason) -> None:
     report = rewrite(model).report
-    assert [each.unconverted and each.unconverted.reason for each in report.unconverted] == [reason]
-    assert [each.op_type for each in report.cpu.saturating] == ["QAttention"]
+    assert [(each.op_type, each.operator) for each in report.findings] == [("QAttention", "QAttention")]
+    assert reason.value in report.findings[0].reason
+    assert not report.cpu.saturating
+    (kept,) = rewrite(model, keep_fused=True).report.cpu.saturating
+    assert kept.op_type == "QAttention"
+
+
+STAYING = {  # the text, and whether only exact results keep the product ONNX Runtime's
+    "DequantizeLinear, MatMul": (FORMS["DequantizeLinear, MatMul"], True),
+    "DequantizeLinear, Gemm": (FORMS["DequantizeLinear, Gemm"], True),
+    "DequantizeLinear, Transpose, MatMul": (
+        f"""{QUANTIZE} f = DequantizeLinear(q, s, z) v = DequantizeLinear<axis = 0>(wt, ws, wz)
+        t = Transpose<perm = [1, 0]>(v) y = MatMul(f, t)""",
+        True,
+    ),
+    "no zero point": (
+        f"{QUANTIZE} f = DequantizeLinear(q, s, z) v = DequantizeLinear<axis = 1>(w, ws) y = MatMul(f, v)",
+        True,
+    ),
+    "QGemm": (f"{QUANTIZE} y = com.microsoft.QGemm(q, s, z, w, ws, wz)", False),
+    "QLinearMatMul": (f"{QUANTIZE} c = QLinearMatMul(q, s, z, w, ws, wz, k, h) y = DequantizeLinear(c, k, h)", False),
+    "weights at run time": (f"{QUANTIZE} y = com.microsoft.MatMulIntegerToFloat(q, w, s, ws, z, wz)", False),
+}
+
+
+@pytest.mark.parametrize("form", STAYING)
+def test_products_that_stay_do_not_saturate(form: str) -> None:
+    """Their weights become uint8, which ONNX Runtime multiplies exactly on every CPU."""
+    text, is_exact = STAYING[form]
+    constants, x = weights("int8 of channels"), activation(5, DEPTH)
+    constants["ws"] = np.exp2(-np.arange(COLUMNS) % 5, dtype=F)
+    constants |= {"wt": np.ascontiguousarray(constants["w"].T), "k": np.array(4096, F), "h": np.array(128, np.uint8)}
+    expected = sums(x, constants).astype(F) * constants["ws"]
+    if form == "QLinearMatMul":
+        expected = (np.clip(np.rint(expected / constants["k"]) + 128, 0, 255) - 128).astype(F) * constants["k"]
+    feeds, further = {"x": x}, ""
+    if form == "weights at run time":
+        feeds["w"], further = constants.pop("w"), f", int8[{DEPTH}, {COLUMNS}] w"
+    model = model_of(text, f"float[5, {DEPTH}] x{further}", **constants)
+    result = rewrite(model, exact=is_exact)
+    assert not result.report.cpu.saturating
+    assert not any("QuantizedMatMul" in name for name in operators(result.to_proto()))
+    for session in sessions(result.to_proto(), 0):
+        assert_same(session.run(None, feeds)[0], expected)
+    assert ort_dynq.verify(model, result.to_proto(), inputs=feeds).passed
+    assert len(rewrite(model, exact=is_exact, keep_fused=True).report.cpu.saturating) == 1
+
+
+def test_convolutions_that_stay_do_not_saturate() -> None:
+    rng = np.random.default_rng(4)
+    constants = {
+        "w": rng.choice([-127, 127], (8, 4, 3, 3)).astype(np.int8),
+        "ws": np.array(0.125, F),
+        "k": np.array(64, F),
+        "h": np.array(99, np.uint8),
+    }
+    x = activation(2, 4, 7, 7)
+    body = "f = DequantizeLinear(q, s, z) v = DequantizeLinear(w, ws) m = Conv(f, v) y = QuantizeLinear(m, k, h)"
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.int64), (3, 3), axis=(2, 3))
+    exact = np.einsum("nchwij,ocij->nohw", windows, constants["w"].astype(np.int64))
+    expected = np.clip(np.rint(exact.astype(F) * F(0.125 / 64)) + 99, 0, 255).astype(np.uint8)
+    result = rewrite(model_of(f"{QUANTIZE} {body}", "float[2, 4, 7, 7] x", "uint8[] y", **constants), exact=True)
+    assert not result.report.cpu.saturating
+    for session in sessions(result.to_proto(), 0):
+        assert_same(session.run(None, {"x": x})[0], expected)
+
+
+@pytest.mark.parametrize("scale", ["s16", "s"])
+def test_exact_products_of_float16_are_not_quantized_again(scale: str) -> None:
+    """ONNX Runtime made MatMulNBits of a dequantized activation and DequantizeLinear of weights."""
+    constants = weights("int8 of channels") | {"wh": weights("int8 of channels")["ws"].astype(np.float16)}
+    dequantized = {
+        "s16": "s16 = Cast<to = 10>(s) f = DequantizeLinear(q, s16, z)",
+        "s": "g = DequantizeLinear(q, s, z) f = Cast<to = 10>(g)",
+    }[scale]
+    text = f"{QUANTIZE} {dequantized} v = DequantizeLinear<axis = 1>(w, wh, wz) y = MatMul(f, v)"
+    model = model_of(text, f"float[64, {DEPTH}] x", "float16[] y", **constants)
+    model.opset_import[0].version, model.ir_version = 21, 10
+    rewritten = rewrite(model, exact=True).to_proto()
+    assert "ort_dynq.DynamicDequantize" in operators(rewritten)
+    x = activation(64, DEPTH)
+    (actual,) = make_session(rewritten, "native", optimize=True).run(None, {"x": x})
+    folded = (constants["w"].astype(F) * constants["wh"].astype(F)).astype(np.float16)
+    exact = x.astype(np.float64) @ folded.astype(np.float64)
+    rounding = 2.0**-11 + 2.0**-17  # of the result to float16, and of sums of 64 floats
+    assert (np.abs(actual - exact) <= rounding * (np.abs(x) @ np.abs(folded.astype(np.float64)))).all()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -232,9 +316,10 @@ def test_static_products_and_fused_activations_that_stay_are_listed(
     onnx.save(model, tmp_path / "model.onnx")
     assert cli.main(["inspect", str(tmp_path / "model.onnx")]) == 0
     printed = capsys.readouterr().out
-    assert "wrong on x86 CPUs without VNNI, where sums saturate: 1 MatMul of uint8 by int8 (y)" in " ".join(
-        printed.split()
-    )
+    line = "wrong on x86 CPUs without VNNI, where sums saturate: 1 MatMul of uint8 by int8 (y); remedy: rewrite without"
+    assert line in " ".join(printed.split())
+    assert cli.main(["rewrite", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "b.onnx")]) == 0
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 def test_rounded_floats_are_listed() -> None:

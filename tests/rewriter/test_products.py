@@ -446,7 +446,7 @@ UNCONVERTED = {
         "d2 = Reshape(dx, rows)\n d3 = Transpose(d2)\n d4 = Reshape(d3, turned)\n y = Gemm<transA = 1>(d4, w)",
         WEIGHTS["folded"][1] | {"turned": np.array([K, 12])},
     ),
-    "not the product of a matrix by weights": (
+    "not a product by a matrix of weights": (
         'y = Einsum<equation = "abk,kn->anb">(dx, w)',
         WEIGHTS["folded"][1],
     ),

@@ -13,6 +13,7 @@ from rewriting import F, found, tails
 
 from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import Result, rewrite
+from ort_dynq.rewriter.reasons import Reason
 from ort_dynq.verification import verify
 
 K, N = 160, 128
@@ -130,6 +131,52 @@ def test_rewritten_integers(form: str) -> None:
         x = activations(*shape, K)
         (expected,) = stock_session(model).run(None, {"x": x})
         assert_same(run(rewrite(model, exact=True), x), expected)
+
+
+EINSUMS: tuple[tuple[str, str, Shape, Shape], ...] = (  # an equation, and the dimensions as in STACKS
+    ("abmk,bkn->abmn", "B, 3, S", (2, 3, 5), (3,)),
+    ("...bmk,bnk->...bmn", "B, 3, S", (2, 3, 5), (3,)),
+    ("...mk, ...kn -> ...mn", "3, S", (3, 5), (3,)),
+    ("abmk,abkn->abmn", "B, 1, S", (2, 1, 5), (1, 3)),
+)
+
+
+@pytest.mark.parametrize(("equation", "dims", "shape", "stack"), EINSUMS)
+def test_einsum(equation: str, dims: str, shape: Shape, stack: Shape) -> None:
+    """Rewritten, and quantized."""
+    codes, scales = weights_of(stack)
+    weights = np.ascontiguousarray((codes * scales).swapaxes(-1, -2) if "nk" in equation else codes * scales)
+    x, einsum = activations(*shape, K), f'y = Einsum<equation = "{equation}">({{}}, w)'
+    model = model_of(CHAIN + einsum.format("f"), dims, SCALARS | {"w": weights})
+    result = rewrite(model)
+    actual, (expected,) = run(result, x), stock_session(model).run(None, {"x": x})
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())  # sums of floats
+    assert verify(model, result.to_proto(), inputs={"x": x}).passed
+
+    actual = run(quantize(model_of(einsum.format("x"), dims, {"w": weights})), x)
+    expected = by_definition(x) @ (codes * scales)
+    assert actual.shape == expected.shape
+    assert (np.abs(actual - expected) <= 2.0**-21 * np.abs(expected).max()).all()
+
+
+@pytest.mark.parametrize(
+    ("equation", "dims"),
+    [
+        ("abmk,akn->abmn", "3, B, S"),  # the matrices are those of another dimension
+        ("bmk,hkn->bhmn", "B, S"),
+        ("abk,bkn->abn", "B, 3"),  # each row has a matrix
+        ("...k,...kn->...n", "3"),
+        ("bmk,bkn->bnm", "3, S"),
+        ("mk,bkn->mn", "S"),  # a sum over all matrices
+    ],
+)
+def test_other_einsums_of_stacked_weights_stay(equation: str, dims: str) -> None:
+    codes, scales = weights_of((3,))
+    for body, change in ((CHAIN.replace("f = ", "g = ") + "f = Identity(g)", rewrite), ("f = Identity(x)", quantize)):
+        constants = {"w": codes * scales} | (SCALARS if change is rewrite else {})
+        report = change(model_of(f'{body} y = Einsum<equation = "{equation}">(f, w)', dims, constants)).report
+        assert [each.unconverted.reason for each in report.unconverted if each.unconverted] == [Reason.EINSUM]
 
 
 def test_vectors_stay() -> None:

@@ -341,6 +341,7 @@ inline void store_winograd_row(const WinogradBlock& block, const WinogradChannel
 // What becomes of the sums of products: they start the parts of sums, are added to them, or are the last ones.
 struct WinogradParts {
   bool is_first, is_last;
+  bool is_whole() const { return is_first && is_last; }  // without memory for parts
 };
 
 // Channels from `lane` on of a tile.
@@ -349,7 +350,7 @@ void transform_tile(const WinogradBlock& block, const WinogradChannels& channels
                     int64_t lane) {
   const int64_t step = block.input.tile_count * kBlockColumns;
   const int32_t* from = block.scratch.sums + tile * kBlockColumns + lane;
-  int32_t* parts = block.scratch.parts + tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
+  const int64_t of_tile = tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
   const WinogradTile& at = block.input.tiles[tile];
   transform_both<W::Ints, Form::kIn, kWinogradIn, Form::kOut>(
       transform_sums, at.rows,
@@ -358,7 +359,8 @@ void transform_tile(const WinogradBlock& block, const WinogradChannels& channels
 #pragma GCC unroll 8
         for (int j = 0; j < kWinogradOut; ++j) {
           y[j] = W::template shift_right<Form::kShift>(W::mul(y[j], W::set1(Form::kInverse)));
-          int32_t* sum = parts + (i * kWinogradOut + j) * kBlockColumns;
+          if (part.is_whole()) continue;
+          int32_t* sum = block.scratch.parts + of_tile + (i * kWinogradOut + j) * kBlockColumns;
           if (!part.is_first) y[j] = W::add(y[j], W::load(sum));
           if (!part.is_last) W::store(sum, y[j]);
         }

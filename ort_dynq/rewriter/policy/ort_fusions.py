@@ -89,7 +89,7 @@ def is_next_to_fused(node: ir.Node) -> bool:
     it is an operator after it.
     """
     if node.op_type == "QuantizeLinear":
-        return any(_dequantizer(value) for each in _producers(node) for value in each.inputs if value is not None)
+        return any(dequantizer(value) for each in _producers(node) for value in each.inputs if value is not None)
     return any(each.op_type in _FUSED for each in _consumers(node))
 
 
@@ -149,8 +149,8 @@ class _Matcher:
             if not self._bias_is_right(op, inputs, q):
                 return None
             if inputs.pop().producer() is member:
-                member = _dequantizer(inputs[0]) or member  # a DQ of the bias is fused if the other DQs are
-        dqs = [_dequantizer(v) for v in inputs]
+                member = dequantizer(inputs[0]) or member  # a DQ of the bias is fused if the other DQs are
+        dqs = [dequantizer(v) for v in inputs]
         if (op.op_type == "Conv" and len(dqs) != 2) or not self._types_are_right(group, dqs, q):
             return None
         for i, (value, dq) in enumerate(zip(inputs, dqs, strict=True)):
@@ -174,7 +174,7 @@ class _Matcher:
     def _is_left(self, op: ir.Node) -> bool:
         """Returns whether an operator stays ONNX Runtime's if products of constant weights become ours."""
         if op.op_type in ("MatMul", "Gemm"):
-            weights = None if len(op.inputs) < _OPERANDS or op.inputs[1] is None else _dequantizer(op.inputs[1])
+            weights = None if len(op.inputs) < _OPERANDS or op.inputs[1] is None else dequantizer(op.inputs[1])
             if weights is not None and self._is_constant(weights.inputs[0]):
                 return False
         return self.saturating_weights(op) is None
@@ -183,7 +183,7 @@ class _Matcher:
         """See the function of this name."""
         if op.domain != "" or op.op_type not in ("MatMul", "Gemm", "Conv") or len(op.inputs) < _OPERANDS:
             return None
-        a, b = (None if value is None else _dequantizer(value) for value in op.inputs[:_OPERANDS])
+        a, b = (None if value is None else dequantizer(value) for value in op.inputs[:_OPERANDS])
         if a is None or b is None or self._fused_type(a) != _UINT8 or self._fused_type(b) != ir.DataType.INT8:
             return None
         fusible, q = self._quantizer(op.outputs[0])
@@ -233,7 +233,7 @@ class _Matcher:
         dq = inputs[2].producer()
         if dq is None or dq.op_type != "DequantizeLinear":
             return q is not None and self._is_constant(inputs[2]) and _rank(inputs[2]) == 1
-        a, b = _dequantizer(inputs[0]), _dequantizer(inputs[1])
+        a, b = dequantizer(inputs[0]), dequantizer(inputs[1])
         product = dq.inputs[1].producer() if dq.inputs[1] is not None else None
         if a is None or b is None or product is None or product.op_type != "Mul" or _zero_point(dq) is not None:
             return False
@@ -344,7 +344,7 @@ def _producers(q: ir.Node) -> list[ir.Node]:
     return found
 
 
-def _dequantizer(value: ir.Value) -> ir.Node | None:
+def dequantizer(value: ir.Value) -> ir.Node | None:
     """Returns the DQ that computes `value`, directly or through a Transpose (see `_consumers`)."""
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and _sole_user(node) and node.inputs[0] is not None:

@@ -52,7 +52,9 @@ OPERANDS = {
 """The integer products that saturate, by domain and operator. DynamicQuantizeLSTM, which has two, is not among them."""
 
 _LSTM = (MICROSOFT, "DynamicQuantizeLSTM")
-_WEIGHTS_OF_LSTM = (1, 2)
+WEIGHTS_OF_LSTM: tuple[tuple[int, int], ...] = ((1, 9), (2, 11))
+"""The weights of a DynamicQuantizeLSTM, and their zero points."""
+
 _ROUNDING = frozenset(
     {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "GroupQueryAttention"}
     | {"FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention", "MultiHeadAttention", "QAttention"}
@@ -117,31 +119,59 @@ def cpu_dependence(model: ir.Model, facts: Facts) -> CpuDependence:
     return CpuDependence(tuple(saturating), rounding)
 
 
+def saturating_inputs(node: ir.Node, facts: Facts) -> tuple[tuple[int, int], ...]:
+    """Returns the int8 inputs with which the sums of an integer product may saturate, each with its zero point.
+
+    Weights that are known to be small are left out, and so are depthwise convolutions.
+
+    Args:
+        node: A node of any operator.
+        facts: What is known of the model.
+    """
+    if key_of(node) == _LSTM:
+        pairs = WEIGHTS_OF_LSTM
+    elif (operands := OPERANDS.get(key_of(node))) is None:
+        return ()
+    else:
+        unsigned = None if operands.unsigned is None else _input(node, operands.unsigned)
+        if operands.unsigned is not None and (unsigned is None or unsigned.dtype != ir.DataType.UINT8):
+            return ()
+        if node.op_type == "QLinearConv" and _is_depthwise(node):
+            return ()
+        pairs = ((operands.signed, operands.zero_point),)
+    return tuple(pair for pair in pairs if _is_large(_input(node, pair[0]), facts))
+
+
+def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:
+    """Returns the int8 weights of a float product that ONNX Runtime makes one of integers whose sums may saturate.
+
+    Args:
+        node: A node of any operator, also one with constant scales.
+        facts: What is known of the model.
+    """
+    weights = saturating_weights(node, facts.is_constant)
+    return weights if _is_large(weights, facts) else None
+
+
 def _saturates(node: ir.Node, facts: Facts) -> bool:
     """Returns whether ONNX Runtime's sums of a node may saturate: not if its int8 weights are known to be small."""
-    operands = OPERANDS.get(key_of(node))
-    if key_of(node) == _LSTM:
-        signed = [node.inputs[i] for i in _WEIGHTS_OF_LSTM if i < len(node.inputs)]
-    elif operands is None:
-        signed = [saturating_weights(node, facts.is_constant)]
-    elif operands.signed < len(node.inputs):
-        unsigned = None if operands.unsigned is None else node.inputs[operands.unsigned]
-        is_unsigned = operands.unsigned is None or (unsigned is not None and unsigned.dtype == ir.DataType.UINT8)
-        signed = [node.inputs[operands.signed]] if is_unsigned else []
-        if node.op_type == "QLinearConv" and _is_depthwise(node):
-            signed = []
-    else:
-        signed = []
-    return any(value is not None and value.dtype == ir.DataType.INT8 and _is_large(value, facts) for value in signed)
+    return bool(saturating_inputs(node, facts)) or saturating_codes(node, facts) is not None
 
 
-def _is_large(weights: ir.Value, facts: Facts) -> bool:
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _is_large(weights: ir.Value | None, facts: Facts) -> bool:
+    """Returns whether weights are int8, and not known to be small."""
+    if weights is None or weights.dtype != ir.DataType.INT8:
+        return False
     elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     return elements is None or may_saturate(elements)
 
 
 def _is_depthwise(node: ir.Node) -> bool:
-    weights = node.inputs[3]
+    weights = _input(node, 3)
     return weights is not None and weights.shape is not None and len(weights.shape) > 1 and weights.shape[1] == 1
 
 

@@ -33,6 +33,7 @@ from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
+_MOVES = ("Transpose", "Cast", *RESHAPES)  # between an activation and its product
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
 
@@ -67,9 +68,7 @@ def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
         return None
     if not context.exact and (folded := _fold(products, context)) is not None:
         return folded
-    codes, scale, _ = inputs_of(node)
-    check_type("the codes", codes, CODE_TYPES)
-    check_type("the scale", scale, (ir.DataType.FLOAT,))
+    check_type("the codes", inputs_of(node)[0], CODE_TYPES)
     return dequantize_linear(node)
 
 
@@ -102,7 +101,7 @@ def _products(weights: ir.Value) -> list[Use]:
         if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in ("MatMul", "Gemm", "Conv") or use.idx > 1:
             continue
         factor = use.node.inputs[1 - use.idx]
-        while (move := producer_of(factor, "Transpose", *RESHAPES)) is not None:
+        while (move := producer_of(factor, *_MOVES)) is not None:
             factor = move.inputs[0]
         source = None if factor is None else factor.producer()
         if source is not None and source.metadata_props.get(DEQUANTIZES) == "1":

@@ -19,6 +19,11 @@ from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import Grid
 
+_DOTS = "..."
+_EQUATION = re.compile(
+    r"(?P<dots>(?:\.{3})?)(?P<rows>\w*)(?P<k>\w),(?P<stack>(?:\.{3})?\w*)(?P<weights>\w\w)->(?P=dots)(?P=rows)(?P<n>\w)"
+)
+
 
 @dataclass(frozen=True)
 class MatrixProduct:
@@ -68,24 +73,32 @@ def _perm(transpose: ir.Node) -> list[int]:
 
 
 def _is_transposed(node: ir.Node) -> bool:
-    """Returns whether an Einsum is ``...mk,nk->...mn``; it is ``...mk,kn->...mn`` if not.
+    """Returns whether an Einsum is ``...mk,...nk->...mn``; it is ``...mk,...kn->...mn`` if not.
 
     Without a repeated label (a diagonal) and with K in both factors only, it is the sum over K for each label of the
-    rows and each column. Einsum also broadcasts a K of 1, which MatMul does not.
+    rows and each column. Other labels of the weights are the last ones before the rows, as MatMul aligns stacked
+    weights. Einsum also broadcasts a K of 1, which MatMul does not.
 
     Raises:
         Unconverted: It is neither.
     """
     equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    found = re.fullmatch(r"((?:\.{3})?(\w*))(\w),(\w)(\w)->\1(\w)", equation)
-    _, rows, k, *weights, n = found.groups() if found is not None else ("", "", "", "", "", "")
+    found = _EQUATION.fullmatch(equation)
+    if found is None:
+        raise Unconverted(Reason.EINSUM)
+    rows, k, stack, weights, n = (found[name] for name in ("rows", "k", "stack", "weights", "n"))
     if len({*rows, k, n}) != len(rows) + 2 or sorted(weights) != sorted((k, n)):
         raise Unconverted(Reason.EINSUM)
+    lead = found["dots"] + rows[:-1]
+    if stack and (not rows or not (lead == stack if stack.startswith(_DOTS) else lead.endswith(stack))):
+        raise Unconverted(Reason.EINSUM)
     a, b = (value.shape if value is not None else None for value in node.inputs[:2])
-    depths = [shape[i] if shape is not None and len(shape) else None for shape, i in ((a, -1), (b, weights.index(k)))]
+    depths = [
+        shape[i] if shape is not None and len(shape) else None for shape, i in ((a, -1), (b, weights.index(k) - 2))
+    ]
     if not isinstance(depths[0], int) or depths[0] != depths[1]:
         raise Unconverted(Reason.EINSUM)
-    return weights == [n, k]
+    return weights == n + k
 
 
 def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Value | npt.NDArray[np.float32] | None:

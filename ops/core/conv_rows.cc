@@ -1,0 +1,96 @@
+#include "core/conv_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "core/rounding.h"
+#include "kernels/dispatch.h"
+#include "kernels/numbers.h"
+
+namespace dynq {
+namespace {
+
+// Positions whose quads are copied together: they share cache lines of the image.
+constexpr int64_t kPositions = 8;
+// The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty.
+constexpr int64_t kFewPositions = 16;
+// Sums of fewer quads, or for fewer channels, do not pay for the copies.
+constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
+
+// Elements of a square that is transposed at once.
+constexpr int64_t kSquare = 8;
+
+void transpose_square(const float* from, int64_t from_stride, float* __restrict to, int64_t to_stride) {
+  float square[kSquare][kSquare];
+  for (int64_t i = 0; i < kSquare; ++i)
+    for (int64_t j = 0; j < kSquare; ++j) square[j][i] = from[i * from_stride + j];
+  for (int64_t j = 0; j < kSquare; ++j)
+    std::memcpy(static_cast<void*>(to + j * to_stride), square[j], sizeof square[j]);
+}
+
+void clip(float* values, int64_t count, float lowest, float highest) {
+  for (int64_t i = 0; i < count; ++i) {
+    float value = load(values + i);
+    value = value < lowest ? lowest : value;
+    store(values + i, value > highest ? highest : value);
+  }
+}
+
+}  // namespace
+
+bool takes_conv_rows(const ConvShape& shape) {
+  const std::string isa = active_isa().name;
+  if (isa != "avx2" && isa != "avx512") return false;  // both multiply without dot products of bytes
+  if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;
+  const ConvAxis(&axes)[kSpatialAxes] = shape.axes;
+  return shape.samples > 1 && shape.has_samples_apart && axes[0].out * axes[1].out * axes[2].out < kFewPositions;
+}
+
+void write_conv_rows(const ConvImage& form, const ConvTile& tile, const std::vector<int64_t>& offsets,
+                     const uint8_t* image, uint8_t* rows) {
+  const auto quads = static_cast<int64_t>(offsets.size());
+  const int64_t row_bytes = quads * kQuad, step = form.position_bytes();
+  for (int64_t i0 = 0; i0 < tile.count[0]; ++i0)
+    for (int64_t i1 = 0; i1 < tile.count[1]; ++i1)
+      for (int64_t i2 = 0; i2 < tile.count[2]; i2 += kPositions) {
+        const int64_t count = std::min(kPositions, tile.count[2] - i2);
+        const uint8_t* from = image + (form.position(i0, i1) + i2) * step;
+        for (int64_t quad = 0; quad < quads; ++quad) {
+          const uint8_t* codes = from + offsets[static_cast<size_t>(quad)];
+          for (int64_t i = 0; i < count; ++i) std::memcpy(rows + i * row_bytes + quad * kQuad, codes + i * step, kQuad);
+        }
+        rows += count * row_bytes;
+      }
+}
+
+void sum_conv_rows(const uint8_t* rows, int64_t count, const std::vector<int8_t>& ones, int32_t* sums) {
+  const auto depth = static_cast<int64_t>(ones.size());
+  for (int64_t row = 0; row < count; ++row, rows += depth) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < depth; ++i) sum += rows[i] * ones[static_cast<size_t>(i)];
+    sums[row] = sum;
+  }
+}
+
+void transpose_clipped(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float lowest, float highest,
+                       float* to, int64_t to_stride) {
+  for (int64_t col = 0; col < cols; col += kSquare) {
+    const int64_t count = std::min(kSquare, cols - col);
+    for (int64_t row = 0; row < rows; row += kSquare) {
+      const float* square = from + row * from_stride + col;
+      float* transposed = to + col * to_stride + row;
+      if (count == kSquare && rows - row >= kSquare) {
+        transpose_square(square, from_stride, transposed, to_stride);
+        continue;
+      }
+      for (int64_t i = 0; i < std::min(kSquare, rows - row); ++i)
+        for (int64_t j = 0; j < count; ++j) store(transposed + j * to_stride + i, square[i * from_stride + j]);
+    }
+    if (lowest > -INFINITY || highest < INFINITY)
+      for (int64_t j = 0; j < count; ++j) clip(to + (col + j) * to_stride, rows, lowest, highest);
+  }
+}
+
+}  // namespace dynq
