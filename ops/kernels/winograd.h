@@ -24,21 +24,21 @@ constexpr int64_t kWinogradUnit = 16;
 // Quads of input channels whose weights are transformed at once. They stay in the second-level cache.
 constexpr int64_t kWinogradQuads = 32;
 
-// Rows and columns of weights.
+// Rows and columns of weights. Files of several instruction sets include the functions: they may not share one.
 struct WinogradKernelSize {
   int64_t rows, cols;
 
-  bool has_tile_rows() const { return rows > 1; }  // 4x4 positions, not 1x4
-  int64_t elements() const { return has_tile_rows() ? kWinogradElements : kWinogradIn; }
-  int64_t row_pieces() const { return (rows + kWinogradTaps - 1) / kWinogradTaps; }
-  int64_t col_pieces() const { return (cols + kWinogradTaps - 1) / kWinogradTaps; }
-  int64_t pieces() const { return row_pieces() * col_pieces(); }
+  ORT_DYNQ_INLINE bool has_tile_rows() const { return rows > 1; }  // 4x4 positions, not 1x4
+  ORT_DYNQ_INLINE int64_t elements() const { return has_tile_rows() ? kWinogradElements : kWinogradIn; }
+  ORT_DYNQ_INLINE int64_t row_pieces() const { return (rows + kWinogradTaps - 1) / kWinogradTaps; }
+  ORT_DYNQ_INLINE int64_t col_pieces() const { return (cols + kWinogradTaps - 1) / kWinogradTaps; }
+  ORT_DYNQ_INLINE int64_t pieces() const { return row_pieces() * col_pieces(); }
 
   // 576 times a sum is known modulo 2^32, or 24 times with tiles of one row, so the sum has to be in [-2^25, 2^25) or
   // [-2^28, 2^28). It is at most 128 times the sum of the magnitudes of the weights of its output channel.
-  int64_t most_magnitude() const { return (int64_t{1} << (has_tile_rows() ? 25 : 28)) / 128 - 1; }
+  ORT_DYNQ_INLINE int64_t most_magnitude() const { return (int64_t{1} << (has_tile_rows() ? 25 : 28)) / 128 - 1; }
   // Whether the weights of that many input channels may exceed it.
-  bool has_limit(int64_t inputs) const { return inputs * rows * cols * 128 > most_magnitude(); }
+  ORT_DYNQ_INLINE bool has_limit(int64_t inputs) const { return inputs * rows * cols * 128 > most_magnitude(); }
 };
 static_assert(kWinogradQuads * kQuad * kWinogradTaps * kWinogradTaps * 128 <= (int64_t{1} << 25) / 128 - 1,
               "weights that are transformed at once fit");
@@ -57,7 +57,7 @@ struct WinogradInput {
   const WinogradTile* tiles;
   int64_t tile_count;
 
-  int64_t channels() const { return kernel.pieces() * units * kWinogradUnit; }  // of transformed codes
+  ORT_DYNQ_INLINE int64_t channels() const { return kernel.pieces() * units * kWinogradUnit; }  // of transformed codes
 };
 
 struct WinogradOutput {
