@@ -243,6 +243,11 @@ struct P : Product256 {
     const I four = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, low), _mm256_maddubs_epi16(codes1, high));
     return add(sums, _mm256_madd_epi16(four, _mm256_set1_epi16(1)));
   }
+  // Adds the sums of two products of bytes with weights, in int16.
+  static I dot_words(I sums, I codes, I weights) {
+    ORT_DYNQ_ADD_PRODUCT("vpmaddubsw", "vpaddw", add16(sums, words(codes, weights)), sums, codes, weights);
+    return sums;
+  }
   // Parts of dot4: the sums of two products of bytes with weights, in int16; additions that wrap; the sums of two
   // words.
   static I words(I codes, I weights) { return _mm256_maddubs_epi16(codes, weights); }

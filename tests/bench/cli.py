@@ -1,4 +1,7 @@
-"""The command line of the benchmarks for developers: ``python tests/bench``."""
+"""The command line of the benchmarks for developers: ``python tests/bench``.
+
+More than 450 lines: each subcommand is its arguments, its table and its entry in the list.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from ort_dynq.cli.timing import add_timing, problem_lines, ratio_cells, rewritte
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from bench.convolutions import ConvolutionTiming
+    from bench.products import ProductTiming
     from ort_dynq.measuring.progress import Track
     from ort_dynq.measuring.timing import Settings
 
@@ -197,6 +202,13 @@ def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
     return Outcome({"timings": list(map(asdict, timings))}, text)
 
 
+def _float_rates(timings: Sequence[ProductTiming] | Sequence[ConvolutionTiming]) -> Iterator[str]:
+    """Yields what products of float32 reach, for each number of threads."""
+    for threads in sorted({each.threads for each in timings}):
+        most = max(each.float_rate for each in timings if each.threads == threads)
+        yield f"float: up to {most:.0f} multiply-adds a ns (threads: {threads})"
+
+
 def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times QuantizedMatMul."""
     from bench.product_contenders import cold_bytes
@@ -211,9 +223,13 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "MatMulInteger: and a DequantizeLinear; MatMulNBits: accuracy level 4, from float32, which it quantizes"
         yield "ratios: MatMulInteger / ort_dynq 8; MatMulNBits 4 / ort_dynq 4"
         yield "read: a plain read of the 8-bit weights / ort_dynq 8"
-        for threads in settings.threads:
-            most = max(each.float_rate for each in found.timings if each.threads == threads)
-            yield f"float: up to {most:.0f} multiply-adds a ns (threads: {threads})"
+        yield from _float_rates(found.timings)
+        for threads in sorted({each.threads for each in found.timings}):
+            some = [each for each in found.timings if each.threads == threads]
+            rates = (
+                f"{max(each.rate_8 for each in some):.0f} with 8 bits, {max(each.rate_4 for each in some):.0f} with 4"
+            )
+            yield f"ort_dynq: up to {rates} (threads: {threads})"
         for size in sorted(set(cold.values()), reverse=True):
             counts = ", ".join(str(count) for count in rows if cold[count] == size)
             yield f"rows {counts}: weights not in the caches; each product has {size >> 20} MB of them, or 512, in turn"
@@ -298,7 +314,9 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
         yield "two terms: TwoTermQuantize, QuantizedConv"
         yield "direct, Winograd: ort_dynq s8 by these algorithms; ort_dynq chooses one of them by rule"
         yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; OpenVINO / ort_dynq float;"
-        yield "QLinearConv / ort_dynq s8; direct / Winograd\n"
+        yield "QLinearConv / ort_dynq s8; direct / Winograd"
+        yield from _float_rates(found.timings)
+        yield ""
         head = (
             *("convolution", "input", "weights", "stride", "threads"),
             *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),

@@ -18,6 +18,7 @@ The weights are in the caches. They are small, and a convolution reads them seve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -81,6 +82,11 @@ class Convolution:
     def output(self) -> tuple[int, ...]:
         sizes = zip(self.image, self.kernel, strict=True)
         return 1, self.channels[1], *((size + 2 * (k // 2) - k) // self.stride + 1 for size, k in sizes)
+
+    @property
+    def multiply_adds(self) -> int:
+        """The products of a convolution."""
+        return math.prod(self.output) * math.prod(self.weights[1:])
 
     @property
     def pads(self) -> tuple[int, ...]:

@@ -87,6 +87,11 @@ class ConvolutionTiming:
     static_ratio: float | None
     winograd_ratio: float | None
 
+    @property
+    def float_rate(self) -> float:
+        """The multiply-adds of Conv of float32 in a nanosecond; 0 if it is not available."""
+        return 0 if self.float_us is None else CONVOLUTIONS[self.name].multiply_adds / self.float_us / 1e3
+
 
 @dataclass(frozen=True)
 class Mean:

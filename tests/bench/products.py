@@ -62,7 +62,20 @@ class ProductTiming:
     @property
     def float_rate(self) -> float:
         """The multiply-adds of MatMul of float32 in a nanosecond."""
-        return self.rows * self.weights[0] * self.weights[1] / self.float_us / 1e3
+        return self._rate(self.float_us)
+
+    @property
+    def rate_8(self) -> float:
+        """The multiply-adds of QuantizedMatMul with 8-bit weights in a nanosecond."""
+        return self._rate(self.ours_8_us)
+
+    @property
+    def rate_4(self) -> float:
+        """The multiply-adds of QuantizedMatMul with 4-bit weights in a nanosecond."""
+        return self._rate(self.ours_4_us)
+
+    def _rate(self, us: float) -> float:
+        return self.rows * self.weights[0] * self.weights[1] / us / 1e3
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
         *("rows", "weights", "threads", "ort_dynq 8", "MatMulInteger", "ratio", "ort_dynq 4", "MatMulNBits 4", "ratio"),
         *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio"),
     ]
+    rates = r"ort_dynq: up to \d+ with 8 bits, \d+ with 4 \(threads: 1\)"
+    assert sum(re.fullmatch(rates, line) is not None for line in lines[:head]) == 1
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:3] for row in rows] == [["1", "64x48", "1"], ["40", "64x48", "1"]]
     assert all(len(row) == 16 and row[10] == "-" for row in rows)

@@ -49,7 +49,7 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
-constexpr int64_t kManyRows[] = {24, 25, 47, 48, 49, 61, 97}, kLongDepths[] = {509, 512, 513, 516, 1024, 1029, 1540};
+constexpr int64_t kManyRows[] = {24, 25, 61, 64, 65, 97, 131}, kLongDepths[] = {509, 512, 765, 768, 772, 1029, 1540};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
 constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
@@ -176,8 +176,9 @@ Problem make_problem(Random& random) {
   problem.depth = random.of(kDepths);
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
   if (random.one_in(2)) {
-    problem.groups = random.integer(2, 4);
-    const bool is_long = random.one_in(30);  // kernels that take a part of the groups at once take several parts
+    problem.groups = random.one_in(20) ? random.integer(16, 33) : random.integer(2, 4);
+    // Kernels that take a part of the groups, or of k, at once take several parts.
+    const bool is_long = problem.groups <= 4 && random.one_in(30);
     problem.depth = problem.groups * (is_long ? random.of(kLongGroupSizes) : random.of(kGroupSizes));
     problem.row_groups = random.one_in(2) ? problem.groups : 1;
     problem.column_groups = random.one_in(3) ? 1 : problem.groups;
@@ -207,6 +208,24 @@ Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t wei
   for (uint8_t& value : problem.codes) value = code;
   for (int8_t& value : problem.weights) value = weight;
   for (int32_t& value : problem.zps) value = 0;
+  problem.has_exact_sums = false;
+  return problem;
+}
+
+// 4-bit weights whose products with the highest codes are as far from 0 as they can be.
+Problem make_highest_problem(Random& random, int8_t weight) {
+  Problem problem;
+  problem.bits = 4;
+  problem.rows = 17;
+  problem.cols = problem.columns = 33;
+  problem.depth = 192;
+  problem.groups = problem.column_groups = 2;
+  problem.order = dynq::kColumnFirst;
+  problem.weight_zp = 8;
+  problem.fill(random);
+  for (uint8_t& value : problem.codes) value = 255;
+  for (int8_t& value : problem.weights) value = weight;
+  for (int32_t& value : problem.zps) value = 255;
   problem.has_exact_sums = false;
   return problem;
 }
@@ -444,6 +463,8 @@ int main(int count, char** arguments) {
     for (const int64_t rows : {17, 27})
       counter.check_everywhere(make_long_problem(random, rows, 255, weight),
                                conv_check::make_long_problem(random, weight), random);
+  for (const int8_t weight : {int8_t{0}, int8_t{15}})
+    counter.check_everywhere(make_highest_problem(random, weight), conv_check::make_problem(random), random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

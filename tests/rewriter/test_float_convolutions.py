@@ -50,10 +50,16 @@ OF_SAMPLES = {  # opset 18
     + "dx = Mul(c, s)\n",
     "flattened, each sample": "v = Flatten(x)\n a = Abs(v)\n m = ReduceMax<keepdims = 0>(a, last)\n"
     "m0 = Max(m, eps)\n s0 = Div(m0, c127)\n s = Unsqueeze(s0, sample)\n" + CODES + "dx = Mul(c, s)\n",
+    "flattened, reshaped, each sample": "v = Flatten(x)\n a = Abs(v)\n m = ReduceMax<keepdims = 0>(a, last)\n"
+    "m0 = Max(m, eps)\n s0 = Div(m0, c127)\n s = Reshape(s0, numbers)\n" + CODES + "dx = Mul(c, s)\n",
+    "reshaped, each sample": STEP.format(0).replace("(a)", "(a, sample)").replace("s = Div", "s0 = Div")
+    + "s = Reshape(s0, numbers)\n"
+    + CODES
+    + "dx = Mul(c, s)\n",
     "asymmetric, each sample": RANGE.replace("<keepdims = 0>(x)", "(x, sample)").replace("z = Cast<to = 2>(z0)\n", "")
     + "u = Div(x, s)\n v = Round(u)\n w0 = Add(v, z0)\n c = Clip(w0, zero, c255)\n w1 = Sub(c, z0)\n dx = Mul(w1, s)\n",
 }
-AXES = {"sample": np.array([1, 2, 3]), "last": np.array([-1])}
+AXES = {"sample": np.array([1, 2, 3]), "last": np.array([-1]), "numbers": np.array([-1, 1, 1, 1])}
 NUMBERS = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
 
 

@@ -427,6 +427,8 @@ inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileK
     }
 }
 
+#include "kernels/simd/product-words-inl.h"
+
 // One or two rows are memory-bound. Two sequential streams of weights are fastest: one through the first half of the
 // columns, one through the second.
 template <int kBits, bool kOneGroup, int kRows>
@@ -446,6 +448,8 @@ template <int kBits, bool kOneGroup, int kBlocks>
 void gemm(const ProductBlock& block) {
   if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
     if (block.rows > kRowsInPlace) return gemm_wide(block);
+  if constexpr (kBits == 4 && P::kSteps == 2)
+    if (block.rows > kFewRows && fits_words(block)) return gemm_words<>(block);
   if (block.rows == 1)
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)

@@ -113,7 +113,7 @@ class Facts:
         with stand_ins(self.model), _constants_in_subgraphs(self.model):
             try:
                 self._drop_contradicted(infer)
-                infer(self.model)
+                self._infer_with_vectors(infer)
                 found: set[ir.Value] = set()
                 while _infer_own_operators(self.model, found):
                     infer(self.model)
@@ -122,6 +122,18 @@ class Facts:
                 for values, order in initializers:  # the pass moves large ones to the end
                     for name in order:
                         values.add(values.pop(name))
+
+    def _infer_with_vectors(self, infer: ShapeInferencePass) -> None:
+        """Infers types and shapes; then again, if a Reshape of a vector has a length that inference did not know."""
+        outputs = [value for value in self._saved if value.producer() is not None]
+        before = [(value, value.type, value.shape.copy() if value.shape is not None else None) for value in outputs]
+        infer(self.model)
+        vectors = [(value, value.type, shape) for value, shape in _reshaped_vectors(self.model)]
+        if not vectors:
+            return
+        for value, type_, shape in (*before, *vectors):
+            value.type, value.shape = type_, shape
+        infer(self.model)
 
     def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
@@ -138,7 +150,7 @@ class Facts:
             self.contradiction = _error_of(self.model)
         for value in contradicted if not self.contradiction else ():
             self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
-        names = {dim for value in self.model.graph.inputs for dim in value.shape or () if not isinstance(dim, int)}
+        names = _names_of_inputs(self.model)
         for value, (type_, shape) in self._saved.items():
             value.type, value.shape = type_, _merged(shape, value.shape, names)
 
@@ -206,6 +218,38 @@ def _error_of(model: ir.Model) -> str:
         return ""
     node = f"{found[1]} {found[2]}" if found[2] else found[1]
     return f"declared shapes hide an error of the model from ONNX Runtime: {node}: {found[3]}"
+
+
+def _names_of_inputs(model: ir.Model) -> set[int | ir.SymbolicDim]:
+    """Returns the names of the dimensions of the model's inputs."""
+    dims = (dim for value in model.graph.inputs for dim in value.shape or ())
+    return {dim for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
+
+
+def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
+    """Returns the shapes of vectors after a Reshape to dimensions of 1 and -1, such as one number for each image.
+
+    All other dimensions are 1, so the length is that of the vector. Inference makes up another name for it. Only names
+    of the inputs' dimensions count: others are made up again by each inference.
+    """
+    found, names = [], _names_of_inputs(model)
+    for _, graph in graphs(model):
+        for node in graph:
+            if node.op_type != "Reshape" or node.domain not in STANDARD_DOMAINS or not node.inputs:
+                continue
+            vector, output = node.inputs[0], node.outputs[0]
+            if vector is None or vector.shape is None or output.shape is None:
+                continue
+            lengths = [dim for dim in vector.shape if dim != 1]
+            places = [i for i, dim in enumerate(output.shape) if dim != 1]
+            if len(lengths) != 1 or len(places) != 1 or isinstance(output.shape[places[0]], int):
+                continue
+            (length,), (place,) = lengths, places
+            if length != output.shape[place] and (isinstance(length, int) or length in names):
+                shape = output.shape.copy()
+                shape[place] = length
+                found.append((output, shape))
+    return found
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:

@@ -1,0 +1,138 @@
+// Matrix products of several rows by 4-bit weights, for instruction sets whose products of bytes are sums of two in
+// int16: a part of product-inl.h, which includes this file. All zero points of the weights are 8, so that the sums of
+// kChain quads fit int16: they are added before they become int32. Tiles compute the integer sums of several groups
+// first, and then their floats: neither waits for the other, and both have all registers.
+
+constexpr int64_t kChain = 8;  // quads
+static_assert(255 * 8 * 2 * kChain <= INT16_MAX, "weights from -8 to 7");
+
+constexpr int64_t kWordRows = 4;  // the sums in int16 and the weights of two quads fit the registers
+constexpr int64_t kGroupsAtOnce = 16;
+
+// Also few products of zero points and sums of columns: one for all rows, or in floats.
+inline bool fits_words(const ProductBlock& block) {
+  const bool has_zp_of_8 = block.weights.zps == nullptr && (block.weights.zp & 15) == 8;
+  return has_zp_of_8 && block.depth > 0 && !block.codes.has_ones &&
+         (block.codes.has_one_zp || (block.is_bounded && block.codes.scale_groups == 1));
+}
+
+template <int kRows>
+using GroupSums = int32_t[kRows][kBlockColumns];
+
+// Sets the sums of `count` groups from `first` on. `Type` is P: only a template may call functions that P does not
+// have.
+template <int kRows, class Type = P>
+ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int64_t col, int64_t first, int64_t count,
+                                    GroupSums<kRows>* to) {
+  const int64_t stride = block.codes.stride, quads = block.depth / kQuad / block.groups;
+  const uint8_t* codes = block.codes.data + row * stride + first * quads * kQuad;
+  const int8_t* weights =
+      block.weights.packed + col / kBlockColumns * block.weights.stride + first * quads / 2 * kBlockBytes;
+  const auto zps = P::zps4(P::set1(8));
+  for (int64_t group = 0; group < count; ++group) {
+    for (int64_t done = 0; done < quads; done += kChain) {
+      typename P::I words[kRows][kVectors] = {};
+      const int64_t end = quads - done < kChain ? quads - done : kChain;
+      for (int64_t quad = 0; quad < end; quad += 2) {
+        typename P::I low[kVectors], high[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) P::halves(weights + v * P::kLanes * kQuad, zps, low[v], high[v]);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto c0 = P::quad(codes + r * stride);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c0, low[v]);
+          const auto c1 = P::quad(codes + r * stride + kQuad);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c1, high[v]);
+        }
+        codes += 2 * kQuad;
+        weights += kBlockBytes;
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          void* const at = to[group][r] + v * P::kLanes;
+          const auto sum = Type::sum_words(words[r][v]);
+          P::store(at, done == 0 ? sum : P::add(P::load(static_cast<const void*>(at)), sum));
+        }
+    }
+  }
+}
+
+// Adds the floats of these groups to `reals`.
+template <int kRows>
+ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, int64_t col, int64_t first, int64_t count,
+                                      const GroupSums<kRows>* sums, float (&reals)[kRows][kBlockColumns]) {
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const bool in_groups = row_varies || column_varies;
+  const int32_t* zps = block.codes.zps + row * block.codes.scale_groups;
+  float real_zps[kRows];
+  for (int r = 0; r < kRows; ++r) real_zps[r] = static_cast<float>(zps[r * block.codes.scale_groups]);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = col + v * P::kLanes;
+    const auto mask = P::first(block.cols - at);
+    typename P::F totals[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) totals[r] = P::load(static_cast<const float*>(reals[r] + v * P::kLanes));
+    for (int64_t group = first; group < first + count; ++group) {
+      const auto column_sum = P::load_part(block.columns.sums + group * block.columns.sums_stride + at, mask);
+      const auto column_scale =
+          in_groups ? P::load_part(
+                          block.columns.scales + (column_varies ? group : 0) * block.columns.scales_stride + at, mask)
+                    : P::set1(1.0f);
+      typename P::F terms[kRows];
+      const auto sum_of = [&](int r) {
+        return P::load(static_cast<const void*>(sums[group - first][r] + v * P::kLanes));
+      };
+      if (block.codes.has_one_zp) {
+        const auto correction = P::mul(P::set1(zps[0]), column_sum);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) terms[r] = P::to_float(P::sub(sum_of(r), correction));
+      } else {
+        const auto real_sum = P::to_float(column_sum);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) terms[r] = P::fnmadd(P::set1(real_zps[r]), real_sum, P::to_float(sum_of(r)));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) terms[r] = P::mul(terms[r], column_scale);
+      if (row_varies)
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+          terms[r] = P::mul(terms[r], P::set1(block.codes.scales[(row + r) * block.groups + group]));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) totals[r] = P::add(totals[r], terms[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) P::store(reals[r] + v * P::kLanes, totals[r]);
+  }
+}
+
+template <int kRows>
+void words_tile(const ProductBlock& block, int64_t row, int64_t col) {
+  alignas(kLine) GroupSums<kRows> sums[kGroupsAtOnce];
+  float reals[kRows][kBlockColumns];
+  for (auto& of_row : reals)
+    for (float& real : of_row) real = -0.0f;
+  for (int64_t group = 0; group < block.groups; group += kGroupsAtOnce) {
+    const int64_t left = block.groups - group, count = left < kGroupsAtOnce ? left : kGroupsAtOnce;
+    sum_in_words<kRows>(block, row, col, group, count, sums);
+    add_group_sums<kRows>(block, row, col, group, count, sums, reals);
+  }
+  store_block(block, row, kRows, col, reals[0]);
+}
+
+template <class Type = P>
+void gemm_words(const ProductBlock& block) {
+  for (int64_t col = 0; col < block.cols; col += kBlockColumns)
+    for (int64_t row = 0; row < block.rows;) {
+      const int64_t left = block.rows - row;
+      const int64_t rows = left >= 2 * kWordRows ? kWordRows : left > kWordRows ? (left + 1) / 2 : left;
+      constexpr void (*kTiles[])(const ProductBlock&, int64_t, int64_t) = {words_tile<1>, words_tile<2>, words_tile<3>,
+                                                                           words_tile<4>};
+      kTiles[rows - 1](block, row, col);
+      row += rows;
+    }
+}
