@@ -260,8 +260,11 @@ def test_nodes_that_stay(weights: np.ndarray, attributes: dict[str, object], rea
     ("shape", "stride", "stays"),
     [
         ((16, 3, 3, 3), 2, True),
-        ((18, 3, 3, 3), 2, False),  # 40.5 products for an input
-        ((16, 3, 3, 3), 1, False),
+        ((64, 3, 3, 3), 1, True),  # 27 products for an output, of an image
+        ((32, 3, 4, 4), 4, True),  # 48, and 32 for an input
+        ((96, 3, 4, 4), 4, False),  # 96 for an input
+        ((9, 5, 2, 2), 1, True),
+        ((10, 5, 2, 2), 1, False),  # 40 for an input
         ((16, 31, 1, 1), 1, True),
         ((16, 32, 1, 1), 1, False),  # 32 products for an output
     ],
