@@ -39,6 +39,21 @@ def model_of(nodes: str, inputs: str = "float[48, 48] x", outputs: str = "float[
     return model
 
 
+def test_a_quantization_that_became_a_program() -> None:
+    """The scale of an image may be that of another one: the batch has no name, so a Reshape may have changed it."""
+    nodes = """a = Abs(x) n = ReduceMax<keepdims = 0>(a, axes) m = Reshape(n, numbers) s = Div(m, c127) d = Div(x, s)
+        r = Round(d) c = Clip(r, low, high) f = Mul(c, s) y = Conv(f, filter)"""
+    model = model_of(nodes, "float[?, 8, H, W] x")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(each), name)
+        for name, each in (("axes", [1, 2, 3]), ("numbers", [-1, 1, 1, 1]))
+    )
+    report = rewrite(model).report
+    assert found(report) == ["RowProgram"]
+    (left,) = report.unconverted
+    assert (left.op_type, left.unconverted and left.unconverted.reason) == ("Conv", Reason.ACTIVATION_FORM)
+
+
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [

@@ -19,15 +19,16 @@ inline bool fits_words(const ProductBlock& block) {
 template <int kRows>
 using GroupSums = int32_t[kRows][kBlockColumns];
 
+// Blocks of these functions have up to 16 columns.
+
 // Sets the sums of `count` groups from `first` on. `Type` is P: only a template may call functions that P does not
 // have.
 template <int kRows, class Type = P>
-ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int64_t col, int64_t first, int64_t count,
+ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
                                     GroupSums<kRows>* to) {
   const int64_t stride = block.codes.stride, quads = block.depth / kQuad / block.groups;
   const uint8_t* codes = block.codes.data + row * stride + first * quads * kQuad;
-  const int8_t* weights =
-      block.weights.packed + col / kBlockColumns * block.weights.stride + first * quads / 2 * kBlockBytes;
+  const int8_t* weights = block.weights.packed + first * quads / 2 * kBlockBytes;
   const auto zps = P::zps4(P::set1(8));
   for (int64_t group = 0; group < count; ++group) {
     for (int64_t done = 0; done < quads; done += kChain) {
@@ -63,7 +64,7 @@ ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int6
 
 // Adds the floats of these groups to `reals`.
 template <int kRows>
-ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, int64_t col, int64_t first, int64_t count,
+ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
                                       const GroupSums<kRows>* sums, float (&reals)[kRows][kBlockColumns]) {
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   const bool in_groups = row_varies || column_varies;
@@ -72,7 +73,7 @@ ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, in
   for (int r = 0; r < kRows; ++r) real_zps[r] = static_cast<float>(zps[r * block.codes.scale_groups]);
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
-    const int64_t at = col + v * P::kLanes;
+    const int64_t at = v * P::kLanes;
     const auto mask = P::first(block.cols - at);
     typename P::F totals[kRows];
 #pragma GCC unroll 8
@@ -111,28 +112,59 @@ ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, in
 }
 
 template <int kRows>
-void words_tile(const ProductBlock& block, int64_t row, int64_t col) {
+void words_tile(const ProductBlock& block, int64_t row) {
   alignas(kLine) GroupSums<kRows> sums[kGroupsAtOnce];
   float reals[kRows][kBlockColumns];
   for (auto& of_row : reals)
     for (float& real : of_row) real = -0.0f;
   for (int64_t group = 0; group < block.groups; group += kGroupsAtOnce) {
     const int64_t left = block.groups - group, count = left < kGroupsAtOnce ? left : kGroupsAtOnce;
-    sum_in_words<kRows>(block, row, col, group, count, sums);
-    add_group_sums<kRows>(block, row, col, group, count, sums, reals);
+    sum_in_words<kRows>(block, row, group, count, sums);
+    add_group_sums<kRows>(block, row, group, count, sums, reals);
   }
-  store_block(block, row, kRows, col, reals[0]);
+  store_block(block, row, kRows, 0, reals[0]);
+}
+
+// Rows of a matrix whose columns are a power of two share cache sets. So scales and sums of 16 columns are copied to
+// adjacent lines, if there are several tiles of rows and few groups.
+constexpr int64_t kCopiedGroups = 512, kLeastCopiedRows = 2 * kWordRows;
+
+template <class T>
+inline void copy_columns(const T* from, int64_t stride, int64_t groups, int64_t cols, T (*to)[kBlockColumns]) {
+  for (int64_t group = 0; group < groups; ++group, from += stride)
+    if (cols == kBlockColumns)
+      memcpy(to[group], from, sizeof to[group]);
+    else
+      memcpy(to[group], from, static_cast<size_t>(cols) * sizeof(T));
 }
 
 template <class Type = P>
 void gemm_words(const ProductBlock& block) {
-  for (int64_t col = 0; col < block.cols; col += kBlockColumns)
+  alignas(kLine) float scales[kCopiedGroups][kBlockColumns];
+  alignas(kLine) int32_t sums[kCopiedGroups][kBlockColumns];
+  for (int64_t col = 0; col < block.cols; col += kBlockColumns) {
+    ProductBlock columns = block;
+    columns.cols = block.cols - col < kBlockColumns ? block.cols - col : kBlockColumns;
+    columns.weights.packed += col / kBlockColumns * block.weights.stride;
+    columns.columns.scales += col;
+    columns.columns.sums += col;
+    columns.columns.bias += col;
+    columns.output.dst += col;
+    if (block.rows >= kLeastCopiedRows && block.groups <= kCopiedGroups) {
+      copy_columns(columns.columns.scales, block.columns.scales_stride, block.columns.scale_groups, columns.cols,
+                   scales);
+      copy_columns(columns.columns.sums, block.columns.sums_stride, block.groups, columns.cols, sums);
+      columns.columns.scales = scales[0];
+      columns.columns.sums = sums[0];
+      columns.columns.scales_stride = columns.columns.sums_stride = kBlockColumns;
+    }
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
       const int64_t rows = left >= 2 * kWordRows ? kWordRows : left > kWordRows ? (left + 1) / 2 : left;
-      constexpr void (*kTiles[])(const ProductBlock&, int64_t, int64_t) = {words_tile<1>, words_tile<2>, words_tile<3>,
-                                                                           words_tile<4>};
-      kTiles[rows - 1](block, row, col);
+      constexpr void (*kTiles[])(const ProductBlock&, int64_t) = {words_tile<1>, words_tile<2>, words_tile<3>,
+                                                                  words_tile<4>};
+      kTiles[rows - 1](columns, row);
       row += rows;
     }
+  }
 }

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS
 from ...opsets import OPSET
-from ..analysis.nodes import only_use, producer_of, skip_identity
+from ..analysis.nodes import only_use, producer_of, program_of, skip_identity
+from ..analysis.shapes import RESHAPES
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -25,6 +26,7 @@ _FLOAT_PRODUCTS = frozenset(
     | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
 )
 _INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
+_MOVES = ("Transpose", "Cast", "Pad", *RESHAPES)
 _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
 
 
@@ -45,6 +47,8 @@ def _match(node: ir.Node, context: Context) -> None:
         raise _reason(node, activation, lost, context)
     if forms.lost(weights) is not None or forms.of(weights) is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
+    if _is_quantized_by_program(activation):
+        raise Unconverted(Reason.ACTIVATION_FORM)
 
 
 RULE: Rule[None] = Rule("unconverted product", 0, _match)
@@ -79,6 +83,20 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
     if node.domain not in STANDARD_DOMAINS:
         return Unconverted(Reason.NO_INTEGER_PRODUCT, operator=f"{node.domain}.{node.op_type}")
     return Unconverted(Reason.NO_INTEGER_PRODUCT, operator=node.op_type)
+
+
+def _is_quantized_by_program(activation: ir.Value | None) -> bool:
+    """Returns whether a RowProgram, which took the nodes of a quantization, computes an activation."""
+    value = None if activation is None else skip_identity(activation)
+    while (move := producer_of(value, *_MOVES)) is not None and move.inputs[0] is not None:
+        value = skip_identity(move.inputs[0])
+    node = None if value is None else value.producer()
+    return (
+        node is not None
+        and node.op_type == "RowProgram"
+        and ADDED in node.metadata_props
+        and "Round(" in program_of(node)
+    )
 
 
 def _is_scaled(sums: ir.Value) -> bool:
