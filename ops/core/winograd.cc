@@ -11,41 +11,53 @@
 namespace dynq {
 namespace {
 
-// When Winograd's algorithm takes less time than the direct form. An instruction set that is not here always takes the
-// direct form.
+// When Winograd's algorithm takes less time than the direct form, as `tests/bench convolutions` measures both. An
+// instruction set that is not here always takes the direct form: it multiplies bytes. An instruction of VNNI adds 4
+// products of bytes in the lane of a sum, but 2 of the int16 that this algorithm has, as one of AVX2 does. So half of
+// the saving is lost there, and of kernels of one row nothing remains; without a measurement, the direct form stays.
+// AMX, dotprod and I8MM multiply bytes 4 to 16 times as fast as int16: as much as the saving, or more. NEON alone is
+// not measured.
 struct Rule {
   const char* isa;
   int64_t inputs, outputs;  // the fewest channels of a group
   int64_t positions;        // the fewest of all outputs of a channel
-  int64_t computed;         // the most positions of tiles for each position of an output
+  double transforms;        // they take as long as the products of that many input channels
+  double saving;            // the least number of direct products for each product, with those of the transforms
 };
 constexpr Rule kRules[] = {
-    {"avx512", 16, 16, 16, 3},  // these two use the products of AVX2
-    {"avx2", 16, 16, 16, 3},
+    {"avx512", 16, 16, 16, 16, 1.25},  // these two use the products of AVX2
+    {"avx2", 16, 16, 16, 16, 1.25},
 };
 
 // The transformed codes of a box, in bytes: as many as fit the second-level cache with sums and weights, but of so many
 // tiles that the transforms of weights take less time than the products, unless that takes too much memory.
 constexpr int64_t kCodesBytes = 288 << 10, kMostCodesBytes = 1280 << 10;
-constexpr int64_t kFewTiles = 16, kMostTiles = 28;
+constexpr int64_t kFewTiles = 16, kMostSums = 28 * kWinogradElements;
+constexpr int64_t kMostKernel = 64;  // rows and columns: the numbers below cannot overflow
 
 std::atomic<WinogradUse> selected{WinogradUse::kByRule};
+
+WinogradKernelSize kernel_of(const ConvAxis (&axes)[kSpatialAxes]) { return {axes[1].kernel, axes[2].kernel}; }
+
+// The positions of a tile along an axis.
+int64_t tile_size(const ConvAxis& axis) { return axis.kernel == 1 ? 1 : kWinogradOut; }
 
 // The rows or columns of tiles for `count` positions along an axis: each phase of its dilation has its own.
 int64_t tiles_of(const ConvAxis& axis, int64_t count) {
   const int64_t most = divide_up(count, axis.dilation), with_most = count - (most - 1) * axis.dilation;
-  return with_most * divide_up(most, kWinogradOut) +
-         (std::min(count, axis.dilation) - with_most) * divide_up(most - 1, kWinogradOut);
+  return with_most * divide_up(most, tile_size(axis)) +
+         (std::min(count, axis.dilation) - with_most) * divide_up(most - 1, tile_size(axis));
 }
 
-// The rows or columns of the image: of whole tiles of all phases.
+// The rows or columns of the image: of whole tiles of all phases, and of whole pieces of the kernel.
 int64_t image_size(const ConvAxis& axis, int64_t count) {
-  return (round_up(divide_up(count, axis.dilation), kWinogradOut) + 2) * axis.dilation;
+  const int64_t weights = axis.kernel == 1 ? 1 : round_up(axis.kernel, kWinogradTaps);
+  return (round_up(divide_up(count, axis.dilation), tile_size(axis)) + weights - 1) * axis.dilation;
 }
 
 // The transformed codes of a tile, in bytes.
-int64_t tile_bytes(int64_t inputs) {
-  return kWinogradElements * round_up(inputs, kWinogradUnit) * static_cast<int64_t>(sizeof(int16_t));
+int64_t tile_bytes(const WinogradKernelSize& kernel, int64_t inputs) {
+  return kernel.elements() * kernel.pieces() * round_up(inputs, kWinogradUnit) * static_cast<int64_t>(sizeof(int16_t));
 }
 
 }  // namespace
@@ -55,32 +67,37 @@ void select_winograd(WinogradUse use) { selected = use; }
 bool takes_winograd(const WinogradShape& shape) {
   const ConvAxis &planes = shape.axes[0], &rows = shape.axes[1], &cols = shape.axes[2];
   if (active_isa().products->winograd == nullptr || shape.quad_axis != QuadAxis::kChannels || planes.kernel != 1 ||
-      planes.stride != 1 || rows.kernel != 3 || rows.stride != 1 || cols.kernel != 3 || cols.stride != 1)
+      planes.stride != 1 || rows.stride != 1 || cols.stride != 1 || cols.kernel == 1)
     return false;
   // A box has a tile of each phase of the dilations, or more.
-  if (rows.dilation > rows.out || cols.dilation > cols.out ||
-      rows.dilation * cols.dilation > kMostCodesBytes / tile_bytes(shape.inputs))
+  const WinogradKernelSize kernel = kernel_of(shape.axes);
+  if (rows.dilation > rows.out || cols.dilation > cols.out || rows.kernel > kMostKernel || cols.kernel > kMostKernel ||
+      rows.dilation * cols.dilation > kMostCodesBytes / tile_bytes(kernel, shape.inputs))
     return false;
   const WinogradUse use = selected;
   if (use != WinogradUse::kByRule) return use == WinogradUse::kAlways;
   const std::string isa = active_isa().name;
   for (const Rule& rule : kRules)
     if (rule.isa == isa) {
-      const int64_t positions = rows.out * cols.out;
-      const int64_t computed = tiles_of(rows, rows.out) * tiles_of(cols, cols.out) * kWinogradOut * kWinogradOut;
+      const int64_t positions = rows.out * cols.out, tiles = tiles_of(rows, rows.out) * tiles_of(cols, cols.out);
+      const auto inputs = static_cast<double>(shape.inputs);
+      const double direct = inputs * static_cast<double>(positions) * static_cast<double>(kernel.rows * kernel.cols);
+      const double products = (inputs + rule.transforms) * static_cast<double>(tiles) *
+                              static_cast<double>(kernel.elements() * kernel.pieces());
       return shape.inputs >= rule.inputs && shape.outputs >= rule.outputs &&
-             shape.samples * planes.out * positions >= rule.positions && computed / rule.computed <= positions;
+             shape.samples * planes.out * positions >= rule.positions && direct >= rule.saving * products;
     }
   return false;
 }
 
 void choose_winograd_box(const ConvAxis (&axes)[kSpatialAxes], int64_t inputs, int64_t (&box)[kSpatialAxes]) {
-  const int64_t each = tile_bytes(inputs);
-  int64_t most =
-      std::max({int64_t{1}, std::min(kMostTiles, kCodesBytes / each), std::min(kFewTiles, kMostCodesBytes / each)});
+  const WinogradKernelSize kernel = kernel_of(axes);
+  const int64_t each = tile_bytes(kernel, inputs);
+  const int64_t most = std::max({int64_t{1}, std::min(kMostSums / kernel.elements(), kCodesBytes / each),
+                                 std::min(kFewTiles, kMostCodesBytes / each)});
   // Equal parts of at most `most` tiles, in whole tiles of all phases.
   const auto part = [](const ConvAxis& axis, int64_t tiles) {
-    const int64_t unit = kWinogradOut * axis.dilation, units = divide_up(axis.out, unit);
+    const int64_t unit = tile_size(axis) * axis.dilation, units = divide_up(axis.out, unit);
     const int64_t parts = std::min(units, divide_up(tiles_of(axis, axis.out), std::max(int64_t{1}, tiles)));
     return std::min(axis.out, divide_up(units, parts) * unit);
   };
@@ -105,8 +122,8 @@ WinogradImage::WinogradImage(const ConvAxis (&axes)[kSpatialAxes], int64_t chann
     const int64_t dilation = axes[axis].dilation, count = box.count[axis];
     for (int64_t phase = 0; phase < std::min(dilation, count); ++phase) {
       const int64_t positions = divide_up(count - phase, dilation);
-      for (int64_t at = 0; at < positions; at += kWinogradOut)
-        visit(phase + at * dilation, std::min(kWinogradOut, positions - at));
+      for (int64_t at = 0; at < positions; at += tile_size(axes[axis]))
+        visit(phase + at * dilation, std::min(tile_size(axes[axis]), positions - at));
     }
   };
   tiles_.reserve(static_cast<size_t>(box.count[0] * tiles_of(axes[1], box.count[1]) * tiles_of(axes[2], box.count[2])));
@@ -120,6 +137,7 @@ WinogradImage::WinogradImage(const ConvAxis (&axes)[kSpatialAxes], int64_t chann
 }
 
 void WinogradImage::describe(WinogradInput& input) const {
+  input.kernel = kernel_of(axes_);
   input.units = units_;
   input.unit_bytes = unit_bytes_;
   input.row_bytes = axes_[1].dilation * cols_ * kWinogradUnit;
@@ -181,8 +199,8 @@ void WinogradImage::sum_codes(const uint8_t* image, int32_t* sums) const {
     for (int64_t row = 0; row < box_.count[1]; ++row)
       for (int64_t col = 0; col < box_.count[2]; ++col) {
         int32_t sum = 0;
-        for (int64_t a = 0; a < 3; ++a)
-          for (int64_t b = 0; b < 3; ++b)
+        for (int64_t a = 0; a < axes_[1].kernel; ++a)
+          for (int64_t b = 0; b < axes_[2].kernel; ++b)
             sum +=
                 of_positions[static_cast<size_t>((row + a * axes_[1].dilation) * cols_ + col + b * axes_[2].dilation)];
         *sums++ = sum;

@@ -7,17 +7,18 @@ namespace {
 
 #include "kernels/simd/product256-inl.h"
 
+// Built for AVX-512 VNNI instead, the file has the same instructions in their other encoding; the tests do that on CPUs
+// without this one.
+#if defined(__AVXVNNI__) || defined(_MSC_VER)
+#define ORT_DYNQ_DOT(name) ORT_DYNQ_ACCUMULATE("%{vex%} vp" #name, "x", _mm256_##name##_avx_epi32, sums, codes, weights)
+#else
+#define ORT_DYNQ_DOT(name) ORT_DYNQ_ACCUMULATE("vp" #name, "x", _mm256_##name##_epi32, sums, codes, weights)
+#endif
+
 struct P : Product256 {
   static constexpr int kSteps = 1;
-
-  // Built for AVX-512 VNNI instead, the file has the same instruction in its other encoding; the tests do that on CPUs
-  // without this one.
   static I dot(I sums, I codes, I weights) {
-#if defined(__AVXVNNI__) || defined(_MSC_VER)
-    ORT_DYNQ_ACCUMULATE("%{vex%} vpdpbusd", "x", _mm256_dpbusd_avx_epi32, sums, codes, weights);
-#else
-    ORT_DYNQ_ACCUMULATE("vpdpbusd", "x", _mm256_dpbusd_epi32, sums, codes, weights);
-#endif
+    ORT_DYNQ_DOT(dpbusd);
     return sums;
   }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
@@ -29,11 +30,7 @@ using C = P;
 
 struct W : Winograd256 {
   static Sums dot(Sums sums, Pair codes, Weights weights) {
-#if defined(__AVXVNNI__) || defined(_MSC_VER)
-    ORT_DYNQ_ACCUMULATE("%{vex%} vpdpwssd", "x", _mm256_dpwssd_avx_epi32, sums, codes, weights);
-#else
-    ORT_DYNQ_ACCUMULATE("vpdpwssd", "x", _mm256_dpwssd_epi32, sums, codes, weights);
-#endif
+    ORT_DYNQ_DOT(dpwssd);
     return sums;
   }
 };

@@ -27,6 +27,13 @@ struct W {
     return result;
   }
 
+  template <class T>
+  static T loaded(const void* p) {
+    T result;
+    memcpy(result.v, p, sizeof result.v);
+    return result;
+  }
+
   static Words add(Words a, Words b) {
     return each<Words>([&](size_t i) { return static_cast<uint16_t>(a.v[i] + b.v[i]); });
   }
@@ -65,21 +72,13 @@ struct W {
   static Ints set1(int32_t value) {
     return each<Ints>([&](size_t) { return static_cast<uint32_t>(value); });
   }
-  static Ints load(const int32_t* p) {
-    Ints result;
-    memcpy(result.v, p, sizeof result.v);
-    return result;
-  }
+  static Ints load(const int32_t* p) { return loaded<Ints>(p); }
   static void store(int32_t* p, Ints a) { memcpy(p, a.v, sizeof a.v); }
 
   static Floats set1(float value) {
     return each<Floats>([&](size_t) { return value; });
   }
-  static Floats load(const float* p) {
-    Floats result;
-    memcpy(result.v, p, sizeof result.v);
-    return result;
-  }
+  static Floats load(const float* p) { return loaded<Floats>(p); }
   static void store(float* p, Floats a) { memcpy(p, a.v, sizeof a.v); }
   static Floats to_float(Ints a) {
     return each<Floats>([&](size_t i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
@@ -121,11 +120,7 @@ struct W {
   static Sums no_sums() { return set1(int32_t{0}); }
   static Sums load_sums(const int32_t* p) { return load(p); }
   static void store_sums(int32_t* p, Sums a) { store(p, a); }
-  static Weights load_weights(const int16_t* p, int v) {
-    Weights result;
-    memcpy(result.v, p + v * kWords, sizeof result.v);
-    return result;
-  }
+  static Weights load_weights(const int16_t* p, int v) { return loaded<Weights>(p + v * kWords); }
   static Pair pair(const int16_t* p) { return {p[0], p[1]}; }
   static Sums dot(Sums sums, Pair codes, Weights weights) {
     return each<Sums>([&](size_t i) {

@@ -383,7 +383,7 @@ class QuantizedConv : public Node {
       }
     }
 
-    // As run_tile(), with the fourth part of the products.
+    // As run_tile(), with a fourth or a half of the products.
     void run_winograd(int64_t sample, const ConvTile& box, int64_t channel, int64_t end) const {
       const WinogradKernels& kernels = *active_isa().products->winograd;
       const WinogradImage form(axes, group_inputs, box);
@@ -391,14 +391,15 @@ class QuantizedConv : public Node {
       const int64_t positions = n0 * n1 * n2;
       WinogradBlock block = {};
       form.describe(block.input);
-      const int64_t tiles = block.input.tile_count, codes_size = winograd_codes_size(tiles, block.input.units);
+      const int64_t codes_size = winograd_codes_size(block.input);
       const bool has_weight_zps = has_zero_points(all.weights),
-                 has_parts = round_up(group_inputs, kQuad) > kSafeWinogradInputs;
+                 has_parts = block.input.kernel.has_limit(round_up(group_inputs, kQuad));
       const bool is_direct = terms == 1 && dst_storage.narrow == nullptr;
       const int64_t sums_size = std::min(group_outputs, kBlockColumns) * positions;
       const AlignedArray<uint8_t> image(form.bytes());
       const AlignedArray<int16_t> codes(terms * codes_size), weights_scratch(kWinogradWeightsSize);
-      const AlignedArray<int32_t> sums(winograd_sums_size(tiles)), parts(has_parts ? winograd_parts_size(tiles) : 0);
+      const AlignedArray<int32_t> sums(winograd_sums_size(block.input)),
+          parts(has_parts ? winograd_parts_size(block.input) : 0);
       const std::unique_ptr<int32_t[]> code_sums = allocate<int32_t>(has_weight_zps ? terms * positions : 0);
       const std::unique_ptr<float[]> outputs = allocate<float>(is_direct ? 0 : terms * sums_size);
       block.input.image = image.get();

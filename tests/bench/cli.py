@@ -111,7 +111,7 @@ def _chain_arguments(parser: argparse.ArgumentParser) -> None:
 def _network_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads="1", time="2")
     parser.add_argument(
-        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder, resnet or ppocr (default: all)"
+        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder, resnet, ppocr or yolo (default: all)"
     )
     parser.add_argument(
         "--forms", type=_names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
@@ -127,7 +127,7 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
     parser.add_argument("--float16", action="store_true", help="time transformers as float16 models as well")
     parser.add_argument(
-        "--image", type=positive, metavar="N", help="pixels of the images of resnet and ppocr (default: 224)"
+        "--image", type=positive, metavar="N", help="pixels of the images of resnet, ppocr and yolo (default: 224)"
     )
     add_changes(parser)
     add_backend(parser)
@@ -308,18 +308,19 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
 
     def text() -> Iterator[RenderableType]:
         yield "medians in us; ort_dynq: QuantizedConv of codes; ort_dynq float: DynamicQuantizeLinear, QuantizedConv"
-        yield "stock: ConvInteger, Cast, Mul and Add; Conv: of float32; QLinearConv: static, from codes to codes"
+        yield "stock: ConvInteger, Cast, Mul and Add; QLinearConv: static, from codes to codes"
+        yield "Conv, OpenVINO: of float32, by ONNX Runtime and by OpenVINO"
         yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
         yield "two terms: TwoTermQuantize, QuantizedConv"
         yield "direct, Winograd: ort_dynq s8 by these algorithms; ort_dynq chooses one of them by rule"
-        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; QLinearConv / ort_dynq s8;"
-        yield "direct / Winograd"
+        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; OpenVINO / ort_dynq float;"
+        yield "QLinearConv / ort_dynq s8; direct / Winograd"
         yield from _float_rates(found.timings)
         yield ""
         head = (
             *("convolution", "input", "weights", "stride", "threads"),
             *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
-            *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "QLinearConv", "ratio"),
+            *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "OpenVINO", "ratio", "QLinearConv", "ratio"),
             *("direct", "Winograd", "ratio"),
         )
         rows = [
@@ -329,6 +330,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
                 *(Figure(each.ours_u8_us, 1), Figure(each.integer_u8_us, 1), Figure(each.integer_u8_ratio, 2)),
                 *(Figure(each.ours_float_us, 1), Figure(each.float_us, 1), Figure(each.float_ratio, 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.two_terms_ratio, 2)),
+                *(Figure(each.openvino_us, 1), Figure(each.openvino_ratio, 2)),
                 *(Figure(each.static_us, 1), Figure(each.static_ratio, 2)),
                 *(Figure(each.direct_us, 1), Figure(each.winograd_us, 1), Figure(each.winograd_ratio, 2)),
             )
@@ -387,7 +389,8 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "medians; ratio: stock / ort_dynq"
         yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
         yield "tokens: in the encoder's input, or in the decoder's past"
-        yield f"resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; images of {image}x{image}\n"
+        yield "resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; yolo: in the shape of YOLOv8s"
+        yield f"images of {image}x{image}\n"
         head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         rows = [
             (
@@ -409,7 +412,7 @@ def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str
 
     for takers, options in (
         (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads", "float16")),
-        (("resnet", "ppocr"), ("image",)),
+        (("resnet", "ppocr", "yolo"), ("image",)),
     ):
         for name in options:
             if getattr(arguments, name) and not {*takers} & {*networks}:

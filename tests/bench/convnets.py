@@ -4,6 +4,9 @@
   stages and a linear layer. Three more convolutions of 1x1 are in its shortcuts.
 * ppocr is a network of depthwise convolutions between two of 1x1, as the text recognizers of PP-OCR have them: a
   HardSwish after most convolutions, written as Add, Clip, Mul and Div, and before it a Mul and an Add of numbers.
+* yolo is a detector of objects in the shape of YOLOv8: stages of 3x3 convolutions with SiLU (Sigmoid and Mul), whose
+  blocks concatenate what each of them adds; then maps of three sizes, which exchange their channels, and a head of 3x3
+  convolutions on each of them.
 
 The batch normalizations are folded into weights and biases, as exporters write them. Weights are normal values times
 the square root of two divided by the number of inputs. The last convolution of each block has a fourth of that, so that
@@ -38,6 +41,7 @@ FORMS = ("float", "conv_u8", "conv_s8")
 
 _OPSET, _IR_VERSION = 20, 10
 _STAGES, _BLOCKS, _CLASSES = 4, 2, 1000
+_BOX, _OBJECTS = 64, 80  # outputs of yolo for each cell
 # Of the blocks of ppocr: the channels inside and after it, in units of the width; the stride and the kernel.
 _DEPTHWISE = ((2, 1, 1, 3), (4, 2, 2, 3), (4, 2, 1, 3), (8, 4, 2, 5), (8, 4, 1, 5), (16, 8, 2, 5), (16, 8, 1, 5))
 
@@ -68,7 +72,19 @@ def ppocr(form: str, *, image: int = 224, width: int = 16, seed: int = 0) -> onn
     return _in_form(form, _Builder(seed).ppocr(image, width))
 
 
-NETWORKS = {"resnet": resnet, "ppocr": ppocr}
+def yolo(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx.ModelProto:
+    """Builds a detector in the shape of YOLOv8, whose size s has the width 32; see :func:`resnet`.
+
+    The output y is float32 [batch, 144, cells]: 64 numbers of a box and 80 classes for each cell of the three maps. The
+    image has a multiple of 32 pixels, or is cut.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).yolo(image // 32 * 32, width))
+
+
+NETWORKS = {"resnet": resnet, "ppocr": ppocr, "yolo": yolo}
 
 
 def _in_form(form: str, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -139,16 +155,59 @@ class _Builder:
         x = self._hard_swish(self._convolution("head", x, inputs, 4 * inputs, 1, 1))
         return self._model("ppocr", x, 4 * inputs, image)
 
+    def yolo(self, image: int, width: int) -> onnx.ModelProto:
+        x, inputs, maps = self._silu("stem", "x", 3, width, 3, 2), width, []
+        for stage, blocks in enumerate((1, 2, 2, 1)):
+            outputs = width << (stage + 1)
+            x = self._silu(f"stages.{stage}.down", x, inputs, outputs, 3, 2)
+            x, inputs = self._concatenating(f"stages.{stage}", x, outputs, outputs, blocks, shortcut=True), outputs
+            maps.append((x, inputs))
+        for step in (1, 2):  # what the small maps know goes to the larger ones
+            larger, channels = maps[-1 - step]
+            resized = self._add("Resize", [x, "", self._constant(np.array([1, 1, 2, 2], np.float32))], mode="nearest")
+            x = self._add("Concat", [resized, larger], axis=1)
+            x = self._concatenating(f"up.{step}", x, inputs + channels, channels, 1, shortcut=False)
+            maps[-1 - step], inputs = (x, channels), channels
+        cells = [self._head(f"heads.{i}", *each) for i, each in enumerate(maps[1:])]
+        self._add("Concat", cells, "y", axis=2)
+        return self._graph("yolo", image, ("batch", _BOX + _OBJECTS, "cells"))
+
+    def _concatenating(self, name: str, x: str, inputs: int, outputs: int, blocks: int, *, shortcut: bool) -> str:
+        """Two halves of a 1x1 convolution, what each block makes of the last one, and a 1x1 convolution of them all."""
+        half = outputs // 2
+        parts = [self._silu(f"{name}.half.{i}", x, inputs, half, 1, 1) for i in range(2)]
+        for block in range(blocks):
+            inner = self._silu(f"{name}.{block}.first", parts[-1], half, half, 3, 1)
+            inner = self._silu(f"{name}.{block}.second", inner, half, half, 3, 1)
+            parts.append(self._add("Add", [parts[-1], inner]) if shortcut else inner)
+        return self._silu(f"{name}.all", self._add("Concat", parts, axis=1), len(parts) * half, outputs, 1, 1)
+
+    def _head(self, name: str, x: str, inputs: int) -> str:
+        found = []
+        for kind, inner, outputs in (("box", max(16, inputs // 4), _BOX), ("object", inputs, _OBJECTS)):
+            y = self._silu(f"{name}.{kind}.first", x, inputs, inner, 3, 1)
+            y = self._silu(f"{name}.{kind}.second", y, inner, inner, 3, 1)
+            found.append(self._convolution(f"{name}.{kind}.last", y, inner, outputs, 1, 1))
+        shape = self._constant(np.array([0, 0, -1], np.int64))
+        return self._add("Reshape", [self._add("Concat", found, axis=1), shape])
+
+    def _silu(self, name: str, x: str, inputs: int, outputs: int, kernel: int, stride: int) -> str:
+        x = self._convolution(name, x, inputs, outputs, kernel, stride)
+        return self._add("Mul", [x, self._add("Sigmoid", [x])])
+
     def _model(self, name: str, x: str, channels: int, image: int) -> onnx.ModelProto:
         """Adds a linear layer on the means of the channels, and returns the model."""
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x])])
         linear = self._parameters("linear", (_CLASSES, channels), 1.0)
         self._add("Gemm", [x, *linear], "y", transB=1)
+        return self._graph(name, image, ("batch", _CLASSES))
+
+    def _graph(self, name: str, image: int, output: tuple[str | int, ...]) -> onnx.ModelProto:
         graph = helper.make_graph(
             self._nodes,
             name,
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", 3, image, image))],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", _CLASSES))],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
             self._initializers,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
@@ -171,8 +230,11 @@ class _Builder:
 
     def _number(self, value: float) -> str:
         """Adds a number, and returns its name."""
-        name = f"number_{len(self._initializers)}"
-        self._initializers.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+        return self._constant(np.asarray(value, np.float32))
+
+    def _constant(self, array: Array) -> str:
+        name = f"constant_{len(self._initializers)}"
+        self._initializers.append(numpy_helper.from_array(array, name))
         return name
 
     def _convolution(

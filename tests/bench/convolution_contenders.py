@@ -4,12 +4,13 @@ All convolve the same values by the same weights, and add the same bias:
 
 * ort_dynq s8, ort_dynq u8: QuantizedConv, from uint8 codes with a scale and a zero point, to float32. Each output
   channel has a scale. The weights are symmetric int8, or uint8 with a zero point other than 128.
-* direct, Winograd: ort_dynq s8 by the direct form and by Winograd's algorithm, for dense 3x3 kernels with stride 1.
+* direct, Winograd: ort_dynq s8 by the direct form and by Winograd's algorithm, for dense kernels with stride 1.
 * ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
 * two terms: TwoTermQuantize and QuantizedConv, as `ort-dynq quantize --activations two-term` has it.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
 * Conv: Conv of float32.
+* OpenVINO: Conv of float32 in OpenVINO, if it is installed. It quantizes no activation of a Conv while a model runs.
 * QLinearConv: from uint8 codes to uint8 codes. The scale of its output is a constant.
 
 The weights are in the caches. They are small, and a convolution reads them several times.
@@ -27,6 +28,7 @@ import onnx
 from onnx import numpy_helper
 
 from ort_dynq import kernels
+from ort_dynq.bench import openvino
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
@@ -181,10 +183,20 @@ def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], li
             notes.append(f"{name} is not available: {error}")
             continue
         notes += _wrong(f"{name}, {convolution.name}", found[name].arrays[-1], form, expected)
-    if convolution.kernel == (3, 3) and convolution.stride == 1 and not convolution.depthwise:
+        if name == "Conv" and openvino.forms():
+            try:
+                found["OpenVINO"] = openvino.float_contender(_model(convolution, form), form.feeds, case.threads)
+            except ContenderError as error:
+                notes.append(f"OpenVINO is not available: {error}")
+    if has_winograd(convolution):
         found["direct"] = _with_winograd(found["ort_dynq s8"], "never")
         found["Winograd"] = _with_winograd(found["ort_dynq s8"], "always")
     return found, notes
+
+
+def has_winograd(convolution: Convolution) -> bool:
+    """Whether there is a Winograd form of the convolution."""
+    return convolution.kernel[-1] > 1 and convolution.stride == 1 and not convolution.depthwise
 
 
 def _with_winograd(contender: Contender, use: Literal["always", "never"]) -> Contender:

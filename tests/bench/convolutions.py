@@ -26,7 +26,10 @@ CONVOLUTIONS = {
         Convolution("1x1-256", (256, 1024), (1, 1), (14, 14)),
         Convolution("3x3-stride2", (64, 128), (3, 3), (56, 56), stride=2),
         Convolution("7x7-stem", (3, 64), (7, 7), (224, 224), stride=2),
-        Convolution("1d-256", (256, 256), (3,), (1000,)),
+        Convolution("5x5-64", (64, 64), (5, 5), (28, 28)),
+        Convolution("1d-256", (256, 256), (3,), (500,)),
+        Convolution("1d-64", (64, 64), (3,), (4000,)),
+        Convolution("1d-5-192", (192, 192), (5,), (500,)),
         Convolution("depthwise-3x3-64", (64, 64), (3, 3), (56, 56), depthwise=True),
         Convolution("depthwise-3x3-256", (256, 256), (3, 3), (14, 14), depthwise=True),
         Convolution("depthwise-5x5-96", (96, 96), (5, 5), (28, 28), depthwise=True),
@@ -51,9 +54,11 @@ class ConvolutionTiming:
         two_terms_us: TwoTermQuantize and QuantizedConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
         float_us: Conv of float32.
+        openvino_us: Conv of float32 in OpenVINO, if it is installed.
         static_us: QLinearConv, from codes to codes.
         integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_s8_us and integer_u8_us / ours_u8_us.
         float_ratio, two_terms_ratio: float_us / ours_float_us and float_us / two_terms_us.
+        openvino_ratio: openvino_us / ours_float_us.
         static_ratio: static_us / ours_s8_us.
         winograd_ratio: direct_us / winograd_us.
     """
@@ -72,11 +77,13 @@ class ConvolutionTiming:
     integer_s8_us: float | None
     integer_u8_us: float | None
     float_us: float | None
+    openvino_us: float | None
     static_us: float | None
     integer_s8_ratio: float | None
     integer_u8_ratio: float | None
     float_ratio: float | None
     two_terms_ratio: float | None
+    openvino_ratio: float | None
     static_ratio: float | None
     winograd_ratio: float | None
 
@@ -168,11 +175,13 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         integer_s8_us=us.get("ConvInteger s8"),
         integer_u8_us=us.get("ConvInteger u8"),
         float_us=us.get("Conv"),
+        openvino_us=us.get("OpenVINO"),
         static_us=us.get("QLinearConv"),
         integer_s8_ratio=ratio("ConvInteger s8", "ort_dynq s8"),
         integer_u8_ratio=ratio("ConvInteger u8", "ort_dynq u8"),
         float_ratio=ratio("Conv", "ort_dynq float"),
         two_terms_ratio=ratio("Conv", "two terms"),
+        openvino_ratio=ratio("OpenVINO", "ort_dynq float"),
         static_ratio=ratio("QLinearConv", "ort_dynq s8"),
         winograd_ratio=us["direct"] / us["Winograd"] if "direct" in us else None,
     )
@@ -185,6 +194,7 @@ def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
         ("ConvInteger / ort_dynq, u8", lambda each: each.integer_u8_ratio),
         ("Conv / ort_dynq from float32", lambda each: each.float_ratio),
         ("Conv / ort_dynq, two terms", lambda each: each.two_terms_ratio),
+        ("OpenVINO / ort_dynq from float32", lambda each: each.openvino_ratio),
         ("QLinearConv / ort_dynq", lambda each: each.static_ratio),
     )
     for kind, depthwise in (("dense", False), ("depthwise", True)):

@@ -13,14 +13,16 @@ from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Settings, check_backend
+from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import rewrite
 
 from . import convnets, transformers
 
 TOKENS = (1, 128)
+QUANTIZE = "quantize"  # the float network, against what `ort-dynq quantize` makes of it
 NETWORKS = {
     **dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)),
-    **dict.fromkeys(convnets.NETWORKS, convnets.FORMS),
+    **dict.fromkeys(convnets.NETWORKS, (*convnets.FORMS, QUANTIZE)),
 }
 """The names of the networks, and the forms that each one has."""
 
@@ -115,7 +117,8 @@ def bench_networks(
 
 def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
     model = _build(case, sizes)
-    result = rewrite(model, exact=settings.exact, fuse=settings.fuse)
+    is_float = case.form == QUANTIZE
+    result = quantize(model) if is_float else rewrite(model, exact=settings.exact, fuse=settings.fuse)
     timings = []
     for count, feeds in _inputs(case, model, tokens):
         for threads in settings.threads:
@@ -126,7 +129,7 @@ def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) 
 
 def _build(case: _Case, sizes: Sizes) -> onnx.ModelProto:
     if case.network in convnets.NETWORKS:
-        return convnets.NETWORKS[case.network](case.form, image=sizes.image)
+        return convnets.NETWORKS[case.network](case.form.replace(QUANTIZE, "float"), image=sizes.image)
     build = transformers.NETWORKS[case.network]
     model = build(case.form, layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads)
     return transformers.in_float16(model) if case.floats == "float16" else model

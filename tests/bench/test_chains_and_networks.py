@@ -11,6 +11,7 @@ import pytest
 from benching import check_latency, run_developers, run_developers_json
 
 from bench import chains, convnets, transformers
+from bench.networks import NETWORKS
 from ort_dynq.rewriter import rewrite
 
 SMALL = ("networks", "--layers", "1", "--hidden", "16", "--heads", "2")
@@ -56,8 +57,8 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
 @pytest.mark.parametrize(
     "forms",
     [
-        ("float", "token_integer", "conv_u8"),
-        pytest.param((*transformers.FORMS, "conv_u8", "conv_s8"), marks=pytest.mark.exhaustive),
+        ("float", "token_integer", "quantize"),
+        pytest.param((*transformers.FORMS, "conv_u8", "conv_s8", "quantize"), marks=pytest.mark.exhaustive),
     ],
     ids=("some", "all"),
 )
@@ -71,7 +72,7 @@ def test_bench_networks_json(forms: tuple[str, ...], capsys: pytest.CaptureFixtu
         for form in forms
         if form in transformers.FORMS
         for tokens in (1, 3)
-    ] + [(network, form, None, 1) for network in convnets.NETWORKS for form in forms if form in convnets.FORMS]
+    ] + [(network, form, None, 1) for network in convnets.NETWORKS for form in forms if form in NETWORKS[network]]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
         check_latency(each["stock"])

@@ -14,6 +14,7 @@ from benching import QUICK, run_developers, run_developers_json
 
 from bench import convolution_contenders, convolutions
 from ort_dynq import DynqError
+from ort_dynq.bench import openvino
 from ort_dynq.verification.saturation import cpu_saturates
 
 NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "ConvInteger s8", "ConvInteger u8", "Conv"]
@@ -39,6 +40,8 @@ def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
         "Conv / ort_dynq, two terms": ("two_terms_ratio", "float_us", "two_terms_us"),
         "QLinearConv / ort_dynq": ("static_ratio", "static_us", "ours_s8_us"),
     }
+    if openvino.forms():
+        ratios["OpenVINO / ort_dynq from float32"] = ("openvino_ratio", "openvino_us", "ours_float_us")
     for each in data["timings"]:
         for ratio, theirs, ours in ratios.values():
             assert min(each[theirs], each[ours]) > 0
@@ -66,7 +69,7 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("convolution", "input", "weights", "stride", "threads"),
         *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
-        *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "QLinearConv", "ratio"),
+        *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "OpenVINO", "ratio", "QLinearConv", "ratio"),
         *("direct", "Winograd", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
@@ -74,8 +77,9 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
         ["depthwise-3x3-256", "1x256x14x14", "256x1x3x3", "1", "1"],
         ["3x3-256", "1x256x14x14", "256x256x3x3", "1", "1"],
     ]
-    assert all(len(row) == 21 for row in rows)
-    assert sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :]) == 10
+    assert all(len(row) == 23 for row in rows)
+    means = sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :])
+    assert means == (12 if openvino.forms() else 10)
 
 
 @pytest.mark.parametrize("convolution", convolutions.CONVOLUTIONS.values(), ids=lambda each: each.name)
@@ -83,9 +87,9 @@ def test_every_contender_computes_the_same_convolution(convolution: convolution_
     """A wrong result would be an error or a note."""
     found, notes = convolution_contenders.contenders(convolution_contenders.Case(convolution, 1), QUICK)
     forms = [name for name in ("direct", "Winograd") if name in found]  # of a convolution that has both on this CPU
-    assert [name for name in found if name not in forms] == NAMES
+    assert [name for name in found if name not in (*forms, "OpenVINO")] == NAMES
     assert len(forms) in (0, 2)
-    assert not forms or (convolution.kernel, convolution.stride, convolution.depthwise) == ((3, 3), 1, False)
+    assert not forms or convolution_contenders.has_winograd(convolution)
     assert_only_saturation(notes)
 
 

@@ -18,6 +18,22 @@ using dynq::kBlockColumns;
 using dynq::kConvSlack;
 using dynq::kQuad;
 
+// What becomes of an exact sum of the output channel `c`.
+template <class Problem>
+float output_of(const Problem& problem, size_t c, int64_t exact) {
+  float real = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
+  const float scale = problem.scale, channel_scale = problem.channel_scales[c];
+  if (problem.order == dynq::kScalesFirst) {
+    real = real * (scale * channel_scale);
+  } else {
+    real = real * (problem.order == dynq::kRowFirst ? scale : channel_scale);
+    real = real * (problem.order == dynq::kRowFirst ? channel_scale : scale);
+  }
+  real = real + problem.bias[c];
+  const float clipped = real < problem.lowest ? problem.lowest : real;
+  return clipped > problem.highest ? problem.highest : clipped;
+}
+
 // A convolution. Arrays have the layouts of ConvBlock; the weights begin with `first` other channels.
 struct Problem {
   int64_t channels = 0, first = 0, rows = 0, cols = 0, image_row = 0, dst_row = 0, dst_stride = 0;
@@ -71,16 +87,7 @@ struct Problem {
     int64_t exact = products - int64_t{zp} * channel_sums[c];
     if (zero_points == kOneZeroPoint) exact -= weight_zp * sum(position, ones.data(), kQuad);
     if (zero_points == kZeroPointPerChannel) exact -= weight_zps[c] * sum(position, ones.data(), kQuad);
-    float real = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
-    if (order == dynq::kScalesFirst) {
-      real = real * (scale * channel_scales[c]);
-    } else {
-      real = real * (order == dynq::kRowFirst ? scale : channel_scales[c]);
-      real = real * (order == dynq::kRowFirst ? channel_scales[c] : scale);
-    }
-    real = real + bias[c];
-    const float clipped = real < lowest ? lowest : real;
-    return clipped > highest ? highest : clipped;
+    return output_of(*this, c, exact);
   }
 };
 

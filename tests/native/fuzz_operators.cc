@@ -467,7 +467,7 @@ struct Convolution {
       return bytes.of(kExtremes);
     };
     int64_t out[kMostAxes];
-    const bool is_winograd = rank > 1 && bytes.one_in(2);  // of a form that takes it, if nothing else differs
+    const bool is_winograd = bytes.one_in(2);  // of a form that takes it, if nothing else differs
     for (size_t i = 0; i < rank; ++i) {
       int64_t& length = src.dims[2 + i];
       length = bytes.one_in(64)              ? 0
@@ -479,7 +479,7 @@ struct Convolution {
         geometry[row][i] = bytes.one_in(64) ? extreme() : (row < 3) + static_cast<int64_t>(bytes.below(most));
       }
       if (bytes.one_in(16)) geometry[0][i] = bytes.one_in(2) ? length : 400;  // long kernels
-      if (is_winograd) geometry[0][i] = i + 2 < rank ? 1 : 3, geometry[1][i] = 1;
+      if (is_winograd) geometry[0][i] = i + 2 < rank ? 1 : bytes.one_in(4) ? geometry[0][i] : 3, geometry[1][i] = 1;
       int64_t& stride = geometry[1][i];
       const int64_t pads = is_explicit ? geometry[3][i] + geometry[4][i] : 0;
       out[i] = std::max<int64_t>(1, (length + pads) / std::max<int64_t>(1, stride));

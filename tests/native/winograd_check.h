@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "conv_check.h"
 #include "kernels/winograd.h"
 #include "random.h"
 
@@ -14,20 +15,20 @@ namespace winograd_check {
 
 using dynq::kBlockColumns;
 using dynq::kQuad;
-using dynq::kWinogradIn;
 using dynq::kWinogradOut;
 using dynq::kWinogradUnit;
 
 // Tiles of one plane, row after row, and up to 16 output channels. Steps are the dilations.
 struct Problem {
   int64_t first, channels, inputs, rows, cols, row_step, col_step, image_rows, image_cols;
+  dynq::WinogradKernelSize kernel;
   dynq::ScaleOrder order;
   int32_t zp, weight_zp;
   bool has_zps;
   float scale, lowest = -INFINITY, highest = INFINITY;
   std::vector<dynq::WinogradTile> tiles;
   std::vector<uint8_t> image;   // [units][image_rows][image_cols][16]
-  std::vector<int8_t> weights;  // [9][quads][16][4]
+  std::vector<int8_t> weights;  // [kernel][quads][16][4]
   std::vector<int8_t> zps;
   std::vector<float> channel_scales, bias;
   std::vector<int32_t> channel_sums;
@@ -36,17 +37,19 @@ struct Problem {
   int64_t quads() const { return (inputs + kQuad - 1) / kQuad; }
   std::string text() const {
     return std::to_string(inputs) + " to " + std::to_string(channels) + " channels from " + std::to_string(first) +
-           ", " + std::to_string(rows) + "x" + std::to_string(cols) + " positions, steps " + std::to_string(row_step) +
-           " and " + std::to_string(col_step);
+           ", kernel " + std::to_string(kernel.rows) + "x" + std::to_string(kernel.cols) + ", " + std::to_string(rows) +
+           "x" + std::to_string(cols) + " positions, steps " + std::to_string(row_step) + " and " +
+           std::to_string(col_step);
   }
 
   int64_t sum(int64_t row, int64_t col, int64_t column) const {  // column -1: weights of 1
     int64_t result = 0;
     for (int64_t k = 0; k < inputs; ++k)
-      for (int64_t a = 0; a < 3; ++a)
-        for (int64_t b = 0; b < 3; ++b) {
+      for (int64_t a = 0; a < kernel.rows; ++a)
+        for (int64_t b = 0; b < kernel.cols; ++b) {
           const int64_t at = ((k / kWinogradUnit * image_rows + row + a * row_step) * image_cols + col + b * col_step);
-          const int64_t weight = (((a * 3 + b) * quads() + k / kQuad) * kBlockColumns + column) * kQuad + k % kQuad;
+          const int64_t weight =
+              (((a * kernel.cols + b) * quads() + k / kQuad) * kBlockColumns + column) * kQuad + k % kQuad;
           result += image[static_cast<size_t>(at * kWinogradUnit + k % kWinogradUnit)] *
                     (column < 0 ? 1 : weights[static_cast<size_t>(weight)]);
         }
@@ -58,16 +61,7 @@ struct Problem {
     const int64_t weight_zero_point = has_zps ? zps[c] : weight_zp;
     const int64_t exact =
         sum(row, col, first + channel) - int64_t{zp} * channel_sums[c] - weight_zero_point * sum(row, col, -1);
-    float real = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
-    if (order == dynq::kScalesFirst) {
-      real = real * (scale * channel_scales[c]);
-    } else {
-      real = real * (order == dynq::kRowFirst ? scale : channel_scales[c]);
-      real = real * (order == dynq::kRowFirst ? channel_scales[c] : scale);
-    }
-    real = real + bias[c];
-    const float clipped = real < lowest ? lowest : real;
-    return clipped > highest ? highest : clipped;
+    return conv_check::output_of(*this, c, exact);
   }
 };
 
@@ -76,22 +70,31 @@ inline Problem make_problem(Random& random) {
   problem.channels = random.one_in(2) ? kBlockColumns : random.integer(1, kBlockColumns);
   problem.first = random.integer(0, kBlockColumns - problem.channels);
   problem.inputs = random.one_in(8) ? random.integer(200, 600) : random.integer(1, 70);
+  problem.kernel = random.one_in(2) ? dynq::WinogradKernelSize{3, 3}
+                                    : dynq::WinogradKernelSize{random.one_in(2) ? 1 : random.integer(2, 5),
+                                                               random.integer(2, random.one_in(3) ? 10 : 5)};
+  const int64_t tile_size = problem.kernel.has_tile_rows() ? kWinogradOut : 1;
   problem.row_step = random.one_in(2) ? 1 : random.integer(1, 3);
   problem.col_step = random.one_in(2) ? 1 : random.integer(1, 3);
   const int64_t tile_rows = random.integer(1, 2), tile_cols = random.integer(1, 5);
   for (int64_t i = 0; i < tile_rows; ++i)
     for (int64_t j = 0; j < tile_cols; ++j) {
       dynq::WinogradTile tile = {};
-      tile.row = i * kWinogradOut * problem.row_step;
+      tile.row = i * tile_size * problem.row_step;
       tile.col = j * kWinogradOut * problem.col_step;
-      tile.rows = i + 1 < tile_rows ? kWinogradOut : random.integer(1, kWinogradOut);
+      tile.rows = i + 1 < tile_rows ? tile_size : random.integer(1, tile_size);
       tile.cols = j + 1 < tile_cols ? kWinogradOut : random.integer(1, kWinogradOut);
       problem.rows = std::max(problem.rows, tile.row + (tile.rows - 1) * problem.row_step + 1);
       problem.cols = std::max(problem.cols, tile.col + (tile.cols - 1) * problem.col_step + 1);
       problem.tiles.push_back(tile);
     }
-  problem.image_rows = (tile_rows * kWinogradOut + 1) * problem.row_step + 1;
-  problem.image_cols = (tile_cols * kWinogradOut + 1) * problem.col_step + 1;
+  // From the first code of a tile to the last one that its pieces depend on.
+  const auto span = [](int64_t tile, int64_t weights) {
+    return weights == 1 ? tile
+                        : tile + (weights + dynq::kWinogradTaps - 1) / dynq::kWinogradTaps * dynq::kWinogradTaps - 1;
+  };
+  problem.image_rows = (span(tile_rows * tile_size, problem.kernel.rows) - 1) * problem.row_step + 1;
+  problem.image_cols = (span(tile_cols * kWinogradOut, problem.kernel.cols) - 1) * problem.col_step + 1;
   for (dynq::WinogradTile& tile : problem.tiles)
     tile.image = (tile.row * problem.image_cols + tile.col) * kWinogradUnit;
   problem.order = static_cast<dynq::ScaleOrder>(random.integer(0, 2));
@@ -111,7 +114,7 @@ inline Problem make_problem(Random& random) {
     problem.image.push_back(static_cast<uint8_t>(code == 3   ? random.next()
                                                  : code == 2 ? 255 * random.integer(0, 1)
                                                              : 255 * code));
-  for (int64_t i = 0; i < 9 * problem.quads() * kBlockColumns * kQuad; ++i) {
+  for (int64_t i = 0; i < problem.kernel.rows * problem.kernel.cols * problem.quads() * kBlockColumns * kQuad; ++i) {
     const int64_t input = i / (kBlockColumns * kQuad) % problem.quads() * kQuad + i % kQuad;
     problem.weights.push_back(input < problem.inputs ? weight() : int8_t{0});
   }
@@ -139,7 +142,8 @@ inline void check(const std::string& name, const Problem& problem, const dynq::W
   dynq::WinogradBlock block = {};
   block.first = problem.first;
   block.channels = problem.channels;
-  block.input = {arenas[0].place(problem.image, at_end, offset()),
+  block.input = {problem.kernel,
+                 arenas[0].place(problem.image, at_end, offset()),
                  problem.units(),
                  problem.image_rows * problem.image_cols * kWinogradUnit,
                  problem.row_step * problem.image_cols * kWinogradUnit,
@@ -167,11 +171,10 @@ inline void check(const std::string& name, const Problem& problem, const dynq::W
                   problem.row_step,
                   problem.col_step};
   static Arena codes, weights, sums, parts;
-  block.scratch = {
-      codes.place(std::vector<int16_t>(size(dynq::winograd_codes_size(tiles, problem.units()))), at_end, 0),
-      weights.place(std::vector<int16_t>(size(dynq::kWinogradWeightsSize)), at_end, 0),
-      sums.place(std::vector<int32_t>(size(dynq::winograd_sums_size(tiles))), at_end, 0),
-      parts.place(std::vector<int32_t>(size(dynq::winograd_parts_size(tiles))), at_end, 0)};
+  block.scratch = {codes.place(std::vector<int16_t>(size(dynq::winograd_codes_size(block.input))), at_end, 0),
+                   weights.place(std::vector<int16_t>(size(dynq::kWinogradWeightsSize)), at_end, 0),
+                   sums.place(std::vector<int32_t>(size(dynq::winograd_sums_size(block.input))), at_end, 0),
+                   parts.place(std::vector<int32_t>(size(dynq::winograd_parts_size(block.input))), at_end, 0)};
   kernels.transform_codes(block);
   kernels.convolve(block);
   std::vector<bool> is_computed(size(positions));

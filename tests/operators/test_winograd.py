@@ -9,17 +9,23 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from bench import convnets
 from convolutions import GIVEN, Case, conv_inputs, stock_conv
 from helpers import Array, assert_same, handwritten, make_session, parse, with_one_nan
+from onnx import numpy_helper
 
+import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.operators.encodings import QuadAxis
 from ort_dynq.operators.packing import pack_conv
+from ort_dynq.storage import to_proto
 
 CODES = (np.uint8, np.int8)
 ZERO_POINTS = ("none", "one", "all")
-SAFE_INPUTS = 227  # input channels for which every weight fits: kSafeWinogradInputs
+# Input channels for which every weight fits (WinogradKernelSize::has_limit), with kernels of 3x3 and of 11 in a row.
+SAFE_INPUTS, SAFE_ROW_INPUTS = (2**18 - 1) // 128 // 9, (2**21 - 1) // 128 // 11
 
 
 def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = "QuantizedConv") -> Array:
@@ -33,8 +39,10 @@ def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = 
     return right
 
 
-def conv(rng: np.random.Generator, shape: tuple[int, ...], outputs: int, **given: Any) -> Case:
-    kernel = (1,) * (len(shape) - 4) + (3, 3)
+def conv(
+    rng: np.random.Generator, shape: tuple[int, ...], outputs: int, kernel: tuple[int, ...] = (3, 3), **given: Any
+) -> Case:
+    kernel = (1,) * (len(shape) - 2 - len(kernel)) + kernel
     return conv_inputs(rng, shape, outputs, kernel, quad_axis=QuadAxis.CHANNELS, **given)
 
 
@@ -49,6 +57,37 @@ def test_sizes_around_tiles(product_isa: str) -> None:
         case = conv(rng, shape, 1 + 7 * turn % 35, **given)
         distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 4 % 3})))
     assert distinct > 10_000
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 11])
+def test_rows(product_isa: str, size: int) -> None:
+    """Kernels of one row, of one piece or several, in tensors of rank 3 and 4."""
+    rng, distinct = np.random.default_rng(5), 0
+    for turn, width in enumerate((1, 2, 3, 4, 5, 8, 9, 21, 150)):
+        pads = ((size // 2, size // 2), (0, size - 1), (size - 1, 3 * size))[turn % 3]
+        given = {"codes": CODES[turn % 2], "zero_points": ZERO_POINTS[turn % 3], "terms": 1 + turn % 4 // 3}
+        dilation = 1 if width < 8 else turn % 4 + 1
+        reach = tuple(dilation * pad for pad in pads)
+        shape = (1 + turn % 3, 2 * (3 + 5 * turn), width)
+        case = conv(
+            rng, shape, 2 * (1 + 5 * turn), (size,), pads=reach, dilations=(dilation,), group=1 + turn % 2, **given
+        )
+        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 3})))
+        case = conv(rng, (1, 18, 1 + turn, width), 17, (1, size), pads=(0, pads[0], 0, pads[1]), **given)
+        distinct += len(np.unique(check(product_isa, case[0], case[2])))
+    assert distinct > 5000
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 4), (5, 5), (7, 2), (6, 7)], ids=str)
+def test_pieces(product_isa: str, kernel: tuple[int, int]) -> None:
+    """Kernels of several pieces, with and without weights in all of their rows and columns."""
+    rng = np.random.default_rng(6)
+    for turn, size in enumerate(((1, 1), (5, 9), (12, 4))):
+        dilations = (1 + turn // 2, 1 + turn % 2)
+        pads = tuple(d * (k - 1) for d, k in zip(dilations, kernel, strict=True)) * 2
+        given = {"group": 1 + turn % 2, "codes": CODES[turn % 2], "zero_points": ZERO_POINTS[turn]}
+        case = conv(rng, (2, 36, *size), 34, kernel, pads=pads, dilations=dilations, terms=1 + turn // 2, **given)
+        check(product_isa, case[0], case[2])
 
 
 @pytest.mark.parametrize("dilations", [(1, 1), (1, 3), (6, 5), (19, 1)], ids=str)
@@ -71,10 +110,13 @@ def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int
     check(product_isa, case[0], case[2])
 
 
-def extreme_case(channels: int, kind: str, zero_point: int, outputs: int = 17) -> tuple[list[Array], dict[str, int]]:
+def extreme_case(
+    channels: int, kind: str, zero_point: int, kernel: tuple[int, ...] = (3, 3), outputs: int = 17
+) -> tuple[list[Array], dict[str, int]]:
     """Codes and weights at the ends of their ranges."""
     rng = np.random.default_rng(channels)
-    inputs, weights, given = conv(rng, (1, channels, 6, 7), outputs, pads=(1, 1, 1, 1))
+    pads = tuple(size // 2 for size in kernel) * 2
+    inputs, weights, given = conv(rng, (1, channels, 6, 7)[: 2 + len(kernel)], outputs, kernel, pads=pads)
     weights, codes = weights.astype(np.int32), inputs[0]
     low = -128 if kind.startswith("low") else -127
     if kind == "random":
@@ -90,7 +132,7 @@ def extreme_case(channels: int, kind: str, zero_point: int, outputs: int = 17) -
         codes[...] = 255 if kind.endswith("255") else 0
     inputs[0], inputs[2] = codes.astype(np.uint8), np.array(zero_point, np.uint8)
     inputs[3] = pack_conv(weights.astype(np.int8), QuadAxis.CHANNELS)[0]
-    inputs[6] = weights.sum((1, 2, 3), dtype=np.int32)
+    inputs[6] = weights.sum(tuple(range(1, weights.ndim)), dtype=np.int32)
     inputs[1], inputs[5] = np.array(1, np.float32), np.ones_like(inputs[5])  # every difference is seen
     inputs[7] = np.zeros_like(inputs[7])
     return inputs, given
@@ -102,6 +144,9 @@ def test_sums_at_their_limit(product_isa: str, kind: str) -> None:
     for channels in (16, SAFE_INPUTS, SAFE_INPUTS + 1, 260, 520):
         for zero_point in (0, 255):
             check(product_isa, *extreme_case(channels, kind, zero_point))
+    check(product_isa, *extreme_case(90, kind, 255, (5, 5)))  # the pieces together exceed it
+    for channels in (SAFE_ROW_INPUTS, SAFE_ROW_INPUTS + 1, SAFE_ROW_INPUTS + 130):
+        check(product_isa, *extreme_case(channels, kind, 255, (11,)))
 
 
 def test_biases_and_scales(product_isa: str) -> None:
@@ -146,3 +191,31 @@ def test_threads_and_onnxruntime(product_isa: str, threads: int) -> None:
         with kernels.use_winograd("always"):
             result = session.run(None, dict(zip("abcdefghi", inputs, strict=True)))[0]
         assert_same(with_one_nan(result), stock_conv((inputs, weights, given)))
+
+
+def network(kind: str) -> onnx.ModelProto:
+    if kind != "transposed":
+        return convnets.NETWORKS[kind]("float", image=64, width=16)
+    weights = np.random.default_rng(7).standard_normal((64, 32, 6, 6), np.float32)
+    model = parse("float[1,64,11,13] x", "float[] y", "y = ConvTranspose<strides = [2, 2], pads = [2, 2, 2, 2]>(x, w)")
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["resnet", "yolo", "transposed"])
+def test_networks_keep_their_bits(product_isa: str, kind: str) -> None:
+    """Whole networks, and phases of 3x3 of a transposed convolution, by either algorithm and by the rule."""
+    model = network(kind)
+    result = ort_dynq.quantize(model)
+    after = result.report.after
+    assert after["ort_dynq.QuantizedConv"] + after["ort_dynq.QuantizedConvProgram"] > 0
+    shape = [size.dim_value or 1 for size in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(8).standard_normal(shape, np.float32)}
+    for threads in (1, 2):
+        session = make_session(to_proto(result.model), "native", threads=threads)
+        with kernels.use_isa("portable"), kernels.use_winograd("never"):
+            right = session.run(None, feeds)[0]
+        with kernels.use_isa(product_isa):
+            assert_same(session.run(None, feeds)[0], right)
+            with kernels.use_winograd("always"):
+                assert_same(session.run(None, feeds)[0], right)

@@ -6,6 +6,8 @@
 //
 // G has fractions. Its rows are multiplied by 24, and the last one by 12: then 24 * 24 * y is a sum of integers, which
 // may wrap. Two rows of G have the opposite sign, which saves instructions; A^T makes up for it.
+//
+// With tiles of one row, y = A^T [(G g) . (B^T d)], times 24.
 
 // The members of W. Nothing uses this struct, but the compiler checks that every member exists with its type.
 struct WinogradMembers {
@@ -104,82 +106,127 @@ inline void transform_sums(const W::Ints (&m)[kWinogradIn], W::Ints (&y)[kWinogr
   y[3] = W::add(W::sub(W::add(m[5], m[5]), difference1), W::template shift<2>(twice));
 }
 
-// The codes lose 128, so that the sums are small: B^T d B of 128 is 0 but for element (1, 1), where it is 36 * 128.
-constexpr int16_t kWinogradOffset = 36 * 128;
+// Tiles of 4x4 positions, or of 1x4.
+template <bool kHasRows>
+struct WinogradForm {
+  static constexpr int kOut = kHasRows ? kWinogradOut : 1, kIn = kHasRows ? kWinogradIn : 1;
+  static constexpr int kTaps = kHasRows ? kWinogradTaps : 1;
+  static constexpr int kElements = kIn * kWinogradIn;
+  // The codes lose 128, so that the sums are small. B^T of 128 is -6 * 128 in row 1, and else 0.
+  static constexpr int kOffsetRow = kHasRows ? 1 : 0;
+  static constexpr int16_t kOffset = kHasRows ? 36 * 128 : -6 * 128;
+  // The factor of the sums is 576 = 9 * 2^6 or 24 = 3 * 2^3. The inverses of 9 and 3 modulo 2^32:
+  static constexpr int32_t kInverse = kHasRows ? 0x38e38e39 : -0x55555555;
+  static constexpr int kShift = kHasRows ? 6 : 3;
+};
 
-inline void transform_codes_of(const uint8_t* codes, int64_t row, int64_t col, int16_t* to, int64_t step) {
-  typename W::Words t[kWinogradIn][kWinogradIn];
+// Transforms columns, then rows: [kRowsIn][kIn] vectors that `get` returns become up to `rows` of [kRowsOut][kOut],
+// which `put` takes row by row. A single row has no columns to transform.
+template <class T, int kRowsIn, int kIn, int kRowsOut, int kOut, class Get, class Put>
+ORT_DYNQ_INLINE inline void transform_both(void (*transform)(const T (&)[kIn], T (&)[kOut]), int64_t rows,
+                                           const Get& get, const Put& put) {
+  T t[kRowsOut][kIn];
 #pragma GCC unroll 8
-  for (int j = 0; j < kWinogradIn; ++j) {
-    typename W::Words d[kWinogradIn], o[kWinogradIn];
+  for (int j = 0; j < kIn; ++j) {
+    if constexpr (kRowsIn == 1) {
+      t[0][j] = get(0, j);
+    } else {
+      T from[kRowsIn], to[kRowsOut];
 #pragma GCC unroll 8
-    for (int i = 0; i < kWinogradIn; ++i) d[i] = W::widen(codes + i * row + j * col);
-    transform_six(d, o);
+      for (int i = 0; i < kRowsIn; ++i) from[i] = get(i, j);
+      transform(from, to);
 #pragma GCC unroll 8
-    for (int i = 0; i < kWinogradIn; ++i) t[i][j] = o[i];
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kWinogradIn; ++i) {
-    typename W::Words o[kWinogradIn];
-    transform_six(t[i], o);
-    if (i == 1) o[1] = W::sub(o[1], W::set1_word(kWinogradOffset));
-#pragma GCC unroll 8
-    for (int j = 0; j < kWinogradIn; ++j) W::store(to + (i * kWinogradIn + j) * step, o[j]);
-  }
-}
-
-// [36][tiles][units][16]
-inline void winograd_transform_codes(const WinogradBlock& block) {
-  const WinogradInput& input = block.input;
-  const int64_t step = winograd_codes_step(input.tile_count, input.units);
-  int16_t* to = block.scratch.codes;
-  for (int64_t tile = 0; tile < input.tile_count; ++tile) {
-    const uint8_t* codes = input.image + input.tiles[tile].image;
-    for (int64_t unit = 0; unit < input.units; ++unit, codes += input.unit_bytes, to += kWinogradUnit)
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < kWinogradUnit; i += W::kWords)
-        transform_codes_of(codes + i, input.row_bytes, input.col_bytes, to + i, step);
-  }
-}
-
-// The weights of `count` quads of input channels, which are [3][3][quads] in the block: [36][count][parts].
-inline void transform_weights(const int8_t* packed, int64_t quads, int64_t count, int16_t* to) {
-  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
-  for (int64_t quad = 0; quad < count; ++quad, packed += kQuadBytes, to += kQuadBytes)
-    for (int64_t part = 0; part < kQuadBytes / W::kWords; ++part) {
-      typename W::Words t[kWinogradIn][3];
-#pragma GCC unroll 8
-      for (int b = 0; b < 3; ++b) {
-        typename W::Words g[3], o[kWinogradIn];
-#pragma GCC unroll 8
-        for (int a = 0; a < 3; ++a) g[a] = W::weights(packed + (a * 3 + b) * quads * kQuadBytes, part);
-        transform_three(g, o);
-#pragma GCC unroll 8
-        for (int i = 0; i < kWinogradIn; ++i) t[i][b] = o[i];
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < kWinogradIn; ++i) {
-        typename W::Words o[kWinogradIn];
-        transform_three(t[i], o);
-#pragma GCC unroll 8
-        for (int j = 0; j < kWinogradIn; ++j)
-          W::store(to + (i * kWinogradIn + j) * kWinogradWeightsStep + part * W::kWords, o[j]);
-      }
+      for (int i = 0; i < kRowsOut; ++i) t[i][j] = to[i];
     }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRowsOut; ++i) {
+    if (i >= rows) break;
+    T to[kOut];
+    transform(t[i], to);
+    put(i, to);
+  }
+}
+
+// [elements][tiles][pieces][units][16]
+template <class Form>
+void winograd_transform_codes(const WinogradBlock& block) {
+  const WinogradInput& input = block.input;
+  const int64_t step = winograd_codes_step(input), row_bytes = input.row_bytes, col_bytes = input.col_bytes;
+  int16_t* to = block.scratch.codes;
+  const auto transform_unit = [&](const uint8_t* codes) ORT_DYNQ_INLINE_LAMBDA {
+    transform_both<W::Words, Form::kIn, kWinogradIn, Form::kIn>(
+        transform_six, Form::kIn,
+        [&](int i, int j) ORT_DYNQ_INLINE_LAMBDA { return W::widen(codes + i * row_bytes + j * col_bytes); },
+        [&](int i, W::Words(&row)[kWinogradIn]) ORT_DYNQ_INLINE_LAMBDA {
+          if (i == Form::kOffsetRow) row[1] = W::sub(row[1], W::set1_word(Form::kOffset));
+#pragma GCC unroll 8
+          for (int j = 0; j < kWinogradIn; ++j) W::store(to + (i * kWinogradIn + j) * step, row[j]);
+        });
+  };
+  for (int64_t tile = 0; tile < input.tile_count; ++tile)
+    for (int64_t row = 0; row < input.kernel.rows; row += kWinogradTaps)
+      for (int64_t col = 0; col < input.kernel.cols; col += kWinogradTaps) {
+        const uint8_t* codes = input.image + input.tiles[tile].image + row * row_bytes + col * col_bytes;
+        for (int64_t unit = 0; unit < input.units; ++unit, codes += input.unit_bytes)
+#pragma GCC unroll 2
+          for (int64_t i = 0; i < kWinogradUnit; i += W::kWords, to += W::kWords) transform_unit(codes + i);
+      }
+}
+
+constexpr int64_t kWinogradQuadBytes = kBlockColumns * kQuad;
+constexpr int8_t kNoWinogradWeights[kWinogradQuadBytes] = {};
+
+// Some of the weights of a block: the first quad of each row and column of a piece, and zeros beyond the kernel.
+template <class Form>
+struct WinogradPiece {
+  const int8_t* taps[Form::kTaps][kWinogradTaps];
+  int64_t steps[Form::kTaps][kWinogradTaps];  // to the next quad
+
+  WinogradPiece(const WinogradBlock& block, int64_t row, int64_t col, int64_t quad) {
+    const WinogradKernelSize& kernel = block.input.kernel;
+    for (int64_t i = 0; i < Form::kTaps; ++i)
+      for (int64_t j = 0; j < kWinogradTaps; ++j) {
+        const bool is_weight = row + i < kernel.rows && col + j < kernel.cols;
+        const int64_t position = (row + i) * kernel.cols + col + j;
+        taps[i][j] =
+            is_weight ? block.packed + (position * block.quads + quad) * kWinogradQuadBytes : kNoWinogradWeights;
+        steps[i][j] = is_weight ? kWinogradQuadBytes : 0;
+      }
+  }
+};
+
+// [elements][count][parts]
+template <class Form>
+void transform_weights(const WinogradPiece<Form>& piece, int64_t count, int16_t* to) {
+  for (int64_t quad = 0; quad < count; ++quad) {
+    const int8_t* taps[Form::kTaps][kWinogradTaps];
+#pragma GCC unroll 8
+    for (int i = 0; i < Form::kTaps; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < kWinogradTaps; ++j) taps[i][j] = piece.taps[i][j] + quad * piece.steps[i][j];
+    for (int64_t part = 0; part < kWinogradQuadBytes / W::kWords; ++part, to += W::kWords)
+      transform_both<W::Words, Form::kTaps, kWinogradTaps, Form::kIn>(
+          transform_three, Form::kIn, [&](int i, int j) ORT_DYNQ_INLINE_LAMBDA { return W::weights(taps[i][j], part); },
+          [&](int i, W::Words(&row)[kWinogradIn]) ORT_DYNQ_INLINE_LAMBDA {
+#pragma GCC unroll 8
+            for (int j = 0; j < kWinogradIn; ++j) W::store(to + (i * kWinogradIn + j) * kWinogradWeightsStep, row[j]);
+          });
+  }
 }
 
 constexpr int kWinogradVectors = kBlockColumns / W::kLanes;
 
-// Adds the sums of the weights of `count` quads, and returns the largest sum of their magnitudes if `has_limit`, added
-// to `magnitudes`.
-inline void sum_winograd_weights(const int8_t* packed, int64_t quads, int64_t count, bool has_limit,
-                                 W::Ints (&sums)[kWinogradVectors], W::Ints (&magnitudes)[kWinogradVectors]) {
-  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
-  for (int64_t position = 0; position < 9; ++position, packed += quads * kQuadBytes)
-    for (int64_t quad = 0; quad < count; ++quad) {
-      W::add_weights(packed + quad * kQuadBytes, sums);
-      if (has_limit) W::add_magnitudes(packed + quad * kQuadBytes, magnitudes);
-    }
+// Adds the sums of the weights of `count` quads, and if `has_limit` the sums of their magnitudes.
+template <class Form>
+void sum_winograd_weights(const WinogradPiece<Form>& piece, int64_t count, bool has_limit,
+                          W::Ints (&sums)[kWinogradVectors], W::Ints (&magnitudes)[kWinogradVectors]) {
+  for (int64_t i = 0; i < Form::kTaps; ++i)
+    for (int64_t j = 0; j < kWinogradTaps; ++j)
+      for (int64_t quad = 0; quad < count && piece.steps[i][j] > 0; ++quad) {
+        W::add_weights(piece.taps[i][j] + quad * kWinogradQuadBytes, sums);
+        if (has_limit) W::add_magnitudes(piece.taps[i][j] + quad * kWinogradQuadBytes, magnitudes);
+      }
 }
 
 // The products of kRows tiles with 16 output channels, summed over 2 * pairs input channels: sums [kRows][16].
@@ -297,45 +344,36 @@ struct WinogradParts {
   bool is_whole() const { return is_first && is_last; }  // without memory for parts
 };
 
-inline void transform_tile(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part,
-                           int64_t tile, int64_t lane) {
+// Channels from `lane` on of a tile.
+template <class Form>
+void transform_tile(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part, int64_t tile,
+                    int64_t lane) {
   const int64_t step = block.input.tile_count * kBlockColumns;
   const int32_t* from = block.scratch.sums + tile * kBlockColumns + lane;
-  typename W::Ints t[kWinogradOut][kWinogradIn];
-#pragma GCC unroll 8
-  for (int j = 0; j < kWinogradIn; ++j) {
-    typename W::Ints m[kWinogradIn], y[kWinogradOut];
-#pragma GCC unroll 8
-    for (int i = 0; i < kWinogradIn; ++i) m[i] = W::load(from + (i * kWinogradIn + j) * step);
-    transform_sums(m, y);
-#pragma GCC unroll 8
-    for (int i = 0; i < kWinogradOut; ++i) t[i][j] = y[i];
-  }
-  constexpr int32_t kInverse = 0x38e38e39;  // of 9, modulo 2^32; 576 = 9 * 2^6
   const int64_t of_tile = tile * kWinogradOut * kWinogradOut * kBlockColumns + lane;
   const WinogradTile& at = block.input.tiles[tile];
+  transform_both<W::Ints, Form::kIn, kWinogradIn, Form::kOut>(
+      transform_sums, at.rows,
+      [&](int i, int j) ORT_DYNQ_INLINE_LAMBDA { return W::load(from + (i * kWinogradIn + j) * step); },
+      [&](int i, W::Ints(&y)[kWinogradOut]) ORT_DYNQ_INLINE_LAMBDA {
 #pragma GCC unroll 8
-  for (int i = 0; i < kWinogradOut; ++i) {
-    if (i >= at.rows) break;
-    typename W::Ints y[kWinogradOut];
-    transform_sums(t[i], y);
-#pragma GCC unroll 8
-    for (int j = 0; j < kWinogradOut; ++j) {
-      y[j] = W::template shift_right<6>(W::mul(y[j], W::set1(kInverse)));
-      if (part.is_whole()) continue;
-      int32_t* sum = block.scratch.parts + of_tile + (i * kWinogradOut + j) * kBlockColumns;
-      if (!part.is_first) y[j] = W::add(y[j], W::load(sum));
-      if (!part.is_last) W::store(sum, y[j]);
-    }
-    if (part.is_last) store_winograd_row(block, channels, at, lane, i, y);
-  }
+        for (int j = 0; j < kWinogradOut; ++j) {
+          y[j] = W::template shift_right<Form::kShift>(W::mul(y[j], W::set1(Form::kInverse)));
+          if (part.is_whole()) continue;
+          int32_t* sum = block.scratch.parts + of_tile + (i * kWinogradOut + j) * kBlockColumns;
+          if (!part.is_first) y[j] = W::add(y[j], W::load(sum));
+          if (!part.is_last) W::store(sum, y[j]);
+        }
+        if (part.is_last) store_winograd_row(block, channels, at, lane, i, y);
+      });
 }
 
-inline void transform_tiles(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part) {
+template <class Form>
+void transform_tiles(const WinogradBlock& block, const WinogradChannels& channels, WinogradParts part) {
   for (int64_t tile = 0; tile < block.input.tile_count; ++tile)
     for (int64_t lane = 0; lane < kBlockColumns; lane += W::kLanes)
       if (lane < block.first + block.channels && lane + W::kLanes > block.first)
-        transform_tile(block, channels, part, tile, lane);
+        transform_tile<Form>(block, channels, part, tile, lane);
 }
 
 inline int32_t largest_sum(const W::Ints (&a)[kWinogradVectors], const W::Ints (&b)[kWinogradVectors]) {
@@ -348,44 +386,59 @@ inline int32_t largest_sum(const W::Ints (&a)[kWinogradVectors], const W::Ints (
   return largest;
 }
 
-// Input channels in groups of kWinogradQuads quads. Their products are added as long as the sum can be recovered: see
-// kMostWinogradMagnitude. Then they are transformed back, and the next ones begin a new part of the sum.
-inline void winograd_convolve(const WinogradBlock& block) {
-  constexpr int64_t kQuadBytes = kBlockColumns * kQuad;
-  const int64_t tiles = block.input.tile_count, inputs = block.input.units * kWinogradUnit;
-  const int64_t step = winograd_codes_step(tiles, block.input.units);
-  const bool has_limit = block.quads * kQuad > kSafeWinogradInputs;
+// Pieces of the kernel, and input channels in groups of kWinogradQuads quads. Their products are added as long as the
+// sum can be recovered: see WinogradKernelSize::most_magnitude(). Then they are transformed back, and the next ones
+// begin a new part of the sum.
+template <class Form>
+void winograd_convolve(const WinogradBlock& block) {
+  const WinogradInput& input = block.input;
+  const int64_t tiles = input.tile_count, step = winograd_codes_step(input);
+  const bool has_limit = input.kernel.has_limit(block.quads * kQuad);
   typename W::Ints weight_sums[kWinogradVectors], magnitudes[kWinogradVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kWinogradVectors; ++v) weight_sums[v] = magnitudes[v] = W::set1(0);
   bool is_first = true, adds = false;
   const int32_t no_sums[kBlockColumns] = {};
-  for (int64_t quad = 0; quad < block.quads; quad += kWinogradQuads) {
-    const int64_t count = block.quads - quad < kWinogradQuads ? block.quads - quad : kWinogradQuads;
-    const int8_t* packed = block.packed + quad * kQuadBytes;
+  const auto add_products = [&](const WinogradPiece<Form>& piece, int64_t count, const int16_t* codes) {
     typename W::Ints added[kWinogradVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kWinogradVectors; ++v) added[v] = W::set1(0);
-    sum_winograd_weights(packed, block.quads, count, has_limit, weight_sums, added);
-    if (has_limit && largest_sum(magnitudes, added) > kMostWinogradMagnitude) {
-      transform_tiles(block, WinogradChannels(block, no_sums), {is_first, false});
+    sum_winograd_weights(piece, count, has_limit, weight_sums, added);
+    if (has_limit && largest_sum(magnitudes, added) > input.kernel.most_magnitude()) {
+      transform_tiles<Form>(block, WinogradChannels(block, no_sums), {is_first, false});
       is_first = adds = false;
 #pragma GCC unroll 8
       for (int v = 0; v < kWinogradVectors; ++v) magnitudes[v] = W::set1(0);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kWinogradVectors; ++v) magnitudes[v] = W::add(magnitudes[v], added[v]);
-    transform_weights(packed, block.quads, count, block.scratch.weights);
-    for (int64_t i = 0; i < kWinogradElements; ++i)
-      multiply_all_tiles(tiles, block.scratch.codes + i * step + quad * kQuad, inputs,
-                         block.scratch.weights + i * kWinogradWeightsStep, count * kQuad / 2, adds,
-                         block.scratch.sums + i * tiles * kBlockColumns);
+    transform_weights(piece, count, block.scratch.weights);
+    for (int64_t i = 0; i < Form::kElements; ++i)
+      multiply_all_tiles(tiles, codes + i * step, input.channels(), block.scratch.weights + i * kWinogradWeightsStep,
+                         count * kQuad / 2, adds, block.scratch.sums + i * tiles * kBlockColumns);
     adds = true;
-  }
+  };
+  const int16_t* codes = block.scratch.codes;
+  for (int64_t row = 0; row < input.kernel.rows; row += kWinogradTaps)
+    for (int64_t col = 0; col < input.kernel.cols; col += kWinogradTaps, codes += input.units * kWinogradUnit)
+      for (int64_t quad = 0; quad < block.quads; quad += kWinogradQuads) {
+        const int64_t count = block.quads - quad < kWinogradQuads ? block.quads - quad : kWinogradQuads;
+        add_products({block, row, col, quad}, count, codes + quad * kQuad);
+      }
   int32_t stored[kBlockColumns];
 #pragma GCC unroll 8
   for (int v = 0; v < kWinogradVectors; ++v) W::store(stored + v * W::kLanes, weight_sums[v]);
-  transform_tiles(block, WinogradChannels(block, stored), {is_first, true});
+  transform_tiles<Form>(block, WinogradChannels(block, stored), {is_first, true});
 }
 
-constexpr WinogradKernels kWinograd = {winograd_interleave, winograd_transform_codes, winograd_convolve};
+inline void winograd_transform_all_codes(const WinogradBlock& block) {
+  block.input.kernel.has_tile_rows() ? winograd_transform_codes<WinogradForm<true>>(block)
+                                     : winograd_transform_codes<WinogradForm<false>>(block);
+}
+
+inline void winograd_convolve_all(const WinogradBlock& block) {
+  block.input.kernel.has_tile_rows() ? winograd_convolve<WinogradForm<true>>(block)
+                                     : winograd_convolve<WinogradForm<false>>(block);
+}
+
+constexpr WinogradKernels kWinograd = {winograd_interleave, winograd_transform_all_codes, winograd_convolve_all};
