@@ -29,6 +29,7 @@ CONSTANTS: dict[str, Array] = {
     "filter_codes": RNG.integers(-127, 128, (16, 8, 3, 3)).astype(np.int8),
     "step": np.array(0.05, np.float32),
     "none": np.array(0, np.uint8),
+    "no_shift": np.array(0, np.int8),
     "column": np.full(32, 0.01, np.float32),
     "of_channel": np.full(16, 0.75, np.float32),
     "first": np.array([0]),
@@ -56,6 +57,8 @@ CASES = {
     "weights of a float product": "a = Abs(w) m = ReduceMax<keepdims = 0>(a, first) s = Div(m, c127)"
     " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
+    "int8 weights that saturate": "wq, ws, wz = DynamicQuantizeLinear(w)"
+    " t = QLinearMatMul(wq, ws, wz, matrix, step, no_shift, step, none)",
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",
     "DynamicQuantizeLinear": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
