@@ -93,7 +93,7 @@ def test_min_snr_with_all_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line[:3] for line in lines if line[:1] == ["to_y"]] == [["to_y", "float", "4.9"]]
     assert [line[:3] for line in lines if line[:1] == ["to_c"]] == [
         ["to_c", "two", "terms"],
-        ["to_c", "QuantizedMatMul,", "two"],
+        ["to_c", "MatMul,", "two"],
     ]
     assert "QuantizedMatMulProgram: two terms, for the signal-to-noise ratio of the outputs" in text
     assert "One channel dominates" not in text  # two terms have enough codes
