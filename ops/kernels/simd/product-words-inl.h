@@ -4,7 +4,7 @@
 // first, and then their floats: neither waits for the other, and both have all registers.
 
 constexpr int64_t kChain = 8;  // quads
-static_assert(255 * 8 * 2 * kChain <= INT16_MAX, "weights from -8 to 7");
+static_assert(kChain * 2 * 255 * 8 <= INT16_MAX, "weights from -8 to 7");
 
 constexpr int64_t kWordRows = 4;  // the sums in int16 and the weights of two quads fit the registers
 constexpr int64_t kGroupsAtOnce = 16;
