@@ -77,7 +77,7 @@ def _body(opset: int) -> str:
     least_weight = Constant<value_float = {_LEAST_WEIGHT!r}>()
     last = Constant<value_ints = [-1]>()
     end = Constant<value_ints = [{2**63 - 1}]>()
-    one_behind = Constant<value_ints = [0, 0, 0, 0, 0, 0, 0, 1]>()
+    one_behind = Constant<value = int64[8] {{0, 0, 0, 0, 0, 0, 0, 1}}>()
     count = Constant<value_int: int = @num_heads>()
     first = Constant<value_ints = [0]>()
     count_1d = Unsqueeze(count, first)
