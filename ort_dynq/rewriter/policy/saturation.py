@@ -128,32 +128,17 @@ def saturating_inputs(node: ir.Node, facts: Facts) -> tuple[tuple[int, int], ...
         node: A node of any operator.
         facts: What is known of the model.
     """
-    if key_of(node) == _LSTM:
-        pairs = WEIGHTS_OF_LSTM
-    elif (operands := OPERANDS.get(key_of(node))) is None:
-        return ()
-    else:
-        unsigned = None if operands.unsigned is None else _input(node, operands.unsigned)
-        if operands.unsigned is not None and (unsigned is None or unsigned.dtype != ir.DataType.UINT8):
-            return ()
-        if node.op_type == "QLinearConv" and _is_depthwise(node):
-            return ()
-        pairs = ((operands.signed, operands.zero_point),)
-    return tuple(pair for pair in pairs if _is_large(_input(node, pair[0]), facts))
+    return tuple(pair for pair in _signed_inputs(node) if not _is_small(node.inputs[pair[0]], facts))
 
 
 def has_small_weights(node: ir.Node, facts: Facts) -> bool:
-    """Returns whether a product of uint8 codes has int8 weights that are known to be so small that no sum saturates.
+    """Returns whether an integer product of uint8 by int8 has only weights that are known to be small.
 
     Args:
-        node: A node of an operator of :data:`OPERANDS`.
+        node: A node of any operator.
         facts: What is known of the model.
     """
-    operands = OPERANDS[key_of(node)]
-    weights, codes = (None if i is None else _input(node, i) for i in (operands.signed, operands.unsigned))
-    if operands.unsigned is not None and (codes is None or codes.dtype != ir.DataType.UINT8):
-        return False
-    return weights is not None and weights.dtype == ir.DataType.INT8 and not _is_large(weights, facts)
+    return bool(_signed_inputs(node)) and not saturating_inputs(node, facts)
 
 
 def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:
@@ -164,7 +149,7 @@ def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:
         facts: What is known of the model.
     """
     weights = saturating_weights(node, facts.is_constant)
-    return weights if _is_large(weights, facts) else None
+    return None if _is_small(weights, facts) else weights
 
 
 def _saturates(node: ir.Node, facts: Facts) -> bool:
@@ -176,12 +161,28 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _is_large(weights: ir.Value | None, facts: Facts) -> bool:
-    """Returns whether weights are int8, and not known to be small."""
-    if weights is None or weights.dtype != ir.DataType.INT8:
-        return False
-    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
-    return elements is None or may_saturate(elements)
+def _signed_inputs(node: ir.Node) -> tuple[tuple[int, int], ...]:
+    """Returns the int8 inputs that an integer product multiplies by uint8 codes, each with its zero point."""
+    pairs: tuple[tuple[int, int], ...]
+    if (operands := OPERANDS.get(key_of(node))) is not None:
+        unsigned, pairs = operands.unsigned, ((operands.signed, operands.zero_point),)
+        if unsigned is not None and not _has_type(_input(node, unsigned), ir.DataType.UINT8):
+            return ()
+    else:
+        pairs = WEIGHTS_OF_LSTM if key_of(node) == _LSTM else ()
+    if node.op_type == "QLinearConv" and _is_depthwise(node):
+        return ()
+    return tuple(pair for pair in pairs if _has_type(_input(node, pair[0]), ir.DataType.INT8))
+
+
+def _has_type(value: ir.Value | None, dtype: ir.DataType) -> bool:
+    return value is not None and value.dtype == dtype
+
+
+def _is_small(weights: ir.Value | None, facts: Facts) -> bool:
+    """Returns whether int8 weights are known to be so small that no sum saturates."""
+    elements = evaluate(weights, facts) if weights is not None and facts.is_constant(weights) else None
+    return elements is not None and not may_saturate(elements)
 
 
 def _is_depthwise(node: ir.Node) -> bool:
