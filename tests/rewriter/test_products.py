@@ -173,6 +173,33 @@ def test_products_of_floats(activation: str, weights: str) -> None:
     assert not report.unconverted
 
 
+@pytest.mark.parametrize(
+    ("body", "tail"),
+    [
+        (symmetric() + "dx = Sub(c, s)\n", "y = MatMul(dx, w)"),
+        (symmetric() + "dx = Sub(c, s)\n", "p = MatMul(dx, w)\n y = Mul(p, c127)"),
+        (asymmetric() + "dx = Sub(c, z)\n", "y = MatMul(dx, w)"),
+        (asymmetric() + "v = Sub(c, z)\n s1 = ReduceMax<keepdims = 0>(s)\n dx = Mul(v, s1)\n", "y = MatMul(dx, w)"),
+    ],
+    ids=["no scale, a float", "a scale after the product", "no scale, a code", "one scale"],
+)
+def test_one_scale_and_a_zero_point_for_each_row(body: str, tail: str) -> None:
+    """QuantizedMatMul takes as many scales as zero points. The model's float sums of K products round to 1e-6."""
+    weights = {"w": codes_of().astype(F) * scales_of()}
+    if "Mul(p" not in tail:
+        report = check_products(
+            model_of(body + tail, weights), DATA, groups=2
+        )  # a float zero point is added at the end
+        assert "QuantizedMatMul" in products(report)
+        return
+    model = model_of(body + tail, weights)
+    converted = rewrite(model).to_proto()
+    assert "QuantizedMatMul" in {node.op_type for node in converted.graph.node}
+    expected = stock_session(model).run(None, DATA)[0]
+    for session in (make_session(converted, "native"), stock_session(converted)):
+        np.testing.assert_allclose(session.run(None, DATA)[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("chain", [symmetric, asymmetric])
 def test_every_opset(opset: int, chain: Any) -> None:

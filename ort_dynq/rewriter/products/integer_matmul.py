@@ -120,12 +120,9 @@ def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
         codes = unsigned.shifted(codes, edit)
-    scale = None
-    if match.tail.row is None and not has_one_element(zero_point):  # the operator needs as many scales as zero points
-        shape = edit.insert(ir.node("Shape", [zero_point]), before=match.tail.last_node)
-        one = edit.add_constant(np.float32(1), before=match.tail.last_node)
-        scale = edit.insert(ir.node("Expand", [one, shape]), before=match.tail.last_node)
-    build_quantized_matmul(match.tail, Codes(codes, scale, zero_point), match.grid, edit, match.correction)
+    repeats_scale = match.tail.row is None and not has_one_element(zero_point)
+    found = Codes(codes, None, zero_point, repeats_scale=repeats_scale)
+    build_quantized_matmul(match.tail, found, match.grid, edit, match.correction)
 
 
 RULE: Rule[_Match | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
