@@ -502,6 +502,43 @@ def test_chains_that_stay(reason: str) -> None:
     assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
+WIDE = {  # codes as int32 or int64, without a step in 8 bits
+    "symmetric": symmetric() + "i = Cast<to = 6>(c)\n",
+    "int64": symmetric() + "i = Cast<to = 7>(c)\n",
+    "not clipped": symmetric().replace("Clip(r, low, high)", "Identity(r)") + "i = Cast<to = 6>(c)\n",
+    "zero point": asymmetric() + "j = Cast<to = 6>(c)\n k = Cast<to = 6>(z)\n i = Sub(j, k)\n",
+    "uint8": asymmetric().replace("low", "zero").replace("high", "c255")
+    + "j = Cast<to = 6>(c)\n k = Cast<to = 6>(z)\n i = Sub(j, k)\n",
+}
+WIDE_PRODUCTS = [
+    "p = MatMul(i, w)\n",
+    "v = Cast<to = 6>(w8)\n p = MatMul(i, v)\n",
+    'p = Einsum<equation = "abk,kn->abn">(i, w)\n',
+    'p = Einsum<equation = "abk,nk->abn">(i, wt)\n',
+]
+
+
+@pytest.mark.parametrize(("codes", "product"), diagonals(2, WIDE, WIDE_PRODUCTS))
+def test_codes_that_are_cast_to_wider_integers_at_once(codes: str, product: str) -> None:
+    dtype, w = (np.int64 if codes == "int64" else np.int32), codes_of()
+    body = WIDE[codes] + (product.replace("to = 6", "to = 7") if codes == "int64" else product)
+    body += "f = Cast<to = 1>(p)\n l = Mul(f, s)\n y = Mul(l, ws)"
+    arrays = {"w": w.astype(dtype), "w8": w, "wt": np.ascontiguousarray(w.T).astype(dtype), "ws": scales_of()}
+    model = model_of(body, arrays)
+    for exact in (True, False):
+        report = check(model, DATA, exact=True) if exact else rewrite(model).report
+        assert found(report) == ["DynamicRangeQuantize", "QuantizedMatMul"]
+        assert not report.unconverted
+
+
+def test_integers_that_may_not_fit_8_bits_stay() -> None:
+    """A row of zeros gives NaN, which a Cast to int32 makes a number beyond all bounds; 128 with -128 is no 8 bits."""
+    arrays = {"w": codes_of().astype(np.int32), "ws": scales_of(), "more": F(128)}
+    tail = "i = Cast<to = 6>(c)\n p = MatMul(i, w)\n f = Cast<to = 1>(p)\n y = Mul(f, ws)"
+    for chain in (symmetric(epsilon=False), symmetric().replace("c127", "c255").replace("high", "more")):
+        assert "QuantizedMatMul" not in products(rewrite(model_of(chain + tail, arrays)).report)
+
+
 SPELLINGS = {
     "Einsum": 'y = Einsum<equation = "abk,kn->abn">(dx, w)',
     "Einsum of any rank": 'y = Einsum<equation = "...k, kn -> ...n">(dx, w)',
