@@ -114,7 +114,12 @@ def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:
     content = model if isinstance(model, bytes) else model.SerializeToString()
     if not cpu_saturates() or not any(operator in content for operator in _SATURATING):
         return content  # without reading it: this took as long as opening the session
-    changed, _ = without_saturation(model)
+    return _with_exact_products(content)
+
+
+@functools.lru_cache(100)  # several tests open a session of one model
+def _with_exact_products(content: bytes) -> bytes:
+    changed, _ = without_saturation(content)
     return bytes(to_proto(changed).SerializeToString()) if isinstance(changed, ir.Model) else content
 
 
