@@ -219,16 +219,17 @@ def affine_parameters(rng: np.random.Generator, scale: Shape, zp: Shape, zp_type
 def affine_cases(to_codes: bool) -> Callable[[int], Iterator[Case]]:
     def cases(opset: int) -> Iterator[Case]:
         rng = np.random.default_rng(opset)
-        for attributes in share(affine_attributes(to_codes), opset):
+        for i, attributes in enumerate(share(affine_attributes(to_codes), opset)):
             code_type = int(attributes["code_type"])
             ends = int(attributes["quant_min"]), int(attributes["quant_max"])
             dst, offset = dst_of(attributes)
             zp_types: tuple[Any, ...] = (dst,)
             if not to_codes:
                 zp_types = np.float32, [np.uint8, np.int8, np.int32][rng.integers(3)]
-            for zp_type in zp_types:
+            for k, zp_type in enumerate(zp_types):
                 within = (ends[0] + offset, ends[1] + offset) if zp_type in (dst, np.float32) else (0, 100)
-                for shape, scale_shape, zp_shape in BROADCASTS:
+                # Arithmetic and broadcasting do not depend on each other: every third shape for each.
+                for shape, scale_shape, zp_shape in BROADCASTS[(i + k) % 3 :: 3]:
                     scale, zp = affine_parameters(rng, scale_shape, zp_shape, zp_type, within)
                     with np.errstate(all="ignore"):
                         step = np.float32(1) / scale if attributes["scaling"] == 2 else scale
@@ -441,9 +442,8 @@ def long_cases(rng: np.random.Generator, to_codes: bool) -> Iterator[Case]:
     src[5, 1:5000:7] = np.inf
     src[5, 0] = np.nan
     src[6, 70000] = -np.inf
-    for (kind, order, code_type), stored in itertools.product(
-        ((0, 0, 3), (1, 1, 2), (2, 0, 3), (3, 2, 3)), stored_types(to_codes)
-    ):
+    for i, (kind, order, code_type) in enumerate(((0, 0, 3), (1, 1, 2), (2, 0, 3), (3, 2, 3))):
+        stored = stored_types(to_codes)[i % 2 if to_codes else 0]
         ends = (-128, 127) if kind == 3 else (-MAX, MAX)
         constants = np.array([*ends, -INF, INF, 127, 1, -INF, INF, 1], np.float32)
         given, like = chain(
