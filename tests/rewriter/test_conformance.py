@@ -84,6 +84,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "function_in_branch": WHOLE,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_int32": PRODUCT,
+    "integer_token_einsum": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_s8": PRODUCT,
     "integer_token_u8": PRODUCT,
     "integer_token_zero_point": PRODUCT,

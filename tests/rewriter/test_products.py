@@ -173,6 +173,33 @@ def test_products_of_floats(activation: str, weights: str) -> None:
     assert not report.unconverted
 
 
+@pytest.mark.parametrize(
+    ("body", "tail"),
+    [
+        (symmetric() + "dx = Sub(c, s)\n", "y = MatMul(dx, w)"),
+        (symmetric() + "dx = Sub(c, s)\n", "p = MatMul(dx, w)\n y = Mul(p, c127)"),
+        (asymmetric() + "dx = Sub(c, z)\n", "y = MatMul(dx, w)"),
+        (asymmetric() + "v = Sub(c, z)\n s1 = ReduceMax<keepdims = 0>(s)\n dx = Mul(v, s1)\n", "y = MatMul(dx, w)"),
+    ],
+    ids=["no scale, a float", "a scale after the product", "no scale, a code", "one scale"],
+)
+def test_one_scale_and_a_zero_point_for_each_row(body: str, tail: str) -> None:
+    """QuantizedMatMul takes as many scales as zero points. The model's float sums of K products round to 1e-6."""
+    weights = {"w": codes_of().astype(F) * scales_of()}
+    if "Mul(p" not in tail:
+        report = check_products(
+            model_of(body + tail, weights), DATA, groups=2
+        )  # a float zero point is added at the end
+        assert "QuantizedMatMul" in products(report)
+        return
+    model = model_of(body + tail, weights)
+    converted = rewrite(model).to_proto()
+    assert "QuantizedMatMul" in {node.op_type for node in converted.graph.node}
+    expected = stock_session(model).run(None, DATA)[0]
+    for session in (make_session(converted, "native"), stock_session(converted)):
+        np.testing.assert_allclose(session.run(None, DATA)[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("chain", [symmetric, asymmetric])
 def test_every_opset(opset: int, chain: Any) -> None:
@@ -473,6 +500,43 @@ def test_chains_that_stay(reason: str) -> None:
     report = check(model, {"x": DATA["x"][:, :6]} | {"gain": np.array(1.5, F)}, exact=False)
     assert found(report) == ["DynamicRangeFakeQuantize"]
     assert [reason in finding.reason for finding in report.unconverted] == [True]
+
+
+WIDE = {  # codes as int32 or int64, without a step in 8 bits
+    "symmetric": symmetric() + "i = Cast<to = 6>(c)\n",
+    "int64": symmetric() + "i = Cast<to = 7>(c)\n",
+    "not clipped": symmetric().replace("Clip(r, low, high)", "Identity(r)") + "i = Cast<to = 6>(c)\n",
+    "zero point": asymmetric() + "j = Cast<to = 6>(c)\n k = Cast<to = 6>(z)\n i = Sub(j, k)\n",
+    "uint8": asymmetric().replace("low", "zero").replace("high", "c255")
+    + "j = Cast<to = 6>(c)\n k = Cast<to = 6>(z)\n i = Sub(j, k)\n",
+}
+WIDE_PRODUCTS = [
+    "p = MatMul(i, w)\n",
+    "v = Cast<to = 6>(w8)\n p = MatMul(i, v)\n",
+    'p = Einsum<equation = "abk,kn->abn">(i, w)\n',
+    'p = Einsum<equation = "abk,nk->abn">(i, wt)\n',
+]
+
+
+@pytest.mark.parametrize(("codes", "product"), diagonals(2, WIDE, WIDE_PRODUCTS))
+def test_codes_that_are_cast_to_wider_integers_at_once(codes: str, product: str) -> None:
+    dtype, w = (np.int64 if codes == "int64" else np.int32), codes_of()
+    body = WIDE[codes] + (product.replace("to = 6", "to = 7") if codes == "int64" else product)
+    body += "f = Cast<to = 1>(p)\n l = Mul(f, s)\n y = Mul(l, ws)"
+    arrays = {"w": w.astype(dtype), "w8": w, "wt": np.ascontiguousarray(w.T).astype(dtype), "ws": scales_of()}
+    model = model_of(body, arrays)
+    for exact in (True, False):
+        report = check(model, DATA, exact=True) if exact else rewrite(model).report
+        assert found(report) == ["DynamicRangeQuantize", "QuantizedMatMul"]
+        assert not report.unconverted
+
+
+def test_integers_that_may_not_fit_8_bits_stay() -> None:
+    """A row of zeros gives NaN, which a Cast to int32 makes a number beyond all bounds; 128 with -128 is no 8 bits."""
+    arrays = {"w": codes_of().astype(np.int32), "ws": scales_of(), "more": F(128)}
+    tail = "i = Cast<to = 6>(c)\n p = MatMul(i, w)\n f = Cast<to = 1>(p)\n y = Mul(f, ws)"
+    for chain in (symmetric(epsilon=False), symmetric().replace("c127", "c255").replace("high", "more")):
+        assert "QuantizedMatMul" not in products(rewrite(model_of(chain + tail, arrays)).report)
 
 
 SPELLINGS = {

@@ -45,6 +45,7 @@ class Codes(NamedTuple):
             group_size] for each group of it; None for 0.
         has_offset_of_groups: Whether the offset has one number for each group.
         terms: The codes of an element, 1 or 2.
+        repeats_scale: Whether there is one scale and a zero point for each row: products take as many scales.
     """
 
     codes: ir.Value
@@ -53,6 +54,7 @@ class Codes(NamedTuple):
     offset: ir.Value | None = None
     has_offset_of_groups: bool = False
     terms: int = 1
+    repeats_scale: bool = False
 
 
 class ActivationCodes:
@@ -88,7 +90,10 @@ class ActivationCodes:
                 scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
                 self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
-            self._found[key] = Codes(codes, scale, zero_point, offset, activation.has_offset_of_groups)
+            repeats_scale = _has_one(form.scale) and not _has_one(form.zero_point) and activation.zero_point is None
+            self._found[key] = Codes(
+                codes, scale, zero_point, offset, activation.has_offset_of_groups, repeats_scale=repeats_scale
+            )
         return self._found[key]
 
     def root(self, form: Affine, edit: Edit) -> Codes:
@@ -141,6 +146,10 @@ class ActivationCodes:
         rest = terms.insert("Sub", code, value)  # scale * (code - zero point) is missing in each element
         rest = rest if scale is None else terms.insert("Mul", rest, scale)
         return rounded, rest if offset is None else terms.insert("Add", rest, offset)
+
+
+def _has_one(param: Param | None) -> bool:
+    return param is None or param.is_one
 
 
 class _Terms:

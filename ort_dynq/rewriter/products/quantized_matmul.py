@@ -92,6 +92,9 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
         row = edit.shared(UnsignedCodes).scale_of(scale)
     else:
         row = edit.add_constant(np.float32(1), before=edit.node)
+    if codes.repeats_scale:
+        row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=tail.last_node)
+        row = edit.insert(ir.node("Expand", [row, row_shape]), before=tail.last_node)
     if tail.is_row_moved:
         shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
         row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
