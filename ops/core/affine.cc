@@ -161,7 +161,10 @@ void AffineArithmetic::run(const ElementwiseKernels& table, const void* src, voi
   if (const BoundedKernel kernel = bounded ? fake_quantizer(table, is_float16) : nullptr) {
     // Adding the zero point of kRoundThenAdd and subtracting it again turns -0 into +0, as integer codes do.
     const bool keeps_negative_zero = order_ != kRoundThenAdd && !constants_.integer_codes;
-    kernel({extent, src, dst, scales, zps, keeps_negative_zero});
+    float reciprocals[kMostRows];
+    const bool has_reciprocals = scaling_ == kMultiplyByTheReciprocal;
+    for (int64_t i = 0; has_reciprocals && i < extent.rows; ++i) reciprocals[i] = 1.0f / scales[i];
+    kernel({extent, src, dst, has_reciprocals ? reciprocals : scales, scales, zps, keeps_negative_zero});
   } else if (const QuantizeKernel to_codes = bounded ? quantizer(table, is_float16) : nullptr) {
     int32_t codes[kMostRows];
     for (int64_t i = 0; i < extent.rows; ++i)

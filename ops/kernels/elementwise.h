@@ -8,6 +8,7 @@
 //   quantize, kOneDnn   saturate(round(x * (1 / scale) + zp))  rounds every step to float32
 //   quantize, kWrapping as kOnnx, but the sum is an int32 that wraps around, and a quotient that is NaN or beyond int32
 //                       is the lowest int32
+//   quantize, kProduct  saturate(round(x * scale) + zp)        as kOnnx but for the product
 //   dequantize          float(code - zp) * scale               the difference is exact
 //
 // quantize: a quotient that is NaN gives the lowest code, unless the sum wraps around.
@@ -44,7 +45,7 @@
 
 namespace dynq {
 
-enum Arithmetic { kOnnx, kOneDnn, kWrapping, kRoundedQuotient, kArithmetics };
+enum Arithmetic { kOnnx, kOneDnn, kWrapping, kRoundedQuotient, kProduct, kArithmetics };
 enum CodeKind { kU8, kS8, kCodeKinds };
 enum Format { kF16, kBf16, kU4, kS4, kFormats };
 enum BoundedOrder { kNoEffectOfZeroPoint, kAddsFirst, kRoundsQuotient, kBoundedOrders };
@@ -114,12 +115,17 @@ struct AffineBlock : Extent {
 };
 
 // For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip
-// changes no code, that scales are safe and that zero points are narrow integers.
+// changes no code, that quotients have safe scales and that zero points are narrow integers.
+//
+//   kDivide                     (round(x / scale) - zp) * factor
+//   kMultiplyByTheReciprocal    (round(x * scale) - zp) * factor
+//   kMultiply                   (round(x * scale) - zp) / factor
 struct BoundedBlock : Extent {
   const void* src;  // both float, or float16 for bounded_f16
   void* dst;
   const float* scales;
-  const float* zps;
+  const float* factors;
+  const float* zps;  // added before rounding; read for kAddsFirst
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
 
@@ -163,7 +169,7 @@ using ConvertKernel = void (*)(const void* src, void* dst, int64_t count);
 // The elementwise kernels of one instruction set.
 struct ElementwiseKernels {
   // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales and
-  // elements whose codes are not clipped; may be null.
+  // elements whose codes are not clipped; may be null. kProduct: only kPerRow.
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];

@@ -43,8 +43,7 @@ bool is_narrow(int32_t zp) { return zp >= -kNarrowZeroPoint && zp <= kNarrowZero
 // For any zero point. In double, every float quotient, every int32 and the comparison of their sum with the bounds are
 // exact.
 template <CodeKind kKind>
-int32_t quantize_wide(float x, float scale, int32_t zp) {
-  const float quotient = x / scale;
+int32_t quantize_wide(float quotient, int32_t zp) {
   constexpr double kInt52 = 6755399441055744.0;  // 1.5 * 2^52 rounds doubles as kRoundingBias rounds floats
   const double bounded = clamp(static_cast<double>(quotient), -1e12, 1e12);
   const double rounded = (bounded + kInt52) - kInt52;
@@ -53,9 +52,9 @@ int32_t quantize_wide(float x, float scale, int32_t zp) {
 }
 
 template <CodeKind kKind>
-int32_t quantize_onnx(float x, float scale, int32_t zp) {
+int32_t quantize_onnx(float quotient, int32_t zp) {
   const float low = static_cast<float>(Code<kKind>::kMin - zp), high = static_cast<float>(Code<kKind>::kMax - zp);
-  return round_to_int(clamp(x / scale, low, high)) + zp;
+  return round_to_int(clamp(quotient, low, high)) + zp;
 }
 
 template <CodeKind kKind>
@@ -100,9 +99,11 @@ void quantize_rows(const QuantizeBlock& block) {
     } else if (kArithmetic == kWrapping) {
       map(src, dst, block.cols, [=](float x, int64_t) { return quantize_wrapping<kKind>(x, scale, zp); });
     } else if (is_narrow(zp)) {
-      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_onnx<kKind>(x, scale, zp); });
+      map(src, dst, block.cols,
+          [=](float x, int64_t) { return quantize_onnx<kKind>(kArithmetic == kProduct ? x * scale : x / scale, zp); });
     } else {
-      map(src, dst, block.cols, [=](float x, int64_t) { return quantize_wide<kKind>(x, scale, zp); });
+      map(src, dst, block.cols,
+          [=](float x, int64_t) { return quantize_wide<kKind>(kArithmetic == kProduct ? x * scale : x / scale, zp); });
     }
   });
 }
@@ -130,9 +131,9 @@ void quantize_columns(const QuantizeBlock& block) {
     else if (kArithmetic == kWrapping)
       map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_wrapping<kKind>(x, scales[i], zps[i]); });
     else if (narrow)
-      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_onnx<kKind>(x, scales[i], zps[i]); });
+      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_onnx<kKind>(x / scales[i], zps[i]); });
     else
-      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_wide<kKind>(x, scales[i], zps[i]); });
+      map(src, dst, block.cols, [=](float x, int64_t i) { return quantize_wide<kKind>(x / scales[i], zps[i]); });
   });
 }
 
@@ -226,13 +227,13 @@ void affine(const AffineBlock& block) {
 template <Scaling kScaling, bool kAddFirst>
 void bounded(const BoundedBlock& block) {
   map_rows<float, float>(block, [&](int64_t row, const float* src, float* dst) {
-    const float scale = block.scales[row], reciprocal = 1.0f / scale, zp = block.zps[row];
+    const float scale = block.scales[row], factor = block.factors[row], zp = kAddFirst ? block.zps[row] : 0;
     const float zero = block.keeps_negative_zero ? -0.0f : 0.0f;
     map(src, dst, block.cols, [=](float x, int64_t) {
-      const float t = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * reciprocal;
+      const float t = kScaling == kDivide ? x / scale : x * scale;
       const float code = round_half_even(kAddFirst ? t + zp : t) + zero;
       const float difference = kAddFirst ? code - zp : code;
-      return kScaling == kMultiply ? difference / scale : difference * scale;
+      return kScaling == kMultiply ? difference / factor : difference * factor;
     });
   });
 }
@@ -377,6 +378,7 @@ constexpr void set_codes(ElementwiseKernels& table) {
   table.quantize[kOneDnn][kKind][kPerColumn] = quantize_columns<kOneDnn, kKind>;
   table.quantize[kWrapping][kKind][kPerRow] = quantize_rows<kWrapping, kKind>;
   table.quantize[kWrapping][kKind][kPerColumn] = quantize_columns<kWrapping, kKind>;
+  table.quantize[kProduct][kKind][kPerRow] = quantize_rows<kProduct, kKind>;
   table.dequantize[kKind][kPerRow] = dequantize_rows<kKind>;
   table.dequantize[kKind][kPerColumn] = dequantize_columns<kKind>;
 }

@@ -235,6 +235,8 @@ void quantize(const QuantizeBlock& block) {
   using Codes = Codes8<kKind>;
   if constexpr (kArithmetic == kOneDnn) {
     quantize_with<OneDnnQuantizer, Codes, kParameters, false>(block);
+  } else if constexpr (kArithmetic == kProduct) {
+    quantize_with<OnnxQuantizer<BoundedProduct>, Codes, kParameters, false>(block);
   } else if constexpr (kArithmetic == kRoundedQuotient) {
     quantize_with<OnnxQuantizer<Rounded<Markstein<false>>>, Codes, kParameters, false>(block);
   } else {
@@ -255,6 +257,8 @@ template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
 void quantize_f16(const QuantizeBlock& block) {
   if constexpr (kArithmetic == kRoundedQuotient)
     quantize_with<OnnxQuantizer<RoundedProduct>, Codes8<kKind>, kParameters, false, Float16>(block);
+  else if constexpr (kArithmetic == kProduct)
+    quantize_with<OnnxQuantizer<BoundedProduct>, Codes8<kKind>, kParameters, false, Float16>(block);
   else
     quantize_with<OnnxQuantizer<Float16Quotient<>>, Codes8<kKind>, kParameters, false, Float16>(block);
 }

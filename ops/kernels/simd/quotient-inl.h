@@ -64,6 +64,14 @@ struct Rounded {
   V::F operator()(V::F x) const { return V::rounded_to_f16(quotient(x)); }
 };
 
+// As Division with kIsBounded, but x * scale.
+struct BoundedProduct {
+  static constexpr bool kNeedsReciprocal = false;
+  V::F scale;
+  BoundedProduct(V::F scale_, V::F) : scale(scale_) {}
+  V::F operator()(V::F x) const { return V::min(V::set1(kQuotientBound), V::mul(x, scale)); }
+};
+
 struct Product {
   V::F factor;
   Product(V::F, V::F factor_) : factor(factor_) {}

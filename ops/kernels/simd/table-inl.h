@@ -130,6 +130,8 @@ constexpr void set_codes(ElementwiseKernels& table) {
   set_codes<kKind, kPerColumn>(table);
   table.quantize[kRoundedQuotient][kKind][kPerRow] = quantize<kRoundedQuotient, kKind, kPerRow>;
   table.quantize_f16[kRoundedQuotient][kKind][kPerRow] = quantize_f16<kRoundedQuotient, kKind, kPerRow>;
+  table.quantize[kProduct][kKind][kPerRow] = quantize<kProduct, kKind, kPerRow>;
+  table.quantize_f16[kProduct][kKind][kPerRow] = quantize_f16<kProduct, kKind, kPerRow>;
 }
 
 template <Scaling kScaling, BoundedOrder kOrder>
