@@ -87,6 +87,8 @@ CHAINS = (
         "float[ROWS, COLUMNS] y",
         _SYMMETRIC_CONSTANTS,
         f"{_SYMMETRIC} y = Mul(v, s)",
+        "r1 = Div(Clip(ReduceMax(Abs(x)), 1e-05, 3.4028234663852886e+38), 127.0); "
+        "dst = Mul(Clip(Round(Div(x, r1)), -128.0, 127.0), r1)",
     ),
     Chain(
         "torchao asymmetric per token, fake-quantized",

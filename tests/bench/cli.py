@@ -67,7 +67,7 @@ def _operator_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         type=_sizes,
         metavar="RxC[,RxC]",
-        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; programs: 128x768,512x4096,128x256,1x64; "
+        help="sizes of the tensors (default: 1x64,64x64,256x1024,4096x4096; programs: 1x8 to 512x768; "
         "with --misaligned: 256x1000,2560x100,4096x60,256x1024)",
     )
     parser.add_argument(

@@ -21,7 +21,7 @@ from .chains import CHAINS, Chain, at
 from .onnx_text import parse
 from .operators import time_all
 
-SIZES = ((128, 768), (512, 4096), (128, 256), (1, 64))
+SIZES = ((1, 8), (1, 768), (1, 4096), (8, 768), (4096, 64), (128, 768), (512, 768))
 
 
 @dataclass(frozen=True)
