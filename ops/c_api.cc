@@ -75,7 +75,12 @@ class GivenTensors : public Context {
  public:
   GivenTensors(const ort_dynq_tensor* inputs, int32_t count, std::vector<Type> output_types, ort_dynq_allocate allocate,
                void* user)
-      : inputs_(inputs), count_(count), output_types_(std::move(output_types)), allocate_(allocate), user_(user) {}
+      : inputs_(inputs),
+        count_(count),
+        output_types_(std::move(output_types)),
+        are_made_(output_types_.size()),
+        allocate_(allocate),
+        user_(user) {}
 
   Tensor input(size_t index) override {
     Tensor tensor;
@@ -95,7 +100,14 @@ class GivenTensors : public Context {
     void* data = allocate_(user_, static_cast<int32_t>(index), output_types_[index], shape.dims,
                            static_cast<int32_t>(shape.rank));
     if (data == nullptr && shape.elements() != 0) throw Error("no memory for output " + std::to_string(index));
+    are_made_[index] = true;
     return data;
+  }
+
+  // Outputs that the operator has left out become empty: callers receive every output.
+  void make_the_rest() {
+    for (size_t i = 0; i < output_types_.size(); ++i)
+      if (!are_made_[i]) output(i, {1, {0}});
   }
 
   void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
@@ -106,6 +118,7 @@ class GivenTensors : public Context {
   const ort_dynq_tensor* inputs_;
   int32_t count_;
   std::vector<Type> output_types_;
+  std::vector<bool> are_made_;
   ort_dynq_allocate allocate_;
   void* user_;
 };
@@ -151,6 +164,7 @@ ORT_DYNQ_EXPORT int ort_dynq_run(const char* name, const ort_dynq_attribute* att
     const auto node = op.create(given);
     dynq::GivenTensors context(inputs, input_count, dynq::output_types(op, given, types), allocate, user);
     node->compute(context);
+    context.make_the_rest();
   });
 }
 

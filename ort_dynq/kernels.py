@@ -58,15 +58,15 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
         if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     }
     given = _attributes(operator, tuple((attributes | lists).items()))
-    outputs: list[tuple[Array, Array]] = []
+    outputs: dict[int, tuple[Array, Array]] = {}
 
-    def allocate(_user: int, _index: int, number: int, dims: Any, rank: int) -> int:
+    def allocate(_user: int, index: int, number: int, dims: Any, rank: int) -> int:
         try:
             output = np.empty(dims[:rank], _DTYPES[number])
-            outputs.append((output, _stored(output)))
+            outputs[index] = output, _stored(output)
         except (MemoryError, ValueError):  # the library reports null; an exception would return an undefined address
             return 0
-        return _address(outputs[-1][1])
+        return _address(outputs[index][1])
 
     message = ctypes.create_string_buffer(_MESSAGE_SIZE)
     failed = native.ort_dynq_run(
@@ -82,11 +82,11 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     )
     if failed:
         raise DynqError(message.value.decode())
-    for output, bytes_ in outputs:
+    for output, bytes_ in outputs.values():
         if _is_packed(output):
             codes = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(-1)[: output.size]
             output[...] = codes.astype(output.dtype).reshape(output.shape)
-    return [output for output, _ in outputs]
+    return [outputs[index][0] for index in sorted(outputs)]
 
 
 def dynamic_quantize(

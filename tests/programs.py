@@ -216,3 +216,58 @@ def random_program(rng: np.random.Generator, steps: int, inputs: Sequence[str] |
         draw.step()
     draw.outputs()
     return draw.program
+
+
+def quantization(rng: np.random.Generator) -> str:
+    """A program that quantizes rows: random ranges, scales, zero points, orders of steps, clips and outputs."""
+
+    def one_of(*choices: str) -> str:
+        return str(rng.choice(choices))
+
+    if rng.random() < 0.5:
+        steps = ["r = ReduceMax(Abs(x))"]
+        zero = one_of("", "", "", "0.0", "3.0", "Round(Div(r, 3.0))")
+    else:
+        ends = ["a = ReduceMin(x)", "b = ReduceMax(x)"]
+        steps = [*rng.permutation(ends), "r = Sub(Max(b, 0.0), Min(a, 0.0))"]
+        zero = one_of("Int8(Sub(-128.0, Round(Div(Min(a, 0.0), s))))", "Round(Div(Neg(a), s))", "Div(a, s)", "")
+    factor = one_of("Div(127.0, r)", "Reciprocal(s)", "Mul(Reciprocal(r), 127.0)")
+    steps.append(f"s = {one_of('Div(r, 127.0)', 'Clip(Div(r, 255.0), 1e-05, inf)', 'Mul(Float16(r), 0.0078125)', 'r')}")
+    steps.append(f"f = {factor}")
+    code = one_of("Div(x, s)", "Mul(x, f)")
+    code = f"Float16({code})" if rng.random() < 0.2 else code
+    zero_point, is_first = (f"{zero}" if zero in ("0.0", "") else "z"), rng.random() < 0.3
+    if zero_point == "z":
+        steps.append(f"z = {zero}")
+    added = f"Add({{}}, {zero_point})" if zero_point else "{}"
+    clip = one_of(
+        *("{}", "Clip({}, -128.0, 127.0)", "Clip({}, 0.0, 255.0)", "Clip({}, -127.0, 127.0)", "Clip({}, -7.0, 7.5)"),
+        *("Max(Min({}, 127.0), -128.0)", "Clip({}, -128.0, inf)", "Min({}, 100.0)"),
+    )
+    order = [added, "Round({})", clip] if is_first else ["Round({})", added, clip]
+    if rng.random() < 0.2:
+        rng.shuffle(order)
+    for step in (*order, one_of("{}", "{}", "Int8({})", "Uint8({})", "Int32({})", "Round({})")):
+        code = step.format(code)
+    if rng.random() < 0.5:
+        shifted = one_of("{}", "Add({}, 128.0)", "Add({}, 128.0)", "Sub({}, 128.0)", "Add({}, 0.5)").format(code)
+        return "; ".join([*steps, f"codes = {shifted}", "scale = s", f"zero_point = {zero_point or '0.0'}"])
+    code = f"Sub({code}, {zero_point})" if zero_point and rng.random() < 0.9 else code
+    result = one_of("Mul({}, s)", "Mul({}, s)", "Mul({}, s)", "Div({}, f)", "Div({}, s)", "{}").format(code)
+    return "; ".join([*steps, f"dst = {result}", "scale = s"])
+
+
+def quantized_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Rows whose quotients are ties, or anything; some rows have zeros, subnormal, huge or not finite numbers."""
+    rows, cols = shape
+    x = rng.integers(-254, 255, shape) / 2.0
+    x[np.arange(rows), rng.integers(cols, size=rows)] = rng.choice([127.0, -127.0, 127.5])
+    kind = rng.integers(0, 10, (rows, 1))
+    x = np.where(kind < 3, rng.normal(0, 3, shape), x) * 2.0 ** rng.integers(-3, 3, (rows, 1))
+    x = np.where(kind == 4, x * 0.0, x)
+    x = np.where(kind == 5, x * 10.0 ** rng.integers(-42, 36), x).astype(np.float32)
+    x = np.where(rng.random(shape) < rng.choice([0, 0.2]), rng.choice([0.0, -0.0], shape), x)
+    x = np.abs(x) if rng.random() < 0.2 else x
+    if rng.random() < 0.3:
+        x[rng.integers(rows), rng.integers(cols)] = rng.choice([np.nan, np.inf, -np.inf, -np.nan])
+    return x.astype(np.float32)

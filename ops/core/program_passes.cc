@@ -41,6 +41,12 @@ class Compiler {
     if (reductions_ > kMostReductions)
       throw Error(std::string(op) + ": program has " + std::to_string(reductions_) +
                   " reductions that do not depend on each other, expected at most " + std::to_string(kMostReductions));
+    for (size_t i = 0; i < size(); ++i)
+      if (program_.values[i].kind == Kind::kRow && result_.slots[i] >= 0)
+        result_.row_values.push_back(static_cast<int>(i));
+    choose_kernels();
+    for (PlacedPass& pass : result_.passes)
+      if (pass.is_of_numbers) place_numbers(pass);
     return std::move(result_);
   }
 
@@ -114,8 +120,55 @@ class Compiler {
     used_tiles_ = 0;
   }
 
+  // Sets the steps of a pass over numbers, but for the addresses of outputs.
+  void place_numbers(PlacedPass& pass) const {
+    for (size_t i = 0; i < pass.steps.size(); ++i) {
+      const PlacedStep& placed = pass.steps[i];
+      NumberStep step = {{placed.kind, {}, {}}, 0, 0};
+      place_number(placed.a, step.step.a, step.of_memory_a);
+      place_number(placed.b, step.step.b, step.of_memory_b);
+      if (placed.a.place == Place::kOutput) {
+        if (takes_codes(static_cast<size_t>(placed.a.index))) step.step.kind = store_of(code_type_);
+        pass.stores.emplace_back(i, placed.a.index);
+      }
+      pass.number_steps.push_back(step);
+    }
+  }
+
+  void place_number(const PlacedOperand& operand, StepOperand& at, uintptr_t& of_memory) const {
+    constexpr int64_t kSize = sizeof(float), kSlot = kMostPassRows * kSize, kTile = kTileElements * kSize;
+    static constexpr float kNothing = 0;
+    const auto relative = [](int64_t bytes) { return reinterpret_cast<const char*>(static_cast<uintptr_t>(bytes)); };
+    if (operand.place == Place::kSlot)
+      at = {relative(operand.index * kSlot), 0, kSize, true};
+    else if (operand.place == Place::kTile)
+      at = {relative(result_.slot_count * kSlot + operand.index * kTile), 0, 0, true};
+    else if (operand.place == Place::kLiteral)
+      at = {reinterpret_cast<const char*>(&program_.literals[static_cast<size_t>(operand.index)]), 0, 0, false};
+    else
+      at = {reinterpret_cast<const char*>(&kNothing), 0, 0, false};
+    of_memory = operand.place == Place::kSlot || operand.place == Place::kTile ? ~uintptr_t{0} : 0;
+  }
+
+  // Which kernels can run a pass over elements in place of its steps.
+  void choose_kernels() {
+    std::optional<RangePass> range;  // of x
+    for (PlacedPass& pass : result_.passes) {
+      if (pass.is_of_numbers) continue;
+      pass.range = range_of(pass.steps, !reads_outputs_);
+      if (pass.range) range = pass.range;
+      if (range && !pass.range) pass.quantization = QuantizePass::of(pass.steps, *range, program_.literals, code_type_);
+    }
+  }
+
   void finish(bool is_of_numbers) {
-    if (!steps_.empty()) result_.passes.push_back({is_of_numbers, steps_});
+    if (!steps_.empty()) {
+      const bool stores_codes = std::any_of(steps_.begin(), steps_.end(), [&](const PlacedStep& step) {
+        return step.a == PlacedOperand{Place::kOutput, static_cast<int>(ProgramOutput::kCodes)};
+      });
+      result_.passes.push_back({is_of_numbers, steps_, {}, {}, stores_codes, {}, {}});
+    }
+    if (is_of_numbers) result_.number_steps += static_cast<int64_t>(steps_.size());
     result_.tile_count = std::max(result_.tile_count, used_tiles_);
   }
 

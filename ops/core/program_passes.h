@@ -1,34 +1,37 @@
 // The passes of a program: its values as steps of kernels. core/program.h explains programs.
 #pragma once
 
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "core/program_text.h"
+#include "core/program_kernels.h"
 
 namespace dynq {
 
-// An operand of a step, before the tensors are known.
-struct PlacedOperand {
-  enum class Place { kNone, kLiteral, kSlot, kX, kOperand, kTile, kOutput };
-  Place place = Place::kNone;
-  int index = 0;  // of the literal, the slot, ...
-};
-
-struct PlacedStep {
-  StepKind kind;
-  PlacedOperand a, b;
+// A step over the numbers of rows. The address of a slot or a tile is relative to the memory of a run.
+struct NumberStep {
+  Step step;
+  uintptr_t of_memory_a, of_memory_b;  // all bits are set if the operand's address is relative
 };
 
 struct PlacedPass {
   bool is_of_numbers;  // over the numbers of several rows; otherwise over the elements of each row
   std::vector<PlacedStep> steps;
+  std::optional<RangePass> range;  // if kernels of these kinds can run the pass
+  std::optional<QuantizePass> quantization;
+  bool stores_codes = false;
+  std::vector<NumberStep> number_steps;        // the steps, if the pass is over numbers
+  std::vector<std::pair<size_t, int>> stores;  // those of them that store an output: the step and the output
 };
 
 struct ProgramPasses {
   std::vector<PlacedPass> passes;  // in order
   std::vector<int> slots;          // of each value: where its numbers of rows are; -1: it has none
+  std::vector<int> row_values;     // the values that are operands with numbers of rows, and have slots
   int slot_count = 0;
-  int tile_count = 0;  // buffers of kTileElements elements
+  int64_t number_steps = 0;  // of all passes over numbers
+  int tile_count = 0;        // buffers of kTileElements elements, after kMostPassRows numbers of each slot
 };
 
 // `code_type` is the type of codes. reads_outputs: later passes read float outputs, which are float32, instead of

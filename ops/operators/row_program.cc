@@ -33,12 +33,9 @@ class RowProgram : public Node {
     tensors.src_type = tensors.dst_type = src.type;
     tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
     program_.set_operands(context, kFirstOperand, src.shape, rows_of_src.axis, tensors);
-    constexpr Shape kNothing = {1, {0}};
-    for (size_t i = 0; i < kProgramOutputs; ++i) {
-      const bool is_assigned = program_.has_output(static_cast<ProgramOutput>(i));
-      void* to = context.output(i, !is_assigned ? kNothing : takes_vectors(i) ? src.shape : rows_of_src.parameters);
-      tensors.outputs[i] = is_assigned ? to : nullptr;
-    }
+    for (size_t i = 0; i < kProgramOutputs; ++i)  // an output that is not assigned is not made
+      if (program_.has_output(static_cast<ProgramOutput>(i)))
+        tensors.outputs[i] = context.output(i, takes_vectors(i) ? src.shape : rows_of_src.parameters);
     if (tensors.rows == 0) return;
     if (tensors.cols > long_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
       for (int64_t row = 0; row < tensors.rows; ++row) program_.run_long_row(tensors, row, context);

@@ -122,7 +122,8 @@ _OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`
 
 ROW_PROGRAM = Operator(
     "RowProgram",
-    "Runs a program over each row of a tensor.",
+    "Runs a program over each row of a tensor. The plugin does not make an output that the program does not assign; no "
+    "node may read it.",
     "",
     (
         Input("src", FLOATS, "Any shape."),

@@ -555,6 +555,11 @@ class ProgramText {
   // `is_tail`: the program of a product.
   ProgramText(Bytes& bytes, size_t operands, bool is_tail, bool may_be_wrong)
       : bytes_(bytes), operands_(operands), is_tail_(is_tail && !(may_be_wrong && bytes.one_in(4))) {
+    if (!is_tail && bytes_.one_in(4)) {
+      quantize();
+      if (may_be_wrong) spoil();
+      return;
+    }
     for (size_t count = bytes_.below(bytes_.one_in(16) ? 40 : 5); count > 0; --count) {
       const Value value = expression(0);
       const std::string name = "v" + std::to_string(names_.size());
@@ -596,6 +601,22 @@ class ProgramText {
     std::string text;
     bool is_vector, is_truth;
   };
+
+  // Steps that kernels of whole passes may run (core/program_kernels.h).
+  void quantize() {
+    constexpr const char* kRanges[] = {"r = ReduceMax(Abs(x)); z = 3.0",
+                                       "a = ReduceMin(x); r = ReduceMax(x); z = Round(a)",
+                                       "r = ReduceMax(x); a = ReduceMin(x); z = Int8(Sub(a, r))"};
+    constexpr const char* kScales[] = {"Div(r, 127.0)", "Clip(r, 1e-05, inf)", "r"};
+    constexpr const char* kQuotients[] = {"Div(x, s)", "Mul(x, s)", "Float16(Div(x, s))"};
+    constexpr const char* kSteps[] = {"Round(", "Add(z, ", "Int8(", "Uint8(", "Min(127.0, ", "Max(-127.0, "};
+    constexpr const char* kOutputs[] = {"; codes = q", "; codes = Add(q, 128.0)", "; dst = Mul(q, s)",
+                                        "; dst = Mul(Sub(q, z), s)", "; dst = Div(q, s)"};
+    text = std::string(bytes_.of(kRanges)) + "; s = " + bytes_.of(kScales) + "; q = ";
+    std::string code = bytes_.of(kQuotients);
+    for (size_t count = bytes_.below(5); count > 0; --count) code = bytes_.of(kSteps) + code + ")";
+    text += code + bytes_.of(kOutputs);
+  }
 
   void add(const std::string& name, const Value& value) {
     text += (text.empty() ? "" : bytes_.one_in(8) ? " ;" : "; ") + name + " = " + value.text;

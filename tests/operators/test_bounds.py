@@ -12,6 +12,7 @@ import ctypes
 import functools
 import itertools
 import mmap
+import re
 import signal
 import subprocess
 import sys
@@ -260,13 +261,13 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
     sources, targets = arenas()
     assert len(inputs) <= len(sources)
     stored = [arena.copy(kernels._stored(array), at_end) for arena, array in zip(sources, inputs, strict=False)]
-    results: list[Array] = []
+    results: dict[int, Array] = {}
 
     def allocate(_user: int, index: int, _type: int, dims: Any, rank: int) -> int:
         form = kernels._stored(np.zeros(tuple(dims[:rank]), outputs[index]))
-        results.append(targets[index].empty(form.shape, form.dtype, at_end))
-        results[-1][...] = 77
-        return int(results[-1].ctypes.data)
+        results[index] = targets[index].empty(form.shape, form.dtype, at_end)
+        results[index][...] = 77
+        return int(results[index].ctypes.data)
 
     tensors = (library.Tensor * len(inputs))(*map(kernels._tensor, inputs, stored))
     attributes = kernels._attributes(operator, tuple(given.items()))
@@ -283,7 +284,7 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
         1024,
     )
     assert not failed, message.value
-    return results
+    return [results[index] for index in sorted(results)]
 
 
 def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[int] = LENGTHS) -> None:
@@ -565,7 +566,7 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
         if good:
             expected = kernels.run(operator.name, right, **attributes)
             for result, other in zip(session.run(None, dict(zip(names, right, strict=False))), expected, strict=True):
-                assert_same(result, other)
+                assert_made(result, other)
         tried += 1
     assert tried >= 8 or not list(wrong_shapes(operator))
 
@@ -595,6 +596,14 @@ def test_wrong_types_and_counts(operator: Operator) -> None:
                 kernels.run(operator.name, [np.ones((), type_) for type_ in types])
 
 
+def assert_made(result: Array | None, expected: Array) -> None:
+    """Compares an output; the plugin does not make those that a program does not assign."""
+    if result is None:
+        assert expected.size == 0
+    else:
+        assert_same(result, expected)
+
+
 @every_signature
 def test_too_many_dimensions(backend: str, operator: Operator, signature: Signature) -> None:
     shapes, attributes = next(fitting(operator, 4))
@@ -605,8 +614,12 @@ def test_too_many_dimensions(backend: str, operator: Operator, signature: Signat
     arrays = inputs_of(rng, operator, signature, shapes)
     for index, array in enumerate(arrays):
         wrong = [*arrays[:index], array.reshape((1,) * (17 - array.ndim) + array.shape), *arrays[index + 1 :]]
+        text, form = str(given.get("program", "")), rf"(row|column|tensor){names[index][-1]}\b"
+        if names[index].startswith("operand_") and not re.search(form, text):  # the program does not read it
+            session.run(None, dict(zip(names, wrong, strict=True)))
+            continue
         with pytest.raises(Exception, match="rank 17, expected at most 16"):
             session.run(None, dict(zip(names, wrong, strict=True)))
     results = session.run(None, dict(zip(names, arrays, strict=True)))
     for result, expected in zip(results, kernels.run(operator.name, arrays, **given), strict=True):
-        assert_same(result, expected)
+        assert_made(result, expected)

@@ -149,9 +149,13 @@ def test_every_signature_loads_and_runs(backend: str, operator: Operator, signat
     arrays = arrays_of(operator, signature.inputs)
     names = [value.name for value in operator.inputs]
     results = session.run(None, dict(zip(names, arrays, strict=True)))
-    assert tuple(result.dtype.name for result in results) == signature.outputs
-    for result, expected in zip(results, kernels.run(operator.name, arrays, **given), strict=True):
-        assert_same(result, expected)
+    expected = kernels.run(operator.name, arrays, **given)
+    assert tuple(array.dtype.name for array in expected) == signature.outputs
+    for result, array in zip(results, expected, strict=True):
+        if result is None:  # the plugin does not make what a program does not assign
+            assert array.size == 0
+        else:
+            assert_same(result, array)
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)

@@ -1,0 +1,380 @@
+// A run of a program on some rows of tensors.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "core/formats.h"
+#include "core/program.h"
+#include "core/scratch.h"
+#include "kernels/dispatch.h"
+
+namespace dynq {
+
+// The memory of one task, and the steps with the addresses of its rows. A run takes at most kMostPassRows rows at once,
+// an even number, since two 4-bit codes share a byte.
+class Program::Run {
+ public:
+  Run(const Program& program, const ProgramTensors& tensors)
+      : program_(program),
+        tensors_(tensors),
+        passes_(program.passes_of(tensors)),
+        table_(active_kernels()),
+        src_(storage_of(tensors.src_type)),
+        codes_(storage_of(program.code_type_)),
+        slots_(aligned(memory_.allocate(passes_.slot_count * kMostPassRows + (passes_.tile_count + 1) * kTileElements +
+                                        kAlignment / kSize))),
+        tiles_(slots_ + passes_.slot_count * kMostPassRows),
+        number_steps_(number_step_memory_.allocate(passes_.number_steps)) {}
+
+  void run(int64_t row, int64_t rows) {
+    all_finite_ = is_widened_ = false;
+    read_rows(row, rows);
+    const Part whole = {row, 0, rows, tensors_.cols};
+    int64_t first = 0;  // of the steps over numbers
+    for (const PlacedPass& pass : passes_.passes) {
+      if (pass.is_of_numbers) {
+        run_numbers(pass, row, rows, first);
+        first += static_cast<int64_t>(pass.steps.size());
+      } else if (tensors_.cols > 0) {
+        run_elements(pass, whole, true);
+      } else {
+        reduce_nothing(pass, rows);
+      }
+    }
+    has_placed_numbers_ = true;
+  }
+
+  // Runs the same rows again and again; the only pass has the addresses of the first time.
+  void run_again(int64_t row, int64_t rows) {
+    if (steps_ == nullptr || passes_.passes.size() > 1)
+      run(row, rows);
+    else
+      table_.run_pass({steps_, step_count_, rows, tensors_.cols, true});
+  }
+
+  // Reads the operands that have a number for each row.
+  void read_rows(int64_t row, int64_t rows) {
+    for (const int v : passes_.row_values) {
+      const auto operand = static_cast<size_t>(program_.text_.at(v).index);
+      for (int64_t i = 0; i < rows; ++i)
+        slot(passes_.slots[static_cast<size_t>(v)])[i] =
+            load(tensors_.operands[operand] + (row + i) % tensors_.operand_rows[operand]);
+    }
+  }
+
+  // A pass over numbers, the first of whose steps is number `first` of all such steps.
+  void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows, int64_t first = 0) {
+    Step* steps = number_steps_ + first;
+    const auto count = static_cast<int64_t>(pass.number_steps.size());
+    const auto memory = reinterpret_cast<uintptr_t>(slots_);
+    for (int64_t i = 0; i < count && !has_placed_numbers_; ++i) {
+      const NumberStep& placed = pass.number_steps[static_cast<size_t>(i)];
+      steps[i] = placed.step;
+      steps[i].a.at = moved(placed.step.a.at, placed.of_memory_a & memory);
+      steps[i].b.at = moved(placed.step.b.at, placed.of_memory_b & memory);
+    }
+    for (const auto& [step, which] : pass.stores) steps[step].a = output(which, row, 0, rows);
+    table_.run_pass({steps, count, 1, rows, true});
+    if (takes_4_bits())
+      for (const PlacedStep& step : pass.steps)
+        if (step.a.place == Place::kOutput && step.a.index == static_cast<int>(ProgramOutput::kZeroPoint))
+          narrow_zero_points(row, rows);
+  }
+
+  // Columns [col, col + cols) of some rows.
+  struct Part {
+    int64_t row, col, rows, cols;
+  };
+
+  // begins_row: the part has the first columns of a row, for reductions.
+  void run_elements(const PlacedPass& pass, const Part& part, bool begins_row) {
+    if (pass.range && find_ranges(*pass.range, part)) return;
+    if (pass.quantization && all_finite_ && quantize(*pass.quantization, part)) return;
+    widen(part);
+    if (stores_wide_codes(pass)) bytes_ = byte_memory_.allocate(part.rows * part.cols);
+    place_steps(pass, part.row, part.col, part.cols);
+    const Pass all = {steps_, step_count_, part.rows, part.cols, begins_row};
+    table_.run_pass(all);
+    for (int64_t i = 0; i < step_count_; ++i)
+      if (is_reduction(steps_[i].kind) && steps_[i].kind != StepKind::kReduceSum)
+        for (int64_t j = 0; j < part.rows; ++j)
+          if (float& number = *(reinterpret_cast<float*>(const_cast<char*>(steps_[i].a.at)) + j); number == 0)
+            number = first_zero(all, i, j);
+    if (stores_wide_codes(pass)) narrow_codes(part);
+  }
+
+  float* slot(int index) { return slots_ + index * kMostPassRows; }
+
+  // Whether a pass has found that all elements of the rows are finite.
+  bool all_finite() const { return all_finite_; }
+  void set_all_finite(bool all_finite) { all_finite_ = all_finite; }
+
+  // The reductions of rows without elements.
+  void reduce_nothing(const PlacedPass& pass, int64_t rows) {
+    for (const PlacedStep& step : pass.steps)
+      if (is_reduction(step.kind)) std::fill_n(slot(step.a.index), rows, identity_of(step.kind));
+  }
+
+ private:
+  using Place = PlacedOperand::Place;
+
+  static constexpr int64_t kSize = sizeof(float), kAlignment = 64;  // of tiles
+
+  static float* aligned(float* memory) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return memory + (-address & (kAlignment - 1)) / kSize;
+  }
+
+  static const char* moved(const char* at, uintptr_t bytes) {
+    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(at) + bytes);
+  }
+
+  static const char* address(const void* at) { return static_cast<const char*>(at); }
+
+  bool takes_4_bits() const { return codes_.narrow != nullptr; }
+
+  // Whether a pass stores codes of 4 bits, which its steps store as bytes.
+  bool stores_wide_codes(const PlacedPass& pass) const { return takes_4_bits() && pass.stores_codes; }
+
+  float* tile(int index) { return tiles_ + index * kTileElements; }
+
+  const void* src_at(const Part& part, int64_t i) const {
+    return element(tensors_.src, src_, (part.row + i) * tensors_.src_stride + part.col);
+  }
+
+  // Converts float16.
+  void widen(const Part& part) {
+    if (src_.widen == nullptr || is_widened_) return;
+    widened_ = widened_memory_.allocate(part.rows * part.cols);
+    const int64_t together = tensors_.src_stride == part.cols ? part.rows : 1;
+    for (int64_t i = 0; i < part.rows; i += together)
+      src_.widen(src_at(part, i), widened_ + i * part.cols, together * part.cols);
+    is_widened_ = true;
+  }
+
+  void narrow_codes(const Part& part) {
+    codes_.narrow(bytes_, element(tensors_.outputs[0], codes_, part.row * tensors_.cols + part.col),
+                  part.rows * part.cols);
+  }
+
+  // Runs the kernel of ranges. Returns false if elements are not finite, for which steps have to run.
+  bool find_ranges(const RangePass& pass, const Part& part) {
+    constexpr int64_t kShort = 64;  // longer rows gain from kernels of float16
+    float *high = slot(pass.high), *low = pass.low < 0 ? high : slot(pass.low);
+    const RangeKernel direct = src_.widen != nullptr ? table_.ranges_f16[pass.extremes] : nullptr;
+    if (direct != nullptr && part.cols > kShort) {
+      for (int64_t i = 0; i < part.rows; ++i) {
+        const Range range = direct(src_at(part, i), part.cols);
+        if (range.not_finite != 0) return all_finite_ = false;
+        low[i] = range.low;
+        high[i] = range.high;
+      }
+    } else {
+      widen(part);
+      std::fill_n(low, part.rows, kInfinity);
+      std::fill_n(high, part.rows, pass.extremes == kAbsMax ? 0.0f : -kInfinity);
+      const StepOperand from = x(part.row, part.col, part.cols);
+      if (!table_.row_ranges[pass.extremes](reinterpret_cast<const float*>(from.at), part.rows, part.cols,
+                                            from.row_bytes / kSize, low, high))
+        return all_finite_ = false;
+    }
+    for (int64_t i = 0; i < part.rows && pass.extremes == kMinMax; ++i) {
+      if (low[i] != 0 && high[i] != 0) continue;
+      const float zero = src_.widen == nullptr ? first_zero(static_cast<const uint32_t*>(src_at(part, i)), part.cols)
+                                               : first_zero(static_cast<const uint16_t*>(src_at(part, i)), part.cols);
+      if (low[i] == 0) low[i] = zero;
+      if (high[i] == 0) high[i] = zero;
+    }
+    return all_finite_ = true;
+  }
+
+  // The first zero of a row with one, given as bits: kernels may return any of them.
+  template <class Bits>
+  static float first_zero(const Bits* row, int64_t cols) {
+    constexpr int64_t kSome = 64;
+    constexpr auto kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
+    for (int64_t col = 0; col < cols; col += kSome) {
+      const int64_t end = std::min(cols, col + kSome);
+      int32_t any = 0;
+      for (int64_t i = col; i < end; ++i) any |= (load(row + i) & kMagnitude) == 0;
+      for (int64_t i = col; any != 0 && i < end; ++i)
+        if (const Bits bits = load(row + i); (bits & kMagnitude) == 0) return bits == 0 ? 0.0f : -0.0f;
+    }
+    return 0;
+  }
+
+  // Runs the kernel of a pass that quantizes rows, all of whose elements are finite. Returns false if it is not exact.
+  bool quantize(const QuantizePass& pass, const Part& part) {
+    QuantizedRows rows;
+    const RowNumbers numbers = {slots_, kMostPassRows, program_.text_.literals.data()};
+    if (!pass.find(numbers, part.rows, rows)) return false;
+    const bool is_float16 = src_.widen != nullptr && pass.takes_float16(rows, part.rows);
+    return pass.stores_codes()
+               ? (is_float16 && store_codes(pass, rows, part, true)) || store_codes(pass, rows, part, false)
+               : (is_float16 && store_floats(pass, rows, part, true)) || store_floats(pass, rows, part, false);
+  }
+
+  // The elements of x for a kernel, and how they are placed. is_stored: float16 as it is stored.
+  const void* source(const Part& part, bool is_stored, int64_t& stride) {
+    stride = tensors_.src_stride;
+    if (is_stored || src_.widen == nullptr) return src_at(part, 0);
+    widen(part);
+    stride = part.cols;
+    return widened_;
+  }
+
+  bool store_codes(const QuantizePass& pass, const QuantizedRows& rows, const Part& part, bool is_stored) {
+    const CodeKind kind = store_of(program_.code_type_) == StepKind::kStoreInt8 ? kS8 : kU8;
+    const bool are_bytes = part.cols % 2 == 0 && part.cols >= kLeastColumnsOf4Bits;
+    QuantizeKernel kernel = takes_4_bits() && are_bytes ? pass.quantizer_to_4_bits(table_, kind, is_stored) : nullptr;
+    const bool is_direct = !takes_4_bits() || kernel != nullptr;
+    if (kernel == nullptr) kernel = pass.quantizer(table_, kind, is_stored);
+    if (kernel == nullptr) return false;
+    int64_t stride;
+    const void* src = source(part, is_stored, stride);
+    void* dst = element(tensors_.outputs[0], codes_, part.row * tensors_.cols + part.col);
+    if (!is_direct) {
+      dst = bytes_ = byte_memory_.allocate(part.rows * part.cols);
+    }
+    // Codes are adjacent, as the elements of src are, or there is one row.
+    kernel({{part.rows, part.cols, stride}, src, dst, rows.scales, rows.offsets, false});
+    if (!is_direct) narrow_codes(part);
+    return true;
+  }
+
+  bool store_floats(const QuantizePass& pass, const QuantizedRows& rows, const Part& part, bool is_stored) {
+    const BoundedKernel kernel = pass.fake_quantizer(table_, is_stored);
+    if (kernel == nullptr) return false;
+    const bool narrows = tensors_.dst_type == kFloat16 && !is_stored;
+    int64_t stride;
+    const void* src = source(part, is_stored, stride);
+    void* dst =
+        element(tensors_.outputs[static_cast<size_t>(pass.output())], src_, part.row * tensors_.dst_stride + part.col);
+    float* narrowed = narrows ? narrowed_memory_.allocate(part.rows * part.cols) : nullptr;
+    kernel({{part.rows, part.cols, stride},
+            src,
+            narrows ? narrowed : dst,
+            rows.scales,
+            rows.factors,
+            rows.zero_points,
+            pass.keeps_negative_zero()});
+    if (narrows) src_.narrow(narrowed, dst, part.rows * part.cols);
+    return true;
+  }
+
+  // Where a step of a pass over elements reads or writes an operand, from row `row` and column `col` on.
+  StepOperand place(const PlacedOperand& operand, int64_t row, int64_t col, int64_t cols) {
+    static constexpr float kNothing = 0;
+    const auto index = static_cast<size_t>(operand.index);
+    switch (operand.place) {
+      case Place::kSlot:
+        return {address(slot(operand.index)), kSize, 0, false};
+      case Place::kX:
+        return x(row, col, cols);
+      case Place::kOperand: {
+        const int64_t stride = program_.text_.forms[index] == OperandForm::kTensor ? tensors_.operand_stride : 0;
+        return {address(tensors_.operands[index] + row * stride + col), stride * kSize, kSize, true};
+      }
+      case Place::kOutput:
+        return output(operand.index, row, col, cols);
+      case Place::kTile:
+        return {address(tile(operand.index)), 0, 0, true};
+      case Place::kLiteral:
+        return {address(&program_.text_.literals[index]), 0, 0, false};
+      default:
+        return {address(&kNothing), 0, 0, false};
+    }
+  }
+
+  StepOperand x(int64_t row, int64_t col, int64_t cols) const {
+    if (src_.widen != nullptr) return {address(widened_), cols * kSize, kSize, true};
+    return {address(static_cast<const float*>(tensors_.src) + row * tensors_.src_stride + col),
+            tensors_.src_stride * kSize, kSize, true};
+  }
+
+  StepOperand output(int index, int64_t row, int64_t col, int64_t cols) {
+    const auto which = static_cast<size_t>(index);
+    auto* to = static_cast<char*>(tensors_.outputs[which]);
+    if (!takes_vectors(which)) {
+      const int64_t size = takes_codes(which) ? 1 : static_cast<int64_t>(sizeof(float));
+      return {takes_codes(which) && takes_4_bits() ? address(zero_points_) : to + row * size, 0, size, true};
+    }
+    if (takes_codes(which)) {
+      if (takes_4_bits()) return {address(bytes_), cols, 1, true};
+      return {to + row * tensors_.cols + col, tensors_.cols, 1, true};
+    }
+    const int64_t size = bits_of(tensors_.dst_type) / 8;
+    return {to + (row * tensors_.dst_stride + col) * size, tensors_.dst_stride * size, size, true};
+  }
+
+  // Two zero points share a byte. A task takes an even number of rows, but long rows one by one.
+  void narrow_zero_points(int64_t row, int64_t rows) const {
+    auto* to = static_cast<uint8_t*>(tensors_.outputs[static_cast<size_t>(ProgramOutput::kZeroPoint)]);
+    for (int64_t i = 0; i < rows; ++i) {
+      uint8_t code;
+      codes_.narrow(zero_points_ + i, &code, 1);
+      uint8_t& pair = to[(row + i) / 2];
+      pair = static_cast<uint8_t>((row + i) % 2 == 0 ? code : pair | code << 4);
+    }
+  }
+
+  void place_steps(const PlacedPass& pass, int64_t row, int64_t col, int64_t cols) {
+    steps_ = step_memory_.allocate(static_cast<int64_t>(pass.steps.size()));
+    step_count_ = 0;
+    for (const PlacedStep& step : pass.steps)
+      steps_[step_count_++] = {kind_of(step), place(step.a, row, col, cols), place(step.b, row, col, cols)};
+  }
+
+  // The kind of a step; of a store, that of the output's type.
+  StepKind kind_of(const PlacedStep& step) const {
+    if (step.kind == StepKind::kStore && step.a.place == Place::kOutput) {
+      const auto output = static_cast<size_t>(step.a.index);
+      if (takes_codes(output)) return store_of(program_.code_type_);
+      if (takes_vectors(output) && tensors_.dst_type == kFloat16) return StepKind::kStoreF16;
+    }
+    return step.kind;
+  }
+
+  // The first zero that reduction number `index` reduces in a row: kernels may return any of them.
+  float first_zero(const Pass& pass, int64_t index, int64_t row) {
+    float* found = tile(passes_.tile_count);
+    std::vector<Step> steps;
+    for (int64_t col = 0; col < pass.cols; col += kTileElements) {
+      steps.clear();
+      for (int64_t i = 0; i < index; ++i) {
+        Step step = pass.steps[i];
+        if (is_reduction(step.kind)) continue;
+        for (StepOperand* operand : {&step.a, &step.b})
+          if (operand->at != nullptr) operand->at += row * operand->row_bytes + col * operand->element_bytes;
+        steps.push_back(step);
+      }
+      steps.push_back({StepKind::kStore, {address(found), 0, kSize, true}, {}});
+      const int64_t cols = std::min(kTileElements, pass.cols - col);
+      table_.run_pass({steps.data(), static_cast<int64_t>(steps.size()), 1, cols, true});
+      for (int64_t i = 0; i < cols; ++i)
+        if (found[i] == 0) return found[i];
+    }
+    return 0;
+  }
+
+  const Program& program_;
+  const ProgramTensors& tensors_;
+  const ProgramPasses& passes_;
+  const ElementwiseKernels& table_;
+  const Storage src_, codes_;
+  Scratch<float, 16 * kMostPassRows + 4 * kTileElements> memory_;
+  Scratch<Step, 24> step_memory_, number_step_memory_;
+  float *const slots_, *const tiles_;
+  Step* const number_steps_;
+  bool has_placed_numbers_ = false, is_widened_ = false, all_finite_ = false;
+  Scratch<float, kTileElements> widened_memory_, narrowed_memory_;
+  float* widened_ = nullptr;
+  Scratch<uint8_t, kTileElements> byte_memory_;
+  uint8_t* bytes_ = nullptr;
+  Step* steps_ = nullptr;
+  int64_t step_count_ = 0;
+  uint8_t zero_points_[kMostPassRows];
+};
+
+}  // namespace dynq

@@ -1,0 +1,63 @@
+"""The kernels that run whole passes of quantizing programs: the bits of the steps, and of stock ONNX Runtime.
+
+A further output that a pass stores makes it run step by step: no kernel does. programs_check.cc says which programs run
+in kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from helpers import assert_same, explained, with_one_nan
+from programs import quantization, quantized_rows
+from test_random_programs import CODES, Case, compare
+
+from ort_dynq import kernels
+from ort_dynq.operators.program import OPERANDS, parse
+
+SHAPES = [(5, 8), (1, 768), (3, 33), (70, 64), (9, 129), (2, 1100), (2, 7), (66, 34)]
+UNUSED = [np.zeros(1, np.float32)] * OPERANDS
+
+
+def random_case(seed: int, shape: tuple[int, int] | None = None) -> Case:
+    rng = np.random.default_rng(seed)
+    text = quantization(rng)
+    src = quantized_rows(rng, shape or SHAPES[rng.integers(len(SHAPES))])
+    with np.errstate(over="ignore"):
+        src = src.astype(np.float16) if rng.random() < 0.4 else src
+    code_type = int(rng.choice([2, 3, 21, 22]))
+    return Case(parse(text), -1, code_type, [src, np.zeros((), CODES[code_type]), *UNUSED])
+
+
+def check_steps(case: Case, isas: Sequence[str]) -> None:
+    """Compares a program with itself, run step by step."""
+    text = case.text
+    for isa in isas:
+        with kernels.use_isa(isa):
+            whole = kernels.run("RowProgram", case.inputs, **case.attributes)
+            attributes = case.attributes | {"program": f"{text}; dst_2 = x"}
+            steps = kernels.run("RowProgram", case.inputs, **attributes)
+        for i in (0, 1, 2, 4):
+            with explained(f"output {i} on {isa}, code_type {case.code_type}, {text}"):
+                one, other = (each[i].astype(np.float32) if i < 2 else each[i] for each in (whole, steps))
+                assert_same(with_one_nan(one), with_one_nan(other), case.inputs[0])
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1000, 9000, 1000))]
+)
+def test_kernels_equal_steps(isas: Sequence[str], first: int) -> None:
+    for seed in range(first, first + 1000):
+        check_steps(random_case(seed), isas)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_of_long_rows(isas: Sequence[str], seed: int) -> None:
+    check_steps(random_case(seed, (1, 140002)), isas)
+
+
+def test_kernels_equal_bodies(isas: Sequence[str]) -> None:
+    cases = [random_case(seed) for seed in range(50_000, 50_060)]
+    compare([each for each in cases if each.code_type < 21 and np.isfinite(each.inputs[0]).all()], 21, isas)
