@@ -48,13 +48,12 @@ def add_functions(model: ir.Model, opset: int) -> None:
 
 def append_functions(proto: onnx.ModelProto, model: ir.Model, opset: int) -> None:
     """Appends to a serialized model what :func:`add_functions` would add to the model, in a fraction of the time."""
-    missing = _missing(model, opset)
-    names = {function.name for function in missing}
-    kept = [each for each in proto.functions if each.domain != DOMAIN or each.name not in names]
-    if len(kept) != len(proto.functions):  # functions of the programs before the rewrite
-        del proto.functions[:]
-        proto.functions.extend(kept)
-    proto.functions.extend(missing)
+    known = {function.name: function for function in proto.functions if function.domain == DOMAIN}
+    for function in _missing(model, opset):
+        if function.name in known:  # of the programs before the rewrite
+            known[function.name].CopyFrom(function)
+        else:
+            proto.functions.append(function)
 
 
 def _called(model: ir.Model) -> dict[str, list[ir.Node]]:
