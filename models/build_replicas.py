@@ -387,6 +387,33 @@ def int32_matmul() -> Example:
     return Example(model, [activations(2, 7, 20, zero_row=True)])
 
 
+def int32_at_once() -> Example:
+    """Floats cast to int32 at once, minus a zero point, in an Einsum: no step of it has 8 bits."""
+    rng = np.random.default_rng(9)
+    model = parse(
+        """integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
+            least = ReduceMin<axes = [-1], keepdims = 1>(x)  low = Min(least, zero)
+            most = ReduceMax<axes = [-1], keepdims = 1>(x)  high = Max(most, zero)
+            range = Sub(high, low)  step = Div(range, levels)  scale = Max(step, epsilon)
+            below = Neg(low)  offset = Div(below, scale)  whole = Round(offset)  bounded = Clip(whole, zero, levels)
+            quotient = Div(x, scale)  rounded = Round(quotient)  shifted = Add(rounded, bounded)
+            clipped = Clip(shifted, zero, levels)
+            wide = Cast<to = 6>(clipped)  wide_zero_point = Cast<to = 6>(bounded)
+            centered = Sub(wide, wide_zero_point)
+            sum = Einsum<equation = "btk,nk->btn">(centered, w)  real = Cast<to = 1>(sum)
+            scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
+        }""",
+        17,
+        epsilon=np.asarray(np.float32(1e-5)),
+        zero=np.asarray(np.float32(0)),
+        levels=np.asarray(np.float32(255)),
+        w=int8_weights(rng, 13, 20).astype(np.int32),
+        ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 20, high=16.0, zero_row=True)])
+
+
 def int32_zero_point() -> Example:
     """As int32_matmul(), with uint8 codes and a zero point for each token, which is subtracted in int32."""
     rng = np.random.default_rng(6)
@@ -666,6 +693,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "integer_token_s8": partial(integer_matmul, unsigned=False),
     "integer_token_u8": partial(integer_matmul, unsigned=True),
     "integer_token_int32": int32_matmul,
+    "integer_token_einsum": int32_at_once,
     "integer_token_zero_point": int32_zero_point,
     "keras_int8": keras_dense,
     "token_longer_groups": longer_groups,

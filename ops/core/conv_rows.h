@@ -22,7 +22,7 @@ struct ConvShape {
 bool takes_conv_rows(const ConvShape& shape);
 
 // The most rows of a product, and the most columns that are computed at once: they stay in the second-level cache.
-constexpr int64_t kConvRows = 192, kConvColumns = 128;
+constexpr int64_t kConvRows = 256, kConvColumns = 128;
 
 // Writes the rows of all positions of an image's tile, quads * kQuad bytes each. `offsets`: form.offsets().
 void write_conv_rows(const ConvImage& form, const ConvTile& tile, const std::vector<int64_t>& offsets,

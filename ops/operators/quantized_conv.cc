@@ -266,7 +266,8 @@ class QuantizedConv : public Node {
         box.count[axis] = count;
         return ConvImage(axes, quad_axis, group_inputs, group_outputs, box);
       };
-      int64_t row = part(axes[2].out, kRowPositions);
+      const int64_t most_positions = in_rows ? kConvRows : kTilePositions;
+      int64_t row = part(axes[2].out, std::min(kRowPositions, most_positions));
       if (const int64_t bytes = form_of(2, row).bytes(); bytes > kRowBytes)
         row = part(axes[2].out, std::max(kFewestRowPositions, row * kRowBytes / bytes));
       tile[2] = row;
@@ -275,7 +276,7 @@ class QuantizedConv : public Node {
         const ConvImage two = form_of(i, 2);
         const int64_t one = form_of(i, 1).bytes(), each = std::max(int64_t{1}, two.bytes() - one);
         int64_t most = 1 + std::max(int64_t{0}, kImageBytes / terms - one) / each;
-        most = std::min(most, std::max(int64_t{1}, kTilePositions / two.position(i == 0, i == 1)));
+        most = std::min(most, std::max(int64_t{1}, most_positions / two.position(i == 0, i == 1)));
         if (channels == group_outputs) {
           const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
           most = std::min(most, std::max(divide_up(kFewestPositions, tile[1] * tile[2]),

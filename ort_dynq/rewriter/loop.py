@@ -116,7 +116,7 @@ def _apply_rules(
             continue
         for rule in rules:
             applied = _apply(rule, node, context)
-            if applied is not None:
+            if applied is not None and not rule.prepares:
                 context.reported[node] = applied[0].unconverted
                 findings.add(node, *applied)
                 break

@@ -57,6 +57,7 @@ class Rule(Generic[_M]):
         reports_opset: Whether a node is reported as unconverted if the rule applies, but the opset is too old.
             Otherwise such nodes are not reported: these rules improve results of other rules.
         fuses: Whether it changes the last bits of floats: it applies only in a fusion.
+        prepares: Whether it only prepares nodes for other rules, which are reported in its place.
     """
 
     name: str
@@ -65,3 +66,4 @@ class Rule(Generic[_M]):
     build: Callable[[_M, Edit], None] = lambda match, edit: None
     reports_opset: bool = False
     fuses: bool = False
+    prepares: bool = False

@@ -5,7 +5,7 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 
 from __future__ import annotations
 
-from .chains import decomposed, dynamic_quantize_linear, qdq, reductions, truncation
+from .chains import decomposed, dynamic_quantize_linear, narrowing, qdq, reductions, truncation
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
@@ -22,6 +22,7 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
+    (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
     (
         *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
@@ -33,10 +34,11 @@ PHASES = (
     (reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
-"""Each phase goes over the whole model before the next one begins: first chains, then products of the data that they
-quantize, then the weights of products that stay float and the normalizations after other products, then programs of
-products and of the other chains, then the remaining ranges, DynamicQuantizeLinear before products, and the weights of
-products that stay ONNX Runtime's. The last phase reports unconverted products and removes Casts."""
+"""Each phase goes over the whole model before the next one begins: first the types of codes, then chains, then products
+of the data that they quantize, then the weights of products that stay float and the normalizations after other
+products, then programs of products and of the other chains, then the remaining ranges, DynamicQuantizeLinear before
+products, and the weights of products that stay ONNX Runtime's. The last phase reports unconverted products and removes
+Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

@@ -152,6 +152,39 @@ def test_samples_of_a_few_positions_with_their_own_scales(product_isa: str, chan
         check("native", case, threads=1 + size % 2, scale_order=samples % 3)
 
 
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "quad_axis"),
+    [
+        ((1, 510, 301), (1,), 1, 0),  # several tiles of a row
+        ((2, 58, 33, 35), (3, 3), 2, 0),  # several tiles of rows
+        ((3, 3, 50, 49), (16, 16), 16, 1),
+        ((1, 29, 5, 6, 40), (2, 3, 3), 2, 0),
+        ((5, 516, 3, 3), (1, 1), 1, 0),  # tiles of several samples
+    ],
+    ids=str,
+)
+def test_long_sums_of_many_positions(
+    product_isa: str, shape: Shape, kernel: Shape, stride: int, quad_axis: int
+) -> None:
+    """Sums of 128 quads or more become rows of a matrix product."""
+    rng, rank = np.random.default_rng(11), len(kernel)
+    for turn, outputs in enumerate((16, 17, 150)):
+        case = conv_inputs(
+            rng,
+            shape,
+            outputs,
+            kernel,
+            strides=(stride,) * rank,
+            pads=(turn % 2,) * (2 * rank),
+            codes=CODES[turn % 2],
+            zero_points=("none", "one", "all")[turn],
+            quad_axis=quad_axis,
+            terms=1 + outputs % 2,
+            of_samples=(turn == 1, turn == 2),
+        )
+        check("native", case, threads=1 + outputs % 2, scale_order=turn)
+
+
 @pytest.mark.parametrize("kernel", [(33,), (100,), (2, 32)], ids=str)
 def test_wide_kernels_with_strides(product_isa: str, kernel: Shape) -> None:
     rng, rank = np.random.default_rng(8), len(kernel)

@@ -10,7 +10,6 @@ import onnx
 import pytest
 from helpers import Array, assert_same, every, stock_session, with_one_nan
 from rewriting import (
-    FOLDERS,
     check,
     data_sets,
     found,
@@ -45,6 +44,7 @@ CHAINS = {
     "encoder_token_integer": 4,
     "encoder_torchao": 4,
     "functions": 2,
+    "integer_token_einsum": 1,
     "integer_token_int32": 1,
     "experts_token": 1,
     "integer_token_s8": 1,
@@ -93,6 +93,10 @@ CHAINS = {
 }
 
 
+CAST_AT_ONCE = {"integer_token_einsum"}
+"""Models that cast floats to int32 at once: ONNX does not define what becomes of NaN."""
+
+
 def hard(inputs: dict[str, Array]) -> dict[str, Array]:
     """The same inputs with ties, zeros, infinities and NaN in all floats."""
     with np.errstate(over="ignore"):
@@ -104,20 +108,20 @@ def hard(inputs: dict[str, Array]) -> dict[str, Array]:
         }
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", every(2, CHAINS))
 def test_every_chain_as_a_program(name: str) -> None:
     """The function bodies compute the original's bits, also where products of the codes follow."""
     model = load(name)
     with only_programs():
         exact, default = (rewrite(model, exact=exact).to_proto() for exact in (True, False))
-    assert len(programs(exact)) == CHAINS.get(name, 0)
-    assert len(programs(default)) == CHAINS.get(name, 0)
-    if not programs(exact):
-        return
+    assert len(programs(exact)) == CHAINS[name]
+    assert len(programs(default)) == CHAINS[name]
     onnx.checker.check_model(exact, full_check=True)
     original, converted = stock_session(model), stock_session(exact)
     for inputs, _ in data_sets(name):
         for given in (inputs, hard(inputs)):
+            if name in CAST_AT_ONCE:
+                given = {key: np.nan_to_num(array, posinf=1, neginf=-1) for key, array in given.items()}
             for actual, expected in zip(converted.run(None, given), original.run(None, given), strict=True):
                 assert_same(with_one_nan(actual), with_one_nan(expected))
 

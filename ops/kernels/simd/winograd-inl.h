@@ -242,7 +242,6 @@ void multiply_tiles(const int16_t* codes, int64_t stride, const int16_t* weights
     for (int v = 0; v < kVectors; ++v)
       sums[r][v] = adds ? W::load_sums(to + r * kBlockColumns + v * kLanes) : W::no_sums();
   for (int64_t pair = 0; pair < pairs; ++pair, weights += 2 * kBlockColumns, codes += 2) {
-    ORT_DYNQ_PREFETCH(weights + 16 * (2 * kBlockColumns));
     typename W::Weights w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) w[v] = W::load_weights(weights, v);

@@ -2,7 +2,7 @@
 
 struct Winograd256 {
   static constexpr int64_t kWords = 16, kLanes = 8;
-  static constexpr int kRows = 4, kSumVectors = 2;
+  static constexpr int kRows = 6, kSumVectors = 2;
   struct Words {
     __m256i v;
   };
@@ -44,13 +44,13 @@ struct Winograd256 {
   static Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
   static Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 
-  // Parts 0 and 1: the first two weights of 8 output channels each; 2 and 3: the last two.
+  // Parts 0 and 1: the first two weights of 8 output channels each; 2 and 3: the last two. They come to the high bytes
+  // of the words, whose shift extends the sign.
   static Words weights(const int8_t* quad, int64_t part) {
-    const __m256i order =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m128i order = part < 2 ? _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13)
+                                   : _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15);
     const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quad + part % 2 * 32));
-    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(eight, order), _MM_SHUFFLE(3, 1, 2, 0));
-    return {_mm256_cvtepi8_epi16(part < 2 ? _mm256_castsi256_si128(pairs) : _mm256_extracti128_si256(pairs, 1))};
+    return {_mm256_srai_epi16(_mm256_shuffle_epi8(eight, _mm256_broadcastsi128_si256(order)), 8)};
   }
   static void add_weights(const int8_t* quad, Ints (&sums)[2]) {
     for (int64_t v = 0; v < 2; ++v) {

@@ -2,7 +2,7 @@
 
 MatMulInteger, [Add or Sub of integers], Cast, [Mul by the scales of rows and columns in any order], [Add bias]
     -> QuantizedMatMul
-Cast of codes to int32, [Sub zero point], MatMul of int32, then the same nodes
+Cast of codes to int32, [Sub zero point], MatMul or Einsum of int32, then the same nodes
     -> QuantizedMatMul
 MatMulInteger of int8 codes or weights
     -> MatMulInteger of uint8 codes and weights
@@ -45,7 +45,7 @@ from .integer_product import (
     match_product,
     zero_points_of_columns,
 )
-from .matrix_product import stack_beside, with_stack_of
+from .matrix_product import matrix_product_of, stack_beside, with_stack_of
 from .quantized_matmul import build_quantized_matmul
 from .tail import Tail, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
@@ -72,12 +72,12 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("MatMul", "MatMulInteger"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul", "MatMulInteger"):
         return None
-    (codes, weights), facts = node.inputs[:2], context.facts
+    (codes, weights), facts = [*node.inputs, None][:2], context.facts
     if codes is None or weights is None or facts.is_constant(codes):
         return None
-    if node.op_type == "MatMul":
+    if node.op_type != "MatMulInteger":
         return _match_wide(node, codes, weights, facts)
     if is_static(codes, facts):
         return None
@@ -116,7 +116,7 @@ def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
         return
     unsigned, codes = edit.shared(UnsignedCodes), match.factor
     zero_point = match.correction.build_zero_point(match.is_signed, edit)
-    if match.tail.product.op_type == "MatMul":
+    if match.tail.product.op_type != "MatMulInteger":
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
         codes = unsigned.shifted(codes, edit)
@@ -146,15 +146,16 @@ def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
 
 
 def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
-    """Recognizes a MatMul of int32 or int64 integers, which contain codes.
+    """Recognizes a MatMul, or an Einsum like it, of int32 or int64 integers, which contain codes.
 
     Raises:
         Unconverted: It has codes, but does not become QuantizedMatMul.
     """
     wide = wide_codes_of(factor)
-    if wide is None:
+    product = None if wide is None else matrix_product_of(node)
+    if wide is None or product is None:
         return None
-    grid = _grid_of_integers(weights, facts)
+    grid = _grid_of_integers(weights, facts, product.has_transposed_b)
     grid = with_stack_of(grid, wide.shape)
     channels = columns_of(grid.codes.shape[1], grid.stack, wide.shape)
     tail = tail_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
@@ -215,8 +216,8 @@ def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:
     return is_of_one or same_shape(zero_point, scale)
 
 
-def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
-    """Returns integer weights [..., K, N] as 8-bit codes.
+def _grid_of_integers(weights: ir.Value, facts: Facts, is_transposed: bool) -> Grid:
+    """Returns integer weights, [..., K, N] or, transposed, [..., N, K], as 8-bit codes.
 
     Raises:
         Unconverted: They are not known, or do not fit 8 bits.
@@ -224,6 +225,7 @@ def _grid_of_integers(weights: ir.Value, facts: Facts) -> Grid:
     elements = evaluate(weights, facts) if facts.is_constant(weights) else None
     if elements is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
+    elements = elements.swapaxes(-1, -2) if is_transposed else elements
     matrix, stack = columns_of_stack(elements) if elements.ndim > 1 else (elements, ())
     grid = grid_of_integers(matrix)
     if grid is None:

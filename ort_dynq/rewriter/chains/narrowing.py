@@ -1,0 +1,62 @@
+"""The rule for codes that are cast from float to wider integers at once, as int32 operands of a product.
+
+Cast of 8-bit numbers to int32 or int64, ... , MatMul | Einsum     -> Cast to 8 bits, Cast, ... , MatMul | Einsum
+
+The other rules find codes by their 8-bit type. Values proves that the floats are integers that fit 8 bits, and that no
+NaN comes from a divisor near 0, which a Cast to int32 makes a number beyond all bounds.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ..analysis.nodes import cast_to
+from ..analysis.types import WIDE_TYPES
+from ..analysis.values import MOVES, Values
+from ..edit import Edit
+from ..rule import Context, Rule
+
+_PRODUCTS = ("Einsum", "MatMul")
+_BETWEEN = (
+    "Sub",
+    "ReduceSum",
+    *MOVES,
+)  # Sub: of a zero point; ReduceSum: of a row, times the zero point of the weights
+_MOST = 8  # nodes between a Cast and a product
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _match(node: ir.Node, context: Context) -> ir.DataType | None:
+    """Returns the 8-bit type of the integers that a Cast makes and a product reads."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != "Cast" or cast_to(node) not in WIDE_TYPES:
+        return None
+    if node.inputs[0] is None or node.inputs[0].dtype not in _FLOATS:
+        return None
+    known = context.shared(Values).known(node.outputs[0])
+    if not known.fits(-128, 255) or (known.low < 0 and known.high > 127) or not _is_multiplied(node.outputs[0]):
+        return None
+    return ir.DataType.INT8 if known.high <= 127 else ir.DataType.UINT8
+
+
+def _is_multiplied(value: ir.Value, steps: int = 0) -> bool:
+    """Returns whether a product reads a value, moved or minus a zero point."""
+    users = [node for node, _ in value.uses() if node.domain in STANDARD_DOMAINS]
+    if any(node.op_type in _PRODUCTS for node in users):
+        return True
+    return steps < _MOST and any(
+        _is_multiplied(output, steps + 1) for node in users if node.op_type in _BETWEEN for output in node.outputs
+    )
+
+
+def _build(dtype: ir.DataType, edit: Edit) -> None:
+    narrow = ir.node("Cast", [edit.node.inputs[0]], {"to": int(dtype)})
+    edit.insert_main(narrow, before=edit.node)
+    edit.facts.note(narrow.outputs[0], dtype, edit.node.outputs[0].shape)
+    wide = edit.insert(
+        ir.node("Cast", [narrow.outputs[0]], {"to": edit.node.attributes.get_int("to")}), before=edit.node
+    )
+    edit.replace(edit.node.outputs[0], wide)
+
+
+RULE: Rule[ir.DataType] = Rule("codes in wider integers", 13, _match, _build, prepares=True)
