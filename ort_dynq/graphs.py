@@ -63,7 +63,7 @@ def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto
 
 
 def proto_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph or function of a ModelProto, each followed by the nodes of its subgraphs, at any depth."""
+    """Yields the nodes of a graph or function of a ModelProto, each followed by those of its subgraphs."""
     for node in graph.node:
         yield node
         for _, subgraph in proto_subgraphs(node):
