@@ -11,7 +11,7 @@
 namespace dynq {
 namespace {
 
-// When Strassen's algorithm takes less time than the direct form, as `tests/bench strassen` measures both. An
+// When Strassen's algorithm takes less time than the direct form, as `tests/bench products` measures both. An
 // instruction set that is not here always takes the direct form: the algorithm multiplies int16, and VNNI, dotprod,
 // I8MM and AMX multiply bytes 2 to 16 times as fast, for a saving of an eighth. AVX-512 without VNNI is not measured.
 struct Rule {
