@@ -62,8 +62,8 @@ def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto
             yield attribute.name, graph
 
 
-def proto_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph of a ModelProto, each followed by the nodes of its subgraphs, at any depth."""
+def proto_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yields the nodes of a graph or function of a ModelProto, each followed by those of its subgraphs."""
     for node in graph.node:
         yield node
         for _, subgraph in proto_subgraphs(node):

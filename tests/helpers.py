@@ -83,6 +83,31 @@ def diagonals(count: int, *parameters: Iterable[Any]) -> list[Any]:
     ]
 
 
+def in_turn(*parameters: Iterable[Any]) -> list[Any]:
+    """Parameters of a test that do not depend on each other: every value of each, the shorter lists repeated."""
+    lists = [list(values) for values in parameters]
+    return [tuple(values[i % len(values)] for values in lists) for i in range(max(map(len, lists)))]
+
+
+def pairwise(*parameters: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: few combinations, in which every pair of values of two parameters occurs.
+
+    Most errors depend on one choice or on two.
+    """
+    lists = [list(values) for values in parameters]
+    combinations = list(itertools.product(*(list(enumerate(values)) for values in lists)))
+    pairs = [
+        {((i, a), (k, b)) for (i, (a, _)), (k, (b, _)) in itertools.combinations(enumerate(each), 2)}
+        for each in combinations
+    ]
+    missing, chosen = set().union(*pairs), []
+    while missing:
+        best = max(range(len(combinations)), key=lambda i: len(pairs[i] & missing))
+        missing -= pairs[best]
+        chosen.append(tuple(value for _, value in combinations[best]))
+    return chosen
+
+
 def product_of(operator: str | None) -> str:
     """Returns the integer product that an operator computes, perhaps with a program over its result; else nothing."""
     name = (operator or "").removesuffix("Program")
@@ -114,7 +139,12 @@ def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:
     content = model if isinstance(model, bytes) else model.SerializeToString()
     if not cpu_saturates() or not any(operator in content for operator in _SATURATING):
         return content  # without reading it: this took as long as opening the session
-    changed, _ = without_saturation(model)
+    return _with_exact_products(content)
+
+
+@functools.lru_cache(100)  # several tests open a session of one model
+def _with_exact_products(content: bytes) -> bytes:
+    changed, _ = without_saturation(content)
     return bytes(to_proto(changed).SerializeToString()) if isinstance(changed, ir.Model) else content
 
 

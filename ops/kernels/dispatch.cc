@@ -65,18 +65,18 @@ bool has_avx2() noexcept {
   return has_all(cpuid(1, 0, kEcx), kFma | kF16c) && has_all(cpuid(7, 0, kEbx), kAvx2) && saves(kYmm);
 }
 
-bool has_avx512() noexcept {
+[[maybe_unused]] bool has_avx512() noexcept {
   constexpr uint32_t kFoundation = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   return has_avx2() && has_all(cpuid(7, 0, kEbx), kFoundation | kDq | kBw | kVl) && saves(kZmm);
 }
 
-bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx), 1u << 11); }
+[[maybe_unused]] bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx), 1u << 11); }
 
 [[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(7, 1, kEax), 1u << 4); }
 
 #ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the tile instructions
-bool has_amx() noexcept { return has_avx512vnni(); }
-bool enable_tiles() noexcept { return true; }
+[[maybe_unused]] bool has_amx() noexcept { return has_avx512vnni(); }
+[[maybe_unused]] bool enable_tiles() noexcept { return true; }
 #else
 // Whether the CPU has AMX-int8 and the operating system can save its tiles.
 [[maybe_unused]] bool has_amx() noexcept {
@@ -143,11 +143,15 @@ bool has(const char* feature) noexcept {
 // ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
 const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
+#ifndef ORT_DYNQ_WITHOUT_AVX512
 #ifndef ORT_DYNQ_WITHOUT_AMX
     {"amx", &kAvx512Kernels, &kAmxProducts, has_amx, enable_tiles},
 #endif
+#ifndef ORT_DYNQ_WITHOUT_AVX512VNNI
     {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, has_avx512vnni, nullptr},
+#endif
     {"avx512", &kAvx512Kernels, &kAvx2Products, has_avx512, nullptr},
+#endif
 #ifndef ORT_DYNQ_WITHOUT_AVXVNNI
     {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni, nullptr},
 #endif

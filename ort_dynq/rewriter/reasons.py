@@ -101,7 +101,7 @@ class Reason(Enum):
     ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"
     GROUPS_DO_NOT_DIVIDE = "groups of {group_size} elements that share a scale do not divide a row of {depth}"
     GROUPS_UNIT = "groups of {group_size} elements share a scale, expected a multiple of {unit}"
-    CODES_NOT_PROVEN = "the codes are not clipped, and not proven to fit 8 bits"
+    CODES_NOT_PROVEN = "the codes are not clipped, and not proven to fit 8 bits: clip them"
     CODES_TOO_WIDE = "the codes do not fit 8 bits"
     CODES_RESHAPED = "the codes are reshaped after their zero points are subtracted"
     ZERO_POINT_NOT_CLIPPED = "the zero point is not clipped to the codes' range"

@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from .. import runtime
 from ..errors import DynqError
-from ..graphs import graphs
+from ..graphs import graphs, proto_nodes
+from ..operators import DOMAIN
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 _PREFIX = "ort_dynq.exact."  # of new names: products of A and B are matched by the names that a rewrite gives
+_NAMES = {*(operator for _, operator in OPERANDS), "DynamicQuantizeLSTM"}
 _WEIGHTS_OF_LSTM = tuple(itertools.chain(*WEIGHTS_OF_LSTM))
 
 
@@ -59,6 +61,8 @@ def without_saturation(model: Model) -> tuple[Model, int]:
         A changed copy, and the number of products that would saturate on some CPUs. If there are none, or the model
         cannot be read, the model itself and 0.
     """
+    if not _may_have_products(model):
+        return model, 0
     try:
         loaded = inlined_if_possible(load(model))
         if not any(_is_product(node) for _, graph in graphs(loaded) for node in graph):
@@ -70,6 +74,24 @@ def without_saturation(model: Model) -> tuple[Model, int]:
     except DynqError:  # ONNX Runtime's own error says more
         return model, 0
     return (loaded, len(products)) if products else (model, 0)
+
+
+def _may_have_products(model: Model) -> bool:
+    """Returns whether a serialized model has a node of these operators outside of the functions of ort_dynq.
+
+    Loading a rewritten model takes longer: most of its nodes are in these functions. True for other models.
+    """
+    if isinstance(model, bytes):
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(model)
+        except Exception:  # protobuf's own type; load() says what is wrong
+            return True
+        model = proto
+    if not isinstance(model, onnx.ModelProto):
+        return True
+    bodies = (model.graph, *(function for function in model.functions if function.domain != DOMAIN))
+    return any(node.op_type in _NAMES for body in bodies for node in proto_nodes(body))
 
 
 def _is_product(node: ir.Node) -> bool:

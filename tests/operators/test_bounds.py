@@ -38,7 +38,8 @@ every_signature = pytest.mark.parametrize(("operator", "signature"), SIGNATURES,
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedMatMulProgram", "QuantizedConvProgram")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
 TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
-LENGTHS = (*range(1, 68), 96, 97, *range(126, 131))
+# Every tail of vectors of 4 to 32 elements, whole vectors, and both sides of tiles of 64, 96 and 128.
+LENGTHS = (*range(1, 36), 47, 48, 49, *range(63, 67), 96, 97, *range(127, 130))
 CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 255, 1, 1e-7, 3e38, 1])
 
 Attributes = dict[str, Any]
@@ -292,7 +293,8 @@ def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[i
             arrays = inputs_of(rng, operator, signature, shapes)
             attributes = with_types(operator, signature, given, n)
             expected = kernels.run(operator.name, arrays, **attributes)
-            for at_end in (True, False):
+            # Only rows that are shorter than a vector, and the few kernels that step back at the end, read backwards.
+            for at_end in (True, False) if n < 18 or n % 8 == 1 else (True,):
                 results = run_guarded(operator.name, arrays, attributes, signature.outputs, at_end)
                 for result, right in zip(results, expected, strict=True):
                     assert result.tobytes() == kernels._stored(right).tobytes(), (shapes, attributes)
@@ -351,17 +353,22 @@ def test_no_access_of_products_is_outside_a_tensor(product_isa: str, operator: s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")
-@pytest.mark.parametrize(("at", "inside"), [("-1", False), ("0", True), ("a.SIZE - 1", True), ("a.SIZE", False)])
-def test_an_access_to_a_protected_page_ends_the_process(at: str, inside: bool) -> None:
-    """Run in a separate process."""
-    code = f"import ctypes, test_bounds; a = test_bounds.Arena(); ctypes.string_at(a.begin + {at}, 1); print('alive')"
+def test_an_access_to_a_protected_page_ends_the_process() -> None:
+    """Each access in a process of its own: a copy of one in which no other test has run."""
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = f"import sys; sys.path[:0] = {folders}; {code}"
+    code = f"""
+import sys; sys.path[:0] = {folders}
+import ctypes, os, test_bounds
+arena = test_bounds.Arena()
+for at in (-1, 0, arena.SIZE - 1, arena.SIZE):
+    child = os.fork()
+    if child == 0:
+        ctypes.string_at(arena.begin + at, 1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if inside:
-        assert done.stdout == "alive\n", done.stderr
-    else:
-        assert done.returncode == -signal.SIGSEGV
+    assert list(map(int, done.stdout.split())) == [-signal.SIGSEGV, 0, 0, -signal.SIGSEGV], done.stderr
 
 
 # Invalid inputs
@@ -564,16 +571,15 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
 
 
 def types_of_inputs(known: set[tuple[str, ...]], count: int) -> Iterator[tuple[str, ...]]:
-    """All combinations of up to 4 types; of more types, combinations that differ from a signature in up to two."""
-    if count <= 4:
+    """All combinations of up to 3 types; of more types, combinations that differ from a signature in one."""
+    if count <= 3:
         yield from itertools.product(TEXTS, repeat=count)
         return
     for inputs in known:
-        for i, k in itertools.combinations(range(count), 2):
-            for changed in itertools.product(TEXTS, repeat=2):
-                types = [*inputs, "float32"][:count]
-                types[i], types[k] = changed
-                yield tuple(types)
+        for i, changed in itertools.product(range(count), TEXTS):
+            types = [*inputs, "float32"][:count]
+            types[i] = changed
+            yield tuple(types)
 
 
 @every_operator

@@ -44,7 +44,7 @@ GEOMETRIES = {
     "a stride larger than src": ((1, 2, 500, 500), 2, (9, 9), 1, (2**31 - 1, 2**31 - 1), (50, 50)),
 }
 PR_SET_THP_DISABLE = 41
-RUNS = 100  # without memory: which thread fails first varies
+RUNS = 10  # without memory: which thread fails first varies
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs malloc_trim")
 
@@ -114,7 +114,7 @@ def run_without_memory() -> None:
     model = parse(heads, "float[] dst", f"dst = ort_dynq.QuantizedConv<{attributes}>({', '.join(NAMES)})")
     options = ort.SessionOptions()  # its threads spin, so that they begin at once
     options.log_severity_level = 4
-    options.intra_op_num_threads = 4
+    options.intra_op_num_threads = 2
     session = ort.InferenceSession(model.SerializeToString(), ort_dynq.register(options, "native"))
     feeds = dict(zip(NAMES, inputs, strict=True))
     before = session.run(None, feeds)[0]

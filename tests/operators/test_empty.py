@@ -16,7 +16,7 @@ from ort_dynq.operators import OPERATORS
 
 OPSET = 18
 CASES_OF_AN_OPERATOR = 200
-MOST = 60
+MOST = 20
 """Empty cases of an operator."""
 
 
@@ -40,7 +40,7 @@ def emptied(case: Case) -> Iterator[list[Array]]:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_kernels_and_functions_agree_on_empty_tensors(operator: str) -> None:
     seen, count = set(), 0
-    for case in itertools.islice(CASES[operator](OPSET), CASES_OF_AN_OPERATOR):
+    for case in itertools.islice(CASES[operator](OPSET), 0, CASES_OF_AN_OPERATOR, 3):
         given = complete(operator, case.attributes)
         for inputs in emptied(case):
             shapes = tuple(array.shape for array in inputs)

@@ -31,7 +31,7 @@ from ort_dynq.storage import load, to_proto
 HERE = Path(__file__).parent
 SIGNATURES = HERE / "signatures.json"
 FROZEN = HERE / "frozen"
-"""Models by the revision that wrote them. The kernels run those of version-N.npz if N is the version of the domain."""
+"""Models that earlier revisions wrote, by the version of the domain. Those of versions before a release are deleted."""
 
 RULE = (
     "an operator never changes: give the changed one a new name, such as {name}V2 (before the first release, raise "

@@ -17,7 +17,6 @@ import ort_dynq
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-MODEL = "models/torchao_8da8w/model.onnx"
 
 
 def python(folder: Path, *arguments: str, status: int = 0) -> str:
@@ -86,22 +85,14 @@ def test_readme_example(clone: Path) -> None:
         assert re.search(r"\d\.\d", python(clone, "-W", "error", "-c", block))
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("--help", "usage: ort-dynq"),
-        ("doctor", "PASSED"),
-        (f"inspect {MODEL}", "DynamicRangeFakeQuantize"),
-        (f"verify {MODEL} {MODEL}", "PASSED"),
-        (f"bench {MODEL} --threads 1 --seconds 0.1", "ort_dynq"),
-    ],
-)
-def test_commands(command: str, expected: str, clone: Path) -> None:
-    assert expected in python(clone, "-m", "ort_dynq", *command.split())
+def test_doctor(clone: Path) -> None:
+    """It imports every module that a command needs."""
+    assert "PASSED" in python(clone, "-m", "ort_dynq", "doctor")
 
 
 def test_pytest(clone: Path) -> None:
-    found = python(clone, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/operators/test_onednn.py")
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-k", "arithmetics")
+    found = python(clone, "-m", "pytest", *options, "tests/operators/test_onednn.py")
     assert re.search(r"^\d+ passed", found, re.MULTILINE), found
 
 

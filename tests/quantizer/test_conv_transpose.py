@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array
+from helpers import Array, pairwise
 from onnx import helper
 from quantizing import F, floats, model_of, operators, reasons, run, run_float, squared_error, weights_by_definition
 
@@ -57,9 +57,7 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Geometry]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize(("form", "biased", "is_static"), pairwise(FORMS, [True, False], [True, False]))
 def test_forms(form: str, biased: bool, is_static: bool) -> None:
     shape, x, geometry = FORMS[form]
     weights = floats(*shape, seed=2) * np.exp(floats(1, shape[1], *[1] * (len(shape) - 2), seed=3))
@@ -77,7 +75,7 @@ def test_every_geometry(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return [int(number) for number in rng.integers(low, high, rank)]
 
     count = 0
-    while count < 25:
+    while count < 8:
         kernel, strides, dilations = numbers(1, (18, 6, 4)[rank - 1]), numbers(1, (9, 4, 4)[rank - 1]), numbers(1, 3)
         lengths = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
         pads = [int(rng.integers(0, length)) for length in 2 * lengths]

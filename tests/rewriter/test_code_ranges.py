@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Array, make_session
+from helpers import Array, make_session, stock_session
 from rewriting import check_products, parse
 
 from ort_dynq import kernels
@@ -37,8 +37,11 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
     "m / 128": ({}, {"divisor": 128, **EPSILON}, False),
     "127.5 / m": (QUOTIENT, {"factor": 127.5, **EPSILON}, False),
     "1 / m * 128": (RECIPROCAL, {"factor": 128, **EPSILON}, False),
-    "no epsilon": ({}, {"divisor": 127}, False),
-    "denormal epsilon": ({}, {"divisor": 127, "lowest_range": 1e-43}, False),
+    "no epsilon": ({}, {"divisor": 127}, True),
+    "denormal epsilon": ({}, {"divisor": 127, "lowest_range": 1e-43}, True),
+    "1 / m * 127, no epsilon": (RECIPROCAL, {"factor": 127}, True),
+    "127 / m, no epsilon": (QUOTIENT, {"factor": 127}, True),
+    "1 / (m / 127), no epsilon": (QUOTIENT, {"divisor": 127}, True),
     "bounded range": ({}, {"divisor": 127, "lowest_range": 1e-10, "highest_range": 100}, False),
     "bounded scale": ({}, {"divisor": 127, "lowest_range": 1e-10, "highest_scale": 100}, False),
     "bounded inverse": (QUOTIENT, {"factor": 127, "lowest_range": 1e-10, "lowest_scale": 1}, False),
@@ -55,26 +58,39 @@ def magnitudes() -> Array:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_codes_of_every_exponent(form: str) -> None:
-    """The element with the largest magnitude of its row has the largest code: 127 or less if the proof holds."""
+    """The element with the largest magnitude of its row has the largest code: 127 or less if the proof holds.
+
+    Without an epsilon, rows of an infinite inverse scale are NaN, and those of a denormal scale are almost the same if
+    their codes saturate.
+    """
     given, constants, is_proven = FORMS[form]
     spec = OPERATORS["DynamicRangeQuantize"]
     given = {each.name: each.default for each in spec.attributes} | {"rounding_order": 2, "clip": 0} | given
     values = RangeConstants(**constants)
     assert are_codes_int8(given, values) == is_proven
     x = magnitudes() * np.float32([1, -1])
-    codes = kernels.run(spec.name, [x, np.array(values, np.float32), np.zeros((), np.int8)], **given)[0]
-    is_int8 = bool((codes[:, 0] >= 0).all() and (codes[:, 1] == -codes[:, 0]).all())  # 128 would wrap around to -128
-    assert is_int8 == is_proven
+    inputs = [x, np.array(values, np.float32), np.zeros((), np.int8)]
+    codes, scale, _ = kernels.run(spec.name, inputs, **given)
+    fits = (codes[:, 0] >= 0) & (codes[:, 1] == -codes[:, 0])  # 128 would wrap around to -128
+    if given["inverse_scale"]:
+        fits |= np.isinf(scale[:, 0])
+    elif max(values.lowest_range, values.lowest_scale) < 2.0**-100:
+        saturated = kernels.run(spec.name, inputs, **given | {"clip": 1, "quant_min": -127, "quant_max": 127})[0]
+        is_close = np.abs(saturated * scale.astype(np.float64) - x).max(1) < 2.0**-132
+        is_denormal = scale[:, 0] < np.finfo(np.float32).tiny
+        fits |= is_denormal & (is_close | (scale[:, 0] == 0))
+    assert fits.all() == is_proven
 
 
 @pytest.mark.parametrize(("epsilon", "divisor", "operator"), [
     ("m = Clip(m0, eps)", 127, "QuantizedMatMul"),
     ("m = Add(m0, eps)", 127, "QuantizedMatMul"),
-    ("m = Identity(m0)", 127, None),
+    ("m = Identity(m0)", 127, "QuantizedMatMul"),
     ("m = Clip(m0, eps)", 128, None),
 ])  # fmt: skip
 def test_product_of_unclipped_floats(epsilon: str, divisor: int, operator: str | None) -> None:
-    """Codes that stay floats become integers if they are proven to fit; an infinite row does not become finite."""
+    """Codes that stay floats become integers if they are proven to fit; an infinite row does not become finite, and a
+    row of zeros without an epsilon stays NaN."""
     rng = np.random.default_rng(0)
     weights = ", ".join(str(float(code) / 128) for code in rng.integers(-127, 128, 32 * 4))
     body = f"""c = Constant<value_float = {divisor}.0>() w = Constant<value = float[32, 4] {{{weights}}}>() a = Abs(x)
@@ -88,6 +104,28 @@ def test_product_of_unclipped_floats(epsilon: str, divisor: int, operator: str |
     if operator is None:
         assert any("not proven to fit 8 bits" in each.reason for each in report.unconverted)
     else:
-        x[3, 5] = np.inf
+        x[3, 5], x[4], lost = np.inf, 0, [3] if "eps" in epsilon else [3, 4]
         y = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})[0]
-        assert np.isfinite(y).all(1).tolist() == [row != 3 for row in range(9)]
+        assert np.isfinite(y).all(1).tolist() == [row not in lost for row in range(9)]
+
+
+@pytest.mark.parametrize("clip", ["", "n = Clip(n0, low, high)"])
+@pytest.mark.parametrize("inverse", ["s = Div(c127, m)", "i = Reciprocal(m) s = Mul(i, c127)"])
+def test_product_of_inverse_scales_without_epsilon(inverse: str, clip: str) -> None:
+    """A row of zeros has an infinite inverse scale, and stays NaN; so does a tiny row."""
+    rng = np.random.default_rng(0)
+    weights = ", ".join(str(float(code) / 128) for code in rng.integers(-127, 128, 32 * 4))
+    rounded = f"n0 = Round(v) {clip}" if clip else "n = Round(v)"
+    body = f"""w = Constant<value = float[32, 4] {{{weights}}}>() a = Abs(x) m = ReduceMax(a, one) {inverse}
+        v = Mul(x, s) {rounded} q = Div(n, s) y = MatMul(q, w)"""
+    model = parse(body, inputs="float[9, 32] x", outputs="float[9, 4] y")
+    result = rewrite(model)
+    assert "QuantizedMatMul" in {each.operator for each in result.report.rewritten}
+    x = rng.normal(size=(9, 32)).astype(np.float32)
+    check_products(model, {"x": x})
+    x[2], x[5], x[5, 7] = 0, 1e-44, 0
+    expected = stock_session(model).run(None, {"x": x})[0]
+    assert np.isnan(expected).all(1).tolist() == [row in (2, 5) for row in range(9)]
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        y = session.run(None, {"x": x})[0]
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))

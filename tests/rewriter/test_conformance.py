@@ -1,13 +1,16 @@
 """Every model in models/ computes its recorded outputs after a rewrite, with the plugin and without it.
 
 Outputs are compared bit for bit. If a rewrite makes integer products of float products, these are compared with float64
-and everything else bit for bit: see ort_dynq.verify.
+and everything else bit for bit: see ort_dynq.verify. The native backend on the best instruction set is compared with
+the original; every other way to run a rewritten model with the native backend. The tests of a model run one after
+the other, so that they share its rewrite and its outputs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,11 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import IS_ARM, assert_same, every, handwritten, make_session, parse, stock_session
+from helpers import IS_ARM, Array, assert_same, every, handwritten, make_session, parse, stock_session
 from rewriting import FOLDERS, MODELS, data_sets, has_products, load, nodes_of, operators, rewritten
 
 from ort_dynq import kernels, verify
-from ort_dynq.backends.options import Backend
+from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.opsets import OPSET
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.convolutions import batch_normalization
@@ -214,10 +217,9 @@ RUNNABLE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(why_skipped(name)), reason=why_skipped(name) or "-"))
     for name in FOLDERS
 ]
-models = pytest.mark.parametrize("name", RUNNABLE)
+models = pytest.mark.parametrize("name", RUNNABLE, scope="module")  # the scope puts the tests of a model together
 
 PROMISES = {"default": False, "exact": True}
-promises = pytest.mark.parametrize("exact", PROMISES.values(), ids=PROMISES)
 
 
 def promised(promise: str) -> list[Any]:
@@ -228,10 +230,12 @@ def promised(promise: str) -> list[Any]:
     ]
 
 
+def names_and_promises(*parameters: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("name", "exact"), parameters, scope="module")
+
+
 # Each model has one of the promises by default.
-either_promise = pytest.mark.parametrize(
-    ("name", "exact"), [*every(2, promised("default")), *every(2, promised("exact"), 1)]
-)
+either_promise = names_and_promises(*every(2, promised("default")), *every(2, promised("exact"), 1))
 
 
 @functools.cache
@@ -254,51 +258,66 @@ def test_models_are_there() -> None:
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 
 
-def check(session: Any, name: str) -> None:
-    """Compares with the original model in stock ONNX Runtime. test_recorded_outputs compares that with the records."""
-    original = stock_session(load(name))
-    for inputs, outputs in data_sets(name):
-        assert list(outputs) == [output.name for output in session.get_outputs()]
-        for actual, expected in zip(session.run(None, inputs), original.run(None, inputs), strict=True):
-            assert_same(np.asarray(actual), np.asarray(expected))
-
-
 def loadable(name: str, content: bytes, backend: str) -> bytes | onnx.ModelProto:
     """A rewritten model, prepared if it has operators of float16."""
     return handwritten(onnx.ModelProto.FromString(content), backend) if name in FLOAT16_OPERATORS else content
 
 
-def check_with_the_plugin(name: str, exact: bool, backend: Backend) -> None:
-    """Compares with the original model, bit for bit, or verifies the products where these may differ."""
-    content = rewritten(name, exact)[1]
+def run(session: ort.InferenceSession, name: str) -> list[list[Array]]:
+    """The outputs for each data set."""
+    assert [each.name for each in session.get_outputs()] == list(next(data_sets(name))[1])
+    return [[np.asarray(each) for each in session.run(None, inputs)] for inputs, _ in data_sets(name)]
+
+
+@functools.cache
+def outputs_of_original(name: str) -> list[list[Array]]:
+    """Of stock ONNX Runtime. test_recorded_outputs compares them with the records."""
+    return run(stock_session(load(name)), name)
+
+
+@functools.cache
+def outputs(name: str, exact: bool) -> list[list[Array]]:
+    """Of the rewritten model with the native backend, on the best instruction set of the CPU."""
+    return run(make_session(rewritten(name, exact)[1], "native"), name)
+
+
+def assert_equal(actual: list[list[Array]], expected: list[list[Array]]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        for array, wanted in zip(one, other, strict=True):
+            assert_same(array, wanted)
+
+
+@names_and_promises(*promised("default"), *every(6, promised("exact"), 1))
+def test_native_backend(isas: Sequence[str], name: str, exact: bool) -> None:
+    """The best instruction set is compared with the original, the others with the best."""
+    result, content = rewritten(name, exact)
     if exact or not has_products(name):
-        check(make_session(loadable(name, content, backend), backend), name)
-        return
-    for inputs, _ in data_sets(name):
-        result = verify(load(name), loadable(name, content, backend), inputs=inputs, backend=backend)
-        assert result.passed, result
-        assert not result.unreachable
-        assert (
-            len(result.products)
-            == sum(ACTIVATION in node.metadata_props for node in rewritten(name)[0].model.graph.all_nodes())
-            > 0
-        )
-
-
-@pytest.mark.parametrize(("name", "exact"), [*promised("default"), *every(3, promised("exact"))])
-def test_native_backend(isa: str, name: str, exact: bool) -> None:
-    check_with_the_plugin(name, exact, "native")
+        assert_equal(outputs(name, exact), outputs_of_original(name))
+    else:
+        for inputs, _ in data_sets(name):
+            found = verify(load(name), content, inputs=inputs)
+            assert found.passed, found
+            assert not found.unreachable
+            products = sum(ACTIVATION in node.metadata_props for node in result.model.graph.all_nodes())
+            assert len(found.products) == products > 0
+    for isa in isas:
+        with kernels.use_isa(isa):
+            assert_equal(run(make_session(content, "native"), name), outputs(name, exact))
 
 
 @either_promise
 def test_extensions_backend(name: str, exact: bool) -> None:
     """The backends share their kernels: the CPU's best instruction set is enough."""
-    check_with_the_plugin(name, exact, "extensions")
+    content = loadable(name, rewritten(name, exact)[1], "extensions")
+    assert_equal(run(make_session(content, "extensions"), name), outputs(name, exact))
 
 
-@pytest.mark.parametrize(("name", "exact"), [*every(3, promised("default")), *every(3, promised("exact"))])
+@names_and_promises(*every(12, promised("default")), *every(12, promised("exact"), 1))
 def test_verification(name: str, exact: bool) -> None:
-    """`.ci/emulated` also runs this test on emulated CPUs on which ONNX Runtime's own products differ."""
+    """`.ci/emulated` also runs this test on emulated CPUs on which ONNX Runtime's own products differ.
+
+    test_native_backend has verified the products of every model. Here are also models without products.
+    """
     result, content = rewritten(name, exact)
     for inputs, _ in data_sets(name):
         verification = verify(load(name), content, inputs=inputs)
@@ -310,31 +329,22 @@ def test_verification(name: str, exact: bool) -> None:
 @either_promise
 def test_without_the_plugin(name: str, exact: bool) -> None:
     """The results equal the original's bit for bit or, if these may differ, the results with the plugin."""
-    content = rewritten(name, exact)[1]
-    session = stock_session(content)
-    if exact or not has_products(name):
-        check(session, name)
-        return
-    for inputs, _ in data_sets(name):
-        pairs = zip(session.run(None, inputs), make_session(content, "native").run(None, inputs), strict=True)
-        for actual, expected in pairs:
-            assert_same(np.asarray(actual), np.asarray(expected))
+    expected = outputs_of_original(name) if exact or not has_products(name) else outputs(name, exact)
+    assert_equal(run(stock_session(rewritten(name, exact)[1]), name), expected)
 
 
 @models
 def test_recorded_outputs(name: str) -> None:
     """Stock ONNX Runtime computes the recorded outputs; its float products differ between versions and CPUs."""
-    original = stock_session(load(name))
     as_recorded = ort.__version__.startswith("1.31.") and "avx512" in kernels.supported_isas()
-    for inputs, outputs in data_sets(name):
-        actual = original.run(list(outputs), inputs)
-        same = all(a.tobytes() == b.tobytes() for a, b in zip(actual, outputs.values(), strict=True))
+    for actual, (_, recorded) in zip(outputs_of_original(name), data_sets(name), strict=True):
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(actual, recorded.values(), strict=True))
         if not (same or as_recorded):
             pytest.skip(
                 f"onnxruntime {ort.__version__}, or this CPU, is not the one that recorded, and differs from it"
             )
-        for array, expected in zip(actual, outputs.values(), strict=True):
-            assert_same(np.asarray(array), expected)
+        for array, expected in zip(actual, recorded.values(), strict=True):
+            assert_same(array, expected)
 
 
 @models
@@ -353,7 +363,7 @@ def test_operators(name: str) -> None:
     assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == expected_operators(name).keys()
 
 
-@models
+@pytest.mark.parametrize("name", every(2, RUNNABLE, 1), scope="module")
 def test_exact_operators(name: str) -> None:
     """An exact rewrite leaves float products, and converts the rest."""
     result, content = rewritten(name, exact=True)
@@ -367,13 +377,12 @@ def test_exact_operators(name: str) -> None:
         assert any("exact: " in reason or reason.startswith("ONNX Runtime fuses ") for reason in reasons)
 
 
-@models
-@promises
+@names_and_promises(*promised("default"), *every(2, promised("exact"), 1))
 def test_is_valid(name: str, exact: bool) -> None:
     onnx.checker.check_model(onnx.ModelProto.FromString(rewritten(name, exact)[1]), full_check=True)
 
 
-@pytest.mark.parametrize("name", every(2, RUNNABLE))
+@pytest.mark.parametrize("name", every(4, RUNNABLE), scope="module")
 def test_second_rewrite_changes_nothing(name: str) -> None:
     content = rewritten(name)[1]
     again = rewrite(onnx.ModelProto.FromString(content))
@@ -381,7 +390,7 @@ def test_second_rewrite_changes_nothing(name: str) -> None:
     assert again.to_proto().SerializeToString() == content
 
 
-@pytest.mark.parametrize("name", every(2, RUNNABLE, 1))
+@pytest.mark.parametrize("name", every(6, RUNNABLE, 1), scope="module")
 def test_rewrite_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
     model = load(name)
     before = model.SerializeToString()
@@ -389,7 +398,7 @@ def test_rewrite_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
     assert model.SerializeToString() == before
 
 
-@pytest.mark.parametrize("name", every(3, RUNNABLE, 2))
+@pytest.mark.parametrize("name", every(16, RUNNABLE, 2), scope="module")
 def test_rewrite_of_a_file(name: str, tmp_path: Path) -> None:
     path = MODELS / name / "model.onnx"
     result = rewrite(path)
@@ -419,11 +428,17 @@ def test_names_types_and_metadata_are_kept(name: str) -> None:
     assert standard[1] == standard[0] | ({"": OPSET} if standard[0][""] < OPSET else {})
 
 
-@models
-def test_default_optimization_level(backend: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(*each.values, backend, marks=each.marks, id=f"{backend}-{each.values[0]}")
+        for first, backend in enumerate(BACKENDS)
+        for each in every(2, RUNNABLE, first)  # each model has one of the backends by default
+    ],
+    scope="module",
+)
+def test_default_optimization_level(name: str, backend: Backend) -> None:
     """Checks types and shapes only: ONNX Runtime's fusions round differently."""
     session = make_session(loadable(name, rewritten(name)[1], backend), backend, optimize=True)
-    for inputs, outputs in data_sets(name):
-        for array, expected in zip(session.run(list(outputs), inputs), outputs.values(), strict=True):
-            assert np.asarray(array).dtype == expected.dtype
-            assert np.asarray(array).shape == expected.shape
+    for actual, (_, expected) in zip(run(session, name), data_sets(name), strict=True):
+        assert [(each.dtype, each.shape) for each in actual] == [(each.dtype, each.shape) for each in expected.values()]

@@ -57,18 +57,29 @@ def is_form(form: dict[str, str]) -> bool:
     )
 
 
+def pairs(form: dict[str, str]) -> set[frozenset[tuple[str, str]]]:
+    """Returns the pairs of choices of a form, or of a part of one."""
+    return {frozenset(pair) for pair in itertools.combinations(form.items(), 2)}
+
+
 def sampled() -> list[dict[str, str]]:
-    """Returns forms in which every possible pair of choices occurs at least once."""
-    forms = [
-        form for values in itertools.product(*FORMS.values()) if is_form(form := dict(zip(FORMS, values, strict=True)))
-    ]
-    random.Random(0).shuffle(forms)
-    chosen, met = [], set[tuple[tuple[str, str], tuple[str, str]]]()
-    for form in forms:
-        pairs = set(itertools.combinations(form.items(), 2))
-        if not pairs <= met:
-            met |= pairs
-            chosen.append(form)
+    """Returns forms in which every possible pair of choices occurs."""
+    free = ("opset", "rows", "dequantize", "glue")  # go with every valid choice of the others
+    bound = [key for key in FORMS if key not in free]
+    values = itertools.product(*(FORMS[key] for key in bound))
+    valid = [form for each in values if is_form(form := dict(zip(bound, each, strict=True)))]
+    missing = set().union(*map(pairs, valid))
+    items = dict.fromkeys((key, value) for key in FORMS for value in FORMS[key])
+    missing |= {frozenset({(key, value), other}) for key in free for value in FORMS[key] for other in items}
+    missing = {pair for pair in missing if len(dict(pair)) == 2}
+    rng, chosen = random.Random(0), []
+    while missing:
+        given = dict(min(missing, key=sorted))
+        fitting = [form for form in valid if all(form.get(key, value) == value for key, value in given.items())]
+        candidates = [{key: rng.choice(FORMS[key]) for key in free} | rng.choice(fitting) | given for _ in range(50)]
+        best = max(candidates, key=lambda form: len(pairs(form) & missing))
+        chosen.append({key: best[key] for key in FORMS})
+        missing -= pairs(best)
     return chosen
 
 

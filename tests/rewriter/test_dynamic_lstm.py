@@ -63,8 +63,7 @@ def noise(expected: list[Array], found: list[Array]) -> float:
     return -decibels(*(np.concatenate([each.ravel() for each in arrays]) for arrays in (expected, found)))
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "per_channel"), [(name, i % 2 == 1) for i, name in enumerate(CASES)])
 def test_result(name: str, per_channel: bool) -> None:
     """It is nearer to ONNX Runtime's float LSTM of the same weights than DynamicQuantizeLSTM; verify agrees."""
     directions, given = CASES[name]

@@ -81,7 +81,7 @@ def operator_of(chain: str) -> str:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains(isa: str, name: str) -> None:
+def test_chains(name: str) -> None:
     model = model_of(CHAINS[name])
     result = rewrite(model, exact=True)
     assert operator_of(name) in {finding.operator for finding in result.report.rewritten}, result.report

@@ -42,7 +42,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_products(isa: str, form: str) -> None:
+def test_products(form: str) -> None:
     model = FORMS[form]
     result = rewrite(model)
     assert "QuantizedMatMul" in {finding.operator for finding in result.report.rewritten}, result.report
@@ -90,7 +90,7 @@ def test_verification_finds_other_weights() -> None:
 
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 @pytest.mark.parametrize("axis", [None, 0])
-def test_quantize_and_dequantize_linear(isa: str, axis: int | None) -> None:
+def test_quantize_and_dequantize_linear(axis: int | None) -> None:
     """ONNX Runtime quantizes with the rounded scale, and dequantizes with the scale before it is rounded."""
     keep, given = ("<keepdims = 0>(a, one)", "<axis = 0>") if axis == 0 else ("<keepdims = 0>(a)", "")
     body = (
@@ -138,7 +138,7 @@ def rounded_activation() -> onnx.ModelProto:
 
 
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
-def test_rounded_activation(isa: str) -> None:
+def test_rounded_activation() -> None:
     model = rounded_activation()
     assert "QuantizedMatMul" not in products(rewrite(model, exact=True).report)
     proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
@@ -158,7 +158,7 @@ def test_rounded_activation(isa: str) -> None:
 
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 @pytest.mark.parametrize("groups", [1, 8])
-def test_rounded_activation_in_rows_and_groups(isa: str, groups: int) -> None:
+def test_rounded_activation_in_rows_and_groups(groups: int) -> None:
     """A scale for each row, or for each group of 32 elements of it."""
     given = f"axis = 1, block_size = {256 // groups}" if groups > 1 else "axis = 0"
     body = (
@@ -181,7 +181,7 @@ def test_rounded_activation_in_rows_and_groups(isa: str, groups: int) -> None:
     assert_same(*(session.run(None, {"x": x})[0] for session in (make_session(proto, "native"), stock_session(proto))))
 
 
-def test_rounded_activation_of_given_codes(isa: str) -> None:
+def test_rounded_activation_of_given_codes() -> None:
     """Codes, scale and zero point are inputs of the model."""
     before = f"uint8[100, {DEPTH}] q, float16 s, uint8 z"
     body = "d = DequantizeLinear(q, s, z) r = Round(d) y = MatMul(d, weights)"
@@ -248,7 +248,7 @@ def convolution(body: str) -> onnx.ModelProto:
 
 @pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
 @pytest.mark.parametrize("form", CONVOLUTIONS)
-def test_convolutions(isa: str, form: str) -> None:
+def test_convolutions(form: str) -> None:
     model = convolution(CONVOLUTIONS[form])
     assert "QuantizedConv" not in products(rewrite(model, exact=True).report)
     proto, x = rewrite(model).to_proto(), np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)

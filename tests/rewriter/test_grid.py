@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import Array, assert_same, diagonals
+from helpers import Array, assert_same, diagonals, in_turn
 
 from ort_dynq.rewriter.products.grid import Grid, grid_of
 
@@ -36,8 +36,9 @@ def dequantized(grid: Grid) -> Array:
     return columns(numbers, in_groups(np.broadcast_to(grid.scale, (depth // size, count)), size))
 
 
-@pytest.mark.parametrize("low", [-127, -128, -1, -7, 0, -255])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 2.0**-20, 1 / 3, 1e-38, 3e35, 1.4e-45])
+@pytest.mark.parametrize(
+    ("low", "scale"), in_turn([-127, -128, -1, -7, 0, -255], [0.01, 1.0, 2.0**-20, 1 / 3, 1e-38, 3e35, 1.4e-45])
+)
 def test_a_grid_is_recovered(low: int, scale: float) -> None:
     rng = np.random.default_rng(0)
     high = min(127, low + 255) if low < 0 else 255
@@ -124,8 +125,7 @@ def test_arbitrary_weights_are_rejected_quickly() -> None:
             assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize("most", [1, 7, 127])
-@pytest.mark.parametrize("spelling", ["estimator", "division", "difference"])
+@pytest.mark.parametrize(("most", "spelling"), in_turn([1, 7, 127], ["estimator", "division", "difference"]))
 def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> None:
     """w + (code * scale - w), code / (1 / scale) and (code + 1) * scale - scale are a grid, except for roundings."""
     w = np.random.default_rng(0).normal(size=(256, 40)).astype(F)

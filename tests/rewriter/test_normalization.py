@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, in_turn, make_session, stock_session, with_one_nan
 from rewriting import operators, programs
 
 import ort_dynq
@@ -95,8 +95,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, Array]) -> onnx.ModelProto:
     return converted
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("quantization", "norm"), in_turn(QUANTIZATIONS, NORMS))
 def test_normalization_and_quantization(norm: str, quantization: str) -> None:
     body = f"x1 = Add(x, other) {NORMS[norm].format('x1')} {QUANTIZATIONS[quantization]} out = MatMul(f, weights)"
     converted = check(model_of(body), data())

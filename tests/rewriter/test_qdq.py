@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from helpers import pairwise
 from rewriting import REDUCE, F, check, found, operators, parse, rows
 
 from ort_dynq.errors import DynqError
@@ -14,10 +15,10 @@ from ort_dynq.rewriter import rewrite
 from ort_dynq.runtime import version
 
 
-@pytest.mark.parametrize("opset", [13, 18, 21])
-@pytest.mark.parametrize("dequantizes", [True, False])
-@pytest.mark.parametrize("zero", ["none", "z1", "z2", "z3"])
-@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize(
+    ("opset", "dequantizes", "zero", "per_row"),
+    pairwise([13, 18, 21], [True, False], ["none", "z1", "z2", "z3"], [True, False]),
+)
 def test_range_and_quantize_linear(opset: int, dequantizes: bool, zero: str, per_row: bool) -> None:
     """The whole chain becomes one operator, for every way to compute the zero point."""
     if per_row:

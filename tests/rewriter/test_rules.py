@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnx.parser
 import onnx_ir as ir
-from rewriting import FOLDERS, MODELS
+from rewriting import MODELS
 
 from ort_dynq import quantizer, rewriter
 from ort_dynq.graphs import graphs, values_of, with_subgraphs
@@ -82,9 +82,16 @@ def meets_every_node(model: ir.Model, concerned: set[str], rules: Sequence[Rule[
 
 
 def test_match_changes_nothing() -> None:
-    """Every rule meets every node of every model, before and after each phase."""
+    """Every rule meets every node of some models, before and after each phase, and concerns one of them.
+
+    A new rule may need another model here.
+    """
     concerned: set[str] = set()
-    for name in FOLDERS:
+    for name in (
+        *("dynamic_quantize_dequantize", "keras_int8", "torch_token_float16", "ort_dynamic_channels_last"),
+        *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
+        "integer_token_einsum",
+    ):
         model = load(MODELS / name / "model.onnx")
         model = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, make_session, stock_session
+from helpers import Array, make_session, pairwise, stock_session
 from onnx import helper, numpy_helper
 from rewriting import check, nodes_of, products
 
@@ -99,10 +99,9 @@ def check_converted(model: onnx.ModelProto, data: dict[str, Array]) -> onnx.Mode
     return converted
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize(
+    ("activation", "form", "biased", "is_static"), pairwise(ACTIVATIONS, FORMS, [True, False], [True, False])
+)
 def test_forms(activation: str, form: str, biased: bool, is_static: bool) -> None:
     check_converted(*model_of(activation, form, biased=biased, is_static=is_static))
 
@@ -122,7 +121,7 @@ def test_every_geometry(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(low: int, high: int) -> list[int]:
         return [int(number) for number in rng.integers(low, high, rank)]
 
-    for _ in range(20):
+    for _ in range(8):
         kernel, strides, dilations = numbers(1, 6), numbers(1, 5), numbers(1, 3)
         pads = [int(rng.integers(0, k)) for k in 2 * kernel]
         more, group = [int(rng.integers(0, stride)) for stride in strides], int(rng.integers(1, 3))

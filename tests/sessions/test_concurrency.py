@@ -98,19 +98,19 @@ def at_once(work: Callable[[int], None], count: int = THREADS) -> None:
         list(pool.map(task, range(count)))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_many_threads_run_one_session(backend: str, threads: int, alone: list[list[Array]]) -> None:
     session = open_session(backend, threads)
 
     def work(index: int) -> None:
-        for turn in range(2 * THREADS):
+        for turn in range(THREADS):
             which = (index + turn) % THREADS
             same(session.run(None, INPUTS[which]), alone[which])
 
     at_once(work)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_many_threads_open_and_run_sessions(backend: str, threads: int, alone: list[list[Array]]) -> None:
     """The sessions are opened, run and closed at the same time."""
 
@@ -158,7 +158,7 @@ def test_threads_do_not_change_products(product_isa: str, form: dict[str, int]) 
     model = parse(HEADS, "float[] dst", f"{body}({', '.join(NAMES)})")
     problems = [product_feeds(seed, *shape, **form) for seed, shape in enumerate(SHAPES)]
     expected = [run_function("QuantizedMatMul", list(problem.values()), **given) for problem in problems]
-    for threads in (1, 2, 3, 5):
+    for threads in (1, 2, 5):
         session = open_session("native", threads, model=model)
         for problem, right in zip(problems, expected, strict=True):
             same_but_for_nan(session.run(None, problem), right)
@@ -221,7 +221,7 @@ def test_products_of_onnxruntime_and_ours_take_turns(product_isa: str) -> None:
     theirs = problem["src"].astype(np.int32) @ plain.astype(np.int32)
     for threads in (1, 2, 3):
         session = open_session("native", threads, model=model)
-        for _ in range(20):
+        for _ in range(8):
             same_but_for_nan(session.run(None, problem | {"plain": plain}), [theirs, ours] * len(turns))
 
 

@@ -244,6 +244,11 @@ def _build_range(form: Affine, edit: Edit) -> Codes:
     edit.facts.note(zero_point, ir.DataType.UINT8, node.outputs[2].shape)
     if source.attributes["inverse_scale"]:
         scale = edit.insert(ir.node("Reciprocal", [scale]), before=node, origin=node)
+    if source.is_nan_by_infinity:
+        zero, nan = (edit.add_constant(np.float32(each), before=node, origin=node) for each in (0, np.nan))
+        is_zero = edit.insert(ir.node("Equal", [scale, zero]), before=node, origin=node)
+        scale = edit.insert(ir.node("Where", [is_zero, nan, scale]), before=node, origin=node)
+        edit.facts.note(scale, ir.DataType.FLOAT, node.outputs[1].shape)
     return Codes(codes, scale, zero_point)
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RangeConstants, RoundingOrder, Scaling, ZeroPointRule
-from ..analysis.code_ranges import are_codes_int8
+from ..analysis.code_ranges import are_codes_int8, may_be_infinite
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import attributes_of
 from ..analysis.shapes import has_one_element
@@ -37,6 +37,7 @@ class Source:
         constants: The constants of a DynamicRangeFakeQuantize; None if the new operator reads those of the node.
         zero_point: The zero point of an AffineFakeQuantize as a uint8 code; None if it is not a constant.
         adds_zero_point: Whether other nodes add the zero point of an AffineFakeQuantize, which may be no code.
+        is_nan_by_infinity: Whether the floats of a row are NaN if its inverse scale is infinite, as that of zeros is.
     """
 
     node: ir.Node
@@ -45,6 +46,7 @@ class Source:
     constants: RangeConstants | None = None
     zero_point: int | None = None
     adds_zero_point: bool = False
+    is_nan_by_infinity: bool = False
 
     @property
     def is_unsigned(self) -> bool:
@@ -115,7 +117,9 @@ def _range_source(node: ir.Node) -> Source:
     new = _as_codes(attributes, code_type)
     if is_proven and attributes["code_type"] == CodeType.FLOAT32:  # integers wrap around, as the model's do
         new |= {"quant_min": -128, "quant_max": 127, "clip": 1}
-    return Source(node, _has_one_scale(node), new, None if marked == given else marked)
+    has_nan = attributes["nan_code"] == NanCode.NAN and given is not None and may_be_infinite(attributes, given)
+    constants = None if marked == given else marked
+    return Source(node, _has_one_scale(node), new, constants, is_nan_by_infinity=has_nan)
 
 
 def _affine_source(node: ir.Node, values: Values) -> Source:
