@@ -4,6 +4,7 @@
 
 #include "core/compiler.h"
 #include "core/operator.h"
+#include "core/strassen.h"
 #include "core/winograd.h"
 #include "kernels/dispatch.h"
 
@@ -172,6 +173,12 @@ ORT_DYNQ_EXPORT void ort_dynq_select_winograd(int32_t use) {
   dynq::select_winograd(use == 1   ? dynq::WinogradUse::kAlways
                         : use == 2 ? dynq::WinogradUse::kNever
                                    : dynq::WinogradUse::kByRule);
+}
+
+ORT_DYNQ_EXPORT void ort_dynq_select_strassen(int32_t use) {
+  dynq::select_strassen(use == 1   ? dynq::StrassenUse::kAlways
+                        : use == 2 ? dynq::StrassenUse::kNever
+                                   : dynq::StrassenUse::kByRule);
 }
 
 ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {

@@ -57,6 +57,9 @@ int ort_dynq_select_isa(const char* name, char* error, size_t error_size);
    all that can, 2 none. Results are the same. */
 void ort_dynq_select_winograd(int32_t use);
 
+/* The same for matrix products that use Strassen's algorithm. */
+void ort_dynq_select_strassen(int32_t use);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import ml_dtypes
@@ -211,11 +211,24 @@ def use_winograd(use: Literal["always", "never"]) -> Iterator[None]:
     For tests and measurements: results are the same. Holds for the whole process and all of its sessions. Without it,
     the algorithm is used where it is faster.
     """
-    library.load().ort_dynq_select_winograd({"always": 1, "never": 2}[use])
+    with _use_algorithm(library.load().ort_dynq_select_winograd, use):
+        yield
+
+
+@contextlib.contextmanager
+def use_strassen(use: Literal["always", "never"]) -> Iterator[None]:
+    """As `use_winograd`, for matrix products by Strassen's algorithm."""
+    with _use_algorithm(library.load().ort_dynq_select_strassen, use):
+        yield
+
+
+@contextlib.contextmanager
+def _use_algorithm(select: Callable[[int], None], use: Literal["always", "never"]) -> Iterator[None]:
+    select({"always": 1, "never": 2}[use])
     try:
         yield
     finally:
-        library.load().ort_dynq_select_winograd(0)
+        select(0)
 
 
 def _select_isa(name: str) -> None:

@@ -111,6 +111,7 @@ def load() -> ctypes.CDLL:
     library.ort_dynq_isa.restype = ctypes.c_char_p
     library.ort_dynq_select_isa.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
     library.ort_dynq_select_isa.restype = ctypes.c_int
-    library.ort_dynq_select_winograd.argtypes = (ctypes.c_int32,)
-    library.ort_dynq_select_winograd.restype = None
+    for select in (library.ort_dynq_select_winograd, library.ort_dynq_select_strassen):
+        select.argtypes = (ctypes.c_int32,)
+        select.restype = None
     return library

@@ -1,4 +1,7 @@
-"""Shared by the tests: sessions, the results that operators are compared with, and data that detects wrong rounding."""
+"""Shared by the tests: sessions, the results that operators are compared with, and data that detects wrong rounding.
+
+More than 450 lines: every test imports parameters, sessions and comparisons together.
+"""
 
 from __future__ import annotations
 

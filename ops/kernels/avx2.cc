@@ -269,12 +269,13 @@ struct W : Winograd256 {
 };
 
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
+#include "kernels/simd/strassen-inl.h"
 
 }  // namespace
 
 extern const ElementwiseKernels kAvx2Kernels;
 constexpr ElementwiseKernels kAvx2Kernels = elementwise_kernels();
 extern const ProductKernels kAvx2Products;
-constexpr ProductKernels kAvx2Products = product_kernels();
+constexpr ProductKernels kAvx2Products = product_kernels(&kStrassen);
 
 }  // namespace dynq

@@ -6,6 +6,7 @@
 
 #include "core/encodings.h"
 #include "kernels/convolutions.h"
+#include "kernels/strassen.h"
 #include "kernels/winograd.h"
 
 namespace dynq {
@@ -105,6 +106,7 @@ struct ProductKernels {
   ConvKernel pack_conv_tiles;  // writes ConvScratch::tiles
   InterleaveKernel interleave_quads;
   const WinogradKernels* winograd;  // null: not there
+  const StrassenKernels* strassen;  // null: not there
 };
 
 extern const ProductKernels kPortableProducts;

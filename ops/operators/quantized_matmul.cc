@@ -5,6 +5,8 @@
 // 4 bytes, or the kernel takes tiles. Stacked weights are several products of one shape, whose tasks run together.
 //
 // QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
+// Many rows may take Strassen's algorithm (core/strassen.h).
+//
 // More than 450 lines: one operator, whose preparation, tasks and pieces read the same block of the product.
 #include <algorithm>
 #include <cstring>
@@ -17,6 +19,7 @@
 #include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
+#include "core/strassen.h"
 #include "core/sums.h"
 #include "kernels/dispatch.h"
 
@@ -28,9 +31,11 @@ constexpr int64_t kStrip = 64;              // a multiple of the columns of ever
 constexpr int64_t kRowUnit = 12;            // likewise for rows; with AMX 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
 constexpr int64_t kMostTasks = 64;
-constexpr int64_t kPieceRows = 96;         // rows of a piece: a multiple of kRowUnit and of two tiles
-constexpr int64_t kPieceColumns = kStrip;  // columns likewise
-constexpr int64_t kStreamBytes = 4 << 20;  // larger outputs do not fit the second-level cache
+constexpr int64_t kPieceRows = 96;          // rows of a piece: a multiple of kRowUnit and of two tiles
+constexpr int64_t kPieceColumns = kStrip;   // columns likewise
+constexpr int64_t kStreamBytes = 4 << 20;   // larger outputs do not fit the second-level cache
+constexpr int64_t kOperandBytes = 4 << 20;  // of Strassen's algorithm at once, or those of one part of the rows
+static_assert(kStrassenColumns == kPieceColumns, "so many rows of a strip are one piece");
 
 class QuantizedMatMul : public Node {
  public:
@@ -136,7 +141,10 @@ class QuantizedMatMul : public Node {
     const ProductKernel in_tiles = all.groups == 1 ? kernels.gemm_qc8w_tiles
                                    : bits_ == 4    ? kernels.gemm_qb4w_tiles
                                                    : kernels.gemm_qb8w_tiles;
-    product.run(context, product.in_tiles ? in_tiles : in_rows, bits_);
+    if (bits_ == 8 && all.groups == 1 && !product.in_tiles && takes_strassen({all.rows, all.depth, all.cols}))
+      product.run_strassen(context, in_rows);
+    else
+      product.run(context, product.in_tiles ? in_tiles : in_rows, bits_);
   }
 
  private:
@@ -303,10 +311,7 @@ class QuantizedMatMul : public Node {
     // are cut into rows only if there are too few of them.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
-      const int64_t units = (all.rows + unit - 1) / unit;
-      // Reading a weight of 8 bits takes as long as 4 products; tiles are 4 times as fast.
-      const int64_t work = pair_count * strips * kStrip * all.depth * (all.rows + bits / 2) / (in_tiles ? 4 : 1);
-      const int64_t tasks = std::min(work / (2 * kTaskProducts) * 2, kMostTasks);  // even, for two threads
+      const int64_t units = (all.rows + unit - 1) / unit, tasks = task_count(bits);
       const int64_t pair_tasks = std::clamp(tasks, int64_t{1}, pair_count);
       const int64_t tasks_of_pair = (tasks + pair_tasks - 1) / pair_tasks;
       const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, strips);
@@ -318,14 +323,60 @@ class QuantizedMatMul : public Node {
         const int64_t col = strips * column_task / column_tasks * kStrip;
         const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
         for (int64_t i = pair_count * pair_task / pair_tasks; i < pair_count * (pair_task + 1) / pair_tasks; ++i) {
-          const ProductBlock block = part_of(matrix(pairs[i]), row, end - row, col, end_col - col);
-          const int64_t row_of_dst = pairs[i].result * all.rows + row;
-          if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
-            run_task(kernel, block, row_of_dst, col);
-          else
-            run_summed(kernel, block, row_of_dst, col);
+          run_block(kernel, part_of(matrix(pairs[i]), row, end - row, col, end_col - col),
+                    pairs[i].result * all.rows + row, col);
         }
       });
+    }
+
+    // Parts of the rows and strips of the columns are tasks. All strips share the operands of a part. Columns that do
+    // not fill a strip take the direct kernel.
+    void run_strassen(Context& context, ProductKernel direct) const {
+      const StrassenKernels& kernels = *active_isa().products->strassen;
+      const int64_t strips = (all.cols + kStrip - 1) / kStrip;
+      const int64_t part_rows = choose_strassen_rows({all.rows, all.depth, all.cols}, task_count(8));
+      const int64_t parts = (all.rows + part_rows - 1) / part_rows, size = strassen_codes_size(part_rows, all.depth);
+      const int64_t fitting = kOperandBytes / (size * static_cast<int64_t>(sizeof(int16_t)));
+      const int64_t at_once = std::clamp(fitting, int64_t{1}, parts);
+      const AlignedArray<int16_t> operands(at_once * size);
+      for (int64_t i = 0; i < pair_count; ++i)
+        for (int64_t first = 0; first < parts; first += at_once) {
+          const ProductBlock block = matrix(pairs[i]);
+          const int64_t count = std::min(at_once, parts - first);
+          const auto rows_of = [&](int64_t part) { return std::min(part_rows, all.rows - part * part_rows); };
+          const int64_t half_rows = strassen_half_rows(part_rows);
+          const int64_t forming = part_count(count * part_rows * all.depth, count * half_rows);
+          run_tasks(context, forming, [&](int64_t task) {
+            for (int64_t at = count * half_rows * task / forming; at < count * half_rows * (task + 1) / forming; ++at) {
+              const int64_t part = at / half_rows, row = at % half_rows, rows = rows_of(first + part);
+              if (row < strassen_half_rows(rows))
+                kernels.form_codes(block.codes.data + (first + part) * part_rows * block.codes.stride,
+                                   block.codes.stride, rows, all.depth, row, operands.get() + part * size);
+            }
+          });
+          run_tasks(context, count * strips, [&](int64_t task) {
+            const int64_t part = task / strips, row = (first + part) * part_rows, col = task % strips * kStrip;
+            ProductBlock strip = part_of(block, row, rows_of(first + part), col, kStrip);
+            const bool is_whole = strip.cols == kStrip;
+            if (is_whole) strip.codes.data = reinterpret_cast<const uint8_t*>(operands.get() + part * size);
+            run_block(is_whole ? kernels.gemm_qc8w : direct, strip, pairs[i].result * all.rows + row, col);
+          });
+        }
+    }
+
+    // An even number, for two threads.
+    int64_t task_count(int64_t bits) const {
+      // Reading a weight of 8 bits takes as long as 4 products; tiles are 4 times as fast.
+      const int64_t work =
+          pair_count * round_up(all.cols, kStrip) * all.depth * (all.rows + bits / 2) / (in_tiles ? 4 : 1);
+      return std::min(work / (2 * kTaskProducts) * 2, kMostTasks);
+    }
+
+    void run_block(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
+      if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
+        run_task(kernel, block, row, col);
+      else
+        run_summed(kernel, block, row, col);
     }
 
     // Computes the sums of the columns of a strip first, and widens their scales: its weights stay in the caches.
@@ -374,8 +425,8 @@ class QuantizedMatMul : public Node {
     // first-level cache. Few rows are one piece: their kernels read long streams of weights.
     void run_in_pieces(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
       const int64_t columns = task.rows <= kMostSummedRows + 1 ? round_up(task.cols, kPieceColumns) : kPieceColumns;
-      const int64_t rows = std::min(kPieceRows, task.rows);
-      Scratch<float, kPieceRows * kPieceColumns> memory;
+      const int64_t rows = task.rows <= kStrassenRows ? task.rows : kPieceRows;
+      Scratch<float, kStrassenRows * kPieceColumns> memory;
       float* const piece = memory.allocate(rows * columns);
       for (int64_t right = 0; right < task.cols; right += columns)
         for (int64_t down = 0; down < task.rows; down += rows) {

@@ -162,4 +162,4 @@ def quantize_layers(model: Model, options: Options) -> Result:
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
-    return Result(quantized, report)
+    return Result(quantized, report, lacks_functions=True)

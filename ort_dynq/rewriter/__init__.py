@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,11 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..opsets import check_versions
+from ..opsets import check_versions, opset_of
 from ..storage import explained, save, to_proto
 from ..versions import load_current
 from .float16 import convert_in_float32
+from .functions import add_functions, append_functions
 from .loop import convert, op_counts
 from .metadata import EXACT
 from .normal_form import in_normal_form
@@ -37,12 +37,31 @@ if TYPE_CHECKING:
 __all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
 
 
-@dataclass
 class Result:
-    """A new model, and the report of what was converted in it."""
+    """A new model, and the report of what was converted in it.
 
-    model: ir.Model
-    report: Report
+    Attributes:
+        report: The report.
+    """
+
+    def __init__(self, model: ir.Model, report: Report, *, lacks_functions: bool = False) -> None:
+        """Keeps a model and a report.
+
+        Args:
+            model: The model.
+            report: The report.
+            lacks_functions: Whether functions of ort_dynq's operators are still to be added. This takes as long as
+                the rest of a rewrite, so it waits until somebody needs the model.
+        """
+        self._model, self.report, self._lacks_functions = model, report, lacks_functions
+
+    @property
+    def model(self) -> ir.Model:
+        """The model."""
+        if self._lacks_functions:
+            self._lacks_functions = False
+            add_functions(self._model, opset_of(self._model))
+        return self._model
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model in one step: the file is complete, or it is not there.
@@ -60,7 +79,10 @@ class Result:
         Raises:
             DynqError: The model cannot be serialized.
         """
-        return to_proto(self.model)
+        proto = to_proto(self._model)
+        if self._lacks_functions:
+            append_functions(proto, self._model, opset_of(self._model))
+        return proto
 
 
 def rewrite(
@@ -121,4 +143,4 @@ def rewrite(
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
-    return Result(rewritten, report)
+    return Result(rewritten, report, lacks_functions=True)

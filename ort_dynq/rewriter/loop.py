@@ -13,7 +13,7 @@ from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
 from .analysis.inference import Facts
 from .analysis.nodes import program_of
 from .edit import Edit, Shared
-from .functions import add_functions
+from .functions import declare_functions
 from .policy.saturation import cpu_dependence
 from .products.affine import AffineForms
 from .reasons import Reason, Unconverted
@@ -32,7 +32,9 @@ def convert(
     weights_only: str = WEIGHTS_ONLY[0],
     keep_fused: bool = False,
 ) -> Report:
-    """Applies rules to every node of a model, removes the weights that are no longer used, and adds the functions.
+    """Applies rules to every node of a model, and removes the weights that are no longer used.
+
+    The functions of the operators are not added: functions.py does so when the model is read or written.
 
     Args:
         model: The model, which is changed.
@@ -57,7 +59,7 @@ def convert(
         report.findings = findings.all()
         _remove_initializers(model, initializers)
         report.cpu = cpu_dependence(model, facts)
-        add_functions(model, facts.opset)
+        declare_functions(model)
     if fixed_inputs and not report.rewritten:
         model.graph.inputs[:] = fixed_inputs
     report.after = op_counts(model)

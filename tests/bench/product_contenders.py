@@ -4,6 +4,7 @@ All multiply activations by weights of the same size:
 
 * ort_dynq 8, ort_dynq 4: QuantizedMatMul, from uint8 codes with a scale and a zero point for each row, to float32. The
   4-bit weights have a scale for each group of k and column.
+* direct: ort_dynq 8 without Strassen's algorithm, which ort_dynq chooses by rule.
 * MatMulInteger: followed by a DequantizeLinear, which turns the integers into floats in one pass. It has one scale for
   all rows and columns, and no bias: stock ONNX Runtime needs further passes for more scales and a bias.
 * MatMulNBits 4, MatMulNBits 8: at accuracy level 4, with the groups of ort_dynq 4. It quantizes its float32 activation
@@ -34,6 +35,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ort_dynq import kernels
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
@@ -137,6 +139,7 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
             notes.append(f"{name} is not available: {error}")
             continue
         notes += wrong_results(name, result, data, product)
+    found["direct"] = _direct(found["ort_dynq 8"])
     try:
         found["torch"], result = _torch(case, data)
         notes += wrong_results("torch", result, data, Product("", {}, data.weights_8, data.real_8))
@@ -145,6 +148,14 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
     size = math.prod(case.weights)
     found["read"] = read_contender(size, copies(case.rows, size), case.threads)
     return found, notes
+
+
+def _direct(contender: Contender) -> Contender:
+    def run() -> None:
+        with kernels.use_strassen("never"):
+            contender.run()
+
+    return replace(contender, run=run)
 
 
 def cold_bytes(rows: int) -> int:

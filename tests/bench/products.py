@@ -31,6 +31,7 @@ class ProductTiming:
         weights: The shape of the weights, K x N.
         threads: The number of threads.
         ours_8_us, ours_4_us: QuantizedMatMul with 8-bit weights, and with 4-bit weights in groups.
+        direct_us: QuantizedMatMul with 8-bit weights, without Strassen's algorithm.
         integer_us: MatMulInteger and DequantizeLinear.
         nbits_4_us, nbits_8_us: MatMulNBits.
         torch_us: torch's int8 product.
@@ -47,6 +48,7 @@ class ProductTiming:
     threads: int
     ours_8_us: float
     ours_4_us: float
+    direct_us: float
     integer_us: float
     nbits_4_us: float | None
     nbits_8_us: float | None
@@ -180,6 +182,7 @@ def _time(case: Case, group_size: int, settings: Settings) -> tuple[ProductTimin
         case.threads,
         ours_8_us=us["ort_dynq 8"],
         ours_4_us=us["ort_dynq 4"],
+        direct_us=us["direct"],
         integer_us=us["MatMulInteger"],
         nbits_4_us=nbits_4,
         nbits_8_us=us.get("MatMulNBits 8"),

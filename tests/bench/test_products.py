@@ -20,7 +20,7 @@ from ort_dynq import DynqError, runtime
 from ort_dynq.measuring.timing import session_contender
 from ort_dynq.verification.saturation import cpu_saturates
 
-TIMES = ("ours_8_us", "ours_4_us", "integer_us", "float_us", "read_us")
+TIMES = ("ours_8_us", "ours_4_us", "direct_us", "integer_us", "float_us", "read_us")
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +81,13 @@ def test_bench_products_text(capsys: pytest.CaptureFixture[str]) -> None:
     head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("rows", "weights", "threads", "ort_dynq 8", "MatMulInteger", "ratio", "ort_dynq 4", "MatMulNBits 4", "ratio"),
-        *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio"),
+        *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio", "direct"),
     ]
     rates = r"ort_dynq: up to \d+ with 8 bits, \d+ with 4 \(threads: 1\)"
     assert sum(re.fullmatch(rates, line) is not None for line in lines[:head]) == 1
     rows = [line.split() for line in lines[head + 1 : head + 3]]
     assert [row[:3] for row in rows] == [["1", "64x48", "1"], ["40", "64x48", "1"]]
-    assert all(len(row) == 16 and row[10] == "-" for row in rows)
+    assert all(len(row) == 17 and row[10] == "-" for row in rows)
     assert [line for line in lines if not is_saturation(line)][-1].startswith("torch is not available: ")
     assert (
         sum(re.match("(MatMulInteger|MatMulNBits|float|plain read) / ort_dynq", line) is not None for line in lines)
@@ -103,7 +103,17 @@ def test_every_contender_computes_the_same_product(rows: int, group_size: int) -
     found, notes = product_contenders.contenders(case, group_size, QUICK)
     absent = {note.partition(" is not available: ")[0] for note in notes if not is_saturation(note)}
     assert absent <= {"torch", *(["MatMulNBits 8"] if runtime.version() < (1, 22) else [])}
-    names = ["ort_dynq 8", "MatMulInteger", "ort_dynq 4", "MatMulNBits 4", "MatMulNBits 8", "float", "torch", "read"]
+    names = [
+        "ort_dynq 8",
+        "MatMulInteger",
+        "ort_dynq 4",
+        "MatMulNBits 4",
+        "MatMulNBits 8",
+        "float",
+        "direct",
+        "torch",
+        "read",
+    ]
     assert [*found] == [name for name in names if name not in absent]
     assert all(each.repeats == 2 for each in found.values())
 

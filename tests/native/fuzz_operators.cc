@@ -1036,20 +1036,23 @@ void select(const char* isa) {
   if (ort_dynq_select_isa(isa, nullptr, 0)) fail(std::string("cannot select ") + isa);
 }
 
-// Of ort_dynq_select_winograd().
+// Of ort_dynq_select_winograd() and ort_dynq_select_strassen().
 constexpr int32_t kAlways = 1, kNever = 2;
 
 Result check(const Problem& problem) {
   static const std::vector<const char*> names = isas();
   select("portable");
   ort_dynq_select_winograd(kNever);
+  ort_dynq_select_strassen(kNever);
   Result expected = run(problem);
-  const bool is_conv = std::string(problem.op->name).rfind("QuantizedConv", 0) == 0;
+  const std::string op = problem.op->name;
+  const bool has_algorithm = op.rfind("QuantizedConv", 0) == 0 || op.rfind("QuantizedMatMul", 0) == 0;
   for (const char* name : names)
-    for (const int32_t winograd : {kNever, kAlways}) {
-      if (winograd == kAlways && !is_conv) continue;
+    for (const int32_t use : {kNever, kAlways}) {
+      if (use == kAlways && !has_algorithm) continue;
       select(name);
-      ort_dynq_select_winograd(winograd);
+      ort_dynq_select_winograd(use);
+      ort_dynq_select_strassen(use);
       const Result actual = run(problem);
       if (actual != expected) differ(problem, name, expected, actual);
     }

@@ -51,7 +51,8 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 constexpr int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 48, 65};
 constexpr int64_t kColumns[] = {0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 80, 100};
 constexpr int64_t kDepths[] = {0, 1, 3, 4, 5, 8, 12, 16, 31, 60, 63, 64, 65, 68, 96, 127, 128, 130, 192, 200};
-constexpr int64_t kManyRows[] = {24, 25, 61, 64, 65, 97, 131}, kLongDepths[] = {509, 512, 765, 768, 772, 1029, 1540};
+constexpr int64_t kManyRows[] = {24, 25, 61, 64, 65, 97, 191, 192},
+                  kLongDepths[] = {509, 512, 765, 768, 772, 1029, 1540};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
 constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
@@ -345,6 +346,28 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
     }
 }
 
+// The form of gemm_qc8w by Strassen's algorithm, as quantized_matmul.cc runs it: columns that do not fill a strip take
+// the direct form.
+void run_strassen(const ProductBlock& block) {
+  static Arena arena;
+  const dynq::ProductKernels& kernels = *dynq::active_isa().products;
+  const auto size = static_cast<size_t>(dynq::strassen_codes_size(block.rows, block.depth));
+  int16_t* operands = arena.place(std::vector<int16_t>(size), true, 0);
+  for (int64_t row = 0; row < dynq::strassen_half_rows(block.rows); ++row)
+    kernels.strassen->form_codes(block.codes.data, block.codes.stride, block.rows, block.depth, row, operands);
+  ProductBlock strip = block;
+  strip.cols = dynq::kStrassenColumns;
+  strip.codes.data = reinterpret_cast<const uint8_t*>(operands);
+  kernels.strassen->gemm_qc8w(strip);
+  ProductBlock rest = block;
+  rest.cols -= strip.cols;
+  rest.weights.packed += strip.cols / kBlockColumns * block.weights.stride;
+  if (rest.weights.zps != nullptr) rest.weights.zps += strip.cols;
+  rest.columns.scales += strip.cols, rest.columns.sums += strip.cols, rest.columns.bias += strip.cols;
+  rest.output.dst += strip.cols;
+  if (rest.cols > 0) kernels.gemm_qc8w(rest);
+}
+
 // The sums of the columns, from a row of ones.
 void check_sums(const std::string& name, const Problem& problem, dynq::ColumnSumKernel kernel, Random& random) {
   static Arena arenas[5];
@@ -396,6 +419,9 @@ struct Counter {
       }
     }
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w", kernels.gemm_qc8w, false);
+    if (kernels.strassen != nullptr && problem.bits == 8 && problem.groups == 1 && problem.rows > 0 &&
+        problem.rows <= dynq::kStrassenRows && problem.depth > 0 && problem.cols >= dynq::kStrassenColumns)
+      run("strassen", run_strassen, false);
     if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
     if (problem.groups == 1 || problem.size() > dynq::kLongestTileGroup) return;

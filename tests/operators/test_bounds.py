@@ -348,7 +348,8 @@ def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types
 @pytest.mark.parametrize("code", [0, 1], ids=["uint8", "int8"])
 @pytest.mark.parametrize("operator", PRODUCTS)
 def test_no_access_of_products_is_outside_a_tensor(product_isa: str, operator: str, code: int) -> None:
-    lengths = LENGTHS[::3] if operator == "QuantizedMatMulProgram" else LENGTHS  # other lengths have other programs
+    # A length has other programs and other attributes than the next one.
+    lengths = LENGTHS[::5] if operator == "QuantizedMatMulProgram" else LENGTHS[::2]
     check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code], lengths)
 
 

@@ -61,7 +61,7 @@ def check(backend: str, case: Case, threads: int = 1, **given: int) -> Array:
 @functools.cache
 def random_cases() -> list[tuple[Case, Array]]:
     rng = np.random.default_rng(0)
-    return [(case, stock_conv(case)) for case in (random_conv(rng, is_wide=i % 8 == 0) for i in range(400))]
+    return [(case, stock_conv(case)) for case in (random_conv(rng, is_wide=i % 8 == 0) for i in range(200))]
 
 
 def test_any_geometry(product_isa: str) -> None:
@@ -70,7 +70,7 @@ def test_any_geometry(product_isa: str) -> None:
     for (inputs, _, given), right in random_cases():
         assert_same(run("native", inputs, given), right)
         distinct += len(np.unique(right))
-    assert distinct > 20_000
+    assert distinct > 10_000
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5,)], ids=str)

@@ -174,7 +174,7 @@ def test_branches_of_one_function(opset: int) -> None:
 CHUNK = 100
 
 
-@pytest.mark.parametrize(("opset", "first"), every(30, itertools.product(OPSETS, range(0, 60 * CHUNK, CHUNK))))
+@pytest.mark.parametrize(("opset", "first"), every(60, itertools.product(OPSETS, range(0, 60 * CHUNK, CHUNK))))
 def test_kernels_equal_bodies(isas: Sequence[str], opset: int, first: int) -> None:
     compare(cases_of(range(first, first + CHUNK), opset), opset, isas)
 

@@ -82,14 +82,17 @@ def test_every_operator_is_in_a_frozen_model() -> None:
 # Frozen models
 
 
-@pytest.mark.parametrize("frozen", MODELS, ids=lambda each: each.name)
-def test_a_frozen_model(frozen: Frozen) -> None:
+@pytest.mark.parametrize(
+    ("frozen", "has_both_ways"),
+    [pytest.param(each, i % 3 == 0, id=each.name) for i, each in enumerate(MODELS)],
+)
+def test_a_frozen_model(frozen: Frozen, has_both_ways: bool) -> None:
     """The results equal those of the functions in the model, in stock ONNX Runtime without optimizations.
 
-    One session of each backend and of each way: the backends share their kernels.
+    The other backend and the other way share the kernels: every third model runs with them, too.
     """
     expected = run(stock_session(frozen.model), frozen.feeds)
-    for way, backend in (("prepared", "native"), ("session", "extensions")):
+    for way, backend in (("prepared", "native"), ("session", "extensions"))[: 1 + has_both_ways]:
         for result, wanted in zip(run(WAYS[way](frozen.model, backend), frozen.feeds), expected, strict=True):
             assert_same(result, wanted)
 

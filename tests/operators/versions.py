@@ -20,9 +20,11 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION, Operator
+from ort_dynq.opsets import opset_of
 from ort_dynq.quantizer import recurrent
 from ort_dynq.quantizer.options import Options
 from ort_dynq.rewriter.float16 import convert_in_float32
+from ort_dynq.rewriter.functions import add_functions
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.report import Report
 from ort_dynq.rewriter.rules import FIRST_OF_QUANTIZATIONS, IN_FLOAT32, PHASES
@@ -125,6 +127,7 @@ def main() -> None:
         model = in_float32[0] if in_float32 else original
         if not in_float32:
             _convert(model)
+        add_functions(model, opset_of(model))
         freeze(FROZEN / f"version-{VERSION}.npz", to_proto(model), folder)
 
 

@@ -80,8 +80,8 @@ def test_a_sample_does_not_depend_on_the_others(activations: str) -> None:
     assert operators(result)["QuantizedConvProgram"] + operators(result)["QuantizedConv"] == 3
     x = floats(8, 8, 30, 31, seed=9) * np.exp(floats(8, 1, 1, 1, seed=8) * 2)
     together = run(result, x)
-    for i, row in enumerate(together):
-        assert_same(run(result, x[i : i + 1])[0], row)
+    for i in (0, 3, 7):
+        assert_same(run(result, x[i : i + 1])[0], together[i])
 
 
 def test_samples_of_quantize_dynamic() -> None:

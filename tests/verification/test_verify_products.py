@@ -88,7 +88,7 @@ def check(model: onnx.ModelProto, other: onnx.ModelProto | None = None, **argume
 # Correct products
 
 
-@pytest.mark.parametrize(("network", "form"), every(2, itertools.product(transformers.NETWORKS, transformers.FORMS)))
+@pytest.mark.parametrize(("network", "form"), every(4, itertools.product(transformers.NETWORKS, transformers.FORMS)))
 def test_products_of_networks(network: str, form: str) -> None:
     result = check(transformers.NETWORKS[network](form, **SIZES))
     assert result.passed
@@ -136,7 +136,7 @@ def encoder(form: str) -> tuple[bytes, bytes]:
     return model.SerializeToString(), rewritten(model).SerializeToString()
 
 
-@pytest.mark.parametrize(("form", "name"), every(3, itertools.product(INEXACT_FORMS, NUMBERS)))
+@pytest.mark.parametrize(("form", "name"), every(5, itertools.product(INEXACT_FORMS, NUMBERS)))
 def test_incorrect_number_fails(form: str, name: str) -> None:
     model, wrong = map(onnx.ModelProto.FromString, encoder(form))
     node = products(wrong)[4]

@@ -347,7 +347,7 @@ void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_
   }
 }
 
-constexpr ProductKernels product_kernels() {
+constexpr ProductKernels product_kernels(const StrassenKernels* strassen = nullptr) {
   ProductKernels table = {};
   table.gemm_qc8w = gemm<8, true, P::kBlocks>;
   table.gemm_qb8w = gemm<8, false, P::kGroupBlocks>;
@@ -359,5 +359,6 @@ constexpr ProductKernels product_kernels() {
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads<>;
   table.winograd = &kWinograd;
+  table.strassen = strassen;
   return table;
 }

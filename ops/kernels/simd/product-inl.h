@@ -226,17 +226,21 @@ inline void store_registers(const ProductBlock& block, int64_t row, int64_t col,
   }
 }
 
+template <int kRows, int kSums>
+inline void store_vectors(const ProductBlock& block, int64_t row, int64_t col, const P::F (&reals)[kRows][kSums]) {
+  if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
+  if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
+  return store_registers<kColumnFirst>(block, row, col, reals);
+}
+
 // Scales and stores `rows` rows of a tile whose exact sums are converted to floats: of kBlocks blocks of columns, whose
 // first columns are `gap` apart.
 template <bool kOneGroup, int kBlocks, int kRows>
 inline void store_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t col, int64_t gap,
                        const P::F (&reals)[kRows][kBlocks * kVectors]) {
   constexpr int kSums = kBlocks * kVectors;
-  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes) {
-    if (block.order == kScalesFirst) return store_registers<kScalesFirst>(block, row, col, reals);
-    if (block.order == kRowFirst) return store_registers<kRowFirst>(block, row, col, reals);
-    return store_registers<kColumnFirst>(block, row, col, reals);
-  }
+  if (kOneGroup && kRows >= kManyRows && block.cols - col >= kSums * P::kLanes)
+    return store_vectors(block, row, col, reals);
   float stored[kBlocks][kRows][kBlockColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)

@@ -21,10 +21,10 @@ struct WideBuffers {
 
 // What the exact sums of a tile have beside products: the zero points of rows times the sums of columns, and the sums
 // of rows times the zero points of weights.
-template <int kRows>
-inline void set_corrections(const ProductBlock& block, int64_t row, int64_t col, P::I (&sums)[kRows][kVectors]) {
+template <int kRows, int kSums>
+inline void set_corrections(const ProductBlock& block, int64_t row, int64_t col, P::I (&sums)[kRows][kSums]) {
 #pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < kSums; ++v) {
     const int64_t at = col + v * P::kLanes, left = block.cols - at;
     const auto column_sum = P::load_part(block.columns.sums + at, P::first(left));
 #pragma GCC unroll 8

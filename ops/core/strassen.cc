@@ -1,0 +1,57 @@
+#include "core/strassen.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "core/rounding.h"
+#include "kernels/dispatch.h"
+
+namespace dynq {
+namespace {
+
+// When Strassen's algorithm takes less time than the direct form, as `tests/bench products` measures both. An
+// instruction set that is not here always takes the direct form: the algorithm multiplies int16, and VNNI, dotprod,
+// I8MM and AMX multiply bytes 2 to 16 times as fast, for a saving of an eighth. AVX-512 without VNNI is not measured.
+struct Rule {
+  const char* isa;
+  int64_t rows, depth, columns;  // the fewest
+  double padding;                // the most k with padding for each k
+};
+constexpr Rule kRules[] = {
+    {"avx2", 48, 256, 256, 1.05},
+};
+
+// Parts of fewer rows do not pay for the operands of weights.
+constexpr int64_t kFewestRows = 32;
+
+std::atomic<StrassenUse> selected{StrassenUse::kByRule};
+
+}  // namespace
+
+void select_strassen(StrassenUse use) { selected = use; }
+
+bool takes_strassen(const StrassenShape& shape) {
+  if (active_isa().products->strassen == nullptr || shape.columns < kStrassenColumns || shape.depth == 0) return false;
+  const StrassenUse use = selected;
+  if (use != StrassenUse::kByRule) return use == StrassenUse::kAlways;
+  const std::string isa = active_isa().name;
+  for (const Rule& rule : kRules)
+    if (rule.isa == isa) {
+      const int64_t padded = 2 * strassen_pieces(shape.depth) * strassen_half_depth(shape.depth);
+      return shape.rows >= rule.rows && shape.depth >= rule.depth && shape.columns >= rule.columns &&
+             static_cast<double>(padded) <= rule.padding * static_cast<double>(shape.depth);
+    }
+  return false;
+}
+
+int64_t choose_strassen_rows(const StrassenShape& shape, int64_t tasks) {
+  static const int64_t threads = std::max(int64_t{1}, static_cast<int64_t>(std::thread::hardware_concurrency()));
+  const int64_t strips = divide_up(shape.columns, kStrassenColumns), wanted = std::min(tasks, 2 * threads);
+  const int64_t fewest = divide_up(shape.rows, kStrassenRows), most = std::max(fewest, shape.rows / kFewestRows);
+  const int64_t parts = std::clamp(divide_up(wanted, strips), fewest, most);
+  return round_up(divide_up(shape.rows, parts), 2);
+}
+
+}  // namespace dynq

@@ -1,0 +1,27 @@
+// Which matrix products are computed by Strassen's algorithm, and how their rows are cut.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/strassen.h"
+
+namespace dynq {
+
+// A product of codes with weights of 8 bits and one group, as the choice sees it.
+struct StrassenShape {
+  int64_t rows, depth, columns;
+};
+
+// Whether the instruction set in use computes the product by Strassen's algorithm.
+bool takes_strassen(const StrassenShape& shape);
+
+// For tests and measurements: whether the whole process follows the rule, or takes Strassen's algorithm wherever it can
+// be used, or nowhere.
+enum class StrassenUse { kByRule, kAlways, kNever };
+void select_strassen(StrassenUse use);
+
+// The rows of each part but the last one: an even number, and up to kStrassenRows. `tasks` parts and strips of
+// kStrassenColumns columns occupy all threads, where the rows are many enough.
+int64_t choose_strassen_rows(const StrassenShape& shape, int64_t tasks);
+
+}  // namespace dynq

@@ -1,0 +1,44 @@
+// The interface of matrix products by Strassen's algorithm, in Winograd's form: 7 products of halves in place of 8.
+// ort_dynq/docs/numerics.md has the proof that their sums are exact.
+#pragma once
+
+#include <stdint.h>
+
+#include "kernels/convolutions.h"
+
+namespace dynq {
+
+struct ProductBlock;
+
+// A block has up to kStrassenRows rows and kStrassenColumns columns. Its k are cut into pieces. Rows, columns and k of
+// a piece are cut into halves; half of the k of a piece is a multiple of kStrassenUnit, and at most kStrassenDepth.
+constexpr int64_t kStrassenRows = 192, kStrassenColumns = 4 * kBlockColumns;
+constexpr int64_t kStrassenUnit = 32, kStrassenDepth = 256;
+constexpr int64_t kStrassenProducts = 7;
+
+constexpr int64_t strassen_pieces(int64_t depth) { return (depth + 2 * kStrassenDepth - 1) / (2 * kStrassenDepth); }
+// Half of the k of a piece, with padding.
+constexpr int64_t strassen_half_depth(int64_t depth) {
+  const int64_t halves = 2 * strassen_pieces(depth);
+  return halves == 0 ? 0 : ((depth + halves - 1) / halves + kStrassenUnit - 1) / kStrassenUnit * kStrassenUnit;
+}
+constexpr int64_t strassen_half_rows(int64_t rows) { return (rows + 1) / 2; }
+
+// The operands that are formed from the codes of a block, in int16: [pieces][7][half of the rows][half of the k of a
+// piece], and 32 more from an operand to the next: a power of two would share cache sets.
+constexpr int64_t strassen_operand_size(int64_t rows, int64_t depth) {
+  return strassen_half_rows(rows) * strassen_half_depth(depth) + 32;
+}
+constexpr int64_t strassen_codes_size(int64_t rows, int64_t depth) {
+  return strassen_pieces(depth) * kStrassenProducts * strassen_operand_size(rows, depth);
+}
+
+struct StrassenKernels {
+  // Writes row `row` of the operands of a block of `rows` rows, which has half as many. `stride` is the distance from
+  // row to row of the codes.
+  void (*form_codes)(const uint8_t* codes, int64_t stride, int64_t rows, int64_t depth, int64_t row, int16_t* to);
+  // As gemm_qc8w, for a block of kStrassenColumns columns and up to kStrassenRows rows, whose codes are their operands.
+  void (*gemm_qc8w)(const ProductBlock& block);
+};
+
+}  // namespace dynq
