@@ -37,9 +37,9 @@ _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # vector, which is as fast in float.
 _FEWEST_POSITIONS = 8
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
-# Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights, 1.03 to
-# 1.4 with 5x5, with 32 or 64 output channels and stride 1 or 2; 4x4 weights with stride 4 take 1.6 with 32 output channels
-# and 1.0 to 1.06 with 96. 7x7 weights take 0.86 to 0.93, 16x16 weights 0.9 to 1.05.
+# Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights and 1.03 to
+# 1.4 with 5x5, with 32 or 64 output channels and stride 1 or 2. 4x4 weights with stride 4 take 1.6 with 32 output
+# channels and 1.0 to 1.06 with 96; 7x7 weights 0.86 to 0.93, 16x16 weights 0.9 to 1.05.
 _FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
 _MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 _FEWEST_PASSES_SAVED = 3  # by a program
