@@ -17,7 +17,7 @@ from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
-from ..rewriter.policy.cost import is_tiny_matrix
+from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.channels import columns_of
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import Grid, columns_of_stack, grid_of
@@ -63,6 +63,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     grid = with_stack_of(grid, a)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
+    if is_tiny_row(a, depth, columns):
+        raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
     if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)

@@ -10,7 +10,7 @@ from helpers import Array, parse
 from onnx import numpy_helper
 
 F = np.float32
-K = 128  # with K * K weights, a quantization pays
+K = 160  # with K * K weights, a quantization pays
 WIDE = 256  # likewise one of two terms
 
 

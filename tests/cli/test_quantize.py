@@ -24,8 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         helper.make_node("MatMul", ["hidden", "w"], ["result"], name="down"),
         helper.make_node("MatMul", ["result", "hidden"], ["y"], name="scores"),
     ]
-    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((128, 128), np.float32), "w")
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (128, 128)) for name in ("x", "y")]
+    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((160, 160), np.float32), "w")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (160, 160)) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], [weights])
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "float.onnx"
@@ -91,7 +91,7 @@ def test_json_and_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     model = onnx.load("int4.onnx")
     metadata = {each.key: each.value for each in model.metadata_props}
     assert metadata["ort_dynq.quantized"] == "weights=int4 group=64 activations=tensor symmetric=0"
-    make_session(model, "native").run(None, {"x": np.ones((128, 128), np.float32)})
+    make_session(model, "native").run(None, {"x": np.ones((160, 160), np.float32)})
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_nodes(model: str, node: str, before: str, after: str, operator: str) ->
 def test_quantization_of_a_float_model() -> None:
     """The original has no quantization: the new operator also quantizes."""
     original = named(layers_model(1, "t{0} = Tanh({1})"))
-    weights = ir.tensor(np.random.default_rng(0).normal(0, 0.1, (64, 256)).astype(np.float32), name="constant")
+    weights = ir.tensor(np.random.default_rng(0).normal(0, 0.1, (64, 384)).astype(np.float32), name="constant")
     value = ir.Value(name="constant", type=ir.TensorType(ir.DataType.FLOAT), const_value=weights)
     product = ir.node("MatMul", [original.graph.outputs[0], value], name="product")
     product.outputs[0].name = "z"

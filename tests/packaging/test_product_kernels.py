@@ -107,17 +107,15 @@ def record(request: pytest.FixtureRequest) -> list[tuple[str, object]]:
 
 @pytest.mark.exhaustive
 def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
-    """Products and, on x86-64, programs. test_aarch64 runs programs on other CPUs."""
     require("g++", "g++")
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    if not is_x86:
+    if platform.machine() not in ("x86_64", "AMD64"):
         parts, expected = kernel_files(platform.machine()), {"portable", *kernels.supported_isas()}
-        programs = [build(tmp_path, "g++", [*parts, (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)])]
+        program = build(tmp_path, "g++", [*parts, (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)])
     else:
         flags, expected = cpu_flags(), {"portable", "amx-stand-in"}
         expected |= {"avx2"} if {"avx2", "fma", "f16c"} <= flags else set()
         expected |= {"avxvnni"} if {"avx2", "fma", "f16c", "avx_vnni"} <= flags else set()
-        parts, defines = kernel_files("x86_64", "ProductKernels|ElementwiseKernels"), ["-DORT_DYNQ_X86"]
+        parts, defines = kernel_files("x86_64"), ["-DORT_DYNQ_X86"]
         stand_in = AMX_STAND_IN
         if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
             expected |= {"avx512vnni", "avxvnni-stand-in"}
@@ -130,12 +128,10 @@ def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         else:
             stand_in += PORTABLE_FALLBACK
         parts.append((KERNELS / "amx.cc", stand_in))
-        programs = build_all(tmp_path, "g++", parts, *defines, checks=("products_check", "programs_check"))
-    names = ran(programs[0], 4000)
+        program = build(tmp_path, "g++", parts, *defines)
+    names = ran(program, 4000)
     record.extend(("products", name) for name in {name.split()[0] for name in names})
     assert all_kinds(*expected) <= names
-    if is_x86:
-        check_programs(programs[1], tuple(kernels.supported_isas()))
 
 
 def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None:
@@ -149,6 +145,15 @@ def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None
     passes = {(isa, kind): int(count) for isa, kind, count in map(str.split, done.stdout.splitlines())}
     assert passes.keys() == {(isa, kind) for isa in isas for kind in kinds}
     assert min(passes.values()) > 1000
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="test_aarch64 runs programs on other CPUs")
+def test_programs_of_this_machine(tmp_path: Path) -> None:
+    require("g++", "g++")
+    parts = kernel_files("x86_64", "ProductKernels|ElementwiseKernels")
+    program = build(tmp_path, "g++", parts, "-DORT_DYNQ_X86", check="programs_check")
+    check_programs(program, tuple(kernels.supported_isas()))
 
 
 # Emulated CPUs with and without the instructions of ARMv8.2 and later, and the instruction sets that they have.

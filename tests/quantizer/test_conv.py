@@ -262,7 +262,8 @@ def test_nodes_that_stay(weights: np.ndarray, attributes: dict[str, object], rea
         ((16, 3, 3, 3), 2, True),
         ((64, 3, 3, 3), 1, True),  # 27 products for an output, of an image
         ((32, 3, 4, 4), 4, True),  # 48, and 32 for an input
-        ((96, 3, 4, 4), 4, False),  # 96 for an input
+        ((64, 3, 5, 5), 1, True),  # 75 for an output, of an image
+        ((32, 4, 5, 5), 2, False),
         ((9, 5, 2, 2), 1, True),
         ((10, 5, 2, 2), 1, False),  # 40 for an input
         ((16, 31, 1, 1), 1, True),

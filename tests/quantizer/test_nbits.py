@@ -29,7 +29,7 @@ def test_a_layer_of_floats_beside_it() -> None:
     model.CopyFrom(case.model)
     model.graph.node[0].output[0] = "h"
     model.graph.node.append(helper.make_node("MatMul", ["h", "w"], ["y"], name="head"))
-    weights = np.random.default_rng(0).standard_normal((128, 128), np.float32)
+    weights = np.random.default_rng(0).standard_normal((128, 192), np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     result = ort_dynq.quantize(model)
     assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedMatMul": 2}

@@ -245,7 +245,7 @@ def test_weights_at_run_time() -> None:
 
 def test_options() -> None:
     """Recurrent weights have 8 bits in every case; the activations of the inputs follow the options."""
-    model, feeds = layer("LSTM")
+    model, feeds = layer("LSTM", depth=96)
     result = ort_dynq.quantize(model, weights="int4", activations="tensor")
     assert result.report.rewritten[0].note == "int8"
     operators = [node.op_type for node in result.to_proto().graph.node]

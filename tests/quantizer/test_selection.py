@@ -99,7 +99,7 @@ def test_no_layer_has_one_term_if_two_are_asked_for() -> None:
 
 
 def test_small_layers_have_no_two_terms() -> None:
-    """to_c would gain from them, but has 128 x 128 weights."""
+    """to_c would gain from them, but has 160 x 160 weights."""
     result = ort_dynq.quantize(with_outlier(), min_snr=30, data=DATA)
     assert (two_terms_of(result), floats_of(result)) == ([], ["to_c"])
 

@@ -112,7 +112,7 @@ def test_weights_at_the_end_of_a_long_chain_are_released() -> None:
 
 def test_external_weights_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of a Conv and of a MatMul. The caller has a view of the weights of the MatMul, which stays valid."""
-    weights = {"conv": floats(24, 8, 3, 3), "w": floats(64, 256)}
+    weights = {"conv": floats(24, 8, 3, 3), "w": floats(64, 384)}
     nodes = [
         helper.make_node("Conv", ["x", "conv"], ["p"], pads=[1, 1, 1, 1]),
         helper.make_node("MatMul", ["p", "w"], ["y"]),

@@ -17,7 +17,7 @@ from ort_dynq import rewrite
 from ort_dynq.quantizer import quantize_layers
 from ort_dynq.quantizer.options import Options
 
-WIDTH, COLUMNS = 256, 64
+WIDTH, COLUMNS = 256, 96
 ERF = "d = Div(x, root) e = Erf(d) e1 = Add(e, one) m = Mul(x, e1) {0} = Mul(m, half)"
 SILU = "t = Sigmoid(x) {0} = Mul(x, t)"
 TANH = """c2 = Mul(x, x) c3 = Mul(x, c2) c = Mul(c3, cube) a1 = Add(x, c) u = Mul(a1, factor) t = Tanh(u)

@@ -16,7 +16,7 @@ from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.rewriter.reasons import Reason
 from ort_dynq.verification import verify
 
-K, N = 160, 128
+K, N = 160, 160
 CHAIN = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) q = Div(x, s) r = Round(q) c = Clip(r, low, high)
     f = Mul(c, s) """
 CODES = CHAIN.replace("f = Mul(c, s)", "b8 = Cast<to = 3>(c)")

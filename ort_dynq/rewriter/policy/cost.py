@@ -26,16 +26,22 @@ _FEWEST_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
 _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
 _LEAST_SHARE_OF_WEIGHTS = 0.75
 _FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
-_FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 16384, 32  # of a product of floats
+# Of a product of floats. On AMD EPYC, Zen 3 (family 25, model 1), 64x256 and 128x128 weights take 1.0 to 1.4 of float's
+# time with 1 to 128 rows, 32x1024 and 1024x32 0.95 to 1.25. 48x1024 and 120x240 take 0.87 to 1.02 with 16 rows or more,
+# but 1.04 to 1.2 with one: its calls cost more than it saves, with VNNI, too. Only with VNNI, many rows of smaller
+# matrices would gain.
+_FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 24576, 48
+_FEWEST_WEIGHTS_OF_A_ROW = 49152
 _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # Kernels multiply 16 positions at once, also of several samples. A single position is a product of a matrix and a
 # vector, which is as fast in float.
 _FEWEST_POSITIONS = 8
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
-# A first layer of 3 channels and 3x3 weights takes 1.0 to 1.3 of float's time without VNNI, with 32 or 64 output
-# channels and with stride 1 or 2; 4x4 weights with stride 4 take 1.6 with 32 output channels and 1.0 with 96.
+# Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights and 1.03 to
+# 1.4 with 5x5, with 32 or 64 output channels and stride 1 or 2. 4x4 weights with stride 4 take 1.6 with 32 output
+# channels and 1.0 to 1.06 with 96; 7x7 weights 0.86 to 0.93, 16x16 weights 0.9 to 1.05.
 _FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
-_MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 64
+_MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 _FEWEST_PASSES_SAVED = 3  # by a program
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
@@ -164,6 +170,19 @@ def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
     return depth * columns < fewest or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
 
 
+def is_tiny_row(activation: ir.Value, depth: int, columns: int) -> bool:
+    """Returns whether the activation of a float product is one row, and the matrix too small for its two calls.
+
+    Args:
+        activation: The left factor, [..., K] or its transpose.
+        depth: K.
+        columns: The number of output channels.
+    """
+    shape = activation.shape
+    is_row = shape is not None and shape.is_static() and math.prod(shape.numpy()) == depth
+    return is_row and depth * columns < _FEWEST_WEIGHTS_OF_A_ROW
+
+
 def is_slow_transposed_convolution(
     node: ir.Node, channels: int, kernel: Sequence[int], strides: Sequence[int], taps: Sequence[int]
 ) -> bool:
@@ -208,10 +227,9 @@ def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -
     if group > 1:
         return False
     of_an_output, of_an_input = math.prod(shape[1:]), shape[0] * math.prod(shape[2:]) / math.prod(strides)
-    is_image, has_few = shape[1] <= _MOST_CHANNELS_OF_AN_IMAGE, of_an_input < _FEWEST_PRODUCTS_OF_AN_INPUT
-    if of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT:
-        return is_image or has_few
-    return is_image and has_few and of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
+    if shape[1] <= _MOST_CHANNELS_OF_AN_IMAGE:
+        return of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
+    return of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT and of_an_input < _FEWEST_PRODUCTS_OF_AN_INPUT
 
 
 def has_short_sums_for_two_terms(depth: int) -> bool:
