@@ -323,14 +323,17 @@ uint64_t hash_bounded(const dynq::ElementwiseKernels& table, int scaling, int or
     Problem problem = given;
     Floats src(table, bounded_ties(table, random, problem, is_float16 && scaling == dynq::kDivide));
     if (is_float16) src.round();
+    std::vector<float> scales = problem.scales;
+    for (float& scale : scales)
+      if (scaling == dynq::kMultiplyByTheReciprocal) scale = 1.0f / scale;
     for (const bool keeps_negative_zero : {false, true}) {
       Floats dst(table, std::vector<float>(problem.elements(), 12345.0f));
       dst.narrow();
       const dynq::BoundedKernel direct = is_float16 ? table.bounded_f16[scaling][order] : nullptr;
       const dynq::BoundedKernel kernel = direct != nullptr ? direct : table.bounded[scaling][order];
       if (kernel != nullptr)
-        kernel({problem.extent, src.data(direct != nullptr), dst.data(direct != nullptr), problem.scales.data(),
-                problem.float_zps.data(), keeps_negative_zero});
+        kernel({problem.extent, src.data(direct != nullptr), dst.data(direct != nullptr), scales.data(),
+                problem.scales.data(), problem.float_zps.data(), keeps_negative_zero});
       else
         affine_of(table, problem, src.wide.data(), dst.wide.data(), dynq::kToFloat, scaling, !keeps_negative_zero);
       if (is_float16 && direct == nullptr) dst.narrow();
@@ -552,6 +555,9 @@ void run_kernels() {
       for (int arithmetic = 0; arithmetic < kRoundedQuotient; ++arithmetic)
         print(std::string("quantize/") + arithmetics[arithmetic] + tail(codes[kind]),
               hash_quantize(table.quantize[arithmetic][kind][p], portable.quantize[arithmetic][kind][p], parameters));
+      if (parameters == kPerRow)
+        print("quantize/product" + tail(codes[kind]),
+              hash_quantize(table.quantize[kProduct][kind][p], portable.quantize[kProduct][kind][p], parameters));
       print("dequantize" + tail(codes[kind]),
             hash_dequantize(table.dequantize[kind][p], portable.dequantize[kind][p], parameters));
       print("quantize_f16" + tail(codes[kind]), hash_quantize_f16(table, kind, parameters));
