@@ -125,7 +125,7 @@ struct BoundedBlock : Extent {
   void* dst;
   const float* scales;
   const float* factors;
-  const float* zps;  // added before rounding; read for kAddsFirst
+  const float* zps;          // added before rounding; read for kAddsFirst
   bool keeps_negative_zero;  // otherwise a code of -0 becomes +0
 };
 
