@@ -199,12 +199,12 @@ def test_products_in_a_function() -> None:
 
 def test_branches_share_packed_weights() -> None:
     """Also with the graph around them."""
-    branch = """then_branch = t () => (float[n, 128] u) { a = MatMul(x, w) u = Relu(a) },
-        else_branch = e () => (float[n, 128] v) { b = MatMul(x, w) v = Neg(b) }"""
+    branch = """then_branch = t () => (float[n, 160] u) { a = MatMul(x, w) u = Relu(a) },
+        else_branch = e () => (float[n, 160] v) { b = MatMul(x, w) v = Neg(b) }"""
     model = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18]> g (float[n, 128] x, bool yes) => (float[n, 128] y, float[n, 128] z)
+        <ir_version: 8, opset_import: ["": 18]> g (float[n, 160] x, bool yes) => (float[n, 160] y, float[n, 160] z)
         {{ y = If(yes) <{branch}> z = MatMul(x, w) }}""")
-    w = np.random.default_rng(0).standard_normal((128, 128), F)
+    w = np.random.default_rng(0).standard_normal((160, 160), F)
     model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
     converted = quantize(model).to_proto()
     onnx.checker.check_model(converted, full_check=True)
@@ -212,7 +212,7 @@ def test_branches_share_packed_weights() -> None:
     assert len(products) == 3
     assert len({tuple(node.input[3:8]) for node in products}) == 1
     assert len(converted.SerializeToString()) < w.nbytes
-    x = np.random.default_rng(1).standard_normal((5, 128), F)
+    x = np.random.default_rng(1).standard_normal((5, 160), F)
     for yes, function in ((True, lambda z: np.maximum(z, 0)), (False, np.negative)):
         for session in (make_session(converted, "native"), stock_session(converted)):
             y, z = session.run(None, {"x": x, "yes": np.array(yes)})
