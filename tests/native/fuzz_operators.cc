@@ -959,7 +959,6 @@ constexpr int64_t kMostOutputs = 1 << 24;  // geometry may ask for any size
 void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank) {
   Result& result = *static_cast<Result*>(user);
   auto& outputs = result.outputs;
-  if (static_cast<size_t>(index) != outputs.size()) fail("outputs are not requested in order");
   Given given;
   given.type = static_cast<Type>(type);
   given.shape.rank = static_cast<size_t>(rank);
@@ -967,8 +966,11 @@ void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int
   if (given.shape.elements() > kMostOutputs) return nullptr;
   given.offset = result.output_offset;
   given.make_room(0xa5);
-  outputs.push_back(std::move(given));
-  return outputs.back().data();
+  const auto i = static_cast<size_t>(index);
+  if (outputs.size() <= i) outputs.resize(i + 1);  // those that an operator leaves out are requested last
+  if (outputs[i].type != dynq::kNone) fail("an output is requested twice");
+  outputs[i] = std::move(given);
+  return outputs[i].data();
 }
 
 // The result of an operation on two NaNs depends on the order of operands that the compiler chose.
