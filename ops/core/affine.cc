@@ -59,8 +59,10 @@ const AffineKernel* AffineArithmetic::kernels(const ElementwiseKernels& table, b
 }
 
 bool AffineArithmetic::find_bounded(const RowParameters& rows, int64_t count, bool* is_bounded) const {
-  // If the quotient underflows, the order of operations decides the sign of the code 0.
-  if (scaling_ == kDivide && order_ == kAddThenRound && code_type_ == kFloat) {
+  // If the quotient underflows, the order of operations decides the sign of the code 0. A bound of 0 before rounding
+  // makes +0 of -0.25, whose rounded code -0 lies within the bounds.
+  const bool bounds_at_zero = constants_.low == 0 || constants_.high == 0;
+  if (order_ == kAddThenRound && code_type_ == kFloat && (scaling_ == kDivide || bounds_at_zero)) {
     std::fill_n(is_bounded, count, false);
     return false;
   }

@@ -102,6 +102,7 @@ class QuantizePass::Matcher {
     pass.low_ = std::max(pass.low_, low - offset);
     pass.high_ = std::min(pass.high_, high - offset);
     is_clipped_ = true;
+    if (!is_rounded_) clips_at_zero_ |= low == 0 || high == 0;
     return true;
   }
 
@@ -144,6 +145,8 @@ class QuantizePass::Matcher {
     if (pass.rounds_quotient_ && pass.adds_first_) return false;
     // If the quotient underflows, the order of operations decides the sign of the code 0.
     if (pass.adds_first_ && !pass.multiplies_ && pass.keeps_negative_zero_) return false;
+    // A Clip before rounding makes +0 of -0.25, whose rounded code -0 lies within its bounds.
+    if (clips_at_zero_ && pass.keeps_negative_zero_) return false;
     return !pass.divides_code_ || pass.multiplies_;
   }
 
@@ -153,13 +156,13 @@ class QuantizePass::Matcher {
 
   bool is_same(const PlacedOperand& a, const PlacedOperand& b) const {
     if (a == b) return true;
-    return a.place == Place::kLiteral && b.place == Place::kLiteral && literal(a) == literal(b);
+    return a.place == Place::kLiteral && b.place == Place::kLiteral && to_bits(literal(a)) == to_bits(literal(b));
   }
 
   const std::vector<PlacedStep>& steps_;
   const std::vector<float>& literals_;
   size_t end_;  // of the steps from t to the code
-  bool is_rounded_ = false, is_clipped_ = false, is_subtracted_ = false, may_wrap_ = false;
+  bool is_rounded_ = false, is_clipped_ = false, clips_at_zero_ = false, is_subtracted_ = false, may_wrap_ = false;
 };
 
 std::optional<QuantizePass> QuantizePass::of(const std::vector<PlacedStep>& steps, const RangePass& range,
@@ -235,7 +238,10 @@ bool QuantizePass::find(const RowNumbers& numbers, int64_t count, QuantizedRows&
   }
   if (all == 0) return false;
   if (stores_codes())
-    for (int64_t i = 0; i < count; ++i) rows.offsets[i] = offset_ + static_cast<int32_t>(rows.zero_points[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      rows.offsets[i] = offset_ + static_cast<int32_t>(rows.zero_points[i]);
+      if (std::abs(rows.offsets[i]) > kNarrowZeroPoint) return false;
+    }
   if (saturates_) return true;  // as the kernel does
   alignas(64) float low[kMostPassRows], high[kMostPassRows], zeros[kMostPassRows] = {};
   read(numbers, {Place::kSlot, range_.high}, count, 0, high);

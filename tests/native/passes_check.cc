@@ -34,6 +34,7 @@ constexpr ChosenKernels kChosenKernels[] = {
     {RANGE "codes = Add(Round(Div(x, s)), 0.5)", true, false},
     // The sign of the code 0, and a zero point that stays.
     {ENDS "dst = Mul(Sub(Round(Add(Div(x, s), z)), z), s)", true, false},
+    {ENDS "dst = Mul(Sub(Round(Clip(Add(Mul(x, s), z), 0.0, 255.0)), z), s)", true, false},
     {ENDS "dst = Mul(Add(Round(Div(x, s)), z), s)", true, false},
     // Another range, and further results.
     {"s = ReduceMax(x); codes = Round(Div(x, s))", false, false},

@@ -1,6 +1,6 @@
 """The kernels that run whole passes of quantizing programs: the bits of the steps, and of stock ONNX Runtime.
 
-A further output that a pass stores makes it run step by step: no kernel does. programs_check.cc says which programs run
+A further output that a pass stores makes it run step by step: no kernel does. passes_check.cc says which programs run
 in kernels.
 """
 
@@ -51,6 +51,25 @@ def check_steps(case: Case, isas: Sequence[str]) -> None:
 def test_kernels_equal_steps(isas: Sequence[str], first: int) -> None:
     for seed in range(first, first + 1000):
         check_steps(random_case(seed), isas)
+
+
+ENDS = "a = ReduceMin(x); b = ReduceMax(x); "
+OFFSET = ENDS + "s = Div(Sub(b, a), 255.0); f = Reciprocal(s); z = Round(Div(Neg(a), s)); "
+ABS_MAX = "r = ReduceMax(Abs(x)); "
+
+
+@pytest.mark.parametrize(("text", "row"), [
+    (ENDS + "dst = Mul(Round(Clip(Div(x, b), 0.0, 255.0)), b); number = a", [-0.25, 1]),
+    (ENDS + "dst = Mul(Round(Max(Div(x, b), 0.0)), b); number = a", [-0.25, 1]),
+    (OFFSET + "dst = Mul(Sub(Round(Clip(Add(Mul(x, f), z), 0.0, 255.0)), z), s)", [-0.25, 254.75]),
+    (ABS_MAX + "dst = Mul(Sub(Add(Round(Div(x, r)), -0.0), 0.0), r)", [-0.25, 1]),
+    (ABS_MAX + "dst = Mul(Sub(Round(Add(Mul(x, r), 0.0)), -0.0), r)", [-0.25, 1]),
+    (ABS_MAX + "s = Div(r, 33000.0); codes = Add(Add(Round(Div(x, s)), row1), -16384.0)", [33000, 0]),
+])  # fmt: skip
+def test_signs_of_zero_and_large_offsets(isas: Sequence[str], text: str, row: list[float]) -> None:
+    src = np.tile(np.array(row, np.float32), (3, 20))
+    operands = [np.full((3, 1), -16384, np.float32) if "row1" in text else UNUSED[0], *UNUSED[1:]]
+    check_steps(Case(parse(text), -1, 2, [src, np.zeros((), np.uint8), *operands]), isas)
 
 
 @pytest.mark.parametrize("seed", range(6))

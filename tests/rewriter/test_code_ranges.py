@@ -109,6 +109,25 @@ def test_product_of_unclipped_floats(epsilon: str, divisor: int, operator: str |
         assert np.isfinite(y).all(1).tolist() == [row not in lost for row in range(9)]
 
 
+@pytest.mark.parametrize("chain", [
+    "n = Round(d) u = Cast<to = 2>(n) f = Cast<to = 1>(u)",  # wraps around
+    "n = Round(e) f = Identity(n)",  # 1 / s is infinite for tiny rows, whose floats are NaN
+])  # fmt: skip
+def test_unclipped_codes_that_are_not_int8_stay(chain: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = ", ".join(str(float(code) / 128) for code in rng.integers(-127, 128, 32 * 4))
+    body = f"""c = Constant<value_float = 127.0>() w = Constant<value = float[32, 4] {{{weights}}}>() a = Abs(x)
+        m = ReduceMax(a, one) s = Div(m, c) d = Div(x, s) i = Reciprocal(s) e = Mul(x, i) {chain} q = Mul(f, s)
+        y = MatMul(q, w)"""
+    model = parse(body, inputs="float[9, 32] x", outputs="float[9, 4] y")
+    x = rng.normal(size=(9, 32)).astype(np.float32)
+    x[2] *= np.float32(1e-38)
+    expected = stock_session(model).run(None, {"x": x})[0]
+    actual = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})[0]
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.nanmax(np.abs(expected)))
+
+
 @pytest.mark.parametrize("clip", ["", "n = Clip(n0, low, high)"])
 @pytest.mark.parametrize("inverse", ["s = Div(c127, m)", "i = Reciprocal(m) s = Mul(i, c127)"])
 def test_product_of_inverse_scales_without_epsilon(inverse: str, clip: str) -> None:

@@ -502,6 +502,21 @@ def test_chains_that_stay(reason: str) -> None:
     assert [reason in finding.reason for finding in report.unconverted] == [True]
 
 
+def test_a_zero_point_for_each_row_and_moved_rows() -> None:
+    """The scale of the rows is reshaped as the codes are: it has as many elements as the zero point already."""
+    body = (
+        asymmetric()
+        + """v = Sub(c, z) v2 = Reshape(v, rows) p = MatMul(v2, w) sh = Shape(x) two = Slice(sh, n0, n2)
+        to = Concat<axis = 0>(two, last) p3 = Reshape(p, to) y = Mul(p3, s)"""
+    )
+    constants = {"w": codes_of().astype(F), "n0": np.array([0]), "n2": np.array([2])}
+    model = model_of(body, constants)
+    expected = stock_session(model).run(None, DATA)[0]
+    converted = rewrite(model).to_proto()
+    for session in (make_session(converted, "native"), stock_session(converted)):
+        np.testing.assert_allclose(session.run(None, DATA)[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
 WIDE = {  # codes as int32 or int64, without a step in 8 bits
     "symmetric": symmetric() + "i = Cast<to = 6>(c)\n",
     "int64": symmetric() + "i = Cast<to = 7>(c)\n",
@@ -535,7 +550,10 @@ def test_integers_that_may_not_fit_8_bits_stay() -> None:
     """A row of zeros gives NaN, which a Cast to int32 makes a number beyond all bounds; 128 with -128 is no 8 bits."""
     arrays = {"w": codes_of().astype(np.int32), "ws": scales_of(), "more": F(128)}
     tail = "i = Cast<to = 6>(c)\n p = MatMul(i, w)\n f = Cast<to = 1>(p)\n y = Mul(f, ws)"
-    for chain in (symmetric(epsilon=False), symmetric().replace("c127", "c255").replace("high", "more")):
+    half = (
+        symmetric().replace("Clip(r, low, high)", "Identity(r)").replace("Round(t)", "Cast<to = 10>(t)")
+    )  # no integer
+    for chain in (symmetric(epsilon=False), symmetric().replace("c127", "c255").replace("high", "more"), half):
         assert "QuantizedMatMul" not in products(rewrite(model_of(chain + tail, arrays)).report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind, RoundingOrder
+from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind, RoundingOrder, Scaling
 from .bounds import LARGEST
 
 
@@ -25,7 +25,8 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
 
     Without an epsilon, an inverse scale is infinite, or r / divisor is 2^-138 or more, which has 11 significant bits. A
     scale r / 127 may be denormal. Then codes may exceed 127, and 127 in their place differs from them, times the scale,
-    by less than 2^-132: by what the sums of a product lose anyway.
+    by less than 2^-132: by what the sums of a product lose anyway. The reciprocal of such a scale may be infinite, so a
+    product with it needs an epsilon.
 
     Args:
         attributes: The attributes of a DynamicRangeFakeQuantize.
@@ -33,11 +34,13 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
     """
     inverse, added = attributes["inverse_scale"], attributes["added_epsilon"]
     divisor, factor = constants.divisor, constants.factor
+    epsilons = constants.lowest_range, constants.lowest_scale
     return (
         attributes["range_kind"] == RangeKind.ABS_MAX
         and attributes["rounding_order"] == RoundingOrder.NO_ZERO_POINT
         and not attributes["float16_range"]
         and not attributes["float16_scale"]
+        and (attributes["scaling"] != Scaling.MULTIPLY_BY_THE_RECIPROCAL or max(epsilons) >= 2.0**-100)
         and (constants.lowest_scale <= 0 if inverse else constants.highest_scale >= LARGEST)
         and not (inverse and added == AddedEpsilon.SCALE)
         and constants.highest_range >= LARGEST

@@ -3,7 +3,8 @@
 Cast of 8-bit numbers to int32 or int64, ... , MatMul | Einsum     -> Cast to 8 bits, Cast, ... , MatMul | Einsum
 
 The other rules find codes by their 8-bit type. Values proves that the floats are integers that fit 8 bits, and that no
-NaN comes from a divisor near 0, which a Cast to int32 makes a number beyond all bounds.
+NaN comes from a divisor near 0, which a Cast to int32 makes a number beyond all bounds. ONNX does not define the Cast
+of other NaN in the activation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to
 from ..analysis.types import WIDE_TYPES
 from ..analysis.values import MOVES, Values
@@ -33,20 +35,26 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
         return None
     if node.inputs[0] is None or node.inputs[0].dtype not in _FLOATS:
         return None
-    known = context.shared(Values).known(node.outputs[0])
-    if not known.fits(-128, 255) or (known.low < 0 and known.high > 127) or not _is_multiplied(node.outputs[0]):
+    values = context.shared(Values)
+    if not values.known(node.inputs[0]).is_integer:
+        return None
+    known = values.known(node.outputs[0])
+    if (
+        not known.fits(-128, 255)
+        or (known.low < 0 and known.high > 127)
+        or not _is_multiplied(node.outputs[0], context.facts)
+    ):
         return None
     return ir.DataType.INT8 if known.high <= 127 else ir.DataType.UINT8
 
 
-def _is_multiplied(value: ir.Value, steps: int = 0) -> bool:
-    """Returns whether a product reads a value, moved or minus a zero point."""
-    users = [node for node, _ in value.uses() if node.domain in STANDARD_DOMAINS]
-    if any(node.op_type in _PRODUCTS for node in users):
+def _is_multiplied(value: ir.Value, facts: Facts, steps: int = 0) -> bool:
+    """Returns whether a product with constant weights reads a value, moved or minus a zero point."""
+    uses = [(node, i) for node, i in value.uses() if node.domain in STANDARD_DOMAINS]
+    if any(node.op_type in _PRODUCTS and i == 0 and facts.is_constant(node.inputs[-1]) for node, i in uses):
         return True
-    return steps < _MOST and any(
-        _is_multiplied(output, steps + 1) for node in users if node.op_type in _BETWEEN for output in node.outputs
-    )
+    between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type in ("Concat", "Sub"))]
+    return steps < _MOST and any(_is_multiplied(each, facts, steps + 1) for node in between for each in node.outputs)
 
 
 def _build(dtype: ir.DataType, edit: Edit) -> None:

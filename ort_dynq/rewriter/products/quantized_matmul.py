@@ -92,12 +92,12 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
         row = edit.shared(UnsignedCodes).scale_of(scale)
     else:
         row = edit.add_constant(np.float32(1), before=edit.node)
-    if codes.repeats_scale:
-        row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=tail.last_node)
-        row = edit.insert(ir.node("Expand", [row, row_shape]), before=tail.last_node)
     if tail.is_row_moved:
         shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
         row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
+    if codes.repeats_scale:
+        row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=tail.last_node)
+        row = edit.insert(ir.node("Expand", [row, row_shape]), before=tail.last_node)
     column = np.ones(size, np.float32) if tail.column is None else tail.column
     column = column.reshape(size) if tail.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
     bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not

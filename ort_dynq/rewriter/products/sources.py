@@ -101,7 +101,8 @@ def range_constants_of(node: ir.Node) -> RangeConstants | None:
 def _range_source(node: ir.Node) -> Source:
     attributes = attributes_of(node)
     given = range_constants_of(node)
-    is_proven = not attributes["clip"] and given is not None and are_codes_int8(attributes, given)
+    may_be_signed = not attributes["clip"] and attributes["code_type"] != CodeType.UINT8  # a Cast to uint8 wraps around
+    is_proven = may_be_signed and given is not None and are_codes_int8(attributes, given)
     code_type = CodeType.INT8 if is_proven else _code_type(attributes)
     zero_point_type = attributes["zero_point_type"]
     if attributes["zero_point_rule"] == ZeroPointRule.FLOOR_NEGATED and zero_point_type != code_type:
