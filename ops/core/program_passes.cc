@@ -125,8 +125,8 @@ class Compiler {
     for (size_t i = 0; i < pass.steps.size(); ++i) {
       const PlacedStep& placed = pass.steps[i];
       NumberStep step = {{placed.kind, {}, {}}, 0, 0};
-      place_number(placed.a, step.step.a, step.of_memory_a);
-      place_number(placed.b, step.step.b, step.of_memory_b);
+      step.offset_a = place_number(placed.a, step.step.a);
+      step.offset_b = place_number(placed.b, step.step.b);
       if (placed.a.place == Place::kOutput) {
         if (takes_codes(static_cast<size_t>(placed.a.index))) step.step.kind = store_of(code_type_);
         pass.stores.emplace_back(i, placed.a.index);
@@ -135,19 +135,22 @@ class Compiler {
     }
   }
 
-  void place_number(const PlacedOperand& operand, StepOperand& at, uintptr_t& of_memory) const {
+  // Returns the offset of a slot or a tile; -1 for other operands, whose address is set.
+  int64_t place_number(const PlacedOperand& operand, StepOperand& at) const {
     constexpr int64_t kSize = sizeof(float), kSlot = kMostPassRows * kSize, kTile = kTileElements * kSize;
     static constexpr float kNothing = 0;
-    const auto relative = [](int64_t bytes) { return reinterpret_cast<const char*>(static_cast<uintptr_t>(bytes)); };
-    if (operand.place == Place::kSlot)
-      at = {relative(operand.index * kSlot), 0, kSize, true};
-    else if (operand.place == Place::kTile)
-      at = {relative(result_.slot_count * kSlot + operand.index * kTile), 0, 0, true};
-    else if (operand.place == Place::kLiteral)
-      at = {reinterpret_cast<const char*>(&program_.literals[static_cast<size_t>(operand.index)]), 0, 0, false};
-    else
-      at = {reinterpret_cast<const char*>(&kNothing), 0, 0, false};
-    of_memory = operand.place == Place::kSlot || operand.place == Place::kTile ? ~uintptr_t{0} : 0;
+    if (operand.place == Place::kSlot) {
+      at = {nullptr, 0, kSize, true};
+      return operand.index * kSlot;
+    }
+    if (operand.place == Place::kTile) {
+      at = {nullptr, 0, 0, true};
+      return result_.slot_count * kSlot + operand.index * kTile;
+    }
+    const bool is_literal = operand.place == Place::kLiteral;
+    const float* number = is_literal ? &program_.literals[static_cast<size_t>(operand.index)] : &kNothing;
+    at = {reinterpret_cast<const char*>(number), 0, 0, false};
+    return -1;
   }
 
   // Which kernels can run a pass over elements in place of its steps.

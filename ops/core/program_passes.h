@@ -9,10 +9,10 @@
 
 namespace dynq {
 
-// A step over the numbers of rows. The address of a slot or a tile is relative to the memory of a run.
+// A step over the numbers of rows. Slots and tiles have an offset in the memory of a run in place of an address.
 struct NumberStep {
   Step step;
-  uintptr_t of_memory_a, of_memory_b;  // all bits are set if the operand's address is relative
+  int64_t offset_a, offset_b;  // in bytes; -1: the operand has an address
 };
 
 struct PlacedPass {

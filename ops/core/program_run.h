@@ -67,12 +67,12 @@ class Program::Run {
   void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows, int64_t first = 0) {
     Step* steps = number_steps_ + first;
     const auto count = static_cast<int64_t>(pass.number_steps.size());
-    const auto memory = reinterpret_cast<uintptr_t>(slots_);
+    const char* memory = address(slots_);
     for (int64_t i = 0; i < count && !has_placed_numbers_; ++i) {
       const NumberStep& placed = pass.number_steps[static_cast<size_t>(i)];
       steps[i] = placed.step;
-      steps[i].a.at = moved(placed.step.a.at, placed.of_memory_a & memory);
-      steps[i].b.at = moved(placed.step.b.at, placed.of_memory_b & memory);
+      if (placed.offset_a >= 0) steps[i].a.at = memory + placed.offset_a;
+      if (placed.offset_b >= 0) steps[i].b.at = memory + placed.offset_b;
     }
     for (const auto& [step, which] : pass.stores) steps[step].a = output(which, row, 0, rows);
     table_.run_pass({steps, count, 1, rows, true});
@@ -124,10 +124,6 @@ class Program::Run {
   static float* aligned(float* memory) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
     return memory + (-address & (kAlignment - 1)) / kSize;
-  }
-
-  static const char* moved(const char* at, uintptr_t bytes) {
-    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(at) + bytes);
   }
 
   static const char* address(const void* at) { return static_cast<const char*>(at); }
