@@ -387,26 +387,36 @@ def int32_matmul() -> Example:
     return Example(model, [activations(2, 7, 20, zero_row=True)])
 
 
+OFFSET_OF_TOKENS = """least = ReduceMin<axes = [-1], keepdims = 1>(x)  low = Min(least, zero)
+            most = ReduceMax<axes = [-1], keepdims = 1>(x)  high = Max(most, zero)
+            range = Sub(high, low)  step = Div(range, levels)  scale = Max(step, epsilon)
+            below = Neg(low)  offset = Div(below, scale)  whole = Round(offset)  bounded = Clip(whole, zero, levels)"""
+
+
+def offset_constants() -> dict[str, np.ndarray]:
+    """The constants of OFFSET_OF_TOKENS, which computes a scale and a zero point of uint8 codes for each token."""
+    return {
+        "epsilon": np.asarray(np.float32(1e-5)),
+        "zero": np.asarray(np.float32(0)),
+        "levels": np.asarray(np.float32(255)),
+    }
+
+
 def int32_at_once() -> Example:
     """Floats cast to int32 at once, minus a zero point, in an Einsum: no step of it has 8 bits."""
     rng = np.random.default_rng(9)
     model = parse(
-        """integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
-            least = ReduceMin<axes = [-1], keepdims = 1>(x)  low = Min(least, zero)
-            most = ReduceMax<axes = [-1], keepdims = 1>(x)  high = Max(most, zero)
-            range = Sub(high, low)  step = Div(range, levels)  scale = Max(step, epsilon)
-            below = Neg(low)  offset = Div(below, scale)  whole = Round(offset)  bounded = Clip(whole, zero, levels)
+        f"""integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {{
+            {OFFSET_OF_TOKENS}
             quotient = Div(x, scale)  rounded = Round(quotient)  shifted = Add(rounded, bounded)
             clipped = Clip(shifted, zero, levels)
             wide = Cast<to = 6>(clipped)  wide_zero_point = Cast<to = 6>(bounded)
             centered = Sub(wide, wide_zero_point)
             sum = Einsum<equation = "btk,nk->btn">(centered, w)  real = Cast<to = 1>(sum)
             scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
-        }""",
+        }}""",
         17,
-        epsilon=np.asarray(np.float32(1e-5)),
-        zero=np.asarray(np.float32(0)),
-        levels=np.asarray(np.float32(255)),
+        **offset_constants(),
         w=int8_weights(rng, 13, 20).astype(np.int32),
         ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
         bias=grid_weights(rng, 13),
@@ -418,11 +428,8 @@ def int32_zero_point() -> Example:
     """As int32_matmul(), with uint8 codes and a zero point for each token, which is subtracted in int32."""
     rng = np.random.default_rng(6)
     model = parse(
-        """integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
-            least = ReduceMin<axes = [-1], keepdims = 1>(x)  low = Min(least, zero)
-            most = ReduceMax<axes = [-1], keepdims = 1>(x)  high = Max(most, zero)
-            range = Sub(high, low)  step = Div(range, levels)  scale = Max(step, epsilon)
-            below = Neg(low)  offset = Div(below, scale)  whole = Round(offset)  bounded = Clip(whole, zero, levels)
+        f"""integer (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {{
+            {OFFSET_OF_TOKENS}
             zero_point = Cast<to = 2>(bounded)  float_zero_point = Cast<to = 1>(zero_point)
             quotient = Div(x, scale)  rounded = Round(quotient)  shifted = Add(rounded, float_zero_point)
             clipped = Clip(shifted, zero, levels)  codes = Cast<to = 2>(clipped)
@@ -430,11 +437,9 @@ def int32_zero_point() -> Example:
             centered = Sub(wide, wide_zero_point)  wide_w = Cast<to = 6>(w)
             sum = MatMul(centered, wide_w)  real = Cast<to = 1>(sum)
             scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
-        }""",
+        }}""",
         17,
-        epsilon=np.asarray(np.float32(1e-5)),
-        zero=np.asarray(np.float32(0)),
-        levels=np.asarray(np.float32(255)),
+        **offset_constants(),
         w=int8_weights(rng, 20, 13),
         ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
         bias=grid_weights(rng, 13),

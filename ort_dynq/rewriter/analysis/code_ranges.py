@@ -7,6 +7,7 @@ from typing import Any
 
 from ...operators.encodings import AddedEpsilon, InverseScale, RangeConstants, RangeKind, RoundingOrder, Scaling
 from .bounds import LARGEST
+from .magnitudes import SMALLEST_DIVISOR
 
 
 def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> bool:
@@ -40,7 +41,7 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
         and attributes["rounding_order"] == RoundingOrder.NO_ZERO_POINT
         and not attributes["float16_range"]
         and not attributes["float16_scale"]
-        and (attributes["scaling"] != Scaling.MULTIPLY_BY_THE_RECIPROCAL or max(epsilons) >= 2.0**-100)
+        and (attributes["scaling"] != Scaling.MULTIPLY_BY_THE_RECIPROCAL or max(epsilons) >= SMALLEST_DIVISOR)
         and (constants.lowest_scale <= 0 if inverse else constants.highest_scale >= LARGEST)
         and not (inverse and added == AddedEpsilon.SCALE)
         and constants.highest_range >= LARGEST
@@ -52,9 +53,8 @@ def are_codes_int8(attributes: Mapping[str, Any], constants: RangeConstants) -> 
 
 def may_be_infinite(attributes: Mapping[str, Any], constants: RangeConstants) -> bool:
     """Returns whether the inverse scale of a row may be infinite: that of a row of zeros, and of tiny numbers."""
-    return (
-        bool(attributes["inverse_scale"]) and constants.highest_scale >= LARGEST and constants.lowest_range < 2.0**-100
-    )
+    is_unbounded = constants.highest_scale >= LARGEST and constants.lowest_range < SMALLEST_DIVISOR
+    return bool(attributes["inverse_scale"]) and is_unbounded
 
 
 def ratio_of(inverse: int, constants: RangeConstants) -> float:

@@ -20,11 +20,8 @@ from ..edit import Edit
 from ..rule import Context, Rule
 
 _PRODUCTS = ("Einsum", "MatMul")
-_BETWEEN = (
-    "Sub",
-    "ReduceSum",
-    *MOVES,
-)  # Sub: of a zero point; ReduceSum: of a row, times the zero point of the weights
+# Sub takes a zero point off; ReduceSum gives the sum of a row, which the zero point of the weights multiplies.
+_BETWEEN = ("Sub", "ReduceSum", *MOVES)
 _MOST = 8  # nodes between a Cast and a product
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -39,13 +36,10 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     if not values.known(node.inputs[0]).is_integer:
         return None
     known = values.known(node.outputs[0])
-    if (
-        not known.fits(-128, 255)
-        or (known.low < 0 and known.high > 127)
-        or not _is_multiplied(node.outputs[0], context.facts)
-    ):
+    is_signed = known.fits(-128, 127)
+    if not (is_signed or known.fits(0, 255)) or not _is_multiplied(node.outputs[0], context.facts):
         return None
-    return ir.DataType.INT8 if known.high <= 127 else ir.DataType.UINT8
+    return ir.DataType.INT8 if is_signed else ir.DataType.UINT8
 
 
 def _is_multiplied(value: ir.Value, facts: Facts, steps: int = 0) -> bool:
@@ -61,10 +55,8 @@ def _build(dtype: ir.DataType, edit: Edit) -> None:
     narrow = ir.node("Cast", [edit.node.inputs[0]], {"to": int(dtype)})
     edit.insert_main(narrow, before=edit.node)
     edit.facts.note(narrow.outputs[0], dtype, edit.node.outputs[0].shape)
-    wide = edit.insert(
-        ir.node("Cast", [narrow.outputs[0]], {"to": edit.node.attributes.get_int("to")}), before=edit.node
-    )
-    edit.replace(edit.node.outputs[0], wide)
+    wide = ir.node("Cast", narrow.outputs, dict(edit.node.attributes))
+    edit.replace(edit.node.outputs[0], edit.insert(wide, before=edit.node))
 
 
 RULE: Rule[ir.DataType] = Rule("codes in wider integers", 13, _match, _build, prepares=True)
