@@ -40,7 +40,7 @@ from helpers import (
     tie_dense,
     with_one_nan,
 )
-from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands
+from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands, quantized_rows
 from recurrence import CELLS, recurrence_inputs
 from recurrence import attributes_of as recurrence_attributes
 
@@ -705,6 +705,12 @@ def program_cases(opset: int) -> Iterator[Case]:
             inputs = [src, np.zeros((), LIKE[code_type])]
             inputs += operands(rng, text, shape, first, is_finite=text in FINITE)
             yield Case({"program": text, "axis": axis, "code_type": code_type}, inputs)
+    for i, text in enumerate((*CHAINS, STEPS["Add"], STEPS["Where"])):
+        shape, block = BLOCKS[i % (len(BLOCKS) - (opset < 14))]
+        code_type, blocked = types[i % len(types)], (*shape[:-1], shape[-1] // block, block)
+        src = quantized_rows(rng, (math.prod(blocked[:-1]), block), is_finite=True).reshape(shape)
+        inputs = [src, np.zeros((), LIKE[code_type]), *operands(rng, text, blocked, len(shape), is_finite=True)]
+        yield Case({"program": text, "block_size": block, "code_type": code_type}, inputs)
 
 
 def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str) -> Case:
