@@ -21,7 +21,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..opsets import check_versions, opset_of
 from ..storage import explained, save, to_proto
-from ..versions import load_current
+from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
 from .loop import convert, op_counts
@@ -130,7 +130,7 @@ def rewrite(
     apply = functools.partial(
         convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
     )
-    loaded = load_current(model)
+    loaded = load_checked(model)
     check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
