@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from . import __version__
 from .errors import DynqError
 from .graphs import graphs, label
 from .operators import DOMAIN, OPERATORS, VERSION
 from .storage import explained, load
+from .version import __version__
 
 if TYPE_CHECKING:
     from .storage import Model
