@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from .encodings import CodeType
 from .dynamic_range import BLOCK_SIZE
+from .encodings import CodeType
 from .function_text import cast_like, parameter_shape, reshape
 from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
 from .program_body import body_of, saturated
