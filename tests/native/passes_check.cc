@@ -40,7 +40,7 @@ constexpr ChosenKernels kChosenKernels[] = {
     {"s = ReduceMax(x); codes = Round(Div(x, s))", false, true},
     {"codes = Clip(Round(Div(x, row1)), -128.0, 127.0)", false, true},
     {"dst = Mul(Sub(Clip(Add(Round(Mul(x, row1)), row2), 0.0, 255.0), row2), row3)", false, true},
-    {RANGE "number = ReduceSum(x); codes = Round(Div(x, s))", false, false},
+    {RANGE "number = ReduceSum(x); codes = Round(Div(x, s))", false, true},
     {RANGE "codes = Round(Div(x, s)); dst = Mul(Round(Div(x, s)), s)", true, false},
 };
 
