@@ -126,6 +126,11 @@ def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Ite
             ((2, 5, 33), (2,), (1,), {"qtype": "auto", "axis": -3}, -3),
             ((130, 3), (3,), (3,), {"qtype": "per_channel", "axis": -1}, -1),
         ]
+        if not quantizes:
+            for shape, block in BLOCKS[: len(BLOCKS) - 2 * (opset < 14)]:
+                scales_shape = (*shape[:-1], shape[-1] // block)
+                attributes = {"qtype": "per_group", "axis": -1, "block_size": block}
+                granularities += [(shape, scales_shape, each, attributes, -1) for each in (scales_shape, (1,))]
         if opset >= 21:  # blocks
             for block in (1, 16, 33):
                 last = (2, 5, -(-67 // block))
@@ -854,9 +859,7 @@ def test_function_equals_kernels(isas: Sequence[str], operator: str, opset: int,
             continue
         outputs = check(operator, opset, case, isas)
         distinct += len(np.unique(outputs[0])) > 4
-        # DynamicDequantize: its standard operator takes float16 from opset 19 on (test_formats.py).
-        takes_float16 = opset >= 15 and operator != "DynamicDequantize"
-        if i % 3 == 0 and takes_float16 and (half := in_float16(operator, case)) is not None:
+        if i % 3 == 0 and opset >= 15 and (half := in_float16(operator, case)) is not None:
             check(operator, opset, half, isas)
     assert distinct > 10 // PARTS  # not all of the data saturates
 
