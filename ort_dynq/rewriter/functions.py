@@ -101,5 +101,7 @@ def make_function(operator: str, opset: int, programs: Sequence[str] = ()) -> ir
     Raises:
         DynqError: One of them is not a program.
     """
-    text = OPERATORS[operator].function(DOMAIN, opset, programs)
-    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
+    described = OPERATORS[operator]
+    proto = onnx.parser.parse_function(described.function(DOMAIN, opset, programs))
+    proto.doc_string = f"{described.doc}\n\n{described.formula}"  # viewers of models show it
+    return ir.serde.deserialize_function(proto)
