@@ -78,7 +78,9 @@ def _missing(model: ir.Model, opset: int) -> list[onnx.FunctionProto]:
 
 @functools.lru_cache(maxsize=256)
 def _function_proto(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
-    return ir.serde.serialize_function(make_function(operator, opset, programs))
+    proto = ir.serde.serialize_function(make_function(operator, opset, programs))
+    proto.doc_string = f"{OPERATORS[operator].doc}\n\n{OPERATORS[operator].formula}"  # viewers of models show it
+    return proto
 
 
 def _programs(nodes: Sequence[ir.Node]) -> list[str]:
@@ -101,7 +103,5 @@ def make_function(operator: str, opset: int, programs: Sequence[str] = ()) -> ir
     Raises:
         DynqError: One of them is not a program.
     """
-    described = OPERATORS[operator]
-    proto = onnx.parser.parse_function(described.function(DOMAIN, opset, programs))
-    proto.doc_string = f"{described.doc}\n\n{described.formula}"  # viewers of models show it
-    return ir.serde.deserialize_function(proto)
+    text = OPERATORS[operator].function(DOMAIN, opset, programs)
+    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
