@@ -18,9 +18,8 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
-// As VERSION in ort_dynq/operators/__init__.py. ONNX Runtime uses the kernels if a model imports this version or a
-// newer one. If a model imports an older version, it runs the functions that the model stores.
-constexpr int kDomainVersion = 7;
+// As VERSION in ort_dynq/operators/__init__.py, which never changes.
+constexpr int kDomainVersion = 1;
 
 // The API of one copy of ONNX Runtime.
 struct Runtime {

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..opsets import check_versions, opset_of
 from ..storage import explained, save, to_proto
-from ..versions import load_current
+from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
 from .loop import convert, op_counts
@@ -34,7 +34,7 @@ from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 if TYPE_CHECKING:
     from ..storage import Model
 
-__all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
+__all__ = ["EXACT", "Finding", "Report", "Result", "inspect", "rewrite"]
 
 
 class Result:
@@ -130,7 +130,7 @@ def rewrite(
     apply = functools.partial(
         convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
     )
-    loaded = load_current(model)
+    loaded = load_checked(model)
     check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
@@ -144,3 +144,15 @@ def rewrite(
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
     return Result(rewritten, report, lacks_functions=True)
+
+
+def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False) -> Report:
+    """Returns the report of a rewrite alone: the model is not changed.
+
+    Args:
+        model, exact, weights_only, keep_fused: As for :func:`rewrite`.
+
+    Raises:
+        DynqError: As :func:`rewrite`.
+    """
+    return rewrite(model, exact=exact, weights_only=weights_only, keep_fused=keep_fused).report
