@@ -32,7 +32,7 @@ struct ProductCodes {
   const int32_t* zps;    // [rows][scale_groups], 0 to 255
   int64_t scale_groups;  // 1, or the number of groups
   // [rows][groups]; may be null for weights without zero points, and for 4-bit weights if the block has no row of ones:
-  // kernels that sums_codes_4bit names are faster with them
+  // kernels with sums_codes_4bit are faster with them, kernels on tiles need null
   const int32_t* sums;
   // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
   // has scales that vary with the group, and up to kMostSummedRows rows of output.

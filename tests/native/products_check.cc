@@ -307,7 +307,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.codes.scales = arenas[3].place(problem.scales, at_end, 0);
   block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
   block.codes.scale_groups = problem.row_groups;
-  const bool may_have_row_sums = problem.bits == 4 && random.one_in(2);
+  const bool may_have_row_sums = problem.bits == 4 && !in_tiles && random.one_in(2);
   if (problem.needs_row_sums() || problem.has_ones() || may_have_row_sums)
     block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
   if (problem.zps_vary) block.weights.zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
