@@ -25,7 +25,7 @@ from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
 from .loop import convert, op_counts
-from .metadata import EXACT
+from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
 from .report import Finding, Report
 from .rule import WEIGHTS_ONLY
@@ -143,6 +143,9 @@ def rewrite(
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
+        flags = f"exact={exact:d} fuse={fuse:d} weights_only={weights_only} keep_fused={keep_fused:d}"
+        rewritten.metadata_props[OPTIONS] = flags
+        note_origin(rewritten, model)
     return Result(rewritten, report, lacks_functions=True)
 
 

@@ -153,13 +153,12 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
     def text() -> Iterator[RenderableType]:
         yield from found.text()
         yield ""
-        yield "RowProgram with the program of a chain; ratios: stock / RowProgram; the operator / RowProgram\n"
-        head = ("chain", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "operator ns", "ratio", "operator")
+        yield "RowProgram, and its steps as nodes of stock ONNX Runtime; ratio: stock / RowProgram\n"
+        head = ("form", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "type")
         rows = [
             (
-                *(each.chain, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
-                *(Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
-                *(Figure(each.operator_ns, 3), Figure(each.operator_ratio, 2), each.operator),
+                *(each.form, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
+                *(Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.floats),
             )
             for each in of_programs
         ]
