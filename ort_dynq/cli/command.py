@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DynqError
 from ..version import __version__
 from .arguments import similar
-from .render import one_line, rendered
+from .render import one_line, rendered, silent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,8 +80,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             status = 0
         else:
-            outcome = arguments.run(arguments)
-            _print(outcome, as_json=arguments.json)
+            _log_to_stderr(arguments.verbose)
+            with silent(arguments.quiet):
+                outcome = arguments.run(arguments)
+            if arguments.json or not arguments.quiet:
+                _print(outcome, as_json=arguments.json)
             status = outcome.status
         sys.stdout.flush()
     except DynqError as error:
@@ -97,6 +100,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         _discard_stdout()
         return BROKEN_PIPE
     return int(status)
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    """Writes what the package logs to stderr: for 1, what it does; for more, each detail."""
+    if verbosity:
+        logger, handler = logging.getLogger("ort_dynq"), logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:
@@ -172,9 +184,22 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
             formatter_class=_KeepExamples,
         )
         command.arguments(subparser)
-        subparser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        _add_output(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds --json, --verbose and --quiet."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        *("-v", "--verbose"),
+        action="count",
+        default=0,
+        help="print all comparisons of a verification, and a log on stderr; -vv logs each unconverted node",
+    )
+    amount.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors and JSON")
 
 
 class _KeepExamples(argparse.HelpFormatter):
