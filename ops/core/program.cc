@@ -29,7 +29,8 @@ Program::Program(const char* op, const std::string& text, size_t operands, Type 
       code_type_(code_type),
       text_(with_only(only, parse_program(op, text, operands))),
       passes_(compile_program(op, text_, code_type, true)),
-      passes_of_float16_(compile_program(op, text_, code_type, false)) {}
+      passes_of_float16_(compile_program(op, text_, code_type, false)),
+      longest_row_(longest_row()) {}
 
 const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
   return tensors.dst_type == kFloat16 ? passes_of_float16_ : passes_;
@@ -116,7 +117,7 @@ void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) con
 
 void Program::run_all(const ProgramTensors& tensors, Context& context) const {
   if (tensors.rows == 0) return;
-  if (tensors.cols > longest_row() && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+  if (tensors.cols > longest_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
     for (int64_t row = 0; row < tensors.rows; ++row) run_long_row(tensors, row, context);
     return;
   }

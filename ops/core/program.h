@@ -75,6 +75,7 @@ class Program {
   const Type code_type_;
   const ProgramText text_;
   const ProgramPasses passes_, passes_of_float16_;
+  const int64_t longest_row_;  // that is not split
 };
 
 // A program that runs on the same tensors again and again. Its steps get their addresses once, which takes longer than
