@@ -7,13 +7,14 @@ could not check enough, 130 interrupted, 141 stdout was closed by its reader.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +81,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             status = 0
         else:
-            _log_to_stderr(arguments.verbose)
-            with silent(arguments.quiet):
+            with silent(arguments.quiet), _logged_to_stderr(arguments.verbose):
                 outcome = arguments.run(arguments)
             if arguments.json or not arguments.quiet:
                 _print(outcome, as_json=arguments.json)
@@ -102,13 +102,20 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     return int(status)
 
 
-def _log_to_stderr(verbosity: int) -> None:
-    """Writes what the package logs to stderr: for 1, what it does; for more, each detail."""
+@contextlib.contextmanager
+def _logged_to_stderr(verbosity: int) -> Iterator[None]:
+    """Writes what the package logs to stderr while the block runs: for 1, what it does; for more, each detail."""
+    logger, handler = logging.getLogger("ort_dynq"), logging.StreamHandler()
+    before = logger.level
     if verbosity:
-        logger, handler = logging.getLogger("ort_dynq"), logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.handlers[:] = [handler]
+        logger.addHandler(handler)
         logger.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:
