@@ -18,9 +18,8 @@ namespace dynq {
 namespace {
 
 constexpr char kDomain[] = "ort_dynq";
-// As VERSION in ort_dynq/operators/__init__.py. ONNX Runtime uses the kernels if a model imports this version or a
-// newer one. If a model imports an older version, it runs the functions that the model stores.
-constexpr int kDomainVersion = 7;
+// As VERSION in ort_dynq/operators/__init__.py, which never changes.
+constexpr int kDomainVersion = 1;
 
 // The API of one copy of ONNX Runtime.
 struct Runtime {
@@ -181,7 +180,13 @@ class RunContext : public Context {
     return tensor;
   }
 
+  // Makes an empty output, unless it is made already.
+  void complete(size_t index) {
+    if ((made_ >> index & 1) == 0) output(index, {1, {0}});
+  }
+
   void* output(size_t index, const Shape& shape) override {
+    made_ |= uint64_t{1} << index;
     OrtValue* value = nullptr;
     check(api_, ort::KernelContext_GetOutput(api_, context_, index, &shape.dims[0], shape.rank, &value));
     void* data = nullptr;
@@ -206,12 +211,31 @@ class RunContext : public Context {
   const bool has_shape_reference_;
   OrtKernelContext* context_;
   size_t inputs_ = 0;
+  uint64_t made_ = 0;  // a bit for each output
 };
 
 struct RunningNode {
   std::unique_ptr<Node> node;
   const Runtime& runtime;
+  std::vector<size_t> converted;  // outputs that ONNX Runtime converts
 };
+
+// The outputs behind which ONNX Runtime has inserted a Cast: it runs a float16 node in float32 if no node beside it has
+// a kernel of float16. Then outputs that no node reads are read, too.
+std::vector<size_t> converted_outputs(const OrtApi* api, const OrtKernelInfo* info) {
+  constexpr char kPrefix[] = "Inserted";
+  std::vector<size_t> found;
+  size_t count = 0;
+  check(api, ort::KernelInfo_GetOutputCount(api, info, &count));
+  for (size_t i = 0; i < count; ++i) {
+    size_t size = 0;
+    check(api, ort::KernelInfo_GetOutputName(api, info, i, static_cast<char*>(nullptr), &size));
+    std::string name(size, '\0');
+    check(api, ort::KernelInfo_GetOutputName(api, info, i, name.data(), &size));
+    if (name.compare(0, sizeof kPrefix - 1, kPrefix) == 0) found.push_back(i);
+  }
+  return found;
+}
 
 // The dimensions of an input while shapes are inferred. A dimension has a length, a name, or neither (-1 and "").
 struct Dimensions {
@@ -283,8 +307,10 @@ struct CustomOp : OrtCustomOp {
   static const CustomOp& of(const OrtCustomOp* self) { return *static_cast<const CustomOp*>(self); }
 
   static OrtStatus* create(const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-    return guarded(api,
-                   [&] { *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), of(self).runtime}; });
+    return guarded(api, [&] {
+      *kernel = new RunningNode{of(self).op.create(NodeAttributes(api, info)), of(self).runtime,
+                                converted_outputs(api, info)};
+    });
   }
 
   static OrtStatus* compute(void* kernel, OrtKernelContext* context) {
@@ -292,6 +318,7 @@ struct CustomOp : OrtCustomOp {
     return guarded(running.runtime.api, [&] {
       RunContext run(running.runtime, context);
       running.node->compute(run);
+      for (const size_t index : running.converted) run.complete(index);
     });
   }
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .errors import DynqError
+from .version import __version__
 
 if TYPE_CHECKING:
     from .backends.prepare import ready_for_extensions
@@ -39,8 +40,6 @@ else:
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
 
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DynqError",

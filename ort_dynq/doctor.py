@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import __version__
 from .errors import message
 from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
+from .version import __version__
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,8 +28,7 @@ without the plugin. `ort-dynq inspect --body DynamicQuantize` prints a body.
 
 **Versions.** An operator never changes; a changed one has a new name, which ends in V2, V3, and so on. So models of
 earlier and later releases keep their results: if this release does not have an operator, the function that the model
-stores runs. Models import version {VERSION} of the domain. Models of version 1, from before the first release, run the
-functions that they store; with the backend `extensions`, after `ort_dynq.ready_for_extensions(model)`.
+stores runs. Models import version {VERSION} of the domain, the only one.
 
 **Unknown attributes.** `ort_dynq.rewrite`, `ort_dynq.InferenceSession` and `ort_dynq.ready_for_extensions` refuse an
 attribute that an operator does not have. `onnxruntime.InferenceSession` ignores it.

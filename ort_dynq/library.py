@@ -8,8 +8,8 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-from . import __version__
 from .errors import DynqError
+from .version import __version__
 
 _PACKAGE = Path(__file__).parent
 _NAMES = {"darwin": "libort_dynq.dylib", "win32": "ort_dynq.dll"}

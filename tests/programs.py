@@ -224,8 +224,9 @@ def quantization(rng: np.random.Generator) -> str:
     def one_of(*choices: str) -> str:
         return str(rng.choice(choices))
 
-    if rng.random() < 0.5:
-        steps = ["r = ReduceMax(Abs(x))"]
+    has_range = rng.random() < 0.8
+    if not has_range or rng.random() < 0.5:
+        steps = ["r = ReduceMax(Abs(x))" if has_range else "r = row1"]
         zero = one_of("", "", "", "0.0", "3.0", "Round(Div(r, 3.0))")
     else:
         ends = ["a = ReduceMin(x)", "b = ReduceMax(x)"]
@@ -257,10 +258,12 @@ def quantization(rng: np.random.Generator) -> str:
     return "; ".join([*steps, f"dst = {result}", "scale = s"])
 
 
-def quantized_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+def quantized_rows(rng: np.random.Generator, shape: tuple[int, int], *, is_finite: bool = False) -> Array:
     """Rows whose quotients are ties, or anything; some rows have zeros, subnormal, huge or not finite numbers."""
     rows, cols = shape
     x = rng.integers(-254, 255, shape) / 2.0
+    if not x.size:
+        return x.astype(np.float32)
     x[np.arange(rows), rng.integers(cols, size=rows)] = rng.choice([127.0, -127.0, 127.5])
     kind = rng.integers(0, 10, (rows, 1))
     x = np.where(kind < 3, rng.normal(0, 3, shape), x) * 2.0 ** rng.integers(-3, 3, (rows, 1))
@@ -268,6 +271,6 @@ def quantized_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
     x = np.where(kind == 5, x * 10.0 ** rng.integers(-42, 36), x).astype(np.float32)
     x = np.where(rng.random(shape) < rng.choice([0, 0.2]), rng.choice([0.0, -0.0], shape), x)
     x = np.abs(x) if rng.random() < 0.2 else x
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and not is_finite:
         x[rng.integers(rows), rng.integers(cols)] = rng.choice([np.nan, np.inf, -np.inf, -np.nan])
     return x.astype(np.float32)

@@ -7,12 +7,12 @@
 
 #include "core/parallel.h"
 #include "core/program_run.h"
+#include "core/rows.h"
 
 namespace dynq {
 namespace {
 
-constexpr int64_t kBatchElements = 16384;  // of the rows that a pass takes at once: they stay in the caches
-constexpr int64_t kMostParts = 256;        // of a long row
+constexpr int64_t kPassElements = 16384;  // of the rows that a pass takes at once: they stay in the caches
 
 ProgramText with_only(std::optional<ProgramOutput> only, ProgramText program) {
   for (size_t i = 0; only && i < kProgramOutputs; ++i)
@@ -29,7 +29,8 @@ Program::Program(const char* op, const std::string& text, size_t operands, Type 
       code_type_(code_type),
       text_(with_only(only, parse_program(op, text, operands))),
       passes_(compile_program(op, text_, code_type, true)),
-      passes_of_float16_(compile_program(op, text_, code_type, false)) {}
+      passes_of_float16_(compile_program(op, text_, code_type, false)),
+      longest_row_(longest_row()) {}
 
 const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
   return tensors.dst_type == kFloat16 ? passes_of_float16_ : passes_;
@@ -108,10 +109,27 @@ int64_t Program::rows_of_operand(size_t index, const Shape& shape, const Shape& 
 
 void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) const {
   Run run(*this, tensors);
-  const int64_t wanted = kBatchElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2;
+  const int64_t wanted = kPassElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2;
   const int64_t batch =
       std::clamp<int64_t>(wanted, tensors.cols % 2 == 0 && passes_.slot_count > 0 ? 1 : 2, kMostPassRows);
   for (int64_t row = begin; row < end; row += batch) run.run(row, std::min(batch, end - row));
+}
+
+void Program::run_all(const ProgramTensors& tensors, Context& context) const {
+  if (tensors.rows == 0) return;
+  if (tensors.cols > longest_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+    for (int64_t row = 0; row < tensors.rows; ++row) run_long_row(tensors, row, context);
+    return;
+  }
+  const int64_t rows = std::max<int64_t>(2, kTaskElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2);
+  run_tasks(context, (tensors.rows + rows - 1) / rows,
+            [&](int64_t task) { run(tensors, task * rows, std::min(tensors.rows, (task + 1) * rows)); });
+}
+
+// The longest row that is not split. Sums have no parts, since that would change the order of the additions.
+int64_t Program::longest_row() const {
+  if (has_sums()) return INT64_MAX;
+  return is_elementwise() ? kLongRow / 2 : kLongRow;
 }
 
 RepeatedProgram::RepeatedProgram(const Program& program, const ProgramTensors& tensors) : rows_(tensors.rows) {
@@ -132,22 +150,23 @@ void RepeatedProgram::run() {
 void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const {
   Run all(*this, tensors);
   all.read_rows(row, 1);
-  const int64_t cols = tensors.cols, parts = part_count(cols, kMostParts);
+  const Parts parts(tensors.cols);
   const int slots = passes_.slot_count;
-  const auto begin = [&](int64_t part) { return part == parts ? cols : cols * part / parts / 64 * 64; };
   for (const PlacedPass& pass : passes_of(tensors).passes) {
     if (pass.is_of_numbers) {
       all.run_numbers(pass, row, 1);
       continue;
     }
-    std::vector<float> numbers(static_cast<size_t>(parts * slots));
+    std::vector<float> numbers(static_cast<size_t>(parts.count * slots));
     std::atomic<bool> all_finite = true;
-    run_tasks(context, parts, [&](int64_t part) {
+    run_tasks(context, parts.count, [&](int64_t part) {
       Run run(*this, tensors);
-      const int64_t col = begin(part), count = begin(part + 1) - col;
       for (int i = 0; i < slots; ++i) *run.slot(i) = *all.slot(i);
-      run.set_all_finite(all.all_finite());
-      run.run_elements(pass, {row, col, 1, count}, part == 0);
+      const int64_t some = pass.reduces ? parts.size(part) : kPassElements, end = parts.begin(part + 1);
+      for (int64_t col = parts.begin(part); col < end; col += some) {
+        run.begin_part(all.all_finite());
+        run.run_elements(pass, {row, col, 1, std::min(some, end - col)}, part == 0);
+      }
       if (!run.all_finite()) all_finite = false;
       for (int i = 0; i < slots; ++i) numbers[static_cast<size_t>(part * slots + i)] = *run.slot(i);
     });
@@ -155,11 +174,12 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
     for (const PlacedStep& step : pass.steps) {
       if (!is_reduction(step.kind)) continue;
       float best = numbers[static_cast<size_t>(step.a.index)];
-      for (int64_t part = 1; part < parts; ++part) {
+      for (int64_t part = 1; part < parts.count; ++part) {
         const float number = numbers[static_cast<size_t>(part * slots + step.a.index)];
         if (step.kind == StepKind::kReduceMax ? number > best : number < best) best = number;
       }
       *all.slot(step.a.index) = best;
+      all.pad(step.a.index, 1);
     }
   }
 }

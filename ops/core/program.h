@@ -45,9 +45,6 @@ class Program {
   // dst_2.
   bool is_elementwise(bool may_have_dst_2 = false) const;
 
-  // Whether it has sums over rows. Such rows are not split, since that would change the order of the additions.
-  bool has_sums() const;
-
   // Whether the program only clips x to these bounds, as a kernel may do itself.
   bool is_clip(float& low, float& high) const;
 
@@ -58,15 +55,19 @@ class Program {
   // Runs the program on rows [begin, end), on the calling thread.
   void run(const ProgramTensors& tensors, int64_t begin, int64_t end) const;
 
-  // Runs it on one long row, on the threads of the context.
-  void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
+  // Runs it on all rows, on the threads of the context.
+  void run_all(const ProgramTensors& tensors, Context& context) const;
 
  private:
   class Run;
 
+  int64_t longest_row() const;
+  void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
+
   friend class RepeatedProgram;
 
   const ProgramPasses& passes_of(const ProgramTensors& tensors) const;
+  bool has_sums() const;
   int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
 
   const std::string op_;
@@ -74,6 +75,7 @@ class Program {
   const Type code_type_;
   const ProgramText text_;
   const ProgramPasses passes_, passes_of_float16_;
+  const int64_t longest_row_;  // that is not split
 };
 
 // A program that runs on the same tensors again and again. Its steps get their addresses once, which takes longer than

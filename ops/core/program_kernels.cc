@@ -165,10 +165,9 @@ class QuantizePass::Matcher {
   bool is_rounded_ = false, is_clipped_ = false, clips_at_zero_ = false, is_subtracted_ = false, may_wrap_ = false;
 };
 
-std::optional<QuantizePass> QuantizePass::of(const std::vector<PlacedStep>& steps, const RangePass& range,
-                                             const std::vector<float>& literals, Type code_type) {
+std::optional<QuantizePass> QuantizePass::of(const std::vector<PlacedStep>& steps, const std::vector<float>& literals,
+                                             Type code_type) {
   QuantizePass pass;
-  pass.range_ = range;
   const bool is_signed = code_type == kInt8 || code_type == kInt4;
   const float count = bits_of(code_type) == 8 ? 256 : 16;
   pass.least_ = is_signed ? -count / 2 : 0;
@@ -182,13 +181,16 @@ namespace {
 constexpr int64_t kRowsOfVectors = 8;
 constexpr int64_t padded(int64_t rows) { return (rows + kRowsOfVectors - 1) / kRowsOfVectors * kRowsOfVectors; }
 
-// Reads a number of each row, for which `absent` stands if there is none. Loops over rows are free of branches and run
-// over whole vectors.
+// Loops over rows are free of branches and run over whole vectors: the last number stands for those that are missing.
+void copy(const float* from, int64_t rows, float* to) {
+  std::copy_n(from, rows, to);
+  std::fill(to + rows, to + padded(rows), from[rows - 1]);
+}
+
+// Reads a number of each row, for which `absent` stands if there is none.
 void read(const RowNumbers& numbers, const PlacedOperand& number, int64_t rows, float absent, float* to) {
   if (number.place == Place::kSlot) {
-    const float* from = numbers.slots + number.index * numbers.most_rows;
-    std::copy_n(from, rows, to);
-    std::fill(to + rows, to + padded(rows), from[rows - 1]);
+    copy(numbers.slots + number.index * numbers.most_rows, rows, to);
   } else {
     std::fill_n(to, padded(rows),
                 number.place == Place::kLiteral ? numbers.literals[static_cast<size_t>(number.index)] : absent);
@@ -225,7 +227,7 @@ bool are_within(const float* low, const float* high, const QuantizedRows& rows, 
 
 }  // namespace
 
-bool QuantizePass::find(const RowNumbers& numbers, int64_t count, QuantizedRows& rows) const {
+bool QuantizePass::find(const RowNumbers& numbers, const RowRanges& ranges, int64_t count, QuantizedRows& rows) const {
   read(numbers, scale_, count, 1, rows.scales);
   read(numbers, zero_point_, count, 0, rows.zero_points);
   if (!stores_codes()) read(numbers, factor_, count, 1, rows.factors);
@@ -244,9 +246,9 @@ bool QuantizePass::find(const RowNumbers& numbers, int64_t count, QuantizedRows&
     }
   if (saturates_) return true;  // as the kernel does
   alignas(64) float low[kMostPassRows], high[kMostPassRows], zeros[kMostPassRows] = {};
-  read(numbers, {Place::kSlot, range_.high}, count, 0, high);
-  if (range_.low >= 0)
-    read(numbers, {Place::kSlot, range_.low}, count, 0, low);
+  copy(ranges.high, count, high);
+  if (ranges.low != nullptr)
+    copy(ranges.low, count, low);
   else
     for (int64_t i = 0; i < padded(count); ++i) low[i] = -high[i];
   const float *first = adds_first_ ? rows.zero_points : zeros, *second = adds_first_ ? zeros : rows.zero_points;

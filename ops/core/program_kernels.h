@@ -38,6 +38,11 @@ struct QuantizedRows {
   float largest;                                 // magnitude of t, if it is rounded to float16
 };
 
+// The numbers of an earlier pass between which all elements of each row are; both are finite.
+struct RowRanges {
+  const float *low, *high;  // low is null: -high
+};
+
 // The pass only quantizes x. Its steps compute, with t = x / scale or x * scale, perhaps rounded to float16:
 //
 //   codes  clip(round(t) + zero_point) + offset
@@ -46,15 +51,15 @@ struct QuantizedRows {
 // They may clip and round more than once. A zero point and the numbers of the last operation are numbers of rows.
 class QuantizePass {
  public:
-  // Null if the steps are others. An earlier pass finds the range of x.
-  static std::optional<QuantizePass> of(const std::vector<PlacedStep>& steps, const RangePass& range,
-                                        const std::vector<float>& literals, Type code_type);
+  // Null if the steps are others.
+  static std::optional<QuantizePass> of(const std::vector<PlacedStep>& steps, const std::vector<float>& literals,
+                                        Type code_type);
 
   ProgramOutput output() const { return output_; }
   bool stores_codes() const { return output_ == ProgramOutput::kCodes; }
 
   // Whether the kernels are exact for rows whose elements are all finite.
-  bool find(const RowNumbers& numbers, int64_t rows, QuantizedRows& found) const;
+  bool find(const RowNumbers& numbers, const RowRanges& ranges, int64_t rows, QuantizedRows& found) const;
 
   // The kernels of an instruction set; null if it has none. `is_float16`: src, and dst if it has floats, are float16,
   // not float.
@@ -70,7 +75,6 @@ class QuantizePass {
  private:
   class Matcher;
 
-  RangePass range_ = {};
   ProgramOutput output_ = ProgramOutput::kCodes;
   PlacedOperand scale_, zero_point_, factor_;  // Place::kNone: 0 and 1
   bool multiplies_ = false;                    // t = x * scale, not x / scale

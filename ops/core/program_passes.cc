@@ -44,6 +44,7 @@ class Compiler {
     for (size_t i = 0; i < size(); ++i)
       if (program_.values[i].kind == Kind::kRow && result_.slots[i] >= 0)
         result_.row_values.push_back(static_cast<int>(i));
+    remove_unread_numbers();
     choose_kernels();
     for (PlacedPass& pass : result_.passes)
       if (pass.is_of_numbers) place_numbers(pass);
@@ -69,9 +70,13 @@ class Compiler {
       compute(static_cast<int>(i));
       is_computed_[i] = true;
       emit(StepKind::kStore, {Place::kSlot, result_.slots[i]});
+      for (size_t output = 0; output < kProgramOutputs; ++output)
+        if (program_.outputs[output] == static_cast<int>(i) && !takes_vectors(output))
+          store(program_.outputs[output], output);
     }
     for (size_t output = 0; output < kProgramOutputs; ++output)
-      if (const int value = program_.outputs[output]; value >= 0 && !takes_vectors(output) && at(value).stage == stage)
+      if (const int value = program_.outputs[output];
+          value >= 0 && !takes_vectors(output) && at(value).stage == stage && at(value).kind != Kind::kStep)
         store(value, output);
     finish(true);
   }
@@ -153,6 +158,23 @@ class Compiler {
     return -1;
   }
 
+  // Numbers that only the next step reads stay in registers.
+  void remove_unread_numbers() {
+    std::vector<bool> is_read(static_cast<size_t>(result_.slot_count));
+    const auto stores = [](const PlacedStep& step) { return step.kind == StepKind::kStore || is_reduction(step.kind); };
+    for (const PlacedPass& pass : result_.passes)
+      for (const PlacedStep& step : pass.steps)
+        for (const PlacedOperand& operand : {step.a, step.b})
+          if (operand.place == Place::kSlot && !stores(step)) is_read[static_cast<size_t>(operand.index)] = true;
+    for (PlacedPass& pass : result_.passes) {
+      const auto is_unread = [&](const PlacedStep& step) {
+        return step.kind == StepKind::kStore && step.a.place == Place::kSlot &&
+               !is_read[static_cast<size_t>(step.a.index)];
+      };
+      pass.steps.erase(std::remove_if(pass.steps.begin(), pass.steps.end(), is_unread), pass.steps.end());
+    }
+  }
+
   // Which kernels can run a pass over elements in place of its steps.
   void choose_kernels() {
     std::optional<RangePass> range;  // of x
@@ -160,7 +182,8 @@ class Compiler {
       if (pass.is_of_numbers) continue;
       pass.range = range_of(pass.steps, !reads_outputs_);
       if (pass.range) range = pass.range;
-      if (range && !pass.range) pass.quantization = QuantizePass::of(pass.steps, *range, program_.literals, code_type_);
+      pass.known_range = range;
+      if (!pass.range) pass.quantization = QuantizePass::of(pass.steps, program_.literals, code_type_);
     }
   }
 
@@ -169,7 +192,9 @@ class Compiler {
       const bool stores_codes = std::any_of(steps_.begin(), steps_.end(), [&](const PlacedStep& step) {
         return step.a == PlacedOperand{Place::kOutput, static_cast<int>(ProgramOutput::kCodes)};
       });
-      result_.passes.push_back({is_of_numbers, steps_, {}, {}, stores_codes, {}, {}});
+      const bool reduces =
+          std::any_of(steps_.begin(), steps_.end(), [](const PlacedStep& step) { return is_reduction(step.kind); });
+      result_.passes.push_back({is_of_numbers, steps_, {}, {}, {}, stores_codes, reduces, {}, {}});
     }
     if (is_of_numbers) result_.number_steps += static_cast<int64_t>(steps_.size());
     result_.tile_count = std::max(result_.tile_count, used_tiles_);

@@ -20,7 +20,9 @@ struct PlacedPass {
   std::vector<PlacedStep> steps;
   std::optional<RangePass> range;  // if kernels of these kinds can run the pass
   std::optional<QuantizePass> quantization;
+  std::optional<RangePass> known_range;  // of x: this pass finds it, or an earlier one
   bool stores_codes = false;
+  bool reduces = false;
   std::vector<NumberStep> number_steps;        // the steps, if the pass is over numbers
   std::vector<std::pair<size_t, int>> stores;  // those of them that store an output: the step and the output
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "core/formats.h"
@@ -60,6 +61,7 @@ class Program::Run {
       for (int64_t i = 0; i < rows; ++i)
         slot(passes_.slots[static_cast<size_t>(v)])[i] =
             load(tensors_.operands[operand] + (row + i) % tensors_.operand_rows[operand]);
+      pad(passes_.slots[static_cast<size_t>(v)], rows);
     }
   }
 
@@ -74,8 +76,18 @@ class Program::Run {
       if (placed.offset_a >= 0) steps[i].a.at = memory + placed.offset_a;
       if (placed.offset_b >= 0) steps[i].b.at = memory + placed.offset_b;
     }
-    for (const auto& [step, which] : pass.stores) steps[step].a = output(which, row, 0, rows);
-    table_.run_pass({steps, count, 1, rows, true});
+    // Whole vectors, since parts of them take much longer. Outputs are written behind them.
+    const bool is_whole = rows % kRowsOfVectors == 0;
+    alignas(kAlignment) float stored[kProgramOutputs][kMostPassRows];
+    for (const auto& [step, which] : pass.stores) {
+      steps[step].a = output(which, row, 0, rows);
+      if (!is_whole) steps[step].a.at = address(stored[which]);
+    }
+    table_.run_pass({steps, count, 1, padded(rows), true});
+    for (const auto& [step, which] : pass.stores) {
+      const StepOperand to = output(which, row, 0, rows);
+      if (!is_whole) std::memcpy(const_cast<char*>(to.at), stored[which], static_cast<size_t>(rows * to.element_bytes));
+    }
     if (takes_4_bits())
       for (const PlacedStep& step : pass.steps)
         if (step.a.place == Place::kOutput && step.a.index == static_cast<int>(ProgramOutput::kZeroPoint))
@@ -89,8 +101,8 @@ class Program::Run {
 
   // begins_row: the part has the first columns of a row, for reductions.
   void run_elements(const PlacedPass& pass, const Part& part, bool begins_row) {
-    if (pass.range && find_ranges(*pass.range, part)) return;
-    if (pass.quantization && all_finite_ && quantize(*pass.quantization, part)) return;
+    if (pass.range && find_ranges(*pass.range, part)) return pad_reductions(pass, part.rows);
+    if (pass.quantization && quantize(pass, part)) return;
     widen(part);
     if (stores_wide_codes(pass)) bytes_ = byte_memory_.allocate(part.rows * part.cols);
     place_steps(pass, part.row, part.col, part.cols);
@@ -101,25 +113,50 @@ class Program::Run {
         for (int64_t j = 0; j < part.rows; ++j)
           if (float& number = *(reinterpret_cast<float*>(const_cast<char*>(steps_[i].a.at)) + j); number == 0)
             number = first_zero(all, i, j);
+    pad_reductions(pass, part.rows);
     if (stores_wide_codes(pass)) narrow_codes(part);
   }
 
   float* slot(int index) { return slots_ + index * kMostPassRows; }
 
+  // Repeats the number of the last row up to a whole vector.
+  void pad(int index, int64_t rows) {
+    float* numbers = slot(index);
+    std::fill(numbers + rows, numbers + padded(rows), numbers[rows - 1]);
+  }
+
   // Whether a pass has found that all elements of the rows are finite.
   bool all_finite() const { return all_finite_; }
   void set_all_finite(bool all_finite) { all_finite_ = all_finite; }
 
+  // Begins with another part of the rows, whose numbers are known.
+  void begin_part(bool all_finite) {
+    all_finite_ = all_finite;
+    is_widened_ = false;
+  }
+
   // The reductions of rows without elements.
   void reduce_nothing(const PlacedPass& pass, int64_t rows) {
     for (const PlacedStep& step : pass.steps)
-      if (is_reduction(step.kind)) std::fill_n(slot(step.a.index), rows, identity_of(step.kind));
+      if (is_reduction(step.kind)) std::fill_n(slot(step.a.index), padded(rows), identity_of(step.kind));
   }
 
  private:
   using Place = PlacedOperand::Place;
 
+  // Longer rows gain from kernels of one row.
+  static constexpr int64_t kShort = 512, kShortOfFloat16 = 64;
   static constexpr int64_t kSize = sizeof(float), kAlignment = 64;  // of tiles
+
+  static constexpr int64_t kRowsOfVectors = 16;
+  static constexpr int64_t padded(int64_t rows) {
+    return (rows + kRowsOfVectors - 1) / kRowsOfVectors * kRowsOfVectors;
+  }
+
+  void pad_reductions(const PlacedPass& pass, int64_t rows) {
+    for (const PlacedStep& step : pass.steps)
+      if (is_reduction(step.kind)) pad(step.a.index, rows);
+  }
 
   static float* aligned(float* memory) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
@@ -156,25 +193,8 @@ class Program::Run {
 
   // Runs the kernel of ranges. Returns false if elements are not finite, for which steps have to run.
   bool find_ranges(const RangePass& pass, const Part& part) {
-    constexpr int64_t kShort = 64;  // longer rows gain from kernels of float16
     float *high = slot(pass.high), *low = pass.low < 0 ? high : slot(pass.low);
-    const RangeKernel direct = src_.widen != nullptr ? table_.ranges_f16[pass.extremes] : nullptr;
-    if (direct != nullptr && part.cols > kShort) {
-      for (int64_t i = 0; i < part.rows; ++i) {
-        const Range range = direct(src_at(part, i), part.cols);
-        if (range.not_finite != 0) return all_finite_ = false;
-        low[i] = range.low;
-        high[i] = range.high;
-      }
-    } else {
-      widen(part);
-      std::fill_n(low, part.rows, kInfinity);
-      std::fill_n(high, part.rows, pass.extremes == kAbsMax ? 0.0f : -kInfinity);
-      const StepOperand from = x(part.row, part.col, part.cols);
-      if (!table_.row_ranges[pass.extremes](reinterpret_cast<const float*>(from.at), part.rows, part.cols,
-                                            from.row_bytes / kSize, low, high))
-        return all_finite_ = false;
-    }
+    if (!read_ranges(pass.extremes, part, low, high)) return all_finite_ = false;
     for (int64_t i = 0; i < part.rows && pass.extremes == kMinMax; ++i) {
       if (low[i] != 0 && high[i] != 0) continue;
       const float zero = src_.widen == nullptr ? first_zero(static_cast<const uint32_t*>(src_at(part, i)), part.cols)
@@ -183,6 +203,27 @@ class Program::Run {
       if (high[i] == 0) high[i] = zero;
     }
     return all_finite_ = true;
+  }
+
+  // Reads the ranges of rows; the ends may be any zeros. Returns false if elements are not finite.
+  bool read_ranges(Extremes extremes, const Part& part, float* low, float* high) {
+    const bool is_float16 = src_.widen != nullptr;
+    const RangeKernel direct = (is_float16 ? table_.ranges_f16 : table_.ranges)[extremes];
+    if (direct != nullptr && part.cols > (is_float16 ? kShortOfFloat16 : kShort)) {
+      for (int64_t i = 0; i < part.rows; ++i) {
+        const Range range = direct(src_at(part, i), part.cols);
+        if (range.not_finite != 0) return false;
+        low[i] = range.low;
+        high[i] = range.high;
+      }
+      return true;
+    }
+    widen(part);
+    std::fill_n(low, part.rows, kInfinity);
+    std::fill_n(high, part.rows, extremes == kAbsMax ? 0.0f : -kInfinity);
+    const StepOperand from = x(part.row, part.col, part.cols);
+    return table_.row_ranges[extremes](reinterpret_cast<const float*>(from.at), part.rows, part.cols,
+                                       from.row_bytes / kSize, low, high);
   }
 
   // The first zero of a row with one, given as bits: kernels may return any of them.
@@ -200,11 +241,20 @@ class Program::Run {
     return 0;
   }
 
-  // Runs the kernel of a pass that quantizes rows, all of whose elements are finite. Returns false if it is not exact.
-  bool quantize(const QuantizePass& pass, const Part& part) {
+  // Runs the kernel of a pass that quantizes rows. Returns false if it is not exact: if elements are not finite, or
+  // steps clip their codes.
+  bool quantize(const PlacedPass& placed, const Part& part) {
+    const QuantizePass& pass = *placed.quantization;
     QuantizedRows rows;
     const RowNumbers numbers = {slots_, kMostPassRows, program_.text_.literals.data()};
-    if (!pass.find(numbers, part.rows, rows)) return false;
+    if (placed.known_range) {
+      const RangePass& known = *placed.known_range;
+      const RowRanges ranges = {known.low < 0 ? nullptr : slot(known.low), slot(known.high)};
+      if (!all_finite_ || !pass.find(numbers, ranges, part.rows, rows)) return false;
+    } else {
+      float low[kMostPassRows], high[kMostPassRows];
+      if (!read_ranges(kMinMax, part, low, high) || !pass.find(numbers, {low, high}, part.rows, rows)) return false;
+    }
     const bool is_float16 = src_.widen != nullptr && pass.takes_float16(rows, part.rows);
     return pass.stores_codes()
                ? (is_float16 && store_codes(pass, rows, part, true)) || store_codes(pass, rows, part, false)

@@ -40,6 +40,8 @@ class RowAttributes {
   RowAttributes(const char* op, const Attributes& attributes)
       : RowAttributes(op, attributes.integer("axis", -1), attributes.integer("block_size", 0)) {}
 
+  bool has_blocks() const { return block_size_ > 0; }
+
   // Throws Error if the tensor does not have the axis, or if blocks do not divide its last dimension.
   Rows rows_of(const Shape& src) const;
 

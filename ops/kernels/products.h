@@ -31,7 +31,8 @@ struct ProductCodes {
   const float* scales;   // [rows][scale_groups]
   const int32_t* zps;    // [rows][scale_groups], 0 to 255
   int64_t scale_groups;  // 1, or the number of groups
-  // [rows][groups]; may be null for weights without zero points, and for 4-bit weights if the block has no row of ones
+  // [rows][groups]; may be null for weights without zero points, and for 4-bit weights if the block has no row of ones:
+  // kernels with sums_codes_4bit are faster with them, kernels on tiles need null
   const int32_t* sums;
   // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
   // has scales that vary with the group, and up to kMostSummedRows rows of output.
@@ -79,9 +80,9 @@ struct ProductBlock {
 };
 
 // Whether the sums of groups minus zero points times sums of columns may be computed in floats: then a fused
-// multiply-add rounds them as a conversion from int32 does. Also false if rows have several scales or weights have zero
-// points.
-bool has_bounded_groups(const ProductBlock& all) noexcept;
+// multiply-add rounds them as a conversion from int32 does. Also false if rows have several scales or weights of 8 bits
+// have zero points.
+bool has_bounded_groups(const ProductBlock& all, int64_t bits) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
 // Writes the sums of the columns of a block, [groups][block.cols]. The block's codes are one row of ones, with
@@ -95,6 +96,7 @@ struct ProductKernels {
   ProductKernel gemm_qb8w;
   ProductKernel gemm_qb4w;  // one group or more
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
+  bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
   // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;
   ProductKernel gemm_qb8w_tiles;

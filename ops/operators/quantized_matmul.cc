@@ -132,9 +132,11 @@ class QuantizedMatMul : public Node {
     product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
     all.rows += all.codes.has_ones;
     product.code_rows += all.codes.has_ones;
-    product.prepare_codes(context, src, depth, all.codes.has_ones || (bits_ == 8 && !is_symmetric));
+    const bool has_zps_of_8 = is_one_zp && (all.weights.zp & 15) == 8;
+    const bool needs_sums = bits_ == 8 ? !is_symmetric : kernels.sums_codes_4bit && !has_zps_of_8 && all.rows > 2;
+    product.prepare_codes(context, src, depth, all.codes.has_ones || needs_sums);
     product.prepare_rows(src, scale, zero_point, rows);
-    all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups();
+    all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups(bits_);
     const ProductKernel in_rows = bits_ == 4       ? kernels.gemm_qb4w
                                   : all.groups > 1 ? kernels.gemm_qb8w
                                                    : kernels.gemm_qc8w;
@@ -189,14 +191,14 @@ class QuantizedMatMul : public Node {
     }
 
     // Computed sums of columns are within 128 times the size of a group.
-    bool has_bounded_groups() const {
+    bool has_bounded_groups(int64_t bits) const {
       if (all.columns.sums != nullptr) {
         for (int64_t i = 0; i < pair_count; ++i)
-          if ((i == 0 || pairs[i].right != pairs[i - 1].right) && !dynq::has_bounded_groups(matrix(pairs[i])))
+          if ((i == 0 || pairs[i].right != pairs[i - 1].right) && !dynq::has_bounded_groups(matrix(pairs[i]), bits))
             return false;
         return true;
       }
-      return all.codes.sums == nullptr && all.depth <= all.groups * kLongestTileGroup &&
+      return (bits == 4 || all.codes.sums == nullptr) && all.depth <= all.groups * kLongestTileGroup &&
              (!in_tiles || all.codes.scale_groups == 1);
     }
 

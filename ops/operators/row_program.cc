@@ -1,8 +1,5 @@
 // RowProgram: a program over the rows of a tensor. core/program.h has the language.
-#include <algorithm>
-
 #include "core/attributes.h"
-#include "core/parallel.h"
 #include "core/program.h"
 #include "core/rows.h"
 
@@ -16,10 +13,9 @@ class RowProgram : public Node {
   static constexpr const char* kName = "RowProgram";
 
   explicit RowProgram(const Attributes& attributes)
-      : rows_(kName, attributes.integer("axis", -1), 0),
+      : rows_(kName, attributes),
         code_type_(read_any_code_type(kName, attributes, "code_type", kUint8)),
-        program_(kName, attributes.text("program", kIdentityProgram), kOperands, code_type_),
-        long_row_(longest_of(program_)) {}
+        program_(kName, attributes.text("program", kIdentityProgram), kOperands, code_type_) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0), like = context.input(1);
@@ -32,33 +28,31 @@ class RowProgram : public Node {
     tensors.src = src.data;
     tensors.src_type = tensors.dst_type = src.type;
     tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
-    program_.set_operands(context, kFirstOperand, src.shape, rows_of_src.axis, tensors);
+    const Shape blocked = with_blocks(src.shape, rows_of_src);
+    program_.set_operands(context, kFirstOperand, blocked, blocked.rank - src.shape.rank + rows_of_src.axis, tensors);
     for (size_t i = 0; i < kProgramOutputs; ++i)  // an output that is not assigned is not made
       if (program_.has_output(static_cast<ProgramOutput>(i)))
         tensors.outputs[i] = context.output(i, takes_vectors(i) ? src.shape : rows_of_src.parameters);
-    if (tensors.rows == 0) return;
-    if (tensors.cols > long_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
-      for (int64_t row = 0; row < tensors.rows; ++row) program_.run_long_row(tensors, row, context);
-      return;
-    }
-    const int64_t rows = std::max<int64_t>(2, kTaskElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2);
-    run_tasks(context, (tensors.rows + rows - 1) / rows,
-              [&](int64_t task) { program_.run(tensors, task * rows, std::min(tensors.rows, (task + 1) * rows)); });
+    program_.run_all(tensors, context);
   }
 
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  // The longest row that is not split: sums have no parts.
-  static int64_t longest_of(const Program& program) {
-    if (program.has_sums()) return INT64_MAX;
-    return program.is_elementwise() ? kLongRow / 2 : kLongRow;
+  // The shape of src whose last dimension is divided into blocks, if there are any.
+  Shape with_blocks(Shape shape, const Rows& rows) const {
+    if (!rows_.has_blocks()) return shape;
+    if (shape.rank == kMaxRank)
+      fail("src has rank " + std::to_string(kMaxRank) + ", expected at most " + std::to_string(kMaxRank - 1) +
+           " with block_size");
+    shape.dims[shape.rank - 1] = rows.blocks;
+    shape.dims[shape.rank++] = rows.cols;
+    return shape;
   }
 
   RowAttributes rows_;
   Type code_type_;
   Program program_;
-  int64_t long_row_;
 };
 
 }  // namespace

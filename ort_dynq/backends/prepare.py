@@ -15,7 +15,7 @@ from ..rewriter import Report, Result
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.normal_form import inlined_if_possible
 from ..storage import explained
-from ..versions import load_current
+from ..versions import load_checked
 from .extensions import variant_name
 from .options import CARRIED, NOT_CARRIED
 
@@ -44,7 +44,7 @@ def ready_for_extensions(model: Model) -> Result:
     Raises:
         DynqError: The model is missing or is not an ONNX model, or it has no function for a node of these types.
     """
-    ready = inlined_if_possible(load_current(model))
+    ready = inlined_if_possible(load_checked(model))
     with explained(model):
         with Facts(ready) as facts:
             halves = [(node, found) for node in _operators(ready) for found in _float16_inputs(node)]

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import DynqError
+from ..version import __version__
 from .arguments import similar
 from .render import one_line, rendered
 

@@ -59,7 +59,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.program is not None:
         return _program(arguments.model, arguments.program, **_changes(arguments))
     with working(f"inspecting {arguments.model}"):
-        from ..rewriter.grouping import grouped, inspect
+        from ..rewriter import inspect
+        from ..rewriter.grouping import grouped
 
         report = inspect(arguments.model, **_changes(arguments))
     groups = grouped(report.findings)

@@ -13,6 +13,7 @@ from ..errors import DynqError
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
+from .closing import add_timing, closing_of
 from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
 
@@ -115,6 +116,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="int8",
         help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
     )
+    add_timing(parser)
     add_data_sets(parser)
     add_data(parser)
 
@@ -164,6 +166,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if is_written:
         with working(f"writing {target}"):
             result.save(target)
+    closing = closing_of(arguments, source, target, result, accuracy) if is_written else None
 
     def text() -> Iterator[RenderableType]:
         fused = f", {len(report.fused)} fusions" if report.fused else ""
@@ -173,9 +176,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from selection_text(selection, arguments.min_snr, cost)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
-        if is_written:
+        if closing is not None:
             yield "\n" + one_line(f"{cpu_name()}: {gain}")
-            yield one_line(f"{target} is written")
+            yield closing.text(source, target)
         else:
             yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
@@ -191,6 +194,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "accuracy": None if accuracy is None else accuracy.to_dict(),
         "cpu": cpu_name(),
         "gain": gain,
+        "closing": None if closing is None else closing.to_dict(),
     }
     return Outcome(data, text, 0 if is_written else FAILED)
 

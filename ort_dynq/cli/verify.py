@@ -23,7 +23,15 @@ _VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the original; it runs in stock ONNX Runtime, all optimizations off")
     parser.add_argument("b", metavar="B", help="the model to verify; it runs with the plugin")
+    add_verbose(parser)
     add_data(parser)
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Adds --verbose, for :func:`verification_text`."""
+    parser.add_argument(
+        "--verbose", action="store_true", help="print what the verification compared and how, also if it passes"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
@@ -31,7 +39,12 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(arguments.b, "B")
     verification = compare(arguments, arguments.a, arguments.b)
     data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
-    return Outcome(data, lambda: verification_text(verification), exit_status([verification]))
+
+    def text() -> Iterator[RenderableType]:
+        yield from verification_text(verification, verbose=arguments.verbose)
+        yield verdict(verification)
+
+    return Outcome(data, text, exit_status([verification]))
 
 
 def verdict(verification: Verification) -> str:
@@ -56,16 +69,28 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
         return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed, backend=arguments.backend)
 
 
-def verification_text(verification: Verification) -> Iterator[RenderableType]:
-    """Renders a verification; the last line is its verdict."""
+def verification_text(
+    verification: Verification, *, verbose: bool, a: str = "A", b: str = "B"
+) -> Iterator[RenderableType]:
+    """Renders a verification without its verdict: its data, and what was compared, which is one line if it passed.
+
+    Args:
+        verification: The verification.
+        verbose: Whether to render all comparisons if it passed, too.
+        a, b: What the user calls the models.
+    """
     yield from inputs_text(verification.inputs, verification.seed)
     if not verification.zero_rows:
         yield "the generated inputs have no rows of zeros, which would make a whole output NaN"
     if verification.saturating_a or verification.saturating_b:
         yield (
-            f"On this CPU, stock ONNX Runtime's products of uint8 by int8 saturate: {verification.saturating_a} in A, "
-            f"{verification.saturating_b} in B. With optimizations off, they are computed exactly here"
+            "On this CPU, stock ONNX Runtime's products of uint8 by int8 saturate: "
+            f"{verification.saturating_a} in {a}, {verification.saturating_b} in {b}. "
+            "With optimizations off, they are computed exactly here"
         )
+    if verification.passed and not verbose:
+        yield from _summary(verification)
+        return
     yield from _products(verification)
     if verification.outputs:
         given = ", with A's results of these products" if verification.end_to_end else ""
@@ -76,7 +101,17 @@ def verification_text(verification: Verification) -> Iterator[RenderableType]:
     if verification.default_outputs:
         yield "\nB at the default optimization level, for information:"
         yield from _comparisons(verification.default_outputs, differing="")
-    yield verdict(verification)
+
+
+def _summary(verification: Verification) -> Iterator[RenderableType]:
+    fusions = sum(each.is_fusion for each in verification.products)
+    kinds = ((len(verification.products) - fusions, "integer product"), (fusions, "fusion"))
+    found = " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in kinds if count)
+    if not found:
+        yield "every output is equal bit for bit"
+    else:
+        yield f"{found}: right, compared with float64; everything else is equal bit for bit"
+    yield from _unreachable(verification)
 
 
 def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
@@ -133,10 +168,14 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
             )
         if skipped := sum(each.skipped for each in products):
             yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
+    yield from _unreachable(verification)
+
+
+def _unreachable(verification: Verification) -> Iterator[RenderableType]:
     if count := verification.unreachable:
         plural = "s" if count > 1 else ""
         what = f"{count} integer product{plural} or fusion{plural}"
-        yield f"\nNot compared: {what} in subgraphs or functions, and their outputs"
+        yield f"Not compared: {what} in subgraphs or functions, and their outputs"
 
 
 def _end_to_end(verification: Verification) -> Iterator[RenderableType]:

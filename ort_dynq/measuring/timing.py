@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from .. import __version__, four_bits, kernels, runtime
+from .. import four_bits, kernels, runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
 from ..system import cores, cpu_name, gain_of_integers, load_average
+from ..version import __version__
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

@@ -23,8 +23,9 @@ from . import (
 from .spec import Attribute, Family, Input, Operator, Signature
 
 DOMAIN = "ort_dynq"
-VERSION = 7
-"""The version of the domain that models import; kDomainVersion in ops/plugin.cc is the same number."""
+VERSION = 1
+"""The version of the domain that models import; kDomainVersion in ops/plugin.cc is the same number. It never rises: an
+operator that changes gets a new name (.github/CONTRIBUTING.md, "Change an operator")."""
 
 FAMILIES: tuple[Family, ...] = (
     granular.FAMILY,

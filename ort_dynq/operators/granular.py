@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .encodings import CodeType
+from .function_text import cast_like, reshape, select
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _GRANULARITY = (
@@ -39,6 +40,7 @@ _GRANULARITY = (
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _CODE_TYPES = ("uint8", "int8", "uint4", "int4")
 _ZERO_POINT_TYPES = ("uint8", "int8", "int32", "uint4", "int4")
+_OPSET_OF_SHAPES, _OPSET_OF_BLOCKS = 13, 21
 _ANY_SHAPE = "Any shape, rank 0 and empty tensors included."
 _SCALES_SHAPE = (
     "per_tensor: one element, rank 0 or 1. per_channel: rank 1, src.shape[axis] elements. per_group: rank of `src`."
@@ -77,6 +79,56 @@ def _quantize_body(opset: int) -> str:
     return _standard("QuantizeLinear", f", output_dtype: int = @output_dtype{precision}")(opset)
 
 
+def _dequantize_body(opset: int) -> str:
+    """Before opset 21, DequantizeLinear has no blocks, and before opset 19 no float16."""
+    if opset < _OPSET_OF_SHAPES or opset >= _OPSET_OF_BLOCKS:
+        return _standard("DequantizeLinear")(opset)
+    return f"""{{
+        {_expanded_zps(opset)}
+        zero = Constant<value_int = 0>()
+        one = Constant<value_int = 1>()
+        start = Constant<value_ints = [0]>()
+        last = Constant<value_ints = [-1]>()
+        behind_last = Constant<value_ints = [{2**63 - 1}]>()
+        block_size = Constant<value_int: int = @block_size>()
+        has_blocks = Greater(block_size, zero)
+        repeats = Max(block_size, one)
+        repeats_1d = Unsqueeze(repeats, start)
+        repeated_shape = Concat<axis = 0>(shape, repeats_1d)
+        before_last = Slice(shape, start, last)
+        count = Slice(shape, last, behind_last)
+        length = Mul(count, repeats_1d)
+        joined_shape = Concat<axis = 0>(before_last, length)
+        src_shape = Shape(src)
+        rank_1d = Shape(src_shape)
+        rank = Squeeze(rank_1d)
+        axis = Constant<value_int: int = @axis>()
+        axis_from_end = Add(axis, rank)
+        is_from_end = Less(axis, zero)
+        channel_axis = Where(is_from_end, axis_from_end, axis)
+        axes = Range(zero, rank, one)
+        is_channel = Equal(axes, channel_axis)
+        scale_count = Size(scales)
+        channel_shape = Where(is_channel, scale_count, one)
+        {_broadcast("scale", "scales", opset)}
+        {_broadcast("zp", "expanded", opset)}
+        real_src = Cast<to = 1>(src)
+        difference = Sub(real_src, zp)
+        product = Mul(difference, scale)
+        {cast_like("dst", "product", "scales", opset)}
+    }}"""
+
+
+def _broadcast(name: str, parameters: str, opset: int) -> str:
+    """Sets `name` to scales or zero points as float32, in a shape that broadcasts to ``src``'s."""
+    return f"""{name}_real = Cast<to = 1>({parameters})
+        {name}_column = Unsqueeze({name}_real, last)
+        {name}_repeated = Expand({name}_column, repeated_shape)
+        {name}_of_blocks = {reshape(opset)}({name}_repeated, joined_shape)
+        {name}_of_channels = {reshape(opset)}({name}_real, channel_shape)
+        {select(name, "has_blocks", f"{name}_of_blocks", f"{name}_of_channels")}"""
+
+
 def _fake_quantize_body(opset: int) -> str:
     return f"""{{
         {_expanded_zps(opset)}
@@ -111,7 +163,8 @@ FAMILY = Family(
     "`scales` and `zps` are inputs. `DynamicQuantize` and `DynamicDequantize` are the operators of the same names in "
     "oneDNN Graph's specification. Extensions to the specification: `per_group` for DynamicQuantize, `per_group` "
     "without `group_shape`, `auto`, `block_size`, `output_dtype`, `arithmetic`, and one zero point for all scales. A "
-    "function body has the granularities of ONNX's QuantizeLinear: groups need `block_size`.\n\n"
+    "function body has the granularities of ONNX's QuantizeLinear: groups need `block_size`. Before opset 21, only "
+    "DynamicDequantize has them, in blocks that divide the last dimension.\n\n"
     "float16 and bfloat16 tensors are converted to float32, exactly; all steps are float32. A 16-bit result is rounded "
     "once, half to even; a NaN keeps only its sign. Two 4-bit codes share a byte, as in ONNX.",
     (
@@ -163,7 +216,7 @@ FAMILY = Family(
                 for src in _CODE_TYPES
                 for zps in _ZERO_POINT_TYPES
             ),
-            _standard("DequantizeLinear"),
+            _dequantize_body,
         ),
         Operator(
             "DynamicFakeQuantize",

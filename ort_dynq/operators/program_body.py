@@ -11,7 +11,15 @@ from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Pr
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
 
 
-def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: int, operands: str = "operand_") -> str:
+def body_of(
+    program: Program,
+    prefix: str,
+    results: Mapping[str, str],
+    opset: int,
+    operands: str = "operand_",
+    *,
+    has_blocks: bool = False,
+) -> str:
     """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
 
     They read ``x``, the operands, ``zero``, ``one``, ``axes`` ([1]), and the shapes ``shape``, ``rows_shape`` and
@@ -24,6 +32,8 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
             outputs are not computed.
         opset: The version of the standard operators.
         operands: What the names of its operands begin with.
+        has_blocks: Whether the results of vectors and of numbers have shapes of their own, ``src_shape`` and
+            ``scale_shape``.
     """
     program = Program(program.steps, {name: each for name, each in program.outputs.items() if name in results})
     uses, lines = program.live(), list[str]()
@@ -47,8 +57,11 @@ def body_of(program: Program, prefix: str, results: Mapping[str, str], opset: in
             lines += _step(step, name(f"v{index}"), given, opset)
     for output, result in results.items():
         if output in program.outputs:
-            shape = "shape" if OUTPUTS[output] else "parameter_shape"
-            lines.append(f"{result} = Expand({name(program.outputs[output])}, {shape})")
+            shape, result_shape = ("shape", "src_shape") if OUTPUTS[output] else ("parameter_shape", "scale_shape")
+            expanded = f"{result}_x" if has_blocks else result
+            lines.append(f"{expanded} = Expand({name(program.outputs[output])}, {shape})")
+            if has_blocks:
+                lines.append(f"{result} = {reshape(opset)}({expanded}, {result_shape})")
         else:
             lines.append(f"{result} = Constant<value = float[0] {{}}>()")
     return "\n".join(lines)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from .dynamic_range import BLOCK_SIZE
 from .encodings import CodeType
-from .function_text import cast_like, parameter_shape
+from .function_text import cast_like, parameter_shape, reshape
 from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
 from .program_body import body_of, saturated
 from .program_reference import DOC
@@ -38,14 +39,30 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     infinity = Div(one, zero)
     minus_infinity = Div(minus_one, zero)
     axes = Constant<value_ints = [1]>()
-    x = Cast<to = 1>(src)
+    src_real = Cast<to = 1>(src)
+    src_shape = Shape(src)
+    begin = Constant<value_ints = [0]>()
+    last = Constant<value_ints = [-1]>()
+    block_size = Constant<value_int: int = @block_size>()
+    has_blocks = Cast<to = 9>(block_size)
+    one_element = Constant<value_ints = [1]>()
+    before_last = Slice(src_shape, begin, last)
+    behind_last = Constant<value_ints = [{2**63 - 1}]>()
+    length = Slice(src_shape, last, behind_last)
+    block_length = Unsqueeze(block_size, begin)
+    divisor = Max(block_length, one_element)
+    block_count = Div(length, divisor)
+    blocks_shape = Concat<axis = 0>(before_last, block_count, block_length)
+    {_chosen("shape", "blocks_shape", "src_shape")}
+    x = {reshape(opset)}(src_real, shape)
     rows = Flatten<axis: int = @axis>(x)
     rows_shape = Shape(rows)
-    shape = Shape(src)
     like_real = Cast<to = 1>(like)
     {parameter_shape()}
+    without_last = Slice(parameter_shape, begin, last)
+    {_chosen("scale_shape", "without_last", "parameter_shape")}
     branch = Constant<value_int: int = @branch>()
-    {selected(programs, {output: f"{output}_real" for output in OUTPUTS}, opset)}
+    {selected(programs, {output: f"{output}_real" for output in OUTPUTS}, opset, has_blocks=True)}
     lows = Constant<value_floats = [{lowest}]>()
     highs = Constant<value_floats = [{highest}]>()
     code_type = Constant<value_int: int = @code_type>()
@@ -57,6 +74,14 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     scale = Identity(scale_real)
     number = Identity(number_real)
 }}"""
+
+
+def _chosen(name: str, of_blocks: str, of_rows: str) -> str:
+    """Sets `name` to one of two shapes, as ``has_blocks`` says."""
+    return f"""{name} = If(has_blocks) <
+        then_branch = blocks_{name} () => (int64[] {name}_b) {{ {name}_b = Identity({of_blocks}) }},
+        else_branch = rows_{name} () => (int64[] {name}_r) {{ {name}_r = Identity({of_rows}) }}
+    >"""
 
 
 def tail_text(programs: Sequence[str], opset: int) -> str:
@@ -80,6 +105,8 @@ def selected(
     prefix: str = "p",
     operands: str = "operand_",
     operand_count: int = OPERANDS,
+    *,
+    has_blocks: bool = False,
 ) -> str:
     """Sets `results`, names by output, to the outputs of the program that the attribute `branch` selects.
 
@@ -92,6 +119,7 @@ def selected(
         prefix: What the names of all other values begin with.
         operands: What the names of the programs' operands begin with.
         operand_count: The number of operands.
+        has_blocks: As in :func:`body_of`.
     """
     middles = "\n".join(
         f"{prefix}middle_{i} = Constant<value_int = {i}>()\n{prefix}is_below_{i} = Less(branch, {prefix}middle_{i})"
@@ -101,7 +129,8 @@ def selected(
     def branches(first: int, end: int, results: Mapping[str, str]) -> str:
         # The Ifs form a tree: protocol buffers limit how deep subgraphs are nested.
         if end - first == 1:
-            return body_of(parse(programs[first], operand_count), f"{prefix}{first}_", results, opset, operands)
+            program = parse(programs[first], operand_count)
+            return body_of(program, f"{prefix}{first}_", results, opset, operands, has_blocks=has_blocks)
         middle = (first + end) // 2
 
         def branch(which: str, first: int, end: int) -> str:
@@ -118,7 +147,9 @@ def selected(
 
 
 _OPERAND = "If the program reads `row{0}`, it broadcasts to the shape of `scale`; `column{0}`: the dimensions of `src` "
-_OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`; otherwise any tensor of one element."
+_OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`; otherwise any tensor of one element. "
+_OPERAND += "With blocks, `src` has the number of blocks and `block_size` in place of its last dimension, and `scale` "
+_OPERAND += "another dimension of length 1."
 
 ROW_PROGRAM = Operator(
     "RowProgram",
@@ -135,13 +166,19 @@ ROW_PROGRAM = Operator(
         Input("zero_point", _CODES, "A number, as `codes`. The shape of `scale`."),
         Input("dst", FLOATS, "A vector, rounded to the type of `src`. The shape of `src`."),
         Input("dst_2", FLOATS, "As `dst`."),
-        Input("scale", ("float32",), "A number. The shape of `src`, with 1 for the dimensions from `axis` on."),
+        Input(
+            "scale",
+            ("float32",),
+            "A number. The shape of `src`, with 1 for the dimensions from `axis` on. With blocks: with the number of "
+            "blocks as the last dimension.",
+        ),
         Input("number", ("float32",), "As `scale`."),
     ),
     (
         Attribute("program", _IDENTITY, "The program."),
         Attribute("branch", 0, "The index of the program in the model's function. The operator does not use it."),
         Attribute("axis", -1, "The first of the dimensions that form a row, -rank to rank - 1."),
+        BLOCK_SIZE,
         Attribute("code_type", CodeType.UINT8, "The type of `codes` and `zero_point`.", CodeType, _CODE_TYPES),
     ),
     tuple(

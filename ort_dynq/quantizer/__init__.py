@@ -19,7 +19,7 @@ from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.float16 import operands as float16_operands
 from ..rewriter.float16 import quantize_in_float32
 from ..rewriter.loop import convert
-from ..rewriter.metadata import EXACT, QUANTIZED
+from ..rewriter.metadata import EXACT, QUANTIZED, note_origin
 from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
@@ -162,4 +162,5 @@ def quantize_layers(model: Model, options: Options) -> Result:
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
+        note_origin(quantized, model)
     return Result(quantized, report, lacks_functions=True)

@@ -1,6 +1,6 @@
 """The rule for embeddings: rows of a constant float table become 8-bit codes with one scale for each row.
 
-Gather(table, ids)    -> Gather(codes, ids), Gather(scales, ids), AffineDequantize
+Gather(table, ids)    -> Gather(codes, ids), Gather(scales, ids), DynamicDequantize
 
 A table may also be the weights of a product, transposed, as in the last layer of a language model. The product has the
 same codes, packed. Then they are stored only once: GatherND collects the quads of a row from the packed weights.
@@ -105,7 +105,9 @@ def _build(match: _Match, edit: Edit) -> None:
     codes = _gathered_quads(match, edit)
     inputs = [gathered("codes") if codes is None else codes, gathered("scales")]
     inputs.append(edit.add_constant(np.zeros((), np.int8), before=node))
-    edit.replace(old, edit.insert_main(call("AffineDequantize", inputs), before=node))
+    depth = rows.codes.shape.numpy()[1]
+    main = call("DynamicDequantize", inputs, qtype="per_group", axis=-1, block_size=depth)
+    edit.replace(old, edit.insert_main(main, before=node))
     edit.note = "8-bit rows of a table"
 
 

@@ -139,10 +139,10 @@ def select(
             "optimization levels; choose a smaller one"
         )
     layers = layers_of(first.model)
-    if embeddings := [each.node for each in first.report.rewritten if each.operator == "AffineDequantize"]:
+    if embeddings := [each.node for each in first.report.rewritten if each.operator == "DynamicDequantize"]:
         # All of them at once, without products: their noise is small.
         joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
-        layers |= {name: LayerAccuracy(name, "AffineDequantize", None, joint) for name in embeddings}
+        layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
     one_term = (each for each in layers.values() if each.terms == 1)
     products = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
     with_two_terms: dict[str, LayerAccuracy] = {}

@@ -21,11 +21,11 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..opsets import check_versions, opset_of
 from ..storage import explained, save, to_proto
-from ..versions import load_current
+from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
 from .loop import convert, op_counts
-from .metadata import EXACT
+from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
 from .report import Finding, Report
 from .rule import WEIGHTS_ONLY
@@ -34,7 +34,7 @@ from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 if TYPE_CHECKING:
     from ..storage import Model
 
-__all__ = ["EXACT", "Finding", "Report", "Result", "rewrite"]
+__all__ = ["EXACT", "Finding", "Report", "Result", "inspect", "rewrite"]
 
 
 class Result:
@@ -130,7 +130,7 @@ def rewrite(
     apply = functools.partial(
         convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
     )
-    loaded = load_current(model)
+    loaded = load_checked(model)
     check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
@@ -143,4 +143,19 @@ def rewrite(
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
+        flags = f"exact={exact:d} fuse={fuse:d} weights_only={weights_only} keep_fused={keep_fused:d}"
+        rewritten.metadata_props[OPTIONS] = flags
+        note_origin(rewritten, model)
     return Result(rewritten, report, lacks_functions=True)
+
+
+def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False) -> Report:
+    """Returns the report of a rewrite alone: the model is not changed.
+
+    Args:
+        model, exact, weights_only, keep_fused: As for :func:`rewrite`.
+
+    Raises:
+        DynqError: As :func:`rewrite`.
+    """
+    return rewrite(model, exact=exact, weights_only=weights_only, keep_fused=keep_fused).report

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..operators import DOMAIN, OPERATORS
+from ..operators.program import OPERANDS
 from . import metadata
 from .analysis.inference import Facts
 
@@ -154,6 +155,41 @@ class Edit:
     def add_constant(self, elements: npt.ArrayLike, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records a Constant node; returns its output."""
         return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
+
+    def add_row_program(
+        self,
+        src: ir.Value,
+        program: str,
+        *,
+        before: ir.Node,
+        origin: ir.Node | None = None,
+        operands: Sequence[ir.Value] = (),
+        code_type: ir.DataType = ir.DataType.UINT8,
+        axis: int = -1,
+        block_size: int = 0,
+    ) -> ir.Node:
+        """Records the constants that a RowProgram needs; returns the operator, which is not inserted yet.
+
+        Args:
+            src: The tensor.
+            program: The program.
+            before: The node before which new nodes are inserted.
+            origin: As in :meth:`insert`.
+            operands: The program's operands.
+            code_type: The type of its codes.
+            axis, block_size: The attributes.
+        """
+        like = self.add_constant(np.zeros((), code_type.numpy()), before=before, origin=origin)
+        missing = OPERANDS - len(operands)
+        unused = [self.add_constant(np.zeros(1, np.float32), before=before, origin=origin)] if missing else []
+        return call(
+            "RowProgram",
+            [src, like, *operands, *unused * missing],
+            program=program,
+            axis=axis,
+            block_size=block_size,
+            code_type=int(code_type),
+        )
 
     def add_initializer(self, elements: npt.NDArray[Any], graph: ir.Graph) -> ir.Value:
         """Records an initializer of a graph; returns the value that holds the elements."""

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import graphs, values_of
 from ..opsets import to_opset
-from ..versions import load_current
+from ..versions import load_checked
 from .analysis.inference import Facts
 from .normal_form import inlined
 from .products.affine import PRODUCTS, AffineForms
@@ -50,7 +50,7 @@ def explain(model: Model, name: str) -> list[Explained]:
     Raises:
         DynqError: The model cannot be loaded, or it has no such value.
     """
-    loaded = load_current(model)
+    loaded = load_checked(model)
     with contextlib.suppress(DynqError):  # in the form that the rules see
         loaded = to_opset(inlined(loaded))
     named = (value for _, graph in graphs(loaded) for value in values_of(graph) if value.name == name)

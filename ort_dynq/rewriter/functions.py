@@ -78,7 +78,9 @@ def _missing(model: ir.Model, opset: int) -> list[onnx.FunctionProto]:
 
 @functools.lru_cache(maxsize=256)
 def _function_proto(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
-    return ir.serde.serialize_function(make_function(operator, opset, programs))
+    proto = ir.serde.serialize_function(make_function(operator, opset, programs))
+    proto.doc_string = f"{OPERATORS[operator].doc}\n\n{OPERATORS[operator].formula}"  # viewers of models show it
+    return proto
 
 
 def _programs(nodes: Sequence[ir.Node]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Inspects a model without changing it, and groups the findings of equal layers."""
+"""Groups the findings of equal layers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..storage import Model
-    from . import Finding, Report
+    from .report import Finding
 
 _LONGEST_PROGRAM = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
-
-
-def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False) -> Report:
-    """Rewrites a copy of a model and returns the report alone.
-
-    Args:
-        model, exact, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`.
-
-    Raises:
-        DynqError: As :func:`ort_dynq.rewrite`.
-    """
-    from . import rewrite
-
-    return rewrite(model, exact=exact, weights_only=weights_only, keep_fused=keep_fused).report
 
 
 @dataclass(frozen=True)

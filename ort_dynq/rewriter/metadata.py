@@ -1,5 +1,27 @@
 """The metadata keys that a rewrite writes into a model and its nodes."""
 
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from ..version import __version__
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ..storage import Model
+
+VERSION = "ort_dynq.version"
+"""On a model that was rewritten or quantized: the version of ort_dynq."""
+
+OPTIONS = "ort_dynq.options"
+"""On a rewritten model: the options of the rewrite, such as "exact=0 fuse=1 weights_only=keep keep_fused=0"."""
+
+SOURCE = "ort_dynq.source"
+"""On a model that was made from a file: the SHA-256 of this file, without external data, in hexadecimal digits."""
+
 EXACT = "ort_dynq.exact"
 """On the model, if something was converted: "1" if all results equal those of the original bit for bit, else "0"."""
 
@@ -40,3 +62,15 @@ QUANTIZED = "ort_dynq.quantized"
 def is_ours(key: str) -> bool:
     """Returns whether a rewrite writes this key."""
     return key.startswith("ort_dynq.")
+
+
+def note_origin(model: ir.Model, source: Model) -> None:
+    """Writes the version, and the hash of the file that the model was made from, if it was a file."""
+    model.metadata_props[VERSION] = __version__
+    model.metadata_props.pop(SOURCE, None)
+    if isinstance(source, str | os.PathLike):
+        found = hashlib.sha256()
+        with open(source, "rb") as file:
+            while part := file.read(1 << 20):
+                found.update(part)
+        model.metadata_props[SOURCE] = found.hexdigest()

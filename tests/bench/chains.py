@@ -39,14 +39,12 @@ class Chain(NamedTuple):
     Attributes:
         name: Its name.
         outputs, constants, nodes: The parts of the graph.
-        program: The same as a program, for :mod:`bench.programs`; empty for chains that it does not time.
     """
 
     name: str
     outputs: str
     constants: str
     nodes: str
-    program: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -79,16 +77,12 @@ CHAINS = (
         "int8[ROWS, COLUMNS] y, float[ROWS, 1] s",
         _SYMMETRIC_CONSTANTS,
         f"{_SYMMETRIC} y = Cast<to = 3>(v)",
-        "r1 = Div(Clip(ReduceMax(Abs(x)), 1e-05, 3.4028234663852886e+38), 127.0); "
-        "codes = Clip(Round(Div(x, r1)), -128.0, 127.0); scale = r1",
     ),
     Chain(
         "symmetric per token, fake-quantized",
         "float[ROWS, COLUMNS] y",
         _SYMMETRIC_CONSTANTS,
         f"{_SYMMETRIC} y = Mul(v, s)",
-        "r1 = Div(Clip(ReduceMax(Abs(x)), 1e-05, 3.4028234663852886e+38), 127.0); "
-        "dst = Mul(Clip(Round(Div(x, r1)), -128.0, 127.0), r1)",
     ),
     Chain(
         "torchao asymmetric per token, fake-quantized",
@@ -125,10 +119,6 @@ CHAINS = (
             centered = Sub(codes_float, z_float)
             y = Mul(centered, s)
         """,
-        "low = Min(ReduceMin(x), 0.0); high = Max(ReduceMax(x), 0.0); "
-        "step = Clip(Div(Sub(high, low), 255.0), 1.1754943508222875e-38, 3.4028234663852886e+38); "
-        "zero = Int8(Clip(Sub(-128.0, Round(Div(low, step))), -128.0, 127.0)); "
-        "q = Int8(Clip(Add(Round(Mul(x, Reciprocal(step))), zero), -128.0, 127.0)); dst = Mul(Sub(q, zero), step)",
     ),
     Chain(
         "asymmetric per tensor -> Q -> DQ",

@@ -94,6 +94,11 @@ def _product_arguments(parser: argparse.ArgumentParser, *, sizes: str, rows: str
     add_backend(parser)
 
 
+def _nbits_arguments(parser: argparse.ArgumentParser) -> None:
+    _product_arguments(parser, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128")
+    parser.add_argument("--zero-points", action="store_true", help="weights with a zero point for each block")
+
+
 def _convolution_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
@@ -148,13 +153,12 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
     def text() -> Iterator[RenderableType]:
         yield from found.text()
         yield ""
-        yield "RowProgram with the program of a chain; ratios: stock / RowProgram; the operator / RowProgram\n"
-        head = ("chain", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "operator ns", "ratio", "operator")
+        yield "RowProgram, and its steps as nodes of stock ONNX Runtime; ratio: stock / RowProgram\n"
+        head = ("form", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "type")
         rows = [
             (
-                *(each.chain, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
-                *(Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
-                *(Figure(each.operator_ns, 3), Figure(each.operator_ratio, 2), each.operator),
+                *(each.form, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
+                *(Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.floats),
             )
             for each in of_programs
         ]
@@ -274,12 +278,21 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     from bench.nbits_products import ROWS, SIZES, bench_nbits
 
     rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
-    found = bench_nbits(settings, rows, weights, group_size=group_size, track=track)
+    has_zero_points = bool(arguments.zero_points)
+    found = bench_nbits(settings, rows, weights, group_size=group_size, has_zero_points=has_zero_points, track=track)
+
+    zero_points = " with zero points" if has_zero_points else ""
 
     def text() -> Iterator[RenderableType]:
-        yield f"medians in us; 4 bits in blocks of {group_size}; weights not in the caches"
+        yield f"medians in us; 4 bits in blocks of {group_size}{zero_points}; weights not in the caches"
         yield "MatMulNBits: accuracy level 4; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
-        yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, read / blocks"
+        yield "float: MatMul of float32"
+        yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, float / blocks, read / blocks"
+        for threads in sorted({each.threads for each in found.timings}):
+            some = [each.rates for each in found.timings if each.threads == threads]
+            most = {name: max(rates[name] for rates in some) for name in some[0]}
+            rates = ", ".join(f"{name} {most:.0f}" for name, most in most.items())
+            yield f"multiply-adds a ns: up to {rates} (threads: {threads})"
         yield ""
         head = ("rows", "weights", "threads", "MatMulNBits", "blocks", "ratio", "two-term", "ratio")
         rows = [
@@ -288,17 +301,22 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
                 *(Figure(each.blocks_us, 1), Figure(each.ratios[0], 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.ratios[1], 2)),
                 *(Figure(each.llama_cpp_us, 1), Figure(each.ratios[2], 2)),
-                *(Figure(each.read_us, 1), Figure(each.ratios[3], 2)),
+                *(Figure(each.float_us, 1), Figure(each.ratios[3], 2)),
+                *(Figure(each.read_us, 1), Figure(each.ratios[4], 2)),
             )
             for each in found.timings
         ]
-        yield table((*head, "llama.cpp", "ratio", "read", "ratio"), rows, style=lambda row: ratio_style(row[5]))
+        yield table(
+            (*head, "llama.cpp", "ratio", "float", "ratio", "read", "ratio"),
+            rows,
+            style=lambda row: ratio_style(row[5]),
+        )
         yield ""
         means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
         yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
         yield from map(one_line, found.notes)
 
-    return Outcome({"group_size": group_size, **asdict(found)}, text)
+    return Outcome({"group_size": group_size, "has_zero_points": has_zero_points, **asdict(found)}, text)
 
 
 def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -439,10 +457,10 @@ COMMANDS = (
     ),
     Command(
         "nbits",
-        "MatMulNBits with weights of 4 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, and a "
-        "plain read of the weights",
+        "MatMulNBits with weights of 4 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, "
+        "MatMul of float32, and a plain read of the weights",
         (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
-        partial(_product_arguments, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128"),
+        _nbits_arguments,
         partial(timed, run=_nbits, time=0.5, all_cores=True),
     ),
     Command(

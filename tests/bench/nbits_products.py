@@ -1,12 +1,14 @@
 """Times the products of language models: MatMulNBits with weights of 4 bits, and what a rewrite makes of it.
 
-The activation is float32, and all quantize it themselves: MatMulNBits of accuracy level 4, and its two rewritten forms,
-with activations in blocks and with two terms. llama.cpp is one more contender if llama-cpp-python is installed; its
-blocks have 32 weights. :mod:`bench.product_contenders` says why each contender has several weights.
+The activation is float32. All quantize it themselves, except MatMul of float32: MatMulNBits of accuracy level 4, and
+its two rewritten forms, with activations in blocks and with two terms. llama.cpp is one more contender if
+llama-cpp-python is installed; its blocks have 32 weights and no zero points. :mod:`bench.product_contenders` says why
+each contender has several weights.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +22,18 @@ from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Contender, Settings, aligned, session_contender
 
 from .llama_cpp_product import BLOCK_SIZE, llama_cpp_contender, q4_0
-from .product_contenders import Case, copies, data_of, model_of_products, nbits_product, read_contender, wrong_results
-from .products import Mean, medians_us, time_products
+from .product_contenders import (
+    Case,
+    copies,
+    data_of,
+    float_product,
+    model_of_products,
+    nbits_product,
+    open_products,
+    read_contender,
+    wrong_results,
+)
+from .products import Mean, medians_us, rate, time_products
 
 ROWS = (1, 16, 128)
 SIZES = ((1024, 1024), (1024, 3072), (4096, 4096))
@@ -40,6 +52,7 @@ class NBitsTiming:
         blocks_us: Rewritten, with activations in blocks.
         two_terms_us: Rewritten, with activations of two terms.
         llama_cpp_us: llama.cpp.
+        float_us: MatMul of float32.
         read_us: A plain read of the packed weights and float16 scales.
     """
 
@@ -50,18 +63,27 @@ class NBitsTiming:
     blocks_us: float
     two_terms_us: float
     llama_cpp_us: float | None
+    float_us: float
     read_us: float
 
     @property
-    def ratios(self) -> tuple[float, float, float | None, float]:
-        """MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, read / blocks."""
+    def ratios(self) -> tuple[float, float, float | None, float, float]:
+        """MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, float / blocks, read / blocks."""
         llama_cpp = None if self.llama_cpp_us is None else self.llama_cpp_us / self.blocks_us
         return (
             self.stock_us / self.blocks_us,
             self.stock_us / self.two_terms_us,
             llama_cpp,
+            self.float_us / self.blocks_us,
             self.read_us / self.blocks_us,
         )
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The multiply-adds of the contenders in a nanosecond; a product of two terms counts once."""
+        times = {"MatMulNBits": self.stock_us, _BLOCKS: self.blocks_us, _TWO_TERMS: self.two_terms_us}
+        times |= {"float": self.float_us} | ({} if self.llama_cpp_us is None else {"llama.cpp": self.llama_cpp_us})
+        return {name: rate(self.rows, self.weights, us) for name, us in times.items()}
 
 
 @dataclass(frozen=True)
@@ -85,6 +107,7 @@ def bench_nbits(
     sizes: Sequence[tuple[int, int]] = SIZES,
     *,
     group_size: int = 32,
+    has_zero_points: bool = False,
     track: Track = iter,
 ) -> NBitsBench:
     """Times products of every number of rows with weights of every size.
@@ -94,25 +117,32 @@ def bench_nbits(
         rows: Numbers of rows of the activation.
         sizes: The shapes of the weights, K x N.
         group_size: The size of the blocks.
+        has_zero_points: Whether each block has a zero point from 0 to 15, or all have 8.
         track: Shows the progress.
 
     Raises:
         DynqError: The operators cannot be registered, K is not a multiple of the block size, a rewritten product is
             wrong, or the weights do not fit in memory.
     """
-    timings, notes = time_products(_time, settings, rows, sizes, group_size, track)
+    time = functools.partial(_time, has_zero_points=has_zero_points)
+    timings, notes = time_products(time, settings, rows, sizes, group_size, track)
     return NBitsBench(timings, list(_means(timings)), notes)
 
 
-def _time(case: Case, group_size: int, settings: Settings) -> tuple[NBitsTiming, list[str]]:
-    found, notes = nbits_contenders(case, group_size, settings)
+def _time(case: Case, group_size: int, settings: Settings, *, has_zero_points: bool) -> tuple[NBitsTiming, list[str]]:
+    found, notes = nbits_contenders(case, group_size, settings, has_zero_points=has_zero_points)
     us = medians_us(found, settings, case.threads)
-    times = us["MatMulNBits"], us[_BLOCKS], us[_TWO_TERMS], us.get("llama.cpp"), us["read"]
+    times = us["MatMulNBits"], us[_BLOCKS], us[_TWO_TERMS], us.get("llama.cpp"), us["float"], us["read"]
     return NBitsTiming(case.rows, case.weights, case.threads, *times), notes
 
 
-def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
+def nbits_contenders(
+    case: Case, group_size: int, settings: Settings, *, has_zero_points: bool = False
+) -> tuple[dict[str, Contender], list[str]]:
     """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
+
+    Args:
+        case, group_size, settings, has_zero_points: As for :func:`bench_nbits`.
 
     Raises:
         DynqError: A rewritten product does not run, or its result is wrong.
@@ -120,7 +150,10 @@ def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[d
     data = data_of(case, group_size)
     # As a model has them whose weights were float16 or bfloat16.
     data = replace(data, group_scales=data.group_scales.astype(np.float16).astype(np.float32))
-    product = nbits_product(data, data.weights_4, 4)
+    zero_points = None
+    if has_zero_points:
+        zero_points = np.random.default_rng(1).integers(0, 16, data.group_scales.shape, np.uint8)
+    product = nbits_product(data, data.weights_4, 4, zero_points)
     count = copies(case.rows, product.weights.nbytes)
     shape = case.rows, case.weights[1]
     model = model_of_products(product, shape, count)
@@ -150,7 +183,9 @@ def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[d
         )
         found[name] = replace(contender, repeats=count)
         notes += wrong_results(name, first, data, replace(product, is_ours=is_ours))
-    if group_size == BLOCK_SIZE:
+    found["float"], first = open_products("float", float_product(data, product.real), case, settings)
+    notes += wrong_results("float", first, data, product)
+    if group_size == BLOCK_SIZE and not has_zero_points:
         try:
             packed = q4_0(data.weights_4, data.group_scales)
             weights = [packed.copy() for _ in range(count)]
@@ -164,7 +199,10 @@ def nbits_contenders(case: Case, group_size: int, settings: Settings) -> tuple[d
 
 
 def _means(timings: Sequence[NBitsTiming]) -> Iterator[Mean]:
-    names = ("MatMulNBits / blocks", "MatMulNBits / two-term", "llama.cpp / blocks", "plain read / blocks")
+    names = (
+        *("MatMulNBits / blocks", "MatMulNBits / two-term", "llama.cpp / blocks"),
+        *("float / blocks", "plain read / blocks"),
+    )
     for i, name in enumerate(names):
         for threads in sorted({each.threads for each in timings}):
             for rows in sorted({each.rows for each in timings}):

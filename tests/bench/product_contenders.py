@@ -132,7 +132,7 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
     notes: list[str] = []
     for name, product in _products(data).items():
         try:
-            found[name], result = _open(name, product, case, settings)
+            found[name], result = open_products(name, product, case, settings)
         except ContenderError as error:
             if product.is_ours:
                 raise
@@ -207,7 +207,7 @@ def _products(data: Data) -> dict[str, Product]:
         "ort_dynq 4": _ours(data, 4),
         "MatMulNBits 4": nbits_product(data, data.weights_4, 4),
         "MatMulNBits 8": nbits_product(data, data.weights_8, 8),
-        "float": Product("y# = MatMul(x, weights#)", {"x": data.activation()}, data.real_8(), data.real_8),
+        "float": float_product(data, data.real_8),
     }
 
 
@@ -238,22 +238,39 @@ def _ours(data: Data, bits: int) -> Product:
     )
 
 
-def nbits_product(data: Data, weights: Array, bits: int) -> Product:
-    """MatMulNBits. Its weights are [N, groups, bytes of a group], the low half of a byte first."""
+def float_product(data: Data, real: Callable[[], Array]) -> Product:
+    """MatMul of float32, by these real weights [K, N]."""
+    return Product("y# = MatMul(x, weights#)", {"x": data.activation()}, real().astype(np.float32), real)
+
+
+def nbits_product(data: Data, weights: Array, bits: int, zero_points: Array | None = None) -> Product:
+    """MatMulNBits. Its weights are [N, groups, bytes of a group], the low half of a byte first.
+
+    Args:
+        data: The activation and the scales.
+        weights: int8, [K, N], without the middle of the codes: 8 with 4 bits.
+        bits: 4 or 8.
+        zero_points: uint8, [groups, N], of 4-bit codes; None if all are 8.
+    """
     depth, columns = weights.shape
     codes = (weights.T + np.int16(2 ** (bits - 1))).astype(np.uint8).reshape(columns, -1, data.group_size)
+    shared, zero_point = {"scale": np.ascontiguousarray(data.group_scales.T)}, ""
+    if zero_points is not None:
+        even = np.pad(zero_points.T, ((0, 0), (0, len(zero_points) % 2)))
+        shared["zero_point"], zero_point = np.ascontiguousarray(even[:, 0::2] | even[:, 1::2] << 4), ", zero_point"
+        weights = weights - (np.repeat(zero_points, data.group_size, 0).astype(np.int16) - np.int16(8))
     return Product(
         f"y# = com.microsoft.MatMulNBits<K = {depth}, N = {columns}, bits = {bits}, block_size = {data.group_size}, "
-        "accuracy_level = 4>(x, weights#, scale)",
+        f"accuracy_level = 4>(x, weights#, scale{zero_point})",
         {"x": data.activation()},
         np.ascontiguousarray(codes) if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4,
         lambda: data.grouped(weights),
-        {"scale": np.ascontiguousarray(data.group_scales.T)},
+        shared,
         _QUANTIZING,
     )
 
 
-def _open(name: str, product: Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
+def open_products(name: str, product: Product, case: Case, settings: Settings) -> tuple[Contender, Array]:
     """Opens a session with several products, and returns the result of the first one as well."""
     count = copies(case.rows, product.weights.nbytes)
     first, others = (aligned(np.zeros((case.rows, case.weights[1]), np.float32)) for _ in range(2))

@@ -64,20 +64,17 @@ class ProductTiming:
     @property
     def float_rate(self) -> float:
         """The multiply-adds of MatMul of float32 in a nanosecond."""
-        return self._rate(self.float_us)
+        return rate(self.rows, self.weights, self.float_us)
 
     @property
     def rate_8(self) -> float:
         """The multiply-adds of QuantizedMatMul with 8-bit weights in a nanosecond."""
-        return self._rate(self.ours_8_us)
+        return rate(self.rows, self.weights, self.ours_8_us)
 
     @property
     def rate_4(self) -> float:
         """The multiply-adds of QuantizedMatMul with 4-bit weights in a nanosecond."""
-        return self._rate(self.ours_4_us)
-
-    def _rate(self, us: float) -> float:
-        return self.rows * self.weights[0] * self.weights[1] / us / 1e3
+        return rate(self.rows, self.weights, self.ours_4_us)
 
 
 @dataclass(frozen=True)
@@ -164,6 +161,11 @@ def time_products(
     except MemoryError as error:
         raise DynqError(f"the weights do not fit in memory: {error}") from error
     return list(timings), list(dict.fromkeys(itertools.chain(*notes)))
+
+
+def rate(rows: int, weights: tuple[int, int], us: float) -> float:
+    """The multiply-adds in a nanosecond of a product by weights of this shape, K x N."""
+    return rows * weights[0] * weights[1] / us / 1e3
 
 
 def medians_us(rivals: Mapping[str, Contender], settings: Settings, threads: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +41,12 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(each["weights"], each["rows"]) for each in timings] == [
         (size, rows) for size in ([256, 256], [256, 320]) for rows in (1, 20)
     ]
-    assert all(each[name] > 0 for each in timings for name in ("stock_us", "blocks_us", "two_terms_us", "read_us"))
+    assert all(
+        each[name] > 0 for each in timings for name in ("stock_us", "blocks_us", "two_terms_us", "float_us", "read_us")
+    )
     assert all(each["llama_cpp_us"] is None for each in timings)
     means = {each["name"]: each for each in data["means"]}
-    assert len(means) == 6
+    assert len(means) == 8
     for name, ours in (("blocks", "blocks_us"), ("two-term", "two_terms_us")):
         ratios = [each["stock_us"] / each[ours] for each in timings if each["rows"] == 20]
         mean = means[f"MatMulNBits / {name}, 20 rows"]
@@ -57,18 +60,21 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     head = next(i for i, line in enumerate(lines) if line.startswith("rows  weights"))
     row = lines[head + 1].split()
     assert row[:3] == ["9", "256x256", "1"]
-    assert len(row) == 12
+    assert len(row) == 14
     assert row[8:10] == ["-", "-"]  # its blocks have 32 weights
     assert not any("llama.cpp is not available" in line for line in lines)
+    rates = next(line for line in lines if line.startswith("multiply-adds a ns: "))
+    assert re.fullmatch(r".*: up to MatMulNBits \d+, blocks \d+, two-term \d+, float \d+ \(threads: 1\)", rates)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 17])
-def test_every_contender_computes_the_same_product(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "has_zero_points"), [(1, False), (2, True), (17, False), (18, True)])
+def test_every_contender_computes_the_same_product(rows: int, has_zero_points: bool) -> None:
     """A wrong result would be an error or a note."""
-    found, notes = nbits_products.nbits_contenders(product_contenders.Case(rows, (512, 272), 1), 32, QUICK)
-    assert notes == ([] if HAS_LLAMA_CPP else [ABSENT])
-    llama_cpp = ["llama.cpp"] if HAS_LLAMA_CPP else []
-    assert [*found] == ["MatMulNBits", "blocks", "two-term", *llama_cpp, "read"]
+    case = product_contenders.Case(rows, (512, 272), 1)
+    found, notes = nbits_products.nbits_contenders(case, 32, QUICK, has_zero_points=has_zero_points)
+    assert notes == ([] if HAS_LLAMA_CPP or has_zero_points else [ABSENT])
+    llama_cpp = ["llama.cpp"] if HAS_LLAMA_CPP and not has_zero_points else []
+    assert [*found] == ["MatMulNBits", "blocks", "two-term", "float", *llama_cpp, "read"]
     assert all(each.repeats == 2 for each in found.values())
 
 

@@ -29,7 +29,7 @@ from ort_dynq import cli
 from ort_dynq.bench import pair as pairs
 from ort_dynq.bench.pair import Pair, measure_pair
 from ort_dynq.report.model import ModelReport, report_on
-from ort_dynq.rewriter.grouping import inspect
+from ort_dynq.rewriter import inspect
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"

@@ -57,7 +57,7 @@ def test_rewrite_writes_a_folder(source: Path, capsys: pytest.CaptureFixture[str
     assert [*data["models"]] == ["model.onnx"]
     report = data["models"]["model.onnx"]
     assert report["before"]["com.microsoft.MatMulNBits"] == len(report["rewritten"]) == 11
-    assert report["after"]["ort_dynq.DynamicRangeQuantize"] > 0
+    assert report["after"]["ort_dynq.RowProgram"] > 0
     assert report["verification"] is None
 
     assert names(source) == before

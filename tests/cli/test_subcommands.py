@@ -35,7 +35,8 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert "nothing to rewrite: 1 ort_dynq.DynamicDequantize" in text
     assert "before" not in text  # no table of operators, whose two columns would be equal
-    assert text.splitlines()[-1] == "again.onnx is written"
+    size = f"{(folder / 'fast.onnx').stat().st_size / 1e3:.1f} kB"
+    assert text.splitlines()[-1] == f"fast.onnx {size} -> again.onnx {size}; 0 layers integer, 0 float"
 
 
 def test_rewrite_keeps_the_weights_of_the_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,15 +117,32 @@ def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[
     assert fast["worst_product"] in [product["name"] for product in fast["products"]]
     assert len(fast["end_to_end"]) == len(fast["perturbed"]) == 1
 
-    assert cli.main(["verify", str(ENCODER), "fast.onnx"]) == 0
+    assert cli.main(["verify", str(ENCODER), "fast.onnx", "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("Float products that became integer products: 12. Each is computed") for line in lines)
     assert any(line.startswith("worst: node_") and "allowed 8" in line for line in lines)
     assert "All optimizations off, with A's results of these products:" in lines
     assert any(line.startswith("End to end, for information: B, and A with its results") for line in lines)
     assert lines[-1] == "PASSED"
+    assert cli.main(["verify", str(ENCODER), "fast.onnx"]) == 0
+    brief = capsys.readouterr().out.splitlines()[-2:]
+    assert brief == [
+        "12 integer products: right, compared with float64; everything else is equal bit for bit",
+        "PASSED",
+    ]
     assert cli.main(["verify", str(ENCODER), "exact.onnx"]) == 0
-    assert "integer products" not in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[-2:] == ["every output is equal bit for bit", "PASSED"]
+
+
+def test_a_model_that_cannot_be_timed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The closing line has the command that times the models, with data that the user has."""
+    model = onnx.load(ENCODER)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "n"  # a MatMul needs 32
+    onnx.save(model, "open.onnx")
+    assert cli.main(["rewrite", "open.onnx", "-o", "fast.onnx"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("; speed: `ort-dynq bench open.onnx fast.onnx`")
+    closing = run_json(capsys, "rewrite", "open.onnx", "-o", "fast.onnx", "--no-timing")["closing"]
+    assert (closing["speed"], closing["not_timed"]) == (None, "")
 
 
 def test_inspect_groups_equal_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

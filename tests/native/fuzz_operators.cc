@@ -888,7 +888,7 @@ Problem make_problem(Bytes& bytes) {
   if (is_dynamic_range(name) && !wrong_attributes && !wrong_types) fit_dynamic_range(problem.attributes, types);
   const float scale = bytes.of(kScales);
   Shape src = make_src_shape(bytes, is_large);
-  const bool has_blocks = name == "TwoTermQuantize" || (is_dynamic_range(name) && !wrong_types);
+  const bool has_blocks = name == "TwoTermQuantize" || name == "RowProgram" || (is_dynamic_range(name) && !wrong_types);
   if (has_blocks && !wrong_attributes) fit_blocks(problem.attributes, src);
   std::optional<Product> product;
   if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
@@ -909,7 +909,12 @@ Problem make_problem(Bytes& bytes) {
     if (!is_tail && !wrong_attributes && !wrong_types) fit_row_program(problem.attributes, src, types);
   }
   const auto operand_shape = [&](size_t operand) {
-    const Shape dst = product ? product->result(src) : conv ? conv->result(src) : src;
+    Shape dst = product ? product->result(src) : conv ? conv->result(src) : src;
+    const int64_t block = find<int64_t>(problem.attributes, "block_size", 0, &ort_dynq_attribute::integer);
+    if (!is_tail && block > 0 && dst.rank > 0 && dst.rank < dynq::kMaxRank) {
+      dst.dims[dst.rank - 1] /= block;
+      dst.dims[dst.rank++] = block;
+    }
     const int64_t axis = find<int64_t>(problem.attributes, "axis", -1, &ort_dynq_attribute::integer);
     return program->shape_of(operand, dst, product ? -1 : conv ? 2 : axis);
   };

@@ -37,9 +37,10 @@ constexpr ChosenKernels kChosenKernels[] = {
     {ENDS "dst = Mul(Sub(Round(Clip(Add(Mul(x, s), z), 0.0, 255.0)), z), s)", true, false},
     {ENDS "dst = Mul(Add(Round(Div(x, s)), z), s)", true, false},
     // Another range, and further results.
-    {"s = ReduceMax(x); codes = Round(Div(x, s))", false, false},
-    {"codes = Round(Div(x, row1))", false, false},
-    {RANGE "number = ReduceSum(x); codes = Round(Div(x, s))", false, false},
+    {"s = ReduceMax(x); codes = Round(Div(x, s))", false, true},
+    {"codes = Clip(Round(Div(x, row1)), -128.0, 127.0)", false, true},
+    {"dst = Mul(Sub(Clip(Add(Round(Mul(x, row1)), row2), 0.0, 255.0), row2), row3)", false, true},
+    {RANGE "number = ReduceSum(x); codes = Round(Div(x, s))", false, true},
     {RANGE "codes = Round(Div(x, s)); dst = Mul(Round(Div(x, s)), s)", true, false},
 };
 

@@ -216,7 +216,7 @@ Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t wei
 }
 
 // 4-bit weights whose products with the highest codes are as far from 0 as they can be.
-Problem make_highest_problem(Random& random, int8_t weight) {
+Problem make_highest_problem(Random& random, int8_t weight, int32_t weight_zp) {
   Problem problem;
   problem.bits = 4;
   problem.rows = 17;
@@ -224,7 +224,7 @@ Problem make_highest_problem(Random& random, int8_t weight) {
   problem.depth = 192;
   problem.groups = problem.column_groups = 2;
   problem.order = dynq::kColumnFirst;
-  problem.weight_zp = 8;
+  problem.weight_zp = weight_zp;
   problem.fill(random);
   for (uint8_t& value : problem.codes) value = 255;
   for (int8_t& value : problem.weights) value = weight;
@@ -307,7 +307,9 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.codes.scales = arenas[3].place(problem.scales, at_end, 0);
   block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
   block.codes.scale_groups = problem.row_groups;
-  if (problem.needs_row_sums() || problem.has_ones()) block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
+  const bool may_have_row_sums = problem.bits == 4 && !in_tiles && random.one_in(2);
+  if (problem.needs_row_sums() || problem.has_ones() || may_have_row_sums)
+    block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
   if (problem.zps_vary) block.weights.zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
   block.weights.zp = problem.zps_vary ? 0 : problem.weight_zp;
   block.columns.scale_groups = problem.column_groups;
@@ -333,7 +335,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
     all.columns.sums -= problem.first;
     // Kernels that are not on tiles may also have several scales for each row.
     if (!in_tiles) all.codes.scale_groups = 1;
-    block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all);
+    block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all, problem.bits);
   }
   kernel(block);
   for (int64_t row = 0; row < rows; ++row)
@@ -493,8 +495,10 @@ int main(int count, char** arguments) {
     for (const int64_t rows : {17, 27})
       counter.check_everywhere(make_long_problem(random, rows, 255, weight),
                                conv_check::make_long_problem(random, weight), random);
-  for (const int8_t weight : {int8_t{0}, int8_t{15}})
-    counter.check_everywhere(make_highest_problem(random, weight), conv_check::make_problem(random), random);
+  for (const int32_t weight_zp : {8, 0, 15})
+    for (const int8_t weight : {int8_t{0}, int8_t{15}})
+      counter.check_everywhere(make_highest_problem(random, weight, weight_zp), conv_check::make_problem(random),
+                               random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

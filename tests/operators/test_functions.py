@@ -40,7 +40,7 @@ from helpers import (
     tie_dense,
     with_one_nan,
 )
-from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands
+from programs import CHAINS, FINITE, REDUCTIONS, STEPS, TAILS, any_numbers, finite_numbers, operands, quantized_rows
 from recurrence import CELLS, recurrence_inputs
 from recurrence import attributes_of as recurrence_attributes
 
@@ -126,6 +126,11 @@ def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Ite
             ((2, 5, 33), (2,), (1,), {"qtype": "auto", "axis": -3}, -3),
             ((130, 3), (3,), (3,), {"qtype": "per_channel", "axis": -1}, -1),
         ]
+        if not quantizes:
+            for shape, block in BLOCKS[: len(BLOCKS) - 2 * (opset < 14)]:
+                scales_shape = (*shape[:-1], shape[-1] // block)
+                attributes = {"qtype": "per_group", "axis": -1, "block_size": block}
+                granularities += [(shape, scales_shape, each, attributes, -1) for each in (scales_shape, (1,))]
         if opset >= 21:  # blocks
             for block in (1, 16, 33):
                 last = (2, 5, -(-67 // block))
@@ -705,6 +710,12 @@ def program_cases(opset: int) -> Iterator[Case]:
             inputs = [src, np.zeros((), LIKE[code_type])]
             inputs += operands(rng, text, shape, first, is_finite=text in FINITE)
             yield Case({"program": text, "axis": axis, "code_type": code_type}, inputs)
+    for i, text in enumerate((*CHAINS, STEPS["Add"], STEPS["Where"])):
+        shape, block = BLOCKS[i % (len(BLOCKS) - (opset < 14))]
+        code_type, blocked = types[i % len(types)], (*shape[:-1], shape[-1] // block, block)
+        src = quantized_rows(rng, (math.prod(blocked[:-1]), block), is_finite=True).reshape(shape)
+        inputs = [src, np.zeros((), LIKE[code_type]), *operands(rng, text, blocked, len(shape), is_finite=True)]
+        yield Case({"program": text, "block_size": block, "code_type": code_type}, inputs)
 
 
 def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str) -> Case:
@@ -848,9 +859,7 @@ def test_function_equals_kernels(isas: Sequence[str], operator: str, opset: int,
             continue
         outputs = check(operator, opset, case, isas)
         distinct += len(np.unique(outputs[0])) > 4
-        # DynamicDequantize: its standard operator takes float16 from opset 19 on (test_formats.py).
-        takes_float16 = opset >= 15 and operator != "DynamicDequantize"
-        if i % 3 == 0 and takes_float16 and (half := in_float16(operator, case)) is not None:
+        if i % 3 == 0 and opset >= 15 and (half := in_float16(operator, case)) is not None:
             check(operator, opset, half, isas)
     assert distinct > 10 // PARTS  # not all of the data saturates
 

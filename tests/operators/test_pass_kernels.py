@@ -25,10 +25,15 @@ def random_case(seed: int, shape: tuple[int, int] | None = None) -> Case:
     rng = np.random.default_rng(seed)
     text = quantization(rng)
     src = quantized_rows(rng, shape or SHAPES[rng.integers(len(SHAPES))])
+    operands = list(UNUSED)
+    if "row1" in text:
+        largest = np.maximum(np.nan_to_num(np.abs(src)).max(-1, keepdims=True), rng.choice([0, 1e-3]))
+        with np.errstate(over="ignore"):
+            operands[0] = (largest * rng.choice([0.5, 1, 2])).astype(np.float32)
     with np.errstate(over="ignore"):
         src = src.astype(np.float16) if rng.random() < 0.4 else src
     code_type = int(rng.choice([2, 3, 21, 22]))
-    return Case(parse(text), -1, code_type, [src, np.zeros((), CODES[code_type]), *UNUSED])
+    return Case(parse(text), -1, code_type, [src, np.zeros((), CODES[code_type]), *operands])
 
 
 def check_steps(case: Case, isas: Sequence[str]) -> None:

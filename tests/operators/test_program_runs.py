@@ -166,7 +166,7 @@ def test_a_function_has_a_branch_for_each_program(count: int) -> None:
     texts = many_programs(count)
     nodes = "\n".join(
         f'c{i}, z{i}, d{i}, e{i}, s{i}, n{i} = ort_dynq.RowProgram<program = "{text}", branch = {i}, axis = -1, '
-        f"code_type = 2>(x, like, one, one, one, one)"
+        f"block_size = 0, code_type = 2>(x, like, one, one, one, one)"
         for i, text in enumerate(texts)
     )
     outputs = ", ".join(f"float[] d{i}, float[] n{i}" for i in range(count))
@@ -231,7 +231,8 @@ def test_the_output_types_are_inferred() -> None:
     for src, code in (("float", "uint8"), ("float16", "int8")):
         body = f"""like = Constant<value = {code} {{0}}>() one = Constant<value_float = 1.0>()
             c, z, d, e, s, n = ort_dynq.RowProgram<program = "codes = x; zero_point = ReduceMax(x); dst = x; scale = 2",
-            branch = 0, axis = -1, code_type = {3 if code == "int8" else 2}>(x, like, one, one, one, one)"""
+            branch = 0, axis = -1, block_size = 0, code_type = {3 if code == "int8" else 2}>
+            (x, like, one, one, one, one)"""
         model = parse(f"{src}[a, b] x", f"{code}[a, b] c, {code}[a, 1] z, {src}[a, b] d, float[a, 1] s", body)
         for output in model.graph.output:
             output.type.tensor_type.ClearField("shape")
@@ -249,8 +250,8 @@ def test_the_output_types_are_inferred() -> None:
 
 def test_an_output_that_is_not_assigned_is_not_made() -> None:
     nodes = """like = Constant<value = uint8 {0}>() one = Constant<value_float = 1.0>()
-        c, z, d, e, s, n = ort_dynq.RowProgram<program = "dst = Abs(x)", branch = 0, axis = -1, code_type = 2>
-        (x, like, one, one, one, one)"""
+        c, z, d, e, s, n = ort_dynq.RowProgram
+        <program = "dst = Abs(x)", branch = 0, axis = -1, block_size = 0, code_type = 2>(x, like, one, one, one, one)"""
     feeds = {"x": np.ones((2, 3), np.float32)}
     result, scale = make_session(parse("float[a, b] x", "float[a, b] d, float[] s", nodes), "native").run(None, feeds)
     assert_same(result, feeds["x"])

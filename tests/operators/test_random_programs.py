@@ -38,6 +38,7 @@ class Case:
     axis: int
     code_type: int
     inputs: list[Array]
+    block_size: int = 0
 
     @functools.cached_property
     def text(self) -> str:
@@ -46,7 +47,7 @@ class Case:
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes that kernels read."""
-        return {"program": self.text, "axis": self.axis, "code_type": self.code_type}
+        return {"program": self.text, "axis": self.axis, "block_size": self.block_size, "code_type": self.code_type}
 
 
 def data(rng: np.random.Generator, shape: Shape) -> Array:

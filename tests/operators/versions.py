@@ -1,14 +1,13 @@
-"""Records the operators of a revision: their signatures, and models that call them.
+"""Records the operators of a release: their signatures, and models that call them.
 
-python tests/operators/versions.py             records the signatures of new operators
-python tests/operators/versions.py MODEL...    also freezes models that call them (folders such as models/torch_group)
+python tests/operators/versions.py
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,35 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
+from bench import transformers
 from onnx import numpy_helper
+from rewriting import MODELS
 
-from ort_dynq.operators import DOMAIN, OPERATORS, VERSION, Operator
-from ort_dynq.opsets import opset_of
-from ort_dynq.quantizer import recurrent
-from ort_dynq.quantizer.options import Options
-from ort_dynq.rewriter.float16 import convert_in_float32
-from ort_dynq.rewriter.functions import add_functions
-from ort_dynq.rewriter.loop import convert
-from ort_dynq.rewriter.report import Report
-from ort_dynq.rewriter.rules import FIRST_OF_QUANTIZATIONS, IN_FLOAT32, PHASES
-from ort_dynq.storage import load, to_proto
+import ort_dynq
+from ort_dynq.graphs import proto_nodes
+from ort_dynq.operators import DOMAIN, OPERATORS, Operator
 
 HERE = Path(__file__).parent
 SIGNATURES = HERE / "signatures.json"
 FROZEN = HERE / "frozen"
-"""Models that earlier revisions wrote, by the version of the domain. Those of versions before a release are deleted."""
+"""Models that releases wrote, one file for each release."""
 
-RULE = (
-    "an operator never changes: give the changed one a new name, such as {name}V2 (before the first release, raise "
-    "VERSION in ort_dynq/operators/__init__.py and kDomainVersion in ops/plugin.cc instead), and run "
-    "`python tests/operators/versions.py`"
-)
+RULE = "a released operator never changes: give the changed one a new name, such as {name}V2"
 
 
 def signatures() -> dict[str, Any]:
-    """The version of the domain and the signature of each operator, as signatures.json has them."""
-    return {"version": VERSION, "operators": {name: _signature(operator) for name, operator in OPERATORS.items()}}
+    """The signature of each operator, as signatures.json has those of released operators."""
+    return {name: _signature(operator) for name, operator in OPERATORS.items()}
 
 
 def _signature(operator: Operator) -> dict[str, Any]:
@@ -65,37 +54,31 @@ def _text(value: str | int | tuple[int, ...]) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(SIGNATURES.read_text())
+    """The signatures of the operators that were released."""
+    found: dict[str, Any] = json.loads(SIGNATURES.read_text()) if SIGNATURES.exists() else {}
     return found
 
 
 def complaints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The breaking changes of the operators, one line each. None if the version of the domain rises."""
-    if now["version"] > before["version"]:
-        return []
+    """The changes of released operators, one line each."""
     return [
         f"{name} is not as it was recorded: {RULE.format(name=name)}"
-        for name, signature in now["operators"].items()
-        if before["operators"].get(name, signature) != signature
+        for name, signature in now.items()
+        if before.get(name, signature) != signature
     ]
 
 
 @dataclass
 class Frozen:
-    """A model as an earlier revision wrote it, and its inputs."""
+    """A model as a release wrote it, and its inputs."""
 
     name: str
     model: onnx.ModelProto
     feeds: dict[str, npt.NDArray[Any]]
 
-    @property
-    def version(self) -> int:
-        """The version of the domain that the model imports."""
-        return next(each.version for each in self.model.opset_import if each.domain == DOMAIN)
 
-
-def frozen_models() -> Iterator[Frozen]:
-    for path in sorted(FROZEN.glob("*.npz")):
+def frozen_models(folder: Path = FROZEN) -> Iterator[Frozen]:
+    for path in sorted(folder.glob("*.npz")):
         with np.load(path) as file:
             arrays = dict(file)
         for key in [key for key in arrays if key.endswith("/model")]:
@@ -104,36 +87,49 @@ def frozen_models() -> Iterator[Frozen]:
             yield Frozen(f"{path.stem}/{name}", onnx.load_from_string(arrays[key].tobytes()), feeds)
 
 
-def freeze(path: Path, model: onnx.ModelProto, folder: Path) -> None:
-    """Adds a rewritten model to the file, with the inputs that the original's folder has."""
+def freeze(path: Path, models: Iterable[Frozen]) -> None:
+    """Writes models and their inputs to one file."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    if path.exists():
-        with np.load(path) as file:
-            arrays = dict(file)
-    arrays[f"{folder.name}/model"] = np.frombuffer(model.SerializeToString(), np.uint8)
-    for i, value in enumerate(model.graph.input):
-        tensor = onnx.load_tensor(folder / "test_data_set_0" / f"input_{i}.pb")
-        arrays[f"{folder.name}/in/{value.name}"] = numpy_helper.to_array(tensor)
+    for each in models:
+        arrays[f"{each.name}/model"] = np.frombuffer(each.model.SerializeToString(), np.uint8)
+        arrays |= {f"{each.name}/in/{name}": array for name, array in each.feeds.items()}
+    path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
 
 
 def main() -> None:
-    if SIGNATURES.exists() and (found := complaints(recorded(), signatures())):
+    if found := complaints(recorded(), signatures()):
         sys.exit("\n".join(found))
-    SIGNATURES.write_text(json.dumps(signatures(), indent=1) + "\n")
-    for folder in map(Path, sys.argv[1:]):
-        original = load(folder / "model.onnx")
-        in_float32 = convert_in_float32(original, _convert, IN_FLOAT32)
-        model = in_float32[0] if in_float32 else original
-        if not in_float32:
-            _convert(model)
-        add_functions(model, opset_of(model))
-        freeze(FROZEN / f"version-{VERSION}.npz", to_proto(model), folder)
+    models = [*rewritten(folder.parent for folder in sorted(MODELS.glob("*/model.onnx"))), *quantized()]
+    called = {node.op_type for each in models for node in calls(each.model)}
+    if missing := OPERATORS.keys() - called:
+        sys.exit(f"no model calls {', '.join(sorted(missing))}: `quantized` must make one that does")
+    freeze(FROZEN / f"{ort_dynq.__version__}.npz", models)
+    SIGNATURES.write_text(json.dumps(recorded() | signatures(), indent=1) + "\n")
 
 
-def _convert(model: ir.Model) -> Report:
-    # A quantization has operators that no rewrite has.
-    return convert(model, (*FIRST_OF_QUANTIZATIONS, (recurrent.rule(Options()),), *PHASES), fuse=True)
+def calls(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of the domain ort_dynq."""
+    places = [model.graph, *(each for each in model.functions if each.domain != DOMAIN)]
+    return (node for place in places for node in proto_nodes(place) if node.domain == DOMAIN)
+
+
+def rewritten(folders: Iterable[Path]) -> Iterator[Frozen]:
+    """The models of the folders of models/, rewritten, if they have calls of operators then."""
+    for folder in folders:
+        model = ort_dynq.rewrite(folder / "model.onnx", fuse=True).to_proto()
+        tensors = [onnx.load_tensor(folder / f"test_data_set_0/input_{i}.pb") for i in range(len(model.graph.input))]
+        given = zip(model.graph.input, tensors, strict=True)
+        if any(calls(model)):
+            yield Frozen(folder.name, model, {value.name: numpy_helper.to_array(tensor) for value, tensor in given})
+
+
+def quantized() -> Iterator[Frozen]:
+    """A float encoder in its quantized forms, which have operators that no rewrite makes."""
+    original = transformers.encoder("float", layers=1, hidden=256, heads=4, feed_forward=512)
+    for form in ("token", "two-term"):
+        model = ort_dynq.quantize(original, activations=form).to_proto()
+        yield Frozen(f"encoder_{form}", model, transformers.feeds(original, 16))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from bench import cli as developers
 import ort_dynq
 from ort_dynq import cli, documentation
 from ort_dynq.operators import OPERATORS
-from ort_dynq.rewriter.grouping import inspect
+from ort_dynq.rewriter import inspect
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ort_dynq.__file__).parent

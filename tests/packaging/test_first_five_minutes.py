@@ -120,8 +120,8 @@ def changed_version(clone: Path, folder: Path) -> tuple[Path, str]:
         pytest.skip("the package of an editable installation is imported everywhere")
     package = folder / "ort_dynq"
     shutil.copytree(clone / "ort_dynq", package)
-    source = (package / "__init__.py").read_text()
-    (package / "__init__.py").write_text(source.replace(f'"{ort_dynq.__version__}"', '"99.0"'))
+    source = (package / "version.py").read_text()
+    (package / "version.py").write_text(source.replace(f'"{ort_dynq.__version__}"', '"99.0"'))
     return package, python(clone, "-c", WHERE).splitlines()[1]
 
 

@@ -48,7 +48,7 @@ def test_forms(form: str, biased: bool) -> None:
     bias = floats(shape[0], seed=4) if biased else None
     model = _conv(weights, bias, attributes)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     low, high = X.min((1, 2, 3), keepdims=True), X.max((1, 2, 3), keepdims=True)
     scale = (high - low) / F(255)
     zero_point = np.rint(-low / scale)
@@ -88,7 +88,7 @@ def test_samples_of_quantize_dynamic() -> None:
     """Its convolutions have one scale for a batch; with `from_dynamic`, samples have scales of their own."""
     model = onnx.load(MODELS / "ort_dynamic_conv" / "model.onnx")
     result = ort_dynq.quantize(model, from_dynamic=True)
-    assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedConvProgram": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 2, "QuantizedConvProgram": 1, "QuantizedConv": 1}
     (x,) = model.graph.input
     x = floats(4, *(dim.dim_value for dim in x.type.tensor_type.shape.dim[1:]))
     x[1:] *= F(0.01)
@@ -103,7 +103,7 @@ def test_one_channel_with_a_long_kernel() -> None:
     x = floats(1, 1, 4000, seed=1)
     model = _conv(floats(258, 1, 256, seed=2), None, {"strides": [64]}, x)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert squared_error(run(result, x), run_float(model, x)) < 2e-4  # codes of 8 bits for normal data
     short = ort_dynq.quantize(_conv(floats(258, 1, 127, seed=2), None, {"strides": [64]}, x))
     assert reasons(short) == ["a convolution of single channels is faster in float"]
@@ -137,7 +137,7 @@ def test_a_bias_after_it_is_folded_and_activations_are_shared() -> None:
     ]
     bias = floats(24, 1, 1)
     result = ort_dynq.quantize(model_of(nodes, {"w": floats(24, 8, 3, 3), "c": bias}, shape=X.shape))
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1, "QuantizedConvProgram": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1, "QuantizedConvProgram": 1}
     assert "Add" not in result.report.after
     assert np.allclose(run(result, X), bias, atol=1e-4)
 
@@ -155,7 +155,7 @@ def test_batch_normalization_is_folded(bias: str | None) -> None:
     constants |= {name: floats(24, seed=seed) for seed, name in enumerate(("gain", "shift", "mean"), 4)}
     model = model_of(nodes, constants, shape=X.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert "BatchNormalization" not in result.report.after
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
@@ -180,7 +180,7 @@ def test_constants_of_channels_are_folded(is_last: bool) -> None:
     x = X.transpose(0, 2, 3, 1) if is_last else X
     model = model_of(nodes, constants, shape=x.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert not {"Add", "Sub", "Mul", "Div"} & result.report.after.keys()
     assert result.report.after["Transpose"] == is_last
     assert squared_error(run(result, x), run_float(model, x)) < 1e-4
@@ -219,7 +219,7 @@ def _normalized(**changes: float | np.ndarray) -> onnx.ModelProto:
 @pytest.mark.filterwarnings("error")
 def test_a_normalization_without_finite_factors_stays(changes: dict[str, float]) -> None:
     result = ort_dynq.quantize(_normalized(**changes))
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert result.report.after["BatchNormalization"] == 1
 
 
@@ -233,7 +233,7 @@ def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
     call = helper.make_node("Block", ["x", *constants], ["y"], domain="local", epsilon=0.5)
     model = model_of([call], constants, shape=X.shape, functions=[function])
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
 

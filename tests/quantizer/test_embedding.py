@@ -78,7 +78,7 @@ def test_rows_equal_the_definition(shape: tuple[int, ...]) -> None:
     ids = np.resize(IDS.reshape(-1), shape).astype(np.int64)
     model = model_of([GATHER], {"table": table()}, ids=shape, rank=len(shape) + 1)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"AffineDequantize": 1}
+    assert operators(result) == {"DynamicDequantize": 1}
     assert [each.reason for each in result.report.rewritten] == ["8-bit rows of a table"]
     assert stored(result) == {(ROWS, COLUMNS): ["INT8"], (ROWS, 1): ["FLOAT"]}
     assert_same(run(result, ids), by_definition(table())[ids])
@@ -126,7 +126,7 @@ def test_nodes_that_share_a_table() -> None:
         helper.make_node("Add", ["a", "b"], ["y"]),
     ]
     result = ort_dynq.quantize(model_of(nodes, {"table": table()}))
-    assert operators(result) == {"AffineDequantize": 2}
+    assert operators(result) == {"DynamicDequantize": 2}
     assert stored(result) == {(ROWS, COLUMNS): ["INT8"], (ROWS, 1): ["FLOAT"]}
     assert_same(run(result), by_definition(table())[IDS] * F(2))
 
@@ -149,7 +149,7 @@ def test_tied_tables(form: str) -> None:
     nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"], name="words"), *TIED[form]]
     model = model_of(nodes, {"table": table()}, ids=(1, "n"), rank=3 if form == "Transpose" else 2)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"AffineDequantize": 1, "QuantizedMatMul": 1, "DynamicRangeQuantize": 1}
+    assert operators(result) == {"DynamicDequantize": 1, "QuantizedMatMul": 1, "RowProgram": 1}
     assert [*stored(result)[ROWS // 16, COLUMNS // 4, 16, 4]] == ["INT8"]
     assert (ROWS, COLUMNS) not in stored(result)
     assert len(result.to_proto().SerializeToString()) < 0.35 * len(model.SerializeToString())
@@ -215,7 +215,7 @@ def test_a_table_of_a_graph_around() -> None:
     node = helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)
     model = model_of([node], {"table": table(), "flag": np.array(True)})
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"AffineDequantize": 2}
+    assert operators(result) == {"DynamicDequantize": 2}
     assert stored(result) == {(ROWS, COLUMNS): ["INT8"], (ROWS, 1): ["FLOAT"]}
     assert_same(run(result), by_definition(table())[IDS])
 
@@ -268,5 +268,5 @@ def test_tables_that_stay(case: str) -> None:
     model = model_of(nodes, constants, ids=ids, rank=len(ids) + 1, dtype=dtype)
     model.graph.output.append(helper.make_tensor_value_info("product", TensorProto.FLOAT, None))
     result = ort_dynq.quantize(model, **options)
-    assert operators(result)["AffineDequantize"] == 0
+    assert operators(result)["DynamicDequantize"] == 0
     assert reasons(result) == ([] if reason is None else [reason])

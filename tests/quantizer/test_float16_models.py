@@ -54,7 +54,7 @@ def test_operators_take_and_give_float16(form: str) -> None:
     gemm = [helper.make_node("Gemm", ["x", "w", "b"], ["y"])]
     product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
     result = ort_dynq.quantize(half(gemm if form == "Gemm" else product, {"w": W, "b": BIAS}))
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     assert "Cast" not in result.report.after
     expected = by_definition(X.astype(F)) @ weights_by_definition(W.astype(F)) + BIAS
     error = np.abs(run(result, X) - expected)
@@ -77,7 +77,7 @@ def test_convolutions() -> None:
     x, w = activations(1, 32, 20, 20).astype(H), floats(32, 32, 3, 3).astype(H)
     model = half([helper.make_node("Conv", ["x", "w"], ["y"])], {"w": w}, shape=x.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedConv": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert snr(run(result, x), stock_session(model).run(None, {"x": x})[0]) > 30
 
 

@@ -55,7 +55,7 @@ def test_activations_stay_within_the_bounds_of_their_codes(zero: np.generic) -> 
     scale = F(2.0**-14 if zero.dtype == np.uint16 else 0.02)
     constants = {**WEIGHTS, "s": np.array(scale), "z": np.array(zero)}
     result = ort_dynq.quantize(model_of([*pair("x", "d"), DEQUANTIZE, MATMUL], constants, opset=21), from_static=True)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     limits = np.iinfo(zero.dtype)
     low, high = ((each - int(zero)) * scale for each in (limits.min, limits.max))
     assert (low > X).any()

@@ -59,7 +59,7 @@ WEIGHTS = {
 def test_forms_of_weights(form: str) -> None:
     nodes, constants, weights = WEIGHTS[form]
     result = ort_dynq.quantize(model_of([*nodes, MATMUL], constants))
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     expected = CODES.T * SCALES.astype(np.float64) if weights is None else weights_by_definition(weights)
     assert close(run(result, X), by_definition(X) @ expected)
 
@@ -84,7 +84,7 @@ def test_gemm(attributes: dict[str, float], bias: np.ndarray | None) -> None:
     x = np.ascontiguousarray(X.T) if attributes.get("transA") else X
     model = model_of([gemm], constants, shape=x.shape)
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     expected = attributes.get("alpha", 1.0) * (by_definition(X) @ weights_by_definition(W))
     if bias is not None:
         expected = expected + attributes.get("beta", 1.0) * bias
@@ -125,7 +125,7 @@ def test_biases_are_folded_and_activations_shared() -> None:
     constants = {f"{name}.w": floats(K, N, seed=seed) for seed, name in enumerate(names)}
     constants |= {f"{name}.bias": floats(N, seed=seed) for seed, name in enumerate(names)}
     result = ort_dynq.quantize(model_of(nodes, constants))
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 3}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 3}
     assert "Add" not in result.report.after
     products = (by_definition(X) @ weights_by_definition(constants[f"{n}.w"]) + constants[f"{n}.bias"] for n in names)
     assert close(run(result, X), sum(products))

@@ -220,7 +220,7 @@ def test_subgraph() -> None:
     ]
     model = model_of(nodes, {"outer": W, "limit": F(1e9)})
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedMatMul": 2}
+    assert operators(result) == {"RowProgram": 2, "QuantizedMatMul": 2}
     assert squared_error(run(result, X), run_float(model, X)) < 3e-4
     assert not [tensor for tensor in result.to_proto().graph.initializer if tensor.name == "outer"]
 
@@ -333,7 +333,7 @@ def test_from_dynamic(tmp_path: Path, per_channel: bool) -> None:
     with pytest.raises(DynqError, match=r"\(1 integer products\).*--from-dynamic"):
         ort_dynq.quantize(dynamic)
     result = ort_dynq.quantize(dynamic, from_dynamic=True)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in dynamic.graph.initializer}
     weights = constants["w_quantized"].astype(np.float64) - constants["w_zero_point"]
     expected = by_definition(X) @ (weights * constants["w_scale"])

@@ -19,7 +19,7 @@ import ort_dynq
 def test_products_equal_the_definition(bits: int, level: int | None, half: bool) -> None:
     case = nbits.make(bits=bits, level=level, half=half)
     result = ort_dynq.quantize(case.model)
-    assert operators(result) == {"DynamicRangeQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
     assert_same(nbits.run(result.to_proto(), case.x), nbits.in_blocks(case))
 
 
@@ -32,7 +32,7 @@ def test_a_layer_of_floats_beside_it() -> None:
     weights = np.random.default_rng(0).standard_normal((128, 192), np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     result = ort_dynq.quantize(model)
-    assert operators(result) == {"DynamicRangeQuantize": 2, "QuantizedMatMul": 2}
+    assert operators(result) == {"RowProgram": 2, "QuantizedMatMul": 2}
     assert "MatMulNBits" not in result.report.after
     nbits.run(result.to_proto(), case.x)
 
@@ -48,7 +48,7 @@ def test_two_terms(level: int) -> None:
     """At level 4, ONNX Runtime quantizes the activation itself: one term is enough."""
     case = nbits.make(level=level, columns=1024)
     result = ort_dynq.quantize(case.model, activations="two-term")
-    assert operators(result) == {"DynamicRangeQuantize" if level == 4 else "TwoTermQuantize": 1, "QuantizedMatMul": 1}
+    assert operators(result) == {"RowProgram" if level == 4 else "TwoTermQuantize": 1, "QuantizedMatMul": 1}
     assert nbits.noise(nbits.run(result.to_proto(), case.x), case.reference) > (35 if level == 4 else 80)
 
 
@@ -56,7 +56,7 @@ def test_min_snr() -> None:
     """The noise of the product is measured, and its activation may get two terms, or it may stay."""
     case = nbits.make(level=0, columns=1024)
     data = {"x": case.x}
-    for wanted, operator in ((20, "DynamicRangeQuantize"), (70, "TwoTermQuantize")):
+    for wanted, operator in ((20, "RowProgram"), (70, "TwoTermQuantize")):
         result = ort_dynq.quantize(case.model, min_snr=wanted, data=data)
         assert operators(result) == {operator: 1, "QuantizedMatMul": 1}
     with pytest.raises(ort_dynq.DynqError, match="choose a smaller one"):

@@ -108,7 +108,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_dynamic_mobile": convolutions(1, 4) | {"ort_dynq.DynamicQuantizeLinear": 6, "ort_dynq.QuantizedMatMul": 1},
     "ort_dynamic_speech": convolutions(1, 3),
     "ort_dynamic_lstm": {
-        "ort_dynq.DynamicRangeQuantize": 2,
+        "ort_dynq.RowProgram": 2,
         "ort_dynq.QuantizedMatMul": 2,
         "ort_dynq.QuantizedRecurrence": 2,
     },
@@ -116,7 +116,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_half_token": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "ort_int8": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "ort_int8_negative": {"ort_dynq.DynamicQuantize": 2, "ort_dynq.ReduceMinMax": 2} | PRODUCTS,
-    "ort_nbits": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
+    "ort_nbits": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "ort_optimized": {"ort_dynq.DynamicRangeQuantize": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,

@@ -116,7 +116,7 @@ def test_products_of_one_activation_share_its_codes() -> None:
     case = make(depth=100)
     add_node(case.model, "second", "z")
     kinds = [node.op_type for node in ort_dynq.rewrite(case.model).to_proto().graph.node]
-    assert kinds.count("DynamicRangeQuantize") == 1
+    assert kinds.count("RowProgram") == 1
     assert kinds.count("Pad") == 1
     assert kinds.count("QuantizedMatMul") == 2
     model = ort_dynq.rewrite(case.model).to_proto()

@@ -337,7 +337,7 @@ def test_wrong_shapes_hide_the_effect_of_the_last_bits(tmp_path: Path, capsys: p
     assert result.not_perturbed.startswith("A with errors added to its values does not load in stock ONNX Runtime: ")
     onnx.save(model, tmp_path / "a.onnx")
     onnx.save(rewritten(model), tmp_path / "b.onnx")
-    assert cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")]) == 0
+    assert cli.main(["verify", "--verbose", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")]) == 0
     assert f"Changed A is not shown: {result.not_perturbed}" in capsys.readouterr().out.splitlines()
 
 

@@ -48,8 +48,8 @@ struct ProductMembers {
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
   F (*load_f16)(const uint8_t*) = P::load_f16;
-  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words and same_bytes;
-  // and sum_codes if kUnsignedWeights.
+  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words, same_bytes,
+  // pair_words and add_beyond_words; and sum_codes if kUnsignedWeights.
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
@@ -449,11 +449,7 @@ void gemm_few_rows(const ProductBlock& block) {
 // gemm_row_tiles() has no tiles of kFewRows rows or fewer.
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");
 template <int kBits, bool kOneGroup, int kBlocks>
-void gemm(const ProductBlock& block) {
-  if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
-    if (block.rows > kRowsInPlace) return gemm_wide(block);
-  if constexpr (kBits == 4 && P::kSteps == 2)
-    if (block.rows > kFewRows && fits_words(block)) return gemm_words<>(block);
+void gemm_direct(const ProductBlock& block) {
   if (block.rows == 1)
     gemm_few_rows<kBits, kOneGroup, 1>(block);
   else if (block.rows == 2)
@@ -468,4 +464,13 @@ void gemm(const ProductBlock& block) {
     gemm_row_tiles(block, kBlocks * kBlockColumns,
                    {nullptr, nullptr, gemm_tile<kBits, kOneGroup, kBlocks, 3>, gemm_tile<kBits, kOneGroup, kBlocks, 4>,
                     gemm_tile<kBits, kOneGroup, kBlocks, 5>, gemm_tile<kBits, kOneGroup, kBlocks, 6>});
+}
+
+template <int kBits, bool kOneGroup, int kBlocks>
+void gemm(const ProductBlock& block) {
+  if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
+    if (block.rows > kRowsInPlace) return gemm_wide(block);
+  if constexpr (kBits == 4 && P::kSteps == 2)
+    if (block.rows > kFewRows && fits_words(block)) return gemm_words<>(block, gemm_direct<kBits, kOneGroup, kBlocks>);
+  gemm_direct<kBits, kOneGroup, kBlocks>(block);
 }

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import CodeType, NanCode, RangeConstants, RangeKind, ZeroPointRule
+from ...operators.program import OUTPUTS, parse
 from ..analysis.inference import Facts
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from .codes import Codes
 
-_STORED: dict[str, Any] = {"output_dtype": int(CodeType.UINT8), "nan_code": int(NanCode.ZERO)}
-_ASYMMETRIC = RangeConstants(divisor=255, scale_of_zero=1)
-_ASYMMETRIC_ATTRIBUTES = {
-    **_STORED,
-    "range_kind": int(RangeKind.MIN_MAX_WITH_ZERO),
-    "zero_point_rule": int(ZeroPointRule.ROUND_CLIPPED),
-    "zero_point_type": int(CodeType.UINT8),
-    "code_type": int(CodeType.UINT8),
-    "quant_min": 0,
-    "quant_max": 255,
-}
+_ASYMMETRIC = str(
+    parse(
+        "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); "
+        "step = Div(Sub(high, low), 255.0); s = Where(Equal(step, 0.0), 1.0, step); "
+        "z = Uint8(Clip(Sub(0.0, Div(low, s)), 0.0, 255.0)); "
+        "codes = Add(Round(Div(x, s)), z); scale = s; zero_point = z"
+    )
+)
 """The formula of DynamicQuantizeLinear, for each row."""
-_SYMMETRIC = RangeConstants(divisor=127, scale_of_zero=1)
-_SYMMETRIC_ATTRIBUTES = {
-    **_STORED,
-    "range_kind": int(RangeKind.ABS_MAX),
-    "zero_point_type": int(CodeType.INT8),
-    "code_type": int(CodeType.INT8),
-    "quant_min": -127,
-    "quant_max": 127,
-}
+_SYMMETRIC = str(
+    parse(
+        "step = Div(ReduceMax(Abs(x)), 127.0); s = Where(Equal(step, 0.0), 1.0, step); "
+        "codes = Add(Int8(Clip(Round(Div(x, s)), -127.0, 127.0)), 128.0); scale = s; zero_point = 128.0"
+    )
+)
 
 
 def check_activation(value: ir.Value) -> None:
@@ -71,15 +63,12 @@ class FloatActivations:
         """
         key = edit.node.graph, value, axis, symmetric, block_size
         if key not in self._codes:
-            constants, attributes = (
-                (_SYMMETRIC, _SYMMETRIC_ATTRIBUTES) if symmetric else (_ASYMMETRIC, _ASYMMETRIC_ATTRIBUTES)
-            )
-            inputs = [value] + [
-                edit.add_constant(each, before=edit.node)
-                for each in (np.array(constants, np.float32), np.zeros((), np.uint8))
-            ]
-            quantizer = call("DynamicRangeQuantize", inputs, axis=axis, **attributes, block_size=block_size)
-            self._insert(key, quantizer, value, _shape_of_scales(value, axis, block_size), edit)
+            program = _SYMMETRIC if symmetric else _ASYMMETRIC
+            quantizer = edit.add_row_program(value, program, before=edit.node, axis=axis, block_size=block_size)
+            edit.insert(quantizer, before=edit.node)
+            outputs = dict(zip(OUTPUTS, quantizer.outputs, strict=True))
+            found = Codes(outputs["codes"], outputs["scale"], outputs["zero_point"])
+            self._note(key, found, value, _shape_of_scales(value, axis, block_size))
         return self._codes[key]
 
     def of_two_terms(self, value: ir.Value, edit: Edit, *, axis: int = -1, block_size: int = 0) -> Codes:
@@ -111,7 +100,10 @@ class FloatActivations:
         """
         key = edit.node.graph, value
         if key not in self._codes:
-            self._insert(key, call("DynamicQuantizeLinear", [value]), value, ir.Shape([]), edit)
+            quantizer = call("DynamicQuantizeLinear", [value])
+            edit.insert(quantizer, before=edit.node)
+            codes, scale, zero_point = quantizer.outputs
+            self._note(key, Codes(codes, scale, zero_point), value, ir.Shape([]))
         return self._codes[key]
 
     def padded(self, value: ir.Value, count: int, edit: Edit) -> ir.Value:
@@ -138,15 +130,12 @@ class FloatActivations:
             self._padded[key] = padded
         return self._padded[key]
 
-    def _insert(
-        self, key: tuple[object, ...], quantizer: ir.Node, value: ir.Value, scales: ir.Shape | None, edit: Edit
-    ) -> None:
-        edit.insert(quantizer, before=edit.node)
-        codes, scale, zero_point = quantizer.outputs
-        self._facts.note(codes, ir.DataType.UINT8, value.shape)
-        self._facts.note(scale, ir.DataType.FLOAT, scales)
-        self._facts.note(zero_point, ir.DataType.UINT8, scales)
-        self._codes[key] = Codes(codes, scale, zero_point)
+    def _note(self, key: tuple[object, ...], codes: Codes, value: ir.Value, scales: ir.Shape | None) -> None:
+        assert codes.scale is not None
+        self._facts.note(codes.codes, ir.DataType.UINT8, value.shape)
+        self._facts.note(codes.scale, ir.DataType.FLOAT, scales)
+        self._facts.note(codes.zero_point, ir.DataType.UINT8, scales)
+        self._codes[key] = codes
 
 
 def _shape_of_scales(value: ir.Value, axis: int, block_size: int) -> ir.Shape | None:

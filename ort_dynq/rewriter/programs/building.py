@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.program import OPERANDS, OUTPUTS
-from ..edit import Edit, call, constant
+from ...operators.program import OUTPUTS
+from ..edit import Edit, constant
 from .region import Region
 from .rows import Kind, Rows
 
@@ -16,15 +16,14 @@ from .rows import Kind, Rows
 def build(match: tuple[Region, Rows], edit: Edit) -> None:
     """Records the operator, and what gives its outputs the shapes and types of the values that they replace."""
     region, rows = match
-    before, missing = region.before, OPERANDS - len(region.operands)
-    like = edit.add_constant(np.zeros((), region.code_type.numpy()), before=before)
-    nothing = [edit.add_constant(np.zeros(1, np.float32), before=before)] * missing if missing else []
-    main = call(
-        "RowProgram",
-        [region.src, like, *region.operands, *nothing],
-        program=str(region.program),
+    before = region.before
+    main = edit.add_row_program(
+        region.src,
+        str(region.program),
+        before=before,
+        operands=region.operands,
+        code_type=region.code_type,
         axis=rows.axis,
-        code_type=int(region.code_type),
     )
     edit.insert_main(main, before=before)
     replaced = set[str]()

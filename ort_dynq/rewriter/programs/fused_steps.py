@@ -22,7 +22,7 @@ from ...operators.encodings import (
     Scaling,
     ZeroPointRule,
 )
-from ...operators.program import SUM, literal
+from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import attributes_of, is_standard
 from .rows import Kind, Rows, axis_of
@@ -64,10 +64,14 @@ def is_activation(node: ir.Node) -> bool:
 
 
 def is_quantization(node: ir.Node) -> bool:
-    """Returns whether a node is a DynamicRangeQuantize of a kind that programs have."""
-    if node.domain != DOMAIN or node.op_type != "DynamicRangeQuantize":
+    """Returns whether a node quantizes rows with steps that programs have."""
+    if node.domain != DOMAIN or node.op_type not in ("RowProgram", "DynamicRangeQuantize"):
         return False
     given = attributes_of(node)
+    if node.op_type == "RowProgram":
+        program = parse(given["program"])
+        reads = {value for value in program.live() if is_input(value, OPERANDS)}
+        return "codes" in program.outputs and reads == {"x"} and given["axis"] == -1 and not given["block_size"]
     kind, rule = given["range_kind"], given["zero_point_rule"]
     is_symmetric = rule == ZeroPointRule.NONE
     orders = (RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if is_symmetric else []))
@@ -138,7 +142,7 @@ class FusedTranslation(Translation):
         """Returns the values of the outputs of a node, empty ones if they are not known; none if it is no step."""
         add, x = self.program.add, self.term(node.inputs[0])
         if is_quantization(node):
-            return self._quantized(x, node)
+            return self._program(x, node) if node.op_type == "RowProgram" else self._quantized(x, node)
         if is_norm(node):
             return self._normalized(x, node)
         match node.op_type:
@@ -203,6 +207,17 @@ class FusedTranslation(Translation):
         y = y if gain is None else add("Mul", y, self.term(gain))
         y = y if shift is None else add("Add", y, self.term(shift))
         return [y, "", "", x if is_skip else ""]
+
+    def _program(self, x: str, node: ir.Node) -> list[str]:
+        """The steps of another program, whose x is a value of this one."""
+        program, terms = parse(attributes_of(node)["program"]), {"x": x}
+        uses = program.live()
+        for index, step in enumerate(program.steps):
+            if uses[f"v{index}"]:
+                operands = [terms.get(operand, operand) for operand in step.operands]
+                terms[f"v{index}"] = self.program.add(step.operator, *operands)
+        assigned = [program.outputs.get(output, "") for output in OUTPUTS]
+        return [terms.get(value, value) for value in assigned]
 
     def _quantized(self, x: str, node: ir.Node) -> list[str]:
         """The formula of DynamicRangeQuantize."""

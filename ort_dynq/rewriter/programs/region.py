@@ -162,7 +162,7 @@ class _Draft:
                 if rows.kind(value) != Kind.LITERAL:
                     self._readers.setdefault(value, []).append(node)
         self._members = set(nodes)
-        self._kept = {node.inputs[0] for node in nodes if node.op_type == "DynamicRangeQuantize"}
+        self._kept = {node.inputs[0] for node in nodes if node.op_type in ("RowProgram", "DynamicRangeQuantize")}
         self._inside = {output: node for node in nodes for output in node.outputs}
 
     def region(self) -> Region:

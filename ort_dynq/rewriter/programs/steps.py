@@ -58,7 +58,7 @@ class _NoStepError(Exception):
 
 def elements_of(node: ir.Node) -> list[ir.Value]:
     """Returns the inputs whose elements a node computes from: not bounds, axes and shapes."""
-    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize")
+    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize", "RowProgram")
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
