@@ -23,15 +23,7 @@ _VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the original; it runs in stock ONNX Runtime, all optimizations off")
     parser.add_argument("b", metavar="B", help="the model to verify; it runs with the plugin")
-    add_verbose(parser)
     add_data(parser)
-
-
-def add_verbose(parser: argparse.ArgumentParser) -> None:
-    """Adds --verbose, for :func:`verification_text`."""
-    parser.add_argument(
-        "--verbose", action="store_true", help="print what the verification compared and how, also if it passes"
-    )
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
@@ -41,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
 
     def text() -> Iterator[RenderableType]:
-        yield from verification_text(verification, verbose=arguments.verbose)
+        yield from verification_text(verification, verbose=arguments.verbose > 0)
         yield verdict(verification)
 
     return Outcome(data, text, exit_status([verification]))

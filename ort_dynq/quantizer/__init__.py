@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 __all__ = ["checked", "quantize", "quantize_layers"]
+
+_LOG = logging.getLogger(__name__)
 
 RULES = (
     matmul.rule,
@@ -163,4 +166,5 @@ def quantize_layers(model: Model, options: Options) -> Result:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
         note_origin(quantized, model)
+    report.log(_LOG)
     return Result(quantized, report, lacks_functions=True)

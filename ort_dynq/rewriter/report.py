@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Finding:
         return {**fields, "code": self.unconverted and self.unconverted.code, "reason": self.reason}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The findings of one rewrite, and the number of nodes of each operator before and after it.
 
@@ -73,6 +74,17 @@ class Report:
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
+
+    def __repr__(self) -> str:
+        """The report in one line; the generated one would have a line for each node."""
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    def log(self, logger: logging.Logger) -> None:
+        """Logs the report: its summary and notes, and each unconverted node as a detail."""
+        for text in (self.summary, *self.notes):
+            logger.info("%s", text)
+        for each in self.unconverted:
+            logger.debug("%s (%s): %s", each.node, each.op_type, each.reason)
 
     @property
     def rewritten(self) -> list[Finding]:
