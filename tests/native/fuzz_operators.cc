@@ -1064,7 +1064,7 @@ void select(const char* isa) {
   if (ort_dynq_select_isa(isa, nullptr, 0)) fail(std::string("cannot select ") + isa);
 }
 
-// Of ort_dynq_select_winograd() and ort_dynq_select_strassen().
+// Of ort_dynq_select_winograd(), ort_dynq_select_strassen() and ort_dynq_select_conv_rows().
 constexpr int32_t kAlways = 1, kNever = 2;
 
 Result check(const Problem& problem) {
@@ -1072,6 +1072,7 @@ Result check(const Problem& problem) {
   select("portable");
   ort_dynq_select_winograd(kNever);
   ort_dynq_select_strassen(kNever);
+  ort_dynq_select_conv_rows(kNever);
   Result expected = run(problem);
   const std::string op = problem.op->name;
   const bool has_algorithm = op.rfind("QuantizedConv", 0) == 0 || op.rfind("QuantizedMatMul", 0) == 0;
@@ -1081,6 +1082,7 @@ Result check(const Problem& problem) {
       select(name);
       ort_dynq_select_winograd(use);
       ort_dynq_select_strassen(use);
+      ort_dynq_select_conv_rows(use);
       const Result actual = run(problem);
       if (actual != expected) differ(problem, name, expected, actual);
     }

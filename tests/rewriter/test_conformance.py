@@ -121,7 +121,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_uint8_opset10": {"ort_dynq.DynamicRangeQuantize": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "qat_unfolded_weights": PRODUCT,
-    "row_square": FAKE,
+    "row_square": {"ort_dynq.RowProgram": 1},
     "row_zero_point": PRODUCT,
     "tf2onnx_channel_last": FAKE | MIN_MAX,
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
