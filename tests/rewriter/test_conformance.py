@@ -403,8 +403,10 @@ def test_rewrite_of_a_file(name: str, tmp_path: Path) -> None:
     path = MODELS / name / "model.onnx"
     result = rewrite(path)
     result.save(tmp_path / "fast.onnx")
-    saved = onnx.load(tmp_path / "fast.onnx")
-    assert saved.SerializeToString() == rewrite(onnx.load(path)).to_proto().SerializeToString()
+    saved, expected = onnx.load(tmp_path / "fast.onnx"), rewrite(onnx.load(path)).to_proto()
+    for model in (saved, expected):
+        del model.metadata_props[:]  # the name of the file
+    assert saved.SerializeToString() == expected.SerializeToString()
     assert [file.name for file in tmp_path.iterdir()] == ["fast.onnx"]
 
 
