@@ -306,6 +306,10 @@ void ConvImage::write_strided(const ConvSource& source, bool is_first, uint8_t* 
             for (int64_t i1 = rows.first; i1 < rows.last; ++i1) {
               uint8_t* const of_row = to + i1 * row_bytes;
               const int64_t row = l1.begin(k1) + i1 * axes_[1].stride - top;
+              if (cols.first == cols.last) {
+                pad(of_row, l2.length);
+                continue;
+              }
               const uint8_t* from = quads + (row * width + l2.begin(k2) + cols.first * stride) * kQuad;
               pad(of_row, cols.first);
               (stride == 2 ? copy_quads<2> : copy_quads<0>)(from, stride, cols.last - cols.first,

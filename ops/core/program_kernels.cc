@@ -126,7 +126,7 @@ class QuantizePass::Matcher {
     if (!is_clipped_) return true;
     if (!is_rounded_ || pass.low_ > -2.0f * kEnd || pass.high_ < 2.0f * kEnd - 1) return false;
     pass.low_ = -kEnd;
-    pass.high_ = kEnd;
+    pass.high_ = kEnd - 1;  // with a zero point of -kEnd, the Clip ends at 2 * kEnd - 1
     return true;
   }
 

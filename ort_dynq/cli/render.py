@@ -165,7 +165,7 @@ def progress() -> Iterator[Track]:
     The bar is drawn between steps only, so that it takes no time from what is timed.
     """
     if not _has_terminal():
-        now = [""]
+        now = ["working"]
 
         def count(steps: Sequence[Any]) -> Iterator[Any]:
             for i, step in enumerate(steps, 1):

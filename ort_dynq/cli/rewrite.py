@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from ..formats import check_file
 from .arguments import add_changes, add_data, changes_of, check_target, given_data
-from .closing import add_timing, closing_of
+from .closing import add_timing, closing_of, original_of
 from .command import Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, exit_status, verdict, verification_text
@@ -56,10 +56,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         result = rewrite(source, **changes_of(arguments))
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
+    original = original_of(source, target)
     if passed:
         with working(f"writing {target}"):
             result.save(target)
-    closing = closing_of(arguments, source, target, result) if passed else None
+    closing = closing_of(arguments, original, target, result) if passed else None
 
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{source}: {result.report.summary}")

@@ -99,10 +99,10 @@ def _summary(verification: Verification) -> Iterator[RenderableType]:
     fusions = sum(each.is_fusion for each in verification.products)
     kinds = ((len(verification.products) - fusions, "integer product"), (fusions, "fusion"))
     found = " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in kinds if count)
-    if not found:
-        yield "every output is equal bit for bit"
-    else:
-        yield f"{found}: right, compared with float64; everything else is equal bit for bit"
+    rest = "every compared output" if verification.unreachable else "every output" if not found else "everything else"
+    products = f"{found}: right, compared with float64; " if found else ""
+    yield f"{products}{rest} is equal bit for bit"
+    yield from _skipped(verification)
     yield from _unreachable(verification)
 
 
@@ -158,9 +158,13 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
                 f"{len(noises)} of them quantize their activations in A, too. Their noise is at most {b:.1f} dB in B, "
                 f"{a:.1f} dB in A"
             )
-        if skipped := sum(each.skipped for each in products):
-            yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
+        yield from _skipped(verification)
     yield from _unreachable(verification)
+
+
+def _skipped(verification: Verification) -> Iterator[RenderableType]:
+    if skipped := sum(each.skipped for each in verification.products):
+        yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
 
 
 def _unreachable(verification: Verification) -> Iterator[RenderableType]:

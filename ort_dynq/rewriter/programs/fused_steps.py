@@ -35,6 +35,8 @@ _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
 _EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
 _SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
+_OF_QUANTIZATION = {"codes", "zero_point", "scale"}
+_TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
 _RANGES = (
     (RangeKind.ABS_MAX, ZeroPointRule.NONE),
     (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
@@ -71,7 +73,14 @@ def is_quantization(node: ir.Node) -> bool:
     if node.op_type == "RowProgram":
         program = parse(given["program"])
         reads = {value for value in program.live() if is_input(value, OPERANDS)}
-        return "codes" in program.outputs and reads == {"x"} and given["axis"] == -1 and not given["block_size"]
+        return (
+            "codes" in program.outputs
+            and program.outputs.keys() <= _OF_QUANTIZATION
+            and reads == {"x"}
+            and given["code_type"] in _TO_CODE
+            and given["axis"] == -1
+            and not given["block_size"]
+        )
     kind, rule = given["range_kind"], given["zero_point_rule"]
     is_symmetric = rule == ZeroPointRule.NONE
     orders = (RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if is_symmetric else []))
@@ -209,15 +218,20 @@ class FusedTranslation(Translation):
         return [y, "", "", x if is_skip else ""]
 
     def _program(self, x: str, node: ir.Node) -> list[str]:
-        """The steps of another program, whose x is a value of this one."""
+        """The steps of another program, whose x is a value of this one, with those that its output of codes implies."""
+        to_code = _TO_CODE[attributes_of(node)["code_type"]]
         program, terms = parse(attributes_of(node)["program"]), {"x": x}
         uses = program.live()
         for index, step in enumerate(program.steps):
             if uses[f"v{index}"]:
                 operands = [terms.get(operand, operand) for operand in step.operands]
                 terms[f"v{index}"] = self.program.add(step.operator, *operands)
-        assigned = [program.outputs.get(output, "") for output in OUTPUTS]
-        return [terms.get(value, value) for value in assigned]
+        found = {name: terms.get(value, value) for name, value in program.outputs.items()}
+        for name in {"codes", "zero_point"} & found.keys():
+            last = self.program.step(found[name])
+            if last is None or last.operator != to_code:
+                found[name] = self.program.add(to_code, found[name])
+        return [found.get(output, "") for output in OUTPUTS]
 
     def _quantized(self, x: str, node: ir.Node) -> list[str]:
         """The formula of DynamicRangeQuantize."""

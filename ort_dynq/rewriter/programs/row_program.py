@@ -3,7 +3,8 @@
 range, scale, zero point, quantize, dequantize, and what stands around them    -> RowProgram
 
 Each node becomes a step that computes the same bits, so that any spelling is converted, also in products whose codes
-and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time.
+and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, and
+to the operator of a QuantizeLinear with such a scale.
 """
 
 from __future__ import annotations
