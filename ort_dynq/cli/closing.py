@@ -59,7 +59,11 @@ def original_of(source: Path, target: Path) -> Original:
     """Measures a model before another one is made from it, perhaps in its place."""
     from ..storage import size
 
-    return Original(source, size(source), target.exists() and target.samefile(source))
+    try:
+        count = size(source)
+    except OSError:  # external data are missing: what reads them says so
+        count = 0
+    return Original(source, count, target.exists() and target.samefile(source))
 
 
 @dataclass(frozen=True)
