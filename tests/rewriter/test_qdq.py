@@ -46,8 +46,8 @@ def test_range_and_quantize_linear(opset: int, dequantizes: bool, zero: str, per
 def test_another_scale_of_the_range(dequantizes: bool, codes: str, per_row: bool) -> None:
     """A scale that no operator computes: the quantization is a step of a program. NaN becomes the lowest code."""
     reduce = REDUCE[18].format("Max", "a", 0) if per_row else "ReduceMax<keepdims = 0>(a)"
-    body = f"""a = Abs(x) m0 = {reduce} m = Clip(m0, eps) r = Sqrt(m) s = Div(r, c127) t = Div(r, m) t0 = Mul(t, c127)
-        z0 = Clip(t0, zero, c127) z1 = Round(z0) z = Cast<to = {2 if codes == "uint8" else 3}>(z1)
+    body = f"""a = Abs(x) m0 = {reduce} m = Clip(m0, eps) t = Div(m, c127) r = Add(m, t) s = Div(r, c127)
+        t0 = Div(c127, r) z0 = Clip(t0, zero, c127) z1 = Round(z0) z = Cast<to = {2 if codes == "uint8" else 3}>(z1)
         q = QuantizeLinear<axis = 0>(x, s, z)
         {"y = DequantizeLinear<axis = 0>(q, s, z)" if dequantizes else "y = Identity(q)"}"""
     model = parse(body, opset=18, outputs="float[] y" if dequantizes else f"{codes}[] y")
