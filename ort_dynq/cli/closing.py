@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,17 +15,9 @@ from .render import format_shape, one_line, working
 
 if TYPE_CHECKING:
     from ..accuracy import Accuracy
-    from ..rewriter import Report, Result
+    from ..rewriter import Result
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
-_INTEGER = re.compile(  # names with their domains
-    r"ort_dynq\.Quantized\w+|MatMulInteger|ConvInteger|QLinear(MatMul|Conv)"
-    r"|com\.microsoft\.(QLinearConv|MatMulIntegerToFloat|DynamicQuantize(MatMul|LSTM)|QAttention|QGemm)"
-)
-_FLOAT = re.compile(
-    r"MatMul|Gemm|Einsum|Conv|ConvTranspose|LSTM|GRU|RNN"
-    r"|com\.microsoft\.(Fused(MatMul|Gemm|Conv)|MatMulNBits|nchwc\.Conv)"
-)
 _MEGA, _KILO = 1e6, 1e3
 
 
@@ -130,7 +121,7 @@ def closing_of(
         except DynqError as error:
             not_timed = str(error)
     snr_db = None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
-    return Closing(original.bytes, size(target), *_layers(result.report), snr_db, speed, shapes, not_timed)
+    return Closing(original.bytes, size(target), *result.report.layers, snr_db, speed, shapes, not_timed)
 
 
 def _speed(
@@ -146,15 +137,6 @@ def _speed(
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
     return found.timings[0].ratio, {each.name: format_shape(each.shape) for each in found.inputs}
-
-
-def _layers(report: Report) -> tuple[int, int]:
-    """Counts the nodes of the new model with integer and with float products."""
-
-    def count(pattern: re.Pattern[str]) -> int:
-        return sum(count for name, count in report.after.items() if pattern.fullmatch(name))
-
-    return count(_INTEGER), count(_FLOAT)
 
 
 def _size(count: int) -> str:

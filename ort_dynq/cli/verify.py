@@ -83,6 +83,8 @@ def verification_text(
     if verification.passed and not verbose:
         yield from _summary(verification)
         return
+    if (a, b) != ("A", "B"):
+        yield f"A is {a}, B is {b}"
     yield from _products(verification)
     if verification.outputs:
         given = ", with A's results of these products" if verification.end_to_end else ""

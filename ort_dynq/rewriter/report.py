@@ -12,10 +12,13 @@ from ..operators import DOMAIN
 from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
-_DYNAMIC = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+_OF_CODES = ("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+_DYNAMIC = ("DynamicQuantizeLinear", *_OF_CODES)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
-_QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
+_INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
+_QUANTIZED = ("MatMulNBits", *_INTEGER)
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
+_FLOAT = (*_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "nchwc.Conv")
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
@@ -85,6 +88,12 @@ class Report:
             logger.info("%s", text)
         for each in self.unconverted:
             logger.debug("%s (%s): %s", each.node, each.op_type, each.reason)
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The numbers of nodes of the new model with integer and with float products."""
+        ours = sum(count for op, count in self.after.items() if op.startswith(f"{DOMAIN}.Quantized"))
+        return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())
 
     @property
     def rewritten(self) -> list[Finding]:
