@@ -129,6 +129,38 @@ struct V : Vector256 {
     return widen<kKind>(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
   }
 
+  template <CodeKind kKind>
+  static I words_of(__m128i codes) {
+    return kKind == kU8 ? _mm256_cvtepu8_epi16(codes) : _mm256_cvtepi8_epi16(codes);
+  }
+  template <CodeKind kKind>
+  static I words(const uint8_t* p) {
+    return words_of<kKind>(load16(p));
+  }
+  template <CodeKind kKind>
+  static void word_pairs(const uint8_t* first, const uint8_t* second, I& low, I& high) {
+    const __m128i a = load16(first), b = load16(second);
+    low = words_of<kKind>(_mm_unpacklo_epi8(a, b));
+    high = words_of<kKind>(_mm_unpackhi_epi8(a, b));
+  }
+  static I dot_words(I sums, I a, I b) {
+    ORT_DYNQ_ADD_PRODUCT("vpmaddwd", "vpaddd", add(sums, _mm256_madd_epi16(a, b)), sums, a, b);
+    return sums;
+  }
+  static I sum_lanes(const I* rows) {
+    I fours[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      const I* r = rows + 4 * i;
+      fours[i] = _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3]));
+    }
+    return add(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
+               _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+  }
+  static void store_words(int16_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+  }
+
   static F load_bits(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
   static void store_bits(uint8_t* p, F a) { _mm256_storeu_ps(reinterpret_cast<float*>(p), a); }
   static __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }

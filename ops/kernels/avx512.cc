@@ -112,6 +112,36 @@ struct V : Vector512 {
     return widen<kKind>(_mm_maskz_loadu_epi8(first(n), p));
   }
 
+  template <CodeKind kKind>
+  static I words_of(__m256i codes) {
+    return kKind == kU8 ? _mm512_cvtepu8_epi16(codes) : _mm512_cvtepi8_epi16(codes);
+  }
+  template <CodeKind kKind>
+  static I words(const uint8_t* p) {
+    return words_of<kKind>(load32(p));
+  }
+  template <CodeKind kKind>
+  static I word_pairs(const uint8_t* first, const uint8_t* second) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first)),
+                  b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
+    return words_of<kKind>(
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(a, b)), _mm_unpackhi_epi8(a, b), 1));
+  }
+  template <CodeKind kKind>
+  static void word_pairs(const uint8_t* first, const uint8_t* second, I& low, I& high) {
+    low = word_pairs<kKind>(first, second);
+    high = word_pairs<kKind>(first + kLanes, second + kLanes);
+  }
+  static I dot_words(I sums, I a, I b) { return add(sums, _mm512_madd_epi16(a, b)); }
+  static I sum_lanes(const I* rows) {
+    F lanes[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = _mm512_castsi512_ps(rows[i]);
+    return _mm512_castps_si512(combine_lanes(lanes, [](F a, F b) ORT_DYNQ_INLINE_LAMBDA {
+      return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    }));
+  }
+  static void store_words(int16_t* p, I a) { store32(reinterpret_cast<uint8_t*>(p), _mm512_cvtsepi32_epi16(a)); }
+
   static F load_bits(const uint8_t* p) { return _mm512_loadu_ps(p); }
   static void store_bits(uint8_t* p, F a) { _mm512_storeu_ps(p, a); }
   static __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

@@ -40,6 +40,7 @@
 #include "core/compiler.h"
 #include "core/encodings.h"
 #include "kernels/attention.h"
+#include "kernels/compressed.h"
 #include "kernels/numbers.h"
 #include "kernels/programs.h"
 
@@ -196,6 +197,7 @@ struct ElementwiseKernels {
   ConvertKernel narrow[kFormats];  // from them
   PassKernel run_pass;             // of programs
   SoftmaxKernel softmax;           // of attention
+  CompressedKernels compressed;    // of attention over compressed keys and values
 };
 
 extern const ElementwiseKernels kPortableKernels;

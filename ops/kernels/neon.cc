@@ -101,6 +101,30 @@ struct V : VectorNeon {
     return vbslq_s32(vcltq_f32(a, set1(2147483648.0f)), vcvtnq_s32_f32(a), set1(INT32_MIN));
   }
 
+  template <CodeKind kKind>
+  static I words_of(uint8x8_t codes) {
+    if constexpr (kKind == kU8)
+      return vreinterpretq_s32_u16(vmovl_u8(codes));
+    else
+      return vreinterpretq_s32_s16(vmovl_s8(vreinterpret_s8_u8(codes)));
+  }
+  template <CodeKind kKind>
+  static I words(const uint8_t* p) {
+    return words_of<kKind>(vld1_u8(p));
+  }
+  template <CodeKind kKind>
+  static void word_pairs(const uint8_t* first, const uint8_t* second, I& low, I& high) {
+    const uint8x8x2_t both = vzip_u8(vld1_u8(first), vld1_u8(second));
+    low = words_of<kKind>(both.val[0]);
+    high = words_of<kKind>(both.val[1]);
+  }
+  static I dot_words(I sums, I a, I b) {
+    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    return add(sums, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+  }
+  static I sum_lanes(const I* rows) { return vpaddq_s32(vpaddq_s32(rows[0], rows[1]), vpaddq_s32(rows[2], rows[3])); }
+  static void store_words(int16_t* p, I a) { dynq::store(reinterpret_cast<int16x4_t*>(p), vqmovn_s32(a)); }
+
   static F load_bits(const uint8_t* p) { return VectorNeon::load(reinterpret_cast<const float*>(p)); }
   static void store_bits(uint8_t* p, F a) { VectorNeon::store(reinterpret_cast<float*>(p), a); }
   static void store_f16(uint8_t* p, F a) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }

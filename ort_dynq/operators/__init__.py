@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import (
     affine,
+    compressed_attention,
     dynamic_range,
     granular,
     quantized_attention,
@@ -35,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,
     quantized_attention.FAMILY,
+    compressed_attention.FAMILY,
     quantized_recurrence.FAMILY,
     reduce.FAMILY,
     row_program.FAMILY,

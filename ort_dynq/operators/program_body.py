@@ -117,7 +117,7 @@ def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]
         yield f"{to} = {operator}({listed})"
 
 
-_POWER_OF_2 = (
+POWER_OF_2 = (
     *(0.00015353257185779512, 0.0013399003073573112, 0.00961843878030777, 0.05550331994891167),
     *(0.24022647738456726, 0.6931471824645996, 1.0),
 )
@@ -143,7 +143,7 @@ def _power(y: str, to: str) -> Iterator[str]:
     """The nodes of 2^y, for y from -126 to 126: 2^n * 2^r, where n is an integer."""
     yield f"{to}_n = Round({y})"
     yield f"{to}_r = Sub({y}, {to}_n)"
-    yield from _horner(f"{to}_r", f"{to}_p", _POWER_OF_2)
+    yield from _horner(f"{to}_r", f"{to}_p", POWER_OF_2)
     yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**n) for n in range(-126, 127))}]>()"
     yield f"{to}_isnan = IsNaN({to}_n)"
     yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"

@@ -274,6 +274,61 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
 }
 
 // QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
+// CompressedAttention: the sizes and groups.
+struct CompressedCache {
+  int64_t heads, keys, columns, key_groups, value_groups;
+  bool is_transposed;
+
+  CompressedCache(Bytes& bytes, const std::vector<Type>& types, std::vector<ort_dynq_attribute>& given, Shape& src)
+      : heads(1 + static_cast<int64_t>(bytes.below(2))),
+        keys(bytes.one_in(32) ? 0
+                              : 1 + static_cast<int64_t>(bytes.one_in(16) ? 1020 + bytes.below(20) : bytes.below(60))),
+        columns(1 + static_cast<int64_t>(bytes.below(20))),
+        key_groups(is_float(types, 1) ? 1 : 1 + static_cast<int64_t>(bytes.below(3))),
+        value_groups(is_float(types, 4) ? 1 : 1 + static_cast<int64_t>(bytes.below(3))),
+        is_transposed(bytes.one_in(2)) {
+    columns *= value_groups;
+    given.push_back({"transposed_key", nullptr, is_transposed});
+    given.push_back({"float_key", nullptr, is_float(types, 1) != bytes.one_in(32)});
+    given.push_back({"float_value", nullptr, is_float(types, 4) != bytes.one_in(32)});
+    const int64_t size = key_groups * (1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(300) : bytes.below(40)));
+    src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), heads * (1 + static_cast<int64_t>(bytes.below(3))),
+                    1 + static_cast<int64_t>(bytes.below(9)), size});
+  }
+
+  static bool is_float(const std::vector<Type>& types, size_t index) {
+    return index < types.size() && types[index] == dynq::kFloat;
+  }
+
+  Shape shape_of_input(Bytes& bytes, const std::vector<Type>& types, size_t index, const Shape& src) const {
+    const auto some = [&](int64_t length) { return bytes.one_in(2) ? int64_t{1} : length; };
+    const int64_t b = src.dims[0];
+    switch (index) {
+      case 1:
+        return is_transposed ? shape_of({b, heads, src.dims[3], keys}) : shape_of({b, heads, keys, src.dims[3]});
+      case 2:
+      case 3:
+        if (is_float(types, 1)) return shape_of({1, 1, 1, 1});
+        if (index == 2 && is_transposed) return shape_of({some(b), some(heads), key_groups, some(keys)});
+        if (index == 2) return shape_of({some(b), some(heads), some(keys), key_groups});
+        return shape_of(
+            {some(b), some(heads), some(is_transposed ? key_groups : keys), some(is_transposed ? keys : key_groups)});
+      case 4:
+        return shape_of({b, heads, keys, columns});
+      case 5:
+        if (is_float(types, 4)) return shape_of({1, 1, 1, 1});
+        return shape_of({some(b), some(heads), some(keys), value_groups});
+      case 6:
+        if (is_float(types, 4)) return shape_of({1, 1, 1, 1});
+        return shape_of({some(b), some(heads), some(keys), some(value_groups)});
+      case 7:
+        return shape_of({some(b), some(src.dims[1]), some(src.dims[2]), some(keys)});
+      default:
+        return shape_of({1});
+    }
+  }
+};
+
 // QuantizedAttention: the heads, and the lengths that src does not have.
 struct Attention {
   int64_t heads, keys, columns;
@@ -911,6 +966,8 @@ Problem make_problem(Bytes& bytes) {
   if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Attention> attention;
   if (name == "QuantizedAttention") attention.emplace(bytes, problem.attributes, src);
+  std::optional<CompressedCache> cache;
+  if (name == "CompressedAttention") cache.emplace(bytes, types, problem.attributes, src);
   std::optional<Recurrence> recurrence;
   if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
@@ -943,6 +1000,7 @@ Problem make_problem(Bytes& bytes) {
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
                   : attention                     ? attention->shape_of_input(bytes, i, src)
+                  : cache                         ? cache->shape_of_input(bytes, types, i, src)
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);

@@ -73,6 +73,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
             for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
                 yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, ()], {"num_heads": h}
+    elif operator.name == "CompressedAttention":
+        yield from compressed_caches(n)
     elif operator.name == "QuantizedRecurrence":
         yield from recurrences(n)
     elif "program" in names:
@@ -110,6 +112,17 @@ def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
             shapes = [(3, depth), rows, rows, packed_shape(depth, n, bits), (groups, n)]
             given = {"bits": bits, "group_size": size, "scale_order": 2}
             yield [*shapes, (column_groups, n), (groups, n), (n,)], given
+
+
+def compressed_caches(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """n rows of query, n keys, n elements of a head; scales of groups, of keys and of all."""
+    for i, (s, t, d, e) in enumerate(((n, 3, 4, 2), (2, n, 6, 6), (3, 17, 2 * n, 2), (1, 3, 4, 2 * n))):
+        for transposed, groups, length in ((0, 1, t), (1, 2, t), (0, 2, 1), (1, 1, 1)):
+            parameters = [(1, 2, length, groups), (1, 2, groups, length)]
+            key, value = ((1, 2, d, t) if transposed else (1, 2, t, d)), (1, 2, t, e)
+            shapes = [(1, 4, s, d), key, *[parameters[transposed]] * 2, value, *[parameters[0]] * 2]
+            bias = [(1, 1, 1, 1), (1, 4, s, t), (1, 1, 1, t)][i % 3]
+            yield [*shapes, bias, ()], {"transposed_key": transposed}
 
 
 def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
@@ -193,6 +206,9 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
     if "nan_code" in names:
         result |= {"nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
         result |= {"scaling": n % 3, "rounding_order": n // 3 % 5}
+    if operator.name == "CompressedAttention":
+        result |= {"float_key": int(signature.inputs[1] == "float32")}
+        result |= {"float_value": int(signature.inputs[4] == "float32")}
     if operator.name == "QuantizedConvProgram" and signature.outputs == ("float16",) and "program" in given:
         result["program"] = f"dst = Clip(x, {n % 3 - 2.0}, {n % 5 + 1.0})"
     return result
@@ -214,6 +230,9 @@ def values(rng: np.random.Generator, operator: Operator, index: int, type_: str,
 def inputs_of(
     rng: np.random.Generator, operator: Operator, signature: Signature, given: Sequence[Given]
 ) -> list[Array]:
+    if operator.name == "CompressedAttention":  # floats have one scale and one zero point
+        floats = [i + k for i in (1, 4) if signature.inputs[i] == "float32" for k in (1, 2)]
+        given = [(1, 1, 1, 1) if i in floats else one for i, one in enumerate(given)]
     return [
         one if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))
         for index, (type_, one) in enumerate(zip(signature.inputs, given, strict=False))
@@ -442,6 +461,24 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         ):
             for shape in wrong:
                 yield [*heads[:index], shape, *heads[index + 1 :]], {"num_heads": 2}, heads
+        return
+    if operator.name == "CompressedAttention":
+        scales: Shape = (2, 2, 5, 4)
+        cached: list[Shape] = [(2, 4, 3, 8), (2, 2, 5, 8), scales, scales, (2, 2, 5, 6), (2, 1, 1, 3), (1, 1, 1, 1)]
+        cached += [(2, 1, 3, 5), ()]
+        for index, wrong in (
+            (0, [(), (4, 3, 8), (1, 4, 3, 8), (2, 3, 3, 8), (2, 4, 3, 7), (2, 4, 3, 0)]),
+            (1, [(2, 5, 8), (1, 2, 5, 8), (2, 3, 5, 8), (2, 2, 4, 8), (2, 2, 5, 9)]),
+            (2, [(), (4,), (2, 2, 5, 3), (2, 2, 4, 4), (2, 3, 5, 4), (2, 2, 5, 0)]),
+            (3, [(), (5, 4), (2, 2, 5, 2), (2, 2, 4, 1), (0, 2, 5, 4)]),
+            (4, [(2, 5, 6), (1, 2, 5, 6), (2, 1, 5, 6), (2, 2, 4, 6)]),
+            (5, [(), (2, 2, 5, 4), (2, 2, 4, 3), (3, 2, 5, 3)]),
+            (6, [(), (1,), (2, 2, 5, 2), (1, 1, 1, 2)]),
+            (7, [(), (3, 5), (2, 2, 3, 5), (2, 1, 3, 4), (0, 1, 3, 5)]),
+            (8, [(2,), (0,), (1, 2)]),
+        ):
+            for shape in wrong:
+                yield [*cached[:index], shape, *cached[index + 1 :]], {}, cached
         return
     if operator.name == "QuantizedRecurrence":
         gates: list[Given] = [(3, 2, 34), (1, 3, 5, 16, 4), (1, 34), (1, 34), (1, 34), (1, 2, 17), (), (), (1, 51)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compressed import compressed_inputs
 from convolutions import conv_inputs
 from helpers import Array, assert_same
 from recurrence import recurrence_inputs
@@ -37,6 +38,9 @@ def arrays_of(operator: Operator) -> list[Array]:
         return [*arrays, *(np.ones((), each) for each in types[len(arrays) :])]
     if operator.name == "QuantizedRecurrence":
         return recurrence_inputs(np.random.default_rng(0), 2, 3, 1, 1)
+    if operator.name == "CompressedAttention":
+        rng = np.random.default_rng(0)
+        return compressed_inputs(rng, ("int8", "int8"), (1, 1, 1, 4, 2, 2, 2), has_zero_points=False)
     if operator.name == "QuantizedAttention":
         return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), np.float32(1)]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]

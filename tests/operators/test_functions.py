@@ -21,6 +21,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from compressed import compressed_cases
 from convolutions import conv_inputs, random_conv
 from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
 from helpers import (
@@ -658,6 +659,13 @@ def attention_cases(opset: int) -> Iterator[Case]:
             yield Case({"num_heads": h}, [*tensors, bias, scale])
 
 
+# CompressedAttention
+
+
+def compressed_attention_cases(opset: int) -> Iterator[Case]:
+    yield from (Case(attributes, inputs) for attributes, inputs in compressed_cases(opset))
+
+
 # QuantizedRecurrence
 
 
@@ -825,6 +833,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "QuantizedMatMul": matmul_cases,
     "QuantizedConv": conv_cases,
     "QuantizedAttention": attention_cases,
+    "CompressedAttention": compressed_attention_cases,
     "QuantizedRecurrence": recurrence_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,

@@ -33,6 +33,7 @@ SOURCES = (
     KERNELS / "portable_winograd.cc",
     KERNELS / "portable_programs.cc",
     KERNELS / "portable_attention.cc",
+    KERNELS / "portable_compressed.cc",
     KERNELS / "dispatch.cc",
 )
 # As in ops/CMakeLists.txt: contracting products and sums would change results.

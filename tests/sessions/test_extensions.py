@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from compressed import compressed_inputs
 from convolutions import conv_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
 from recurrence import recurrence_inputs
@@ -89,6 +90,11 @@ def node_model(operator: Operator, inputs: tuple[str, ...], outputs: tuple[str, 
 def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | int]:
     """All attributes, with values that are valid for the types of the signature."""
     given = defaults_of(operator)
+    if operator.name == "CompressedAttention":
+        return given | {
+            "float_key": int(signature.inputs[1] == "float32"),
+            "float_value": int(signature.inputs[4] == "float32"),
+        }
     code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
     if "output_dtype" in given:
         given["output_dtype"] = code
@@ -114,6 +120,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return [*arrays[:7], arrays[7].astype(types[7]), arrays[8], *operands]
     if operator.name == "QuantizedRecurrence":
         return recurrence_inputs(rng, 3, 2, 1, 1)
+    if operator.name == "CompressedAttention":
+        return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1))
     if operator.name == "QuantizedAttention":
         return [
             *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),

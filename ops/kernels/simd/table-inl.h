@@ -76,6 +76,14 @@ struct VectorMembers {
   I (*load_codes_part)(const uint8_t*, int64_t n) = V::load_codes_part<kU8>;
   I (*load_codes_of_4_bits)(const uint8_t*) = V::load_codes_of_4_bits<kU8>;
 
+  // int16: 2 * kLanes of them in a vector.
+  I (*words)(const uint8_t* codes) = V::words<kU8>;
+  // The codes of two rows, which take turns: 2 * kLanes of each.
+  void (*word_pairs)(const uint8_t*, const uint8_t*, I& low, I& high) = V::word_pairs<kU8>;
+  I (*dot_words)(I sums, I, I) = V::dot_words;        // adds the products of two int16 to each int32
+  I (*sum_lanes)(const I* rows) = V::sum_lanes;       // as combine_lanes
+  void (*store_words)(int16_t*, I) = V::store_words;  // int32 that fit
+
   // Formats.
   F (*load_bits)(const uint8_t*) = V::load_bits;
   void (*store_bits)(uint8_t*, F) = V::store_bits;
@@ -106,6 +114,7 @@ struct VectorMembers {
 #include "kernels/simd/formats-inl.h"
 #include "kernels/simd/program-inl.h"
 #include "kernels/simd/attention-inl.h"
+#include "kernels/simd/compressed-inl.h"
 // clang-format on
 
 #include "kernels/affine-table-inl.h"
@@ -177,5 +186,6 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.narrow[kS4] = convert<NarrowCodes<kS8>>;
   table.run_pass = run_pass;
   table.softmax = softmax;
+  table.compressed = compressed_kernels();
   return table;
 }

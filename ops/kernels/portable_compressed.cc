@@ -1,0 +1,87 @@
+// The portable kernels of attention over compressed keys and values, in plain C++: they define the correct results.
+#include <math.h>
+
+#include "kernels/attention.h"
+#include "kernels/compressed.h"
+#include "kernels/elementwise.h"
+#include "kernels/numbers.h"
+#include "kernels/programs.h"
+
+namespace dynq {
+namespace {
+
+template <int kKind>
+int32_t code_at(const uint8_t* codes) {
+  return kKind == kU8 ? static_cast<int32_t>(*codes) : static_cast<int32_t>(static_cast<int8_t>(*codes));
+}
+
+}  // namespace
+
+template <int kKind, bool kByRow>
+void portable_word_product(const WordProduct& p) {
+  const int64_t of_depth = kByRow ? p.code_stride : 1, of_column = kByRow ? 1 : p.code_stride;
+  for (int64_t r = 0; r < p.rows; ++r)
+    for (int64_t c = 0; c < p.cols; ++c) {
+      int32_t sum = 0;
+      for (int64_t d = 0; d < p.depth; ++d)
+        sum += p.words[r * p.word_stride + d] * code_at<kKind>(p.codes + d * of_depth + c * of_column);
+      p.sums[r * p.sum_stride + c] = sum;
+    }
+}
+
+float portable_quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+  const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
+  float peak = 0;
+  bool is_finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = fabsf(number(i));
+    is_finite = is_finite && magnitude < kInfinity;
+    if (magnitude > peak) peak = magnitude;
+  }
+  const float quotient = peak / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
+  for (int64_t i = 0; i < count; ++i)
+    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) / step)) : int16_t{0};
+  return is_finite ? step : kNan;
+}
+
+template <int kKind>
+void portable_scores(const ScoreBlock& block) {
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int64_t zero_point = block.zero_points == nullptr ? 0 : code_at<kKind>(block.zero_points + i);
+    const int64_t sum = block.sums[i] - zero_point * block.word_sum;
+    const float score = static_cast<float>(sum) * block.step * load(block.scales + i);
+    block.scores[i] = block.adds ? block.scores[i] + score : score;
+  }
+}
+
+float portable_powers(const PowerRow& row) {
+  float largest = -kInfinity;
+  for (int64_t i = 0; i < row.count; ++i) {
+    row.scores[i] *= row.factor;
+    if (row.bias != nullptr) row.scores[i] += load(row.bias + (row.bias_is_vector ? i : 0)) * kLog2E;
+    if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
+  }
+  int64_t sum = 0;
+  bool is_defined = true;
+  for (int64_t i = 0; i < row.count; ++i) {
+    const float difference = row.scores[i] - largest;
+    const float y = difference < kLeastPower ? kLeastPower : difference;
+    const float n = round_half_even(y), r = y - n;
+    float p = kPowerOf2[0];
+    for (int j = 1; j < kPowerTerms; ++j) p = p * r + kPowerOf2[j];
+    is_defined = is_defined && n == n;
+    const float power = y > kLeastPower ? p * ldexpf(1.0f, static_cast<int>(n)) : y == y ? 0.0f : kNan;
+    row.scores[i] = power;
+    if (power == power) sum += static_cast<int64_t>(round_half_even(power * kPowerUnit));
+  }
+  return is_defined ? 1.0f / (static_cast<float>(sum) * (1 / kPowerUnit)) : kNan;
+}
+
+template void portable_word_product<kU8, true>(const WordProduct&);
+template void portable_word_product<kU8, false>(const WordProduct&);
+template void portable_word_product<kS8, true>(const WordProduct&);
+template void portable_word_product<kS8, false>(const WordProduct&);
+template void portable_scores<kU8>(const ScoreBlock&);
+template void portable_scores<kS8>(const ScoreBlock&);
+
+}  // namespace dynq

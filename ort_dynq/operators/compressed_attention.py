@@ -1,0 +1,262 @@
+"""CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits."""
+
+from __future__ import annotations
+
+from .function_text import reshape, select
+from .program_body import POWER_OF_2
+from .spec import Family, Input, Operator, Signature, flag
+
+LARGEST_WORD = 32512
+_SMALLEST_STEP = 2.0**-126
+_POWER_UNIT = 2.0**23
+_LOWEST = 126  # powers of 2 below 2^-126 are 0
+CODE_TYPES = ("uint8", "int8", "uint4", "int4")
+_OPERAND_TYPES = (*CODE_TYPES, "float32")
+
+
+def _largest(name: str, value: str, least: str, opset: int) -> str:
+    """Sets `name` to the largest number along the last of five dimensions, at least `least`.
+
+    There may be none: ONNX Runtime's ReduceMax fails then.
+    """
+    attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
+    return f"""{name}_padded = Pad({value}, one_behind, {least})
+    {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
+
+
+def _words(name: str, value: str, opset: int) -> str:
+    """Sets ``{name}_words``, float32 integers, and ``{name}_step``. The last of five dimensions shares a step."""
+    return f"""{name}_times_0 = Mul({value}, zero)
+    {name}_is_undefined = IsNaN({name}_times_0)
+    {name}_known = Where({name}_is_undefined, zero, {value})
+    {name}_sizes = Abs({name}_known)
+    {_largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
+    {name}_quotient = Div({name}_peak, largest_word)
+    {name}_normal = Max({name}_quotient, smallest_step)
+    {name}_undefined = Cast<to = 1>({name}_is_undefined)
+    {_largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
+    {name}_has_undefined = Greater({name}_any_undefined, zero)
+    {name}_step = Where({name}_has_undefined, nan, {name}_normal)
+    {name}_steps = Div({value}, {name}_step)
+    {name}_words = Round({name}_steps)"""
+
+
+def _operand(name: str, size: str, opset: int) -> str:
+    """Sets ``{name}_factors`` [B, K, groups, T, size], doubles, and ``{name}_scales`` [B or 1, K or 1, groups, T or 1].
+
+    The body must define ``{name}_rows`` [B, K, T, size], and ``{name}_real_scale`` and ``{name}_real_zero_point``,
+    whose last dimensions are T and groups or 1.
+    """
+    flat = reshape(opset)
+    return f"""{name}_scale_shape = Shape({name}_real_scale)
+    {name}_groups = Slice({name}_scale_shape, n3, end)
+    {name}_group_size = Div({size}, {name}_groups)
+    {name}_shape = Concat<axis = 0>(key_lead, key_count, {name}_groups, {name}_group_size)
+    {name}_grouped = {flat}({name}_rows, {name}_shape)
+    {_words(name, f"{name}_grouped", opset)}
+    {name}_zero_points = Unsqueeze({name}_real_zero_point, n4)
+    {name}_codes = Sub({name}_grouped, {name}_zero_points)
+    {name}_float_flag = Constant<value_int: int = @float_{name}>()
+    {name}_is_float = Cast<to = 9>({name}_float_flag)
+    {name}_chosen = Where({name}_is_float, {name}_words, {name}_codes)
+    {name}_by_group = Transpose<perm = [0, 1, 3, 2, 4]>({name}_chosen)
+    {name}_factors = Cast<to = 11>({name}_by_group)
+    {name}_word_scale = Squeeze({name}_step, n4)
+    {name}_scale_chosen = Where({name}_is_float, {name}_word_scale, {name}_real_scale)
+    {name}_scales = Transpose<perm = [0, 1, 3, 2]>({name}_scale_chosen)"""
+
+
+def _by_row(name: str, value: str) -> str:
+    """Sets `name` to a value as float32, with the last dimensions swapped if the keys are transposed."""
+    return f"""{name}_given = Cast<to = 1>({value})
+    {name}_swapped = Transpose<perm = [0, 1, 3, 2]>({name}_given)
+    {select(name, "is_transposed", f"{name}_swapped", f"{name}_given")}"""
+
+
+def _body(opset: int) -> str:
+    flat = reshape(opset)
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
+    horner = "\n".join(
+        f"p{i}_m = Mul(p{i - 1}, r)\np{i}_c = Constant<value_float = {number}>()\np{i} = Add(p{i}_m, p{i}_c)"
+        for i, number in enumerate(POWER_OF_2)
+        if i
+    )
+    powers = ", ".join(repr(2.0**-n) for n in range(_LOWEST + 1))
+    return f"""{{
+    {vectors}
+    last = Constant<value_ints = [-1]>()
+    end = Constant<value_ints = [{2**63 - 1}]>()
+    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
+    infinity = Neg(minus_infinity)
+    nan = Sub(infinity, infinity)
+    log2e = Constant<value_float = 1.44269502162933349609375>()
+    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
+    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()
+    transposed_flag = Constant<value_int: int = @transposed_key>()
+    is_transposed = Cast<to = 9>(transposed_flag)
+    {_by_row("key_rows", "key")}
+    {_by_row("key_real_scale", "key_scale")}
+    {_by_row("key_real_zero_point", "key_zero_point")}
+    value_rows = Cast<to = 1>(value)
+    value_real_scale = Cast<to = 1>(value_scale)
+    value_real_zero_point = Cast<to = 1>(value_zero_point)
+    query_shape = Shape(query)
+    query_lead = Slice(query_shape, n0, n3)
+    query_size = Slice(query_shape, n3, end)
+    value_shape_whole = Shape(value_rows)
+    value_size = Slice(value_shape_whole, n3, end)
+    key_lead = Slice(value_shape_whole, n0, n2)
+    key_count = Slice(value_shape_whole, n2, n3)
+    {_operand("key", "query_size", opset)}
+    {_operand("value", "value_size", opset)}
+
+    heads = Slice(query_shape, n1, n2)
+    key_heads = Slice(value_shape_whole, n1, n2)
+    least_heads = Max(key_heads, n1)
+    repeats = Div(heads, least_heads)
+    length = Slice(query_shape, n2, n3)
+    row_count = Mul(repeats, length)
+    queries_shape = Concat<axis = 0>(key_lead, row_count, key_groups, key_group_size)
+    query_grouped = {flat}(query, queries_shape)
+    query_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(query_grouped)
+    {_words("query", "query_by_group", opset)}
+    query_factors = Cast<to = 11>(query_words)
+    key_columns = Transpose<perm = [0, 1, 2, 4, 3]>(key_factors)
+    exact_scores = MatMul(query_factors, key_columns)
+    real_scores = Cast<to = 1>(exact_scores)
+    scores_by_step = Mul(real_scores, query_step)
+    key_scale_rows = Unsqueeze(key_scales, n3)
+    scores_of_groups = Mul(scores_by_step, key_scale_rows)
+    group_axis = Constant<value = int32 {{2}}>()
+    cumulated = CumSum(scores_of_groups, group_axis)
+    cumulated_all = Slice(cumulated, last, end, n2)
+    scores_shape = Concat<axis = 0>(query_lead, key_count)
+    all_scores = {flat}(cumulated_all, scores_shape)
+    one_element = Constant<value_ints = [1]>()
+    factor = Mul(scale, log2e)
+    factor_1d = Reshape(factor, one_element)
+    scaled = Mul(all_scores, factor_1d)
+    added = Mul(bias, log2e)
+    scores_4d = Add(scaled, added)
+    scores = Unsqueeze(scores_4d, n0)
+    score_is_nan = IsNaN(scores)
+    comparable = Where(score_is_nan, minus_infinity, scores)
+    {_largest("peak", "comparable", "minus_infinity", opset)}
+    below = Sub(scores, peak)
+    lowest = Constant<value_float = -{_LOWEST}.0>()
+    y = Clip(below, lowest, zero)
+    n = Round(y)
+    r = Sub(y, n)
+    p0 = Constant<value_float = {POWER_OF_2[0]}>()
+    {horner}
+    n_is_nan = IsNaN(n)
+    n_known = Where(n_is_nan, zero, n)
+    minus_n = Neg(n_known)
+    index = Cast<to = 7>(minus_n)
+    table = Constant<value_floats = [{powers}]>()
+    power_of_n = Gather(table, index)
+    power_or_least = Mul(p{len(POWER_OF_2) - 1}, power_of_n)
+    is_seen = Greater(y, lowest)
+    seen = Cast<to = 1>(is_seen)
+    power = Mul(power_or_least, seen)
+    unit = Constant<value_float = {_POWER_UNIT}>()
+    power_units = Mul(power, unit)
+    power_code = Round(power_units)
+    power_wide = Cast<to = 11>(power_code)
+    power_sum = ReduceSum<keepdims = 1>(power_wide, last)
+    power_sum_real = Cast<to = 1>(power_sum)
+    part = Constant<value_float = {1 / _POWER_UNIT!r}>()
+    divisor = Mul(power_sum_real, part)
+    inverse_of_rows = Div(one, divisor)
+    inverse_shape = Concat<axis = 0>(key_lead, n1, row_count, n1)
+    inverse = {flat}(inverse_of_rows, inverse_shape)
+    powers_shape = Concat<axis = 0>(key_lead, n1, row_count, key_count)
+    powers = {flat}(power, powers_shape)
+    value_scale_rows = Unsqueeze(value_scales, n3)
+    weights = Mul(powers, value_scale_rows)
+    {_words("weight", "weights", opset)}
+    weight_factors = Cast<to = 11>(weight_words)
+    exact_result = MatMul(weight_factors, value_factors)
+    real_result = Cast<to = 1>(exact_result)
+    result_by_step = Mul(real_result, weight_step)
+    result = Mul(result_by_step, inverse)
+    by_row = Transpose<perm = [0, 1, 3, 2, 4]>(result)
+    dst_shape = Concat<axis = 0>(query_lead, value_size)
+    dst = {flat}(by_row, dst_shape)
+}}"""
+
+
+_OPERATOR = Operator(
+    "CompressedAttention",
+    "softmax(query * key^T * scale + bias) * value, where key, value or both are codes with scales of groups.",
+    "For each row i of query, j of key and value, group g along the head, and column c of value in group g:\n"
+    "words(x) = round(x / step(x)), where step(x) = max(2^-126, the largest |x| / 32512)\n"
+    "exact_g = sum over d in g of words(query[i, g])[d] * (key[j, d] - key_zero_point[j, g])\n"
+    "score = sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g]\n"
+    "s_j = score * (scale * log2(e)) + bias[i, j] * log2(e)\n"
+    "y_j = max(s_j - max over j of s_j, -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where n = round(y_j), "
+    "r = y_j - n,\n"
+    "    and P is the polynomial of Sigmoid in programs, for 2^r\n"
+    "w_j = power_j * value_scale[j, g]\n"
+    "exact = sum over j of words(w)[j] * (value[j, c] - value_zero_point[j, g])\n"
+    "dst = float32(exact) * step(w) * (1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
+    (
+        Input("query", ("float32",), "[B, H, S, D]."),
+        Input(
+            "key",
+            _OPERAND_TYPES,
+            "[B, K, T, D], or [B, K, D, T] if transposed_key. K divides H: adjacent heads of "
+            "query share a head of key and value.",
+        ),
+        Input(
+            "key_scale",
+            ("float32",),
+            "[B or 1, K or 1, T or 1, groups], or [.., groups, T or 1] if transposed_key. "
+            "The number of groups divides D. For float32 keys: a number, not read, of shape [1, 1, 1, 1].",
+        ),
+        Input(
+            "key_zero_point",
+            _OPERAND_TYPES,
+            "The type of `key`; the dimensions of key_scale, or 1. Not read for float32 keys.",
+        ),
+        Input("value", _OPERAND_TYPES, "[B, K, T, E]."),
+        Input("value_scale", ("float32",), "As key_scale, [B or 1, K or 1, T or 1, groups]."),
+        Input("value_zero_point", _OPERAND_TYPES, "As key_zero_point."),
+        Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to the scores: masks have -infinity."),
+        Input("scale", ("float32",), "One element, by which the products are multiplied."),
+    ),
+    (
+        Input(
+            "dst",
+            ("float32",),
+            "[B, H, S, E]. NaN in rows in which every score is -infinity, one is NaN or infinity, or the query has a "
+            "NaN or infinity; and in a group of columns if the scale of any row, also of a hidden one, is NaN or "
+            "infinity.",
+        ),
+    ),
+    (
+        flag("transposed_key", 0, "1: `key` is [B, K, D, T]."),
+        flag("float_key", 0, "1: `key` is float32. Each row becomes words, which take the place of the codes."),
+        flag("float_value", 0, "1: `value` is float32, likewise."),
+    ),
+    tuple(
+        Signature(("float32", key, "float32", key, value, "float32", value, "float32", "float32"), ("float32",))
+        for key in _OPERAND_TYPES
+        for value in _OPERAND_TYPES
+        if (key, value) != ("float32", "float32")
+    ),
+    _body,
+)
+
+FAMILY = Family(
+    "Attention over compressed keys and values",
+    "Keys and values, such as those of a cache, are codes of 8 or 4 bits with scales and zero points of groups along "
+    'the head. Queries, and the powers of softmax times the scales of values, become integers of 16 bits, "words". '
+    "Sums are exact, so results do not depend on the layout, on other rows, or on how many queries there are. A row "
+    "that a bias of -infinity hides has the weight 0.",
+    (_OPERATOR,),
+)
