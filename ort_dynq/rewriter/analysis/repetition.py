@@ -128,9 +128,10 @@ class Repetitions:
             return None
         first = next((each for each in wide if each.is_full), wide[0])
         for operand in inputs:
-            if isinstance(operand, ir.Value) and not has_one_element(operand):
-                if first.blocks or not operand.shape or operand.shape[-1] != 1:
-                    return None
+            if not isinstance(operand, ir.Value) or has_one_element(operand):
+                continue
+            if first.blocks or not operand.shape or operand.shape[-1] != 1:
+                return None
         shape = _broadcast([each.shape for each in inputs])
         lengths = {each.length for each in wide if not each.is_one} or {first.length}
         if shape is None or len(lengths) > 1:
