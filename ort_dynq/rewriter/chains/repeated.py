@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, skip_identity
 from ..analysis.repetition import ELEMENTWISE, UNARY, Repeated, Repetitions
@@ -21,6 +22,7 @@ from ..analysis.shapes import does_not_grow, has_one_element
 from ..edit import Edit, constant
 from ..rule import Context, Rule
 
+_COMBINE = frozenset(ELEMENTWISE) - {*UNARY}
 _DEEPEST = 16
 _MOST_NODES = 64
 
@@ -33,7 +35,7 @@ class _Found(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _Found | None:
-    if not is_standard(node, *ELEMENTWISE) or node.op_type in UNARY or None in node.inputs:
+    if node.op_type not in _COMBINE or node.domain not in STANDARD_DOMAINS or None in node.inputs:
         return None
     numbers = context.shared(_Numbers)
     found = dict[int, Repeated]()
