@@ -154,6 +154,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.DynamicRangeQuantize": 1},
     "torch_llm_int8": PRODUCT | MAGNITUDE,
     "torch_lsq_constant": {},
+    "torch_quarot": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
+    "torch_quarot_group": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "torch_tensor_s8_asymmetric": WHOLE,
     "torch_tensor_u8": WHOLE,
     "torch_token": WHOLE,
