@@ -8,7 +8,7 @@ from __future__ import annotations
 from .chains import decomposed, dynamic_quantize_linear, masked, narrowing, qdq, reductions, repeated, truncation
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
-from .fusion import activations, attention, normalization, quantized_activations
+from .fusion import activations, attention, compressed_attention, normalization, quantized_activations
 from .products import (
     float_matmul,
     float_weights,
@@ -41,7 +41,7 @@ products, then programs of products and of the other chains, then the remaining 
 products, and the weights of products that stay ONNX Runtime's. The last phase reports unconverted products and removes
 Casts."""
 
-FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
+FIRST_FUSIONS = ((activations.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
 LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""

@@ -3,8 +3,8 @@
 // Pairs of products of int16 are added in each lane. By row, codes of two rows become pairs; by column, adjacent ones.
 
 constexpr int64_t kPairColumns = 2 * V::kLanes;
-constexpr int kTileRows = 6;     // of words, with two vectors of sums each
-constexpr int kStreamPairs = 4;  // pairs of rows of codes that are read at once
+constexpr int kTileRows = 6;         // of words, with two vectors of sums each
+constexpr int64_t kStreamPairs = 4;  // pairs of rows of codes that are read at once
 
 inline V::I pair_of_words(const int16_t* words, int64_t count) {  // the second word is 0 if count < 2
   int32_t pair = static_cast<int32_t>(static_cast<uint16_t>(words[0]));
@@ -68,7 +68,7 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
   for (int64_t d = 0; d < p.depth; d += 2 * kStreamPairs) {
     V::I pairs[kStreamPairs];
     const uint8_t *first[kStreamPairs], *second[kStreamPairs];
-    for (int i = 0; i < kStreamPairs; ++i) {
+    for (int64_t i = 0; i < kStreamPairs; ++i) {
       const int64_t at = d + 2 * i, rest = p.depth - at;
       pairs[i] = rest > 0 ? pair_of_words(p.words + at, rest) : V::set1(int32_t{0});
       first[i] = p.codes + (rest > 0 ? at : d) * p.code_stride;
@@ -81,7 +81,7 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
         sums[1] = V::load(static_cast<const void*>(p.sums + c + V::kLanes));
       }
 #pragma GCC unroll 4
-      for (int i = 0; i < kStreamPairs; ++i) {
+      for (int64_t i = 0; i < kStreamPairs; ++i) {
         V::word_pairs<kKind>(first[i] + c, second[i] + c, low, high);
         sums[0] = V::dot_words(sums[0], low, pairs[i]);
         sums[1] = V::dot_words(sums[1], high, pairs[i]);
@@ -123,13 +123,13 @@ void product_by_row(const WordProduct& p) {
 // last.
 template <CodeKind kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
-  constexpr int kColumns = static_cast<int>(V::kLanes) / kCount;
+  constexpr int64_t kColumns = V::kLanes / kCount;
   const int64_t whole = p.depth / kPairColumns * kPairColumns, rest = p.depth - whole;
   const int64_t cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const int16_t* words = p.words + row * p.word_stride;
   const uint8_t* codes[kColumns];
   V::I sums[V::kLanes];
-  for (int c = 0; c < kColumns; ++c) codes[c] = p.codes + (column + (c < cols ? c : 0)) * p.code_stride;
+  for (int64_t c = 0; c < kColumns; ++c) codes[c] = p.codes + (column + (c < cols ? c : 0)) * p.code_stride;
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
   for (int64_t d = 0; d < whole; d += kPairColumns) {
@@ -137,7 +137,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
 #pragma GCC unroll 2
     for (int r = 0; r < kCount; ++r) left[r] = V::load(static_cast<const void*>(words + r * p.word_stride + d));
 #pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
+    for (int64_t c = 0; c < kColumns; ++c) {
       const V::I right = V::words<kKind>(codes[c] + d);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], right, left[r]);
@@ -145,7 +145,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
   }
   if (rest > 0) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
+    for (int64_t c = 0; c < kColumns; ++c) {
       uint8_t last[kPairColumns] = {};
       memcpy(last, codes[c] + whole, static_cast<size_t>(rest));
       const V::I right = V::words<kKind>(last);

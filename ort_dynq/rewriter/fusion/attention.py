@@ -21,10 +21,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...opsets import OPSET
-from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, only_use, skip_identity
-from ..analysis.shapes import does_not_grow, has_one_element
+from ..analysis.nodes import is_standard, only_use
+from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..rule import Context, Rule
@@ -41,7 +40,19 @@ from .heads import (
     splits_rows,
     swapped,
 )
-from .scores import Added, Masked, Scalar, Steps, may_mask_rows, scores_of, split_scalars, transposed_key, unscaled
+from .scores import (
+    Added,
+    Masked,
+    Scalar,
+    Steps,
+    may_mask_rows,
+    product_of,
+    scores_of,
+    split_scalars,
+    sum_of,
+    transposed_key,
+    unscaled,
+)
 
 _DOMAIN = "com.microsoft"
 _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
@@ -95,7 +106,7 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Matc
     p = node.outputs[0]
     if len(dims_of(p)) != 4 or node.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    scores, found = scores_of(node), _product_of(node)
+    scores, found = scores_of(node), product_of(node)
     if scores is None or found is None:
         return None
     product, is_safe = found
@@ -176,7 +187,7 @@ class _Biases:
         lengths = [end.value if is_unknown(end.length) else end.length for end in ends.values()]
         key = edit.node.graph, match.steps, *(lengths if not is_whole else ())
         if key not in self._biases:
-            total = _sum(match.steps, edit)
+            total = sum_of(match.steps, edit)
             if not is_whole:
                 s, t = (_length(end, edit) for end in ends.values())
                 ones = edit.add_constant(np.ones(2, np.int64), before=edit.node)
@@ -201,23 +212,6 @@ class _Biases:
             factors = edit.insert(ir.node("Cast", [has_keys], {"to": int(ir.DataType.FLOAT)}), before=before)
             self._safe[bias] = finite, swapped(factors, edit, before)
         return self._safe[bias]
-
-
-def _sum(steps: Steps, edit: Edit) -> ir.Value:
-    """Returns what the steps make of scores of 0."""
-    total: ir.Value | None = None
-    for step in steps:
-        if isinstance(step, Masked):
-            scores = edit.add_constant(np.float32(0), before=edit.node) if total is None else total
-            masked = edit.add_constant(np.float32(step.number), before=edit.node)
-            choices = [scores, masked] if step.keeps else [masked, scores]
-            total = edit.insert(ir.node("Where", [step.value, *choices]), before=edit.node)
-        elif total is None:
-            total = step.value
-        else:
-            total = edit.insert(ir.node("Add", [total, step.value]), before=edit.node)
-    assert total is not None
-    return total
 
 
 def _length(heads: Heads, edit: Edit) -> ir.Value:
@@ -247,47 +241,6 @@ def _is_faster(steps: list[Added | Masked], s: Dim, t: Dim, *, is_safe: bool) ->
         return True
     is_small = isinstance(s, int) and isinstance(t, int) and s * t < _FEWEST_SCORES
     return not is_small and (is_safe or len(steps) > 1 or isinstance(steps[0], Masked))
-
-
-def _product_of(softmax: ir.Node) -> tuple[ir.Node, bool] | None:
-    """Returns MatMul(probabilities, value), and whether the softmax is safe; None if the model uses them elsewhere."""
-    value, is_safe = softmax.outputs[0], False
-    while not value.is_graph_output():
-        users = list(dict.fromkeys(node for node, _ in value.uses()))
-        if any(user.graph is not softmax.graph for user in users):
-            return None
-        if len(users) == 2 and (result := _without_nan(value, users)) is not None:
-            value, is_safe = result, True
-            continue
-        if len(value.uses()) != 1:
-            return None
-        node = users[0]
-        if is_standard(node, "MatMul"):
-            return (node, is_safe) if node.inputs[0] is value else None
-        result = node.outputs[0]
-        if skip_identity(result) is result and not _is_idle_dropout(node):
-            return None
-        value = result
-    return None
-
-
-def _without_nan(value: ir.Value, users: list[ir.Node]) -> ir.Value | None:
-    """Returns Where(IsNaN(value), 0, value), or None."""
-    where, test = sorted(users, key=lambda node: node.op_type != "Where")
-    if not is_standard(where, "Where") or not is_standard(test, "IsNaN"):
-        return None
-    zero, use = where.inputs[1], only_use(test.outputs[0])
-    if use is None or use.node is not where or use.idx != 0 or where.inputs[2] is not value:
-        return None
-    return where.outputs[0] if constant_scalar(zero) == 0 and does_not_grow(zero, value) else None
-
-
-def _is_idle_dropout(node: ir.Node) -> bool:
-    """Returns whether a node is a Dropout that does nothing."""
-    if not is_standard(node, "Dropout") or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
-        return False
-    training = node.inputs[2] if len(node.inputs) > 2 else None
-    return training is None or constant_scalar(training) == 0
 
 
 def _result_of(product: ir.Node, value: Heads) -> _Result:

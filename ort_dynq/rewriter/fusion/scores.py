@@ -13,6 +13,7 @@ from ..analysis.nodes import is_standard, only_use, producer_of, skip_identity
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
+from ..edit import Edit
 from .heads import Heads, heads_by_token, heads_of
 
 _LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
@@ -178,3 +179,61 @@ def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:
             else:
                 low = np.float32(low + np.float32(values.known(step.value).low))
     return bool(np.isneginf(low))
+
+
+def product_of(softmax: ir.Node) -> tuple[ir.Node, bool] | None:
+    """Returns MatMul(probabilities, value), and whether the softmax is safe; None if the model uses them elsewhere."""
+    value, is_safe = softmax.outputs[0], False
+    while not value.is_graph_output():
+        users = list(dict.fromkeys(node for node, _ in value.uses()))
+        if any(user.graph is not softmax.graph for user in users):
+            return None
+        if len(users) == 2 and (result := _without_nan(value, users)) is not None:
+            value, is_safe = result, True
+            continue
+        if len(value.uses()) != 1:
+            return None
+        node = users[0]
+        if is_standard(node, "MatMul"):
+            return (node, is_safe) if node.inputs[0] is value else None
+        result = node.outputs[0]
+        if skip_identity(result) is result and not _is_idle_dropout(node):
+            return None
+        value = result
+    return None
+
+
+def _without_nan(value: ir.Value, users: list[ir.Node]) -> ir.Value | None:
+    """Returns Where(IsNaN(value), 0, value), or None."""
+    where, test = sorted(users, key=lambda node: node.op_type != "Where")
+    if not is_standard(where, "Where") or not is_standard(test, "IsNaN"):
+        return None
+    zero, use = where.inputs[1], only_use(test.outputs[0])
+    if use is None or use.node is not where or use.idx != 0 or where.inputs[2] is not value:
+        return None
+    return where.outputs[0] if constant_scalar(zero) == 0 and does_not_grow(zero, value) else None
+
+
+def _is_idle_dropout(node: ir.Node) -> bool:
+    """Returns whether a node is a Dropout that does nothing."""
+    if not is_standard(node, "Dropout") or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
+        return False
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    return training is None or constant_scalar(training) == 0
+
+
+def sum_of(steps: Steps, edit: Edit) -> ir.Value:
+    """Returns what the steps make of scores of 0."""
+    total: ir.Value | None = None
+    for step in steps:
+        if isinstance(step, Masked):
+            scores = edit.add_constant(np.float32(0), before=edit.node) if total is None else total
+            masked = edit.add_constant(np.float32(step.number), before=edit.node)
+            choices = [scores, masked] if step.keeps else [masked, scores]
+            total = edit.insert(ir.node("Where", [step.value, *choices]), before=edit.node)
+        elif total is None:
+            total = step.value
+        else:
+            total = edit.insert(ir.node("Add", [total, step.value]), before=edit.node)
+    assert total is not None
+    return total

@@ -1,0 +1,143 @@
+"""Attention over codes becomes CompressedAttention, and what it cannot do stays.
+
+The result is compared with the original in ONNX Runtime without optimizations, and by `verify`. Words have 16 bits: the
+signal-to-noise ratio is at least 70 dB.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from rewriting import nodes_of, parse
+
+import ort_dynq
+
+F = np.float32
+H, D, E, G = 2, 32, 24, 8
+LEAST_SNR = 70
+NUMBERS = (
+    "root = Constant<value = float {5.65685425}>() ninf = Constant<value = float {-inf}>() "
+    "lowest = Constant<value = float {-3.4028234663852886e38}>() nought = Constant<value = float {0}>()"
+)
+END = "p = Softmax<axis = -1>(m) y = MatMul(p, v)"
+QUERY = f"float[B, {H}, S, {D}] q"
+BLOCKS = (
+    f"{QUERY}, int8[B, {H}, T, {D}] kc, float[B, {H}, T, {D // G}] ks, int8[B, {H}, T, {D // G}] kz, "
+    f"int8[B, {H}, T, {E}] vc, float[B, {H}, T, {E // G}] vs, int8[B, {H}, T, {E // G}] vz",
+    f"k = DequantizeLinear<axis = 3, block_size = {G}>(kc, ks, kz) v = DequantizeLinear<axis = 3, block_size = {G}>"
+    "(vc, vs, vz) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
+)
+TRANSPOSED = (
+    f"{QUERY}, uint8[B, {H}, {D}, T] kc, float[B, {H}, {D // G}, T] ks, uint8[B, {H}, {D // G}, T] kz, "
+    f"int8[B, {H}, T, {E}] vc, float vs, int8 vz",
+    f"k = DequantizeLinear<axis = 2, block_size = {G}>(kc, ks, kz) v = DequantizeLinear(vc, vs, vz) s = MatMul(q, k)",
+)
+CHANNELS = (
+    f"{QUERY}, int8[B, {H}, T, {D}] kc, float[{H}] ks, float[B, {H}, T, {E}] v",
+    "k = DequantizeLinear<axis = 1>(kc, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
+)
+CACHE = (  # torch: codes of old tokens and of new ones, with float16 scales of each token
+    f"{QUERY}, int8[B, {H}, P, {D}] k0, float16[B, {H}, P, 1] ks0, int8[B, {H}, N, {D}] k1, float16[B, {H}, N, 1] ks1, "
+    f"float[B, {H}, T, {D}] kf, uint8[B, {H}, T, {E}] vc, float[B, {H}, T, 1] vs, uint8[B, {H}, T, 1] vz",
+    "kc = Concat<axis = 2>(k0, k1) ks16 = Concat<axis = 2>(ks0, ks1) ks = Cast<to = 1>(ks16) kcf = Cast<to = 1>(kc) "
+    "k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) vcf = Cast<to = 1>(vc) "
+    "vzf = Cast<to = 1>(vz) vd = Sub(vcf, vzf) v = Mul(vd, vs)",
+)
+FORMS = {"blocks": BLOCKS, "transposed": TRANSPOSED, "channels": CHANNELS, "cache": CACHE}
+LENGTHS = {"B": 2, "S": 3, "T": 19, "P": 15, "N": 4}
+MASKS = {
+    "none": ("", "d = Div(s, root) m = Identity(d)"),
+    "additive": (", float[B, 1, 1, T] mask", "d = Div(s, root) m = Add(d, mask)"),
+    "boolean": (", bool[S, T] keep", "d = Div(s, root) m = Where(keep, d, ninf)"),
+    "lowest": (", bool[B, 1, S, T] keep", "d = Div(s, root) m = Where(keep, d, lowest)"),
+}
+
+
+def model_of(form: tuple[str, str], mask: str = "none", outputs: str = f"float[B, {H}, S, {E}] y") -> onnx.ModelProto:
+    inputs, nodes = form
+    more, steps = MASKS[mask]
+    return parse(f"{NUMBERS} {nodes} {steps} {END}", inputs=inputs + more, outputs=outputs, opset=21)
+
+
+def feeds_of(model: onnx.ModelProto) -> dict[str, Array]:
+    rng, feeds = np.random.default_rng(0), {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shape = tuple(LENGTHS[each.dim_param] if each.dim_param else each.dim_value for each in dims)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        if value.name == "keep":
+            keep = np.tri(shape[-2], shape[-1], shape[-1] - shape[-2], dtype=bool)
+            feeds[value.name] = np.array(np.broadcast_to(keep, shape))
+        elif value.name == "mask":
+            feeds[value.name] = np.where(rng.random(shape) < 0.3, np.finfo(F).min, rng.normal(0, 1, shape)).astype(F)
+        elif dtype in (np.int8, np.uint8):
+            spread = 3 if "z" in value.name else 40
+            middle = 128 * (dtype == np.uint8)
+            feeds[value.name] = np.asarray(
+                np.clip(rng.normal(middle, spread, shape), middle - 128, middle + 127)
+            ).astype(dtype)
+        elif "s" in value.name:
+            feeds[value.name] = np.asarray(rng.uniform(0.01, 0.03, shape)).astype(dtype)
+        else:
+            feeds[value.name] = np.asarray(rng.normal(0, 1, shape)).astype(dtype)
+    return feeds
+
+
+def count(model: onnx.ModelProto, operator: str) -> int:
+    return sum(node.op_type == operator for node in nodes_of(model.graph))
+
+
+@pytest.mark.parametrize(("form", "mask"), [*zip(FORMS, MASKS, strict=True), ("cache", "additive")])
+def test_forms(form: str, mask: str) -> None:
+    model = model_of(FORMS[form], mask)
+    feeds = feeds_of(model)
+    result = ort_dynq.rewrite(model, fuse=True).to_proto()
+    assert count(result, "CompressedAttention") == 1
+    assert {"Softmax", "MatMul", "DequantizeLinear", "DynamicDequantize"}.isdisjoint(
+        node.op_type for node in nodes_of(result.graph)
+    )
+    (expected,) = stock_session(model).run(None, feeds)
+    (actual,) = make_session(result, "native").run(None, feeds)
+    noise = ((actual.astype(np.float64) - expected) ** 2).sum()
+    assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > LEAST_SNR
+    assert_same(actual, stock_session(result).run(None, feeds)[0])
+    verification = ort_dynq.verify(model, result, inputs=feeds)
+    assert verification.passed, verification.reason
+    assert sum(each.is_fusion for each in verification.products) == 1
+
+
+def test_rows_without_keys() -> None:
+    """Softmax gives NaN where -inf hides all keys, and a mean where the lowest number does; so does the operator."""
+    for mask, is_nan in (("boolean", True), ("lowest", False)):
+        model = model_of(BLOCKS, mask)
+        feeds = feeds_of(model)
+        feeds["keep"][..., 1, :] = False
+        result = ort_dynq.rewrite(model, fuse=True).to_proto()
+        (expected,) = stock_session(model).run(None, feeds)
+        (actual,) = make_session(result, "native").run(None, feeds)
+        assert np.isnan(expected[..., 1, :]).all() == is_nan
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3 * np.nanmax(np.abs(expected)), equal_nan=True)
+
+
+PER_CHANNEL = (  # the scales of keys vary along the sums
+    CHANNELS[0].replace(f"float[{H}] ks", f"float[{D}] ks"),
+    CHANNELS[1].replace("axis = 1", "axis = 3"),
+)
+WIDE_CODES = (CHANNELS[0].replace("int8[B", "int32[B"), CHANNELS[1])
+PER_ELEMENT = (
+    f"{QUERY}, int8[B, {H}, T, {D}] kc, float[B, {H}, T, {D}] ks, float[B, {H}, T, {E}] v",
+    "kf = Cast<to = 1>(kc) k = Mul(kf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
+)
+OTHER_HEADS = (CHANNELS[0].replace(f"float[B, {H}, T, {E}] v", f"float[B, 1, T, {E}] v"), CHANNELS[1])
+
+
+@pytest.mark.parametrize("form", [PER_CHANNEL, WIDE_CODES, PER_ELEMENT, OTHER_HEADS])
+def test_what_stays(form: tuple[str, str]) -> None:
+    result = ort_dynq.rewrite(model_of(form), fuse=True).to_proto()
+    assert count(result, "CompressedAttention") == 0
+
+
+def test_without_fusions_nothing_changes() -> None:
+    assert count(ort_dynq.rewrite(model_of(BLOCKS)).to_proto(), "CompressedAttention") == 0
