@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/compiler.h"
+#include "core/conv_rows.h"
 #include "core/operator.h"
 #include "core/strassen.h"
 #include "core/winograd.h"
@@ -193,6 +194,12 @@ ORT_DYNQ_EXPORT void ort_dynq_select_strassen(int32_t use) {
   dynq::select_strassen(use == 1   ? dynq::StrassenUse::kAlways
                         : use == 2 ? dynq::StrassenUse::kNever
                                    : dynq::StrassenUse::kByRule);
+}
+
+ORT_DYNQ_EXPORT void ort_dynq_select_conv_rows(int32_t use) {
+  dynq::select_conv_rows(use == 1   ? dynq::ConvRowsUse::kAlways
+                         : use == 2 ? dynq::ConvRowsUse::kNever
+                                    : dynq::ConvRowsUse::kByRule);
 }
 
 ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {

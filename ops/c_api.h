@@ -60,6 +60,9 @@ void ort_dynq_select_winograd(int32_t use);
 /* The same for matrix products that use Strassen's algorithm. */
 void ort_dynq_select_strassen(int32_t use);
 
+/* The same for convolutions that are computed as matrix products of the codes of each position. */
+void ort_dynq_select_conv_rows(int32_t use);
+
 #ifdef __cplusplus
 }
 #endif

@@ -223,7 +223,7 @@ struct RunningNode {
 // The outputs behind which ONNX Runtime has inserted a Cast: it runs a float16 node in float32 if no node beside it has
 // a kernel of float16. Then outputs that no node reads are read, too.
 std::vector<size_t> converted_outputs(const OrtApi* api, const OrtKernelInfo* info) {
-  constexpr char kPrefix[] = "Inserted";
+  constexpr char kPrefix[] = "InsertedPrecisionFreeCast_";
   std::vector<size_t> found;
   size_t count = 0;
   check(api, ort::KernelInfo_GetOutputCount(api, info, &count));

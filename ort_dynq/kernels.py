@@ -223,6 +223,13 @@ def use_strassen(use: Literal["always", "never"]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def use_conv_rows(use: Literal["always", "never"]) -> Iterator[None]:
+    """As `use_winograd`, for convolutions of one group as matrix products of the codes of each position."""
+    with _use_algorithm(library.load().ort_dynq_select_conv_rows, use):
+        yield
+
+
+@contextlib.contextmanager
 def _use_algorithm(select: Callable[[int], None], use: Literal["always", "never"]) -> Iterator[None]:
     select({"always": 1, "never": 2}[use])
     try:

@@ -111,7 +111,8 @@ def load() -> ctypes.CDLL:
     library.ort_dynq_isa.restype = ctypes.c_char_p
     library.ort_dynq_select_isa.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
     library.ort_dynq_select_isa.restype = ctypes.c_int
-    for select in (library.ort_dynq_select_winograd, library.ort_dynq_select_strassen):
+    for algorithm in ("winograd", "strassen", "conv_rows"):
+        select = getattr(library, f"ort_dynq_select_{algorithm}")
         select.argtypes = (ctypes.c_int32,)
         select.restype = None
     return library

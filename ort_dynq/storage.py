@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import graphlib
 import hashlib
+import logging
 import mmap
 import os
 import re
@@ -24,6 +25,8 @@ from .errors import DynqError
 from .files import is_being_replaced, is_inside, move, replacing, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
+
+_LOG = logging.getLogger(__name__)
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 """The forms in which a model is given: a path, a serialized model, a ModelProto or an onnx_ir Model."""
@@ -178,6 +181,7 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
                     ir.save(model, temporary, format="protobuf")
         finally:
             _delete_unused_data(target, sources)
+        _LOG.info("%s is written", path)
     except OSError as error:
         raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
     except DynqError:

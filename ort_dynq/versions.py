@@ -1,9 +1,9 @@
 """Models with calls of ort_dynq's operators, which this or another release wrote.
 
 ONNX Runtime selects a kernel by the name of the operator. It ignores attributes that the operator does not have, and
-versions of the domain that are newer than the kernel's. So the meaning of a name never changes: an operator that
-changes gets a new name (.github/CONTRIBUTING.md, "Change an operator"). A model with a name that the library does not
-have runs the function that it stores.
+versions of the domain that are newer than the kernel's: a model that a session has saved imports version 1000. So the
+meaning of a name never changes: an operator that changes gets a new name (.github/CONTRIBUTING.md, "Change an
+operator"). A model with a name that the library does not have runs the function that it stores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from .errors import DynqError
 from .graphs import graphs, label
-from .operators import DOMAIN, OPERATORS, VERSION
+from .operators import DOMAIN, OPERATORS
 from .storage import explained, load
 from .version import __version__
 
@@ -29,17 +29,11 @@ def load_checked(model: Model) -> ir.Model:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model, which is copied.
 
     Raises:
-        DynqError: The model cannot be loaded. It imports another version of the domain. It has an operator that is
-            unknown, but no function for it, or an attribute that its operator does not have.
+        DynqError: The model cannot be loaded. It has an operator that is unknown, but no function for it, or an
+            attribute that its operator does not have.
     """
     loaded = load(model)
     with explained(model):
-        version = loaded.graph.opset_imports.get(DOMAIN, VERSION)
-        if version != VERSION:
-            raise DynqError(
-                f"the model imports version {version} of the domain {DOMAIN}, whose only version is {VERSION}; rewrite "
-                "the original model again"
-            )
         for _, graph in graphs(loaded):
             for node in graph:
                 if node.domain == DOMAIN:

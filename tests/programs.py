@@ -248,6 +248,8 @@ def quantization(rng: np.random.Generator) -> str:
     order = [added, "Round({})", clip] if is_first else ["Round({})", added, clip]
     if rng.random() < 0.2:
         rng.shuffle(order)
+    if rng.random() < 0.15:
+        code = f"Int32(Clip({code}, {one_of('-32768.0, 32767.0', '-300.0, 300.0', '-65536.0, 65536.0')}))"
     for step in (*order, one_of("{}", "{}", "Int8({})", "Uint8({})", "Int32({})", "Round({})")):
         code = step.format(code)
     if rng.random() < 0.5:

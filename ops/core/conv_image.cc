@@ -24,6 +24,12 @@ void copy_codes(const uint8_t* __restrict from, int64_t stride, int64_t count, u
   for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
 }
 
+template <int64_t kStride>
+void copy_quads(const uint8_t* __restrict from, int64_t stride, int64_t count, uint8_t* __restrict to) {
+  const int64_t step = kStride > 0 ? kStride : stride;
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kQuad, from + i * step * kQuad, kQuad);
+}
+
 // Copies `rows` rows of `count` codes; the last codes of a row may be copied twice. Rows are short: calls of memcpy
 // would take longer.
 template <int64_t kSome>
@@ -154,6 +160,10 @@ void ConvImage::write(const ConvSource& source, bool is_first, uint8_t* image) c
     write_kernels(source, is_first, image);
     return;
   }
+  if (has_strided_quads()) {
+    write_strided(source, is_first, image);
+    return;
+  }
   const auto length = static_cast<size_t>(layouts_[2].length);
   const std::unique_ptr<uint8_t[]> unused(new uint8_t[length]);
   std::memset(unused.get(), source.flip, length);  // which become 0
@@ -244,6 +254,73 @@ void ConvImage::write_kernels(const ConvSource& source, bool is_first, uint8_t* 
               write_position(row, l2.first_begin + i2 * axes_[2].stride, to + i2 * kQuad);
           }
         }
+}
+
+bool ConvImage::has_strided_quads() const {
+  const ConvAxis &height = axes_[1], &width = axes_[2];
+  return form_ == kChannelQuads && width.stride > 1 && width.stride <= 2 * width.kernel && width.dilation == 1 &&
+         height.stride <= 2 * height.kernel && height.dilation == 1 && tile_.count[2] == width.out;
+}
+
+void ConvImage::write_strided(const ConvSource& source, bool is_first, uint8_t* image) const {
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
+  const int64_t width = axes_[2].in, stride = axes_[2].stride, row_bytes = l2.length * kQuad;
+  // The rows that some plane has.
+  int64_t top = axes_[1].in, bottom = 0;
+  for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
+    const Span rows = span_of(l1.begin(k1), axes_[1].stride, axes_[1].in, l1.length);
+    if (rows.first == rows.last) continue;
+    top = std::min(top, l1.begin(k1) + rows.first * axes_[1].stride);
+    bottom = std::max(bottom, l1.begin(k1) + (rows.last - 1) * axes_[1].stride + 1);
+  }
+  const int64_t codes = std::max(int64_t{0}, bottom - top) * width;
+  const std::unique_ptr<uint8_t[]> memory(new uint8_t[static_cast<size_t>(codes * (1 + kQuad))]);
+  uint8_t *const unused = memory.get(), *const quads = unused + codes;
+  std::memset(unused, source.flip, static_cast<size_t>(codes));  // which become 0
+  for (int64_t unit = 0; unit < units_; ++unit) {
+    const int64_t used = std::min(kQuad, channels_ - unit * kQuad);
+    uint8_t padding[kQuad];
+    for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < used ? source.zp : uint8_t{0};
+    const auto pad = [&](uint8_t* to, int64_t count) {
+      for (int64_t i = 0; is_first && i < count; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+    };
+    for (int64_t k0 = 0; k0 < l0.planes; ++k0)
+      for (int64_t i0 = 0; i0 < l0.length; ++i0) {
+        const int64_t in0 = l0.begin(k0) + i0 * axes_[0].stride;
+        const bool is_inside = in0 >= 0 && in0 < axes_[0].in;
+        if (is_inside && codes > 0) {
+          const uint8_t* rows[kQuad];
+          for (int64_t i = 0; i < kQuad; ++i)
+            rows[i] = i < used ? source.codes + (unit * kQuad + i) * source.channel_step + in0 * source.plane_step +
+                                     top * width
+                               : unused;
+          interleave_(rows, codes, source.flip, quads);
+        }
+        for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
+          const Span rows = is_inside ? span_of(l1.begin(k1), axes_[1].stride, axes_[1].in, l1.length) : Span{0, 0};
+          for (int64_t k2 = 0; k2 < planes_; ++k2) {
+            const Span cols = span_of(l2.begin(k2), stride, width, l2.length);
+            uint8_t* to = image + unit * unit_bytes_ + ((k0 * l1.planes + k1) * planes_ + k2) * plane_bytes_ +
+                          i0 * l1.length * row_bytes;
+            pad(to, rows.first * l2.length);
+            for (int64_t i1 = rows.first; i1 < rows.last; ++i1) {
+              uint8_t* const of_row = to + i1 * row_bytes;
+              const int64_t row = l1.begin(k1) + i1 * axes_[1].stride - top;
+              if (cols.first == cols.last) {
+                pad(of_row, l2.length);
+                continue;
+              }
+              const uint8_t* from = quads + (row * width + l2.begin(k2) + cols.first * stride) * kQuad;
+              pad(of_row, cols.first);
+              (stride == 2 ? copy_quads<2> : copy_quads<0>)(from, stride, cols.last - cols.first,
+                                                            of_row + cols.first * kQuad);
+              pad(of_row + cols.last * kQuad, l2.length - cols.last);
+            }
+            pad(to + rows.last * row_bytes, (l1.length - rows.last) * l2.length);
+          }
+        }
+      }
+  }
 }
 
 void ConvImage::find_codes(Elements& elements) const {

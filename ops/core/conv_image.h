@@ -117,6 +117,11 @@ class ConvImage {
   void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
   // The codes of a position are adjacent. So this reads each row once, if quads along the width do not overlap.
   void write_kernels(const ConvSource& source, bool is_first, uint8_t* image) const;
+  // Whether write_strided() writes the image: quads along the channels, whole rows, and strides that leave out few
+  // codes.
+  bool has_strided_quads() const;
+  // Makes quads of all codes of adjacent rows, and copies those that each plane has.
+  void write_strided(const ConvSource& source, bool is_first, uint8_t* image) const;
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],

@@ -1,6 +1,7 @@
 #include "core/conv_rows.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -19,8 +20,11 @@ constexpr int64_t kFewPositions = 16;
 // Sums of fewer quads, or for fewer channels, do not pay for the copies.
 constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
 // Sums of so many take less time than the direct form's with any number of positions: 0.7 to 1.0 of it on AMD EPYC,
-// Zen 3 (family 25, model 1). With half as many they take 0.95 to 1.15.
-constexpr int64_t kManyQuads = 128;
+// Zen 3 (family 25, model 1). With half as many they take 0.95 to 1.15, but 0.83 to 1.0 where the positions of a sample
+// leave more than a fifth of the lanes of the direct form empty, which has pairs of vectors.
+constexpr int64_t kManyQuads = 128, kPairLanes = 16;
+
+std::atomic<ConvRowsUse> selected{ConvRowsUse::kByRule};
 
 // Elements of a square that is transposed at once.
 constexpr int64_t kSquare = 8;
@@ -43,13 +47,21 @@ void clip(float* values, int64_t count, float lowest, float highest) {
 
 }  // namespace
 
+void select_conv_rows(ConvRowsUse use) { selected = use; }
+
 bool takes_conv_rows(const ConvShape& shape) {
+  const ConvRowsUse use = selected;
+  if (use != ConvRowsUse::kByRule) return use == ConvRowsUse::kAlways && shape.groups == 1;
   const std::string isa = active_isa().name;
   if (isa != "avx2" && isa != "avx512") return false;  // both multiply without dot products of bytes
   if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;
   const ConvAxis(&axes)[kSpatialAxes] = shape.axes;
   if (isa == "avx2" && shape.quads >= kManyQuads) return true;
-  return shape.samples > 1 && shape.has_samples_apart && axes[0].out * axes[1].out * axes[2].out < kFewPositions;
+  const int64_t positions = axes[0].out * axes[1].out * axes[2].out;
+  if (isa == "avx2" && shape.quads >= kManyQuads / 2 && (shape.samples == 1 || shape.has_samples_apart) &&
+      5 * positions < 4 * round_up(positions, kPairLanes))
+    return true;
+  return shape.samples > 1 && shape.has_samples_apart && positions < kFewPositions;
 }
 
 void write_conv_rows(const ConvImage& form, const ConvTile& tile, const std::vector<int64_t>& offsets,

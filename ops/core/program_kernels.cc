@@ -115,8 +115,18 @@ class QuantizePass::Matcher {
       pass.offset_ += static_cast<int32_t>(adds ? number : -number);
       return number == round_half_even(number) && std::abs(pass.offset_) <= kNarrowZeroPoint;
     }
-    if (!is_rounded_ || is_clipped_ || !adds || pass.offset_ != 0 || has_zero_point(pass)) return false;
+    if (!is_rounded_ || !adds || pass.offset_ != 0 || has_zero_point(pass)) return false;
     pass.zero_point_ = step.a;
+    return may_add_after_clips(pass);
+  }
+
+  // Whether a narrow zero point may be added to what was clipped: if at all, to 16 bits, as QuantizeLinear's steps do.
+  // Codes outside those bounds are clipped again, or the kernels do not run.
+  bool may_add_after_clips(QuantizePass& pass) {
+    if (!is_clipped_) return true;
+    if (!is_rounded_ || pass.low_ > -2.0f * kEnd || pass.high_ < 2.0f * kEnd - 1) return false;
+    pass.low_ = -kEnd;
+    pass.high_ = kEnd - 1;  // with a zero point of -kEnd, the Clip ends at 2 * kEnd - 1
     return true;
   }
 
@@ -125,7 +135,7 @@ class QuantizePass::Matcher {
     if (step.kind == StepKind::kAdd && !has_zero_point(pass)) {
       pass.zero_point_ = step.a;
       pass.adds_first_ = !is_rounded_;
-      return !is_clipped_;
+      return may_add_after_clips(pass);
     }
     return is_subtracted_ =
                step.kind == StepKind::kSub && is_rounded_ && has_zero_point(pass) && is_same(step.a, pass.zero_point_);
@@ -158,6 +168,8 @@ class QuantizePass::Matcher {
     if (a == b) return true;
     return a.place == Place::kLiteral && b.place == Place::kLiteral && to_bits(literal(a)) == to_bits(literal(b));
   }
+
+  static constexpr auto kEnd = static_cast<float>(kNarrowZeroPoint);
 
   const std::vector<PlacedStep>& steps_;
   const std::vector<float>& literals_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "core/formats.h"
@@ -102,7 +103,7 @@ class Program::Run {
   // begins_row: the part has the first columns of a row, for reductions.
   void run_elements(const PlacedPass& pass, const Part& part, bool begins_row) {
     if (pass.range && find_ranges(*pass.range, part)) return pad_reductions(pass, part.rows);
-    if (pass.quantization && quantize(pass, part)) return;
+    if (pass.quantization && quantize(*pass.quantization, pass.known_range, part)) return;
     widen(part);
     if (stores_wide_codes(pass)) bytes_ = byte_memory_.allocate(part.rows * part.cols);
     place_steps(pass, part.row, part.col, part.cols);
@@ -243,13 +244,11 @@ class Program::Run {
 
   // Runs the kernel of a pass that quantizes rows. Returns false if it is not exact: if elements are not finite, or
   // steps clip their codes.
-  bool quantize(const PlacedPass& placed, const Part& part) {
-    const QuantizePass& pass = *placed.quantization;
+  bool quantize(const QuantizePass& pass, const std::optional<RangePass>& known, const Part& part) {
     QuantizedRows rows;
     const RowNumbers numbers = {slots_, kMostPassRows, program_.text_.literals.data()};
-    if (placed.known_range) {
-      const RangePass& known = *placed.known_range;
-      const RowRanges ranges = {known.low < 0 ? nullptr : slot(known.low), slot(known.high)};
+    if (known) {
+      const RowRanges ranges = {known->low < 0 ? nullptr : slot(known->low), slot(known->high)};
       if (!all_finite_ || !pass.find(numbers, ranges, part.rows, rows)) return false;
     } else {
       float low[kMostPassRows], high[kMostPassRows];

@@ -23,10 +23,27 @@ constexpr Rule kRules[] = {
     {"avx2", 48, 256, 256, 1.05},
 };
 
+// Likewise for convolutions. Operands of weights are formed for each tile of positions; tiles of more k than
+// `most_depth` would have too few.
+struct ConvRule {
+  const char* isa;
+  int64_t channels, depth, positions;  // the fewest
+  int64_t most_depth;
+  double padding;
+};
+constexpr ConvRule kConvRules[] = {
+    {"avx2", 96, 192, 128, 2048, 1.1},
+};
+
 // Parts of fewer rows do not pay for the operands of weights.
 constexpr int64_t kFewestRows = 32;
 
 std::atomic<StrassenUse> selected{StrassenUse::kByRule};
+
+bool has_little_padding(int64_t depth, double most) {
+  const int64_t padded = 2 * strassen_pieces(depth) * strassen_half_depth(depth);
+  return static_cast<double>(padded) <= most * static_cast<double>(depth);
+}
 
 }  // namespace
 
@@ -38,12 +55,27 @@ bool takes_strassen(const StrassenShape& shape) {
   if (use != StrassenUse::kByRule) return use == StrassenUse::kAlways;
   const std::string isa = active_isa().name;
   for (const Rule& rule : kRules)
-    if (rule.isa == isa) {
-      const int64_t padded = 2 * strassen_pieces(shape.depth) * strassen_half_depth(shape.depth);
+    if (rule.isa == isa)
       return shape.rows >= rule.rows && shape.depth >= rule.depth && shape.columns >= rule.columns &&
-             static_cast<double>(padded) <= rule.padding * static_cast<double>(shape.depth);
-    }
+             has_little_padding(shape.depth, rule.padding);
   return false;
+}
+
+bool takes_strassen_conv(const StrassenConvShape& shape) {
+  if (active_isa().products->strassen == nullptr || shape.positions < kStrassenColumns || shape.depth == 0)
+    return false;
+  const StrassenUse use = selected;
+  if (use != StrassenUse::kByRule) return use == StrassenUse::kAlways;
+  const std::string isa = active_isa().name;
+  for (const ConvRule& rule : kConvRules)
+    if (rule.isa == isa)
+      return shape.channels >= rule.channels && shape.depth >= rule.depth && shape.depth <= rule.most_depth &&
+             shape.positions >= rule.positions && has_little_padding(shape.depth, rule.padding);
+  return false;
+}
+
+int64_t choose_strassen_channels(int64_t channels) {
+  return round_up(divide_up(channels, divide_up(channels, kStrassenRows)), kBlockColumns);
 }
 
 int64_t choose_strassen_rows(const StrassenShape& shape, int64_t tasks) {

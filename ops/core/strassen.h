@@ -1,4 +1,4 @@
-// Which matrix products are computed by Strassen's algorithm, and how their rows are cut.
+// Which matrix products and convolutions are computed by Strassen's algorithm, and how their rows are cut.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,17 @@ struct StrassenShape {
 
 // Whether the instruction set in use computes the product by Strassen's algorithm.
 bool takes_strassen(const StrassenShape& shape);
+
+// A convolution of one group, whose channels become rows: `depth` is the number of codes that an output depends on.
+struct StrassenConvShape {
+  int64_t channels, depth, positions;
+};
+
+// Likewise. The kernels read an image whose quads are 4 bytes apart, and write to adjacent outputs.
+bool takes_strassen_conv(const StrassenConvShape& shape);
+
+// The channels of each part but the last one: whole blocks, and up to kStrassenRows.
+int64_t choose_strassen_channels(int64_t channels);
 
 // For tests and measurements: whether the whole process follows the rule, or takes Strassen's algorithm wherever it can
 // be used, or nowhere.

@@ -122,7 +122,7 @@ struct AffineBlock : Extent {
 //   kMultiply                   (round(x * scale) - zp) / factor
 struct BoundedBlock : Extent {
   const void* src;  // both float, or float16 for bounded_f16
-  void* dst;
+  void* dst;        // may be src
   const float* scales;
   const float* factors;
   const float* zps;          // added before rounding; read for kAddsFirst

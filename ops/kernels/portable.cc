@@ -229,12 +229,12 @@ void bounded(const BoundedBlock& block) {
   map_rows<float, float>(block, [&](int64_t row, const float* src, float* dst) {
     const float scale = block.scales[row], factor = block.factors[row], zp = kAddFirst ? block.zps[row] : 0;
     const float zero = block.keeps_negative_zero ? -0.0f : 0.0f;
-    map(src, dst, block.cols, [=](float x, int64_t) {
-      const float t = kScaling == kDivide ? x / scale : x * scale;
+    for (int64_t i = 0; i < block.cols; ++i) {  // src may be dst, so `map` would be undefined
+      const float x = load(src + i), t = kScaling == kDivide ? x / scale : x * scale;
       const float code = round_half_even(kAddFirst ? t + zp : t) + zero;
       const float difference = kAddFirst ? code - zp : code;
-      return kScaling == kMultiply ? difference / factor : difference * factor;
-    });
+      store(dst + i, kScaling == kMultiply ? difference / factor : difference * factor);
+    }
   });
 }
 

@@ -1,5 +1,5 @@
-// The interface of matrix products by Strassen's algorithm, in Winograd's form: 7 products of halves in place of 8.
-// ort_dynq/docs/numerics.md has the proof that their sums are exact.
+// The interface of matrix products and convolutions by Strassen's algorithm, in Winograd's form: 7 products of halves
+// in place of 8. ort_dynq/docs/numerics.md has the proof that their sums are exact.
 #pragma once
 
 #include <stdint.h>
@@ -24,7 +24,7 @@ constexpr int64_t strassen_half_depth(int64_t depth) {
 }
 constexpr int64_t strassen_half_rows(int64_t rows) { return (rows + 1) / 2; }
 
-// The operands that are formed from the codes of a block, in int16: [pieces][7][half of the rows][half of the k of a
+// The operands that are formed from the rows of a block, in int16: [pieces][7][half of the rows][half of the k of a
 // piece], and 32 more from an operand to the next: a power of two would share cache sets.
 constexpr int64_t strassen_operand_size(int64_t rows, int64_t depth) {
   return strassen_half_rows(rows) * strassen_half_depth(depth) + 32;
@@ -39,6 +39,12 @@ struct StrassenKernels {
   void (*form_codes)(const uint8_t* codes, int64_t stride, int64_t rows, int64_t depth, int64_t row, int16_t* to);
   // As gemm_qc8w, for a block of kStrassenColumns columns and up to kStrassenRows rows, whose codes are their operands.
   void (*gemm_qc8w)(const ProductBlock& block);
+  // As form_codes, of packed weights: channels are rows. `stride` is the distance from a block of 16 channels to the
+  // next.
+  void (*form_channel)(const int8_t* packed, int64_t stride, int64_t channels, int64_t depth, int64_t row, int16_t* to);
+  // As ProductKernels::conv, for a row of kStrassenColumns positions with quads 4 bytes apart, and up to kStrassenRows
+  // channels, whose weights are their operands.
+  void (*conv)(const ConvBlock& block, const int16_t* operands);
 };
 
 }  // namespace dynq

@@ -12,7 +12,6 @@
 #include "core/attributes.h"
 #include "core/formats.h"
 #include "core/parallel.h"
-#include "core/program.h"
 #include "core/rows.h"
 #include "core/scale_rule.h"
 #include "core/scratch.h"
@@ -238,49 +237,41 @@ class DynamicRangeQuantize : public Node {
   bool to_codes_;
 };
 
-// The program of ONNX's formula. If the first element is NaN, the zero point is 255.
-std::string linear(const char* results) {
-  return std::string(
-             "low = Clip(ReduceMin(x), -inf, 0.0); span = Sub(Clip(ReduceMax(x), 0.0, inf), low); "
-             "step = Div(Where(Equal(span, 0.0), 255.0, span), 255.0); "
-             "z = Round(Clip(Sub(0.0, Div(low, step)), 0.0, 255.0)); zero = Where(Equal(z, z), z, 255.0); ") +
-         results;
-}
-
-class LinearNode : public Node {
+// The attributes of DynamicRangeQuantize that give DynamicQuantizeLinear's formula.
+class LinearAttributes : public Attributes {
  public:
-  LinearNode(const char* name, const std::string& program) : program_(name, program, 0, kUint8) {}
+  int64_t integer(const char* name, int64_t absent) const override {
+    const std::pair<const char*, int64_t> given[] = {
+        {"axis", 0},
+        {"range_kind", static_cast<int64_t>(RangeKind::kMinMaxWithZero)},
+        {"zero_point_rule", static_cast<int64_t>(ZeroPointRule::kRoundClipped)},
+        {"zero_point_type", kUint8},
+        {"quant_min", 0},
+        {"quant_max", 255},
+        {"code_type", kUint8},
+        {"output_dtype", kUint8},
+        {"nan_code", static_cast<int64_t>(NanCode::kQuantMin)}};
+    for (const auto& [known, value] : given)
+      if (std::strcmp(name, known) == 0) return value;
+    return absent;
+  }
+  std::string text(const char*, const char* absent) const override { return absent; }
+  std::vector<int64_t> integers(const char*) const override { return {}; }
+};
+
+class LinearNode : public DynamicRangeQuantize {
+ public:
+  LinearNode(const char* name, bool to_codes) : DynamicRangeQuantize(name, LinearAttributes(), to_codes, true) {}
 
   void compute(Context& context) const override {
-    const Tensor src = context.input(0);
-    const bool to_codes = program_.has_output(ProgramOutput::kCodes);
-    ProgramTensors tensors = {};
-    tensors.rows = 1;
-    tensors.cols = tensors.src_stride = tensors.dst_stride = src.shape.elements();
-    tensors.src = src.data;
-    tensors.src_type = tensors.dst_type = src.type;
-    if (to_codes) {
-      tensors.outputs[static_cast<size_t>(ProgramOutput::kCodes)] = context.output(0, src.shape);
-      tensors.outputs[static_cast<size_t>(ProgramOutput::kScale)] = context.output(1, Shape());
-      tensors.outputs[static_cast<size_t>(ProgramOutput::kZeroPoint)] = context.output(2, Shape());
-    } else {
-      tensors.outputs[static_cast<size_t>(ProgramOutput::kDst)] = context.output(0, src.shape);
-    }
-    program_.run_all(tensors, context);
+    static constexpr RangeConstants constants = {-INFINITY, INFINITY, 0, INFINITY, 255, 1, 0, INFINITY, 0};
+    run(context, context.input(0), constants, to_codes());
   }
-
- private:
-  Program program_;
 };
 
 template <bool kToCodes>
 std::unique_ptr<Node> make_linear_node(const Attributes&) {
-  return kToCodes ? std::make_unique<LinearNode>(
-                        "DynamicQuantizeLinear",
-                        linear("codes = Add(Round(Div(x, step)), zero); scale = step; zero_point = zero"))
-                  : std::make_unique<LinearNode>(
-                        "DynamicQuantizeDequantizeLinear",
-                        linear("dst = Mul(Sub(Uint8(Add(Round(Div(x, step)), zero)), zero), step)"));
+  return std::make_unique<LinearNode>(kToCodes ? "DynamicQuantizeLinear" : "DynamicQuantizeDequantizeLinear", kToCodes);
 }
 
 }  // namespace

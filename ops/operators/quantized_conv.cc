@@ -4,6 +4,8 @@
 // compute() checks the inputs and cuts the output into tasks: samples, tiles of positions, and channels. For each
 // group, a task writes the image of its tile and multiplies it by the weights of 16 output channels at once.
 //
+// Many pointwise products may take Strassen's algorithm (core/strassen.h).
+//
 // QuantizedConvProgram is the same, and then a program for each element of the output, while it is in the cache.
 //
 // More than 450 lines: the checks of the inputs, the cutting into tasks and the tasks share the geometry of a run.
@@ -25,6 +27,7 @@
 #include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
+#include "core/strassen.h"
 #include "core/sums.h"
 #include "core/winograd.h"
 #include "kernels/dispatch.h"
@@ -127,10 +130,13 @@ class QuantizedConv : public Node {
     conv.move_axes();
     conv.merge_axes();
     conv.is_winograd = takes_winograd({conv.axes, quad_axis_, conv.samples, conv.group_inputs, conv.group_outputs});
-    conv.in_rows = !conv.is_winograd && bias.type == kFloat &&
+    conv.in_strassen =
+        conv.can_take_strassen(group_) && takes_strassen_conv({conv.channels, conv.quads * kQuad,
+                                                               conv.axes[0].out * conv.axes[1].out * conv.axes[2].out});
+    conv.in_rows = !conv.is_winograd && !conv.in_strassen && bias.type == kFloat &&
                    takes_conv_rows({conv.axes, conv.samples, conv.has_scales_of_samples || conv.has_zps_of_samples,
                                     group_, conv.group_outputs, conv.quads});
-    if (!conv.in_rows) conv.merge_samples();
+    if (!conv.in_rows && !conv.in_strassen) conv.merge_samples();
     conv.run(context);
   }
 
@@ -139,7 +145,7 @@ class QuantizedConv : public Node {
     ConvAxis axes[kSpatialAxes];
     int64_t terms, samples, channels, group_inputs, group_outputs, quads;
     bool has_samples_as_axis = false;  // the first one
-    bool is_winograd, in_rows;
+    bool is_winograd, in_rows, in_strassen;
     const uint8_t* src;
     const float* scales;  // of the codes
     const uint8_t* zps;   // likewise, of the type of the codes
@@ -169,6 +175,13 @@ class QuantizedConv : public Node {
     int64_t in_positions() const { return (has_samples_as_axis ? 1 : axes[0].in) * axes[1].in * axes[2].in; }
     int64_t in_plane() const {
       return (has_samples_as_axis ? terms * channels / group_outputs * group_inputs : 1) * axes[1].in * axes[2].in;
+    }
+
+    // Whether the outputs of a tile are adjacent, as those of pointwise kernels are, and kernels may write to them.
+    bool can_take_strassen(int64_t groups) const {
+      const auto is_pointwise = [](const ConvAxis& axis) { return axis.kernel == 1; };
+      return groups == 1 && terms == 1 && dst_storage.narrow == nullptr && quad_axis == QuadAxis::kChannels &&
+             std::all_of(std::begin(axes), std::end(axes), is_pointwise);
     }
 
     // Images of one column become images of one row: long rows are cheaper. Quads along the width belong to their axis.
@@ -270,12 +283,12 @@ class QuantizedConv : public Node {
       int64_t row = part(axes[2].out, std::min(kRowPositions, most_positions));
       if (const int64_t bytes = form_of(2, row).bytes(); bytes > kRowBytes)
         row = part(axes[2].out, std::max(kFewestRowPositions, row * kRowBytes / bytes));
-      tile[2] = row;
+      tile[2] = in_strassen ? std::min(axes[2].out, round_up(row, kStrassenColumns)) : row;
       for (int i = 1; i >= 0; --i) {
         if (i == 0 && tile[1] < axes[1].out) break;
         const ConvImage two = form_of(i, 2);
         const int64_t one = form_of(i, 1).bytes(), each = std::max(int64_t{1}, two.bytes() - one);
-        int64_t most = 1 + std::max(int64_t{0}, kImageBytes / terms - one) / each;
+        int64_t most = 1 + std::max(int64_t{0}, (in_strassen ? 2 : 1) * kImageBytes / terms - one) / each;
         most = std::min(most, std::max(int64_t{1}, most_positions / two.position(i == 0, i == 1)));
         if (channels == group_outputs) {
           const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (i == 1 ? axes[0].out : 1);
@@ -302,8 +315,10 @@ class QuantizedConv : public Node {
       const bool by_rows = !is_whole && n0 == 1 && writes_rows(form, n1, n2);
       const ProductKernels& products = *active_isa().products;
       const bool in_tiles = products.conv_tiles != nullptr && fits_tiles(form);
-      const int64_t most_channels = (in_tiles ? 2 : 1) * kBlockColumns;
       const bool rounds = dst_storage.narrow != nullptr, is_direct = !rounds && (is_whole || by_rows);
+      const bool takes_strips = in_strassen && is_whole && positions >= kStrassenColumns;
+      const int64_t most_channels =
+          takes_strips ? choose_strassen_channels(end - channel) : (in_tiles ? 2 : 1) * kBlockColumns;
       const bool is_dense = is_whole || (by_rows && n2 == axes[2].out);  // in a buffer that is rounded
       const int64_t buffer_size = std::min(group_outputs, most_channels) * positions;
       const std::unique_ptr<float[]> sums = allocate<float>(is_direct ? 0 : buffer_size);
@@ -369,6 +384,12 @@ class QuantizedConv : public Node {
                       : ConvOutput{sums.get(), n2, positions},
             {second.get(), n2, positions},
         };
+        if (takes_strips) {
+          block.output = of_terms[0];
+          run_strassen(block, tile, sample, channel);
+          channel = next;
+          continue;
+        }
         for (int64_t term = 0; term < terms; ++term) {
           use_term(term);
           block.output = of_terms[term];
@@ -381,6 +402,44 @@ class QuantizedConv : public Node {
         if (!is_direct && !is_dense) write_rows(form, tile, by_rows, block.channels, sums.get(), rounded.get(), to);
         if (tail != nullptr) run_tail(tile, sample, channel, next);
         channel = next;
+      }
+    }
+
+    // Runs a block of up to kStrassenRows channels by Strassen's algorithm, and the program on its outputs. Positions
+    // that do not fill a strip take the direct form.
+    void run_strassen(const ConvBlock& all_positions, const ConvTile& tile, int64_t sample, int64_t channel) const {
+      const ProductKernels& products = *active_isa().products;
+      const int64_t depth = quads * kQuad;
+      const AlignedArray<int16_t> operands(strassen_codes_size(all_positions.channels, depth));
+      for (int64_t row = 0; row < strassen_half_rows(all_positions.channels); ++row)
+        products.strassen->form_channel(all_positions.weights.packed, all_positions.weights.stride,
+                                        all_positions.channels, depth, row, operands.get());
+      for (int64_t position = 0; position < all_positions.cols; position += kStrassenColumns) {
+        ConvBlock block = all_positions;
+        block.cols = std::min(kStrassenColumns, all_positions.cols - position);
+        block.input.image += position * kQuad;
+        block.output.dst += position;
+        if (block.scratch.code_sums != nullptr) block.scratch.code_sums += position;
+        if (block.cols == kStrassenColumns)
+          products.strassen->conv(block, operands.get());
+        else
+          run_blocks(products.conv, block);
+        if (tail != nullptr) run_tail(tile, sample, channel, channel + block.channels, position, block.cols);
+      }
+    }
+
+    // Runs a kernel on each block of 16 channels.
+    static void run_blocks(ConvKernel kernel, const ConvBlock& all_channels) {
+      for (int64_t channel = 0; channel < all_channels.channels; channel += kBlockColumns) {
+        ConvBlock block = all_channels;
+        block.channels = std::min(kBlockColumns, all_channels.channels - channel);
+        block.weights.packed += channel / kBlockColumns * block.weights.stride;
+        if (block.weights.zps != nullptr) block.weights.zps += channel;
+        block.scaling.channel_scales += channel;
+        block.scaling.channel_sums += channel;
+        block.scaling.bias += channel;
+        block.output.dst += channel * block.output.channel_stride;
+        kernel(block);
       }
     }
 
@@ -581,6 +640,16 @@ class QuantizedConv : public Node {
         sum = sum < lowest ? lowest : sum;
         store(first + i, sum > highest ? highest : sum);
       }
+    }
+
+    // Runs the program on `count` adjacent outputs of each channel, from `position` of the tile on.
+    void run_tail(const ConvTile& tile, int64_t sample, int64_t begin, int64_t end, int64_t position,
+                  int64_t count) const {
+      const int64_t plane = tile.first[0];
+      const int64_t first = (has_samples_as_axis ? plane : sample) * channels;
+      const int64_t at = has_samples_as_axis ? 0 : plane * axes[1].out * axes[2].out;
+      tail->run(tail_tensors, static_cast<float*>(dst), first + begin, first + end,
+                at + tile.first[1] * axes[2].out + tile.first[2] + position, count);
     }
 
     // Runs the program on the tile of channels [begin, end).

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import onnxruntime as ort
 
 from .. import kernels, library, runtime
 from ..errors import DynqError
 from .options import BACKENDS, Backend, mark_registered, registered
+
+_LOG = logging.getLogger(__name__)
 
 
 def register(session_options: ort.SessionOptions, backend: Backend = "native") -> ort.SessionOptions:
@@ -43,6 +47,7 @@ def register(session_options: ort.SessionOptions, backend: Backend = "native") -
     if not present:
         _register_library(session_options, backend)
         mark_registered(session_options, backend)
+        _LOG.debug("operators registered: backend %s, instruction set %s", backend, kernels.isa())
     return session_options
 
 

@@ -15,19 +15,46 @@ from .render import format_shape, one_line, working
 
 if TYPE_CHECKING:
     from ..accuracy import Accuracy
-    from ..rewriter import Report, Result
+    from ..rewriter import Result
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
-_INTEGER = ("ort_dynq.Quantized", "MatMulInteger", "ConvInteger", "QLinear", "com.microsoft.QGemm")
-_FLOAT = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "com.microsoft.Fused")
 _MEGA, _KILO = 1e6, 1e3
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
     """Adds --no-timing."""
     parser.add_argument(
-        "--no-timing", action="store_false", dest="timing", help="do not measure how much faster OUT is on this CPU"
+        "--no-timing",
+        action="store_false",
+        dest="timing",
+        help="do not measure how much faster OUT, a single model, is on this CPU",
     )
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model that another one is made from, before that one is written.
+
+    Attributes:
+        path: Its path.
+        bytes: Its size with external data.
+        is_replaced: Whether the other one takes its path.
+    """
+
+    path: Path
+    bytes: int
+    is_replaced: bool
+
+
+def original_of(source: Path, target: Path) -> Original:
+    """Measures a model before another one is made from it, perhaps in its place."""
+    from ..storage import size
+
+    try:
+        count = size(source)
+    except OSError:  # external data are missing: what reads them says so
+        count = 0
+    return Original(source, count, target.exists() and target.samefile(source))
 
 
 @dataclass(frozen=True)
@@ -74,28 +101,27 @@ class Closing:
 
 
 def closing_of(
-    arguments: argparse.Namespace, source: Path, target: Path, result: Result, accuracy: Accuracy | None = None
+    arguments: argparse.Namespace, original: Original, target: Path, result: Result, accuracy: Accuracy | None = None
 ) -> Closing:
     """Measures a model that was written, and the one that it was made from.
 
     Args:
         arguments: They name the data, the backend, and whether to time.
-        source, target: The paths of both models.
+        original: The model that it was made from. It is not timed if it was replaced.
+        target: The path of the new model.
         result: The new model and its report.
         accuracy: The accuracy of a quantized model, if it was measured.
     """
     from ..storage import size
 
     speed, shapes, not_timed = None, dict[str, str](), ""
-    if arguments.timing and result.report.rewritten:
+    if arguments.timing and result.report.rewritten and not original.is_replaced:
         try:
-            speed, shapes = _speed(arguments, source, target, accuracy)
+            speed, shapes = _speed(arguments, original.path, target, accuracy)
         except DynqError as error:
             not_timed = str(error)
-    integer, floats = _layers(result.report)
-    sizes = size(source), size(target)
     snr_db = None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
-    return Closing(*sizes, integer, floats, snr_db, speed, shapes, not_timed)
+    return Closing(original.bytes, size(target), *result.report.layers, snr_db, speed, shapes, not_timed)
 
 
 def _speed(
@@ -111,12 +137,6 @@ def _speed(
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
     return found.timings[0].ratio, {each.name: format_shape(each.shape) for each in found.inputs}
-
-
-def _layers(report: Report) -> tuple[int, int]:
-    """Counts the nodes of the new model with integer and with float products."""
-    integer = sum(count for name, count in report.after.items() if name.startswith(_INTEGER))
-    return integer, sum(count for name, count in report.after.items() if name in _FLOAT or name.startswith(_FLOAT[-1]))
 
 
 def _size(count: int) -> str:

@@ -7,20 +7,21 @@ could not check enough, 130 interrupted, 141 stdout was closed by its reader.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..version import __version__
 from .arguments import similar
-from .render import one_line, rendered
+from .render import one_line, rendered, silent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,8 +81,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             status = 0
         else:
-            outcome = arguments.run(arguments)
-            _print(outcome, as_json=arguments.json)
+            with silent(arguments.quiet), _logged_to_stderr(arguments.verbose):
+                outcome = arguments.run(arguments)
+            if arguments.json or not arguments.quiet:
+                _print(outcome, as_json=arguments.json)
             status = outcome.status
         sys.stdout.flush()
     except DynqError as error:
@@ -97,6 +100,22 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         _discard_stdout()
         return BROKEN_PIPE
     return int(status)
+
+
+@contextlib.contextmanager
+def _logged_to_stderr(verbosity: int) -> Iterator[None]:
+    """Writes what the package logs to stderr while the block runs: for 1, what it does; for more, each detail."""
+    logger, handler = logging.getLogger("ort_dynq"), logging.StreamHandler()
+    before = logger.level
+    if verbosity:
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:
@@ -172,9 +191,22 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
             formatter_class=_KeepExamples,
         )
         command.arguments(subparser)
-        subparser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        _add_output(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds --json, --verbose and --quiet."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        *("-v", "--verbose"),
+        action="count",
+        default=0,
+        help="print all comparisons of a verification, and a log on stderr; -vv logs each unconverted node",
+    )
+    amount.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors and JSON")
 
 
 class _KeepExamples(argparse.HelpFormatter):

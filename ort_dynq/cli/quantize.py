@@ -13,7 +13,7 @@ from ..errors import DynqError
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
-from .closing import add_timing, closing_of
+from .closing import add_timing, closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import one_line, progress, table, working
 
@@ -163,10 +163,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             from ..accuracy import measure
 
             accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
+    original = original_of(source, target)
     if is_written:
         with working(f"writing {target}"):
             result.save(target)
-    closing = closing_of(arguments, source, target, result, accuracy) if is_written else None
+    closing = closing_of(arguments, original, target, result, accuracy) if is_written else None
 
     def text() -> Iterator[RenderableType]:
         fused = f", {len(report.fused)} fusions" if report.fused else ""

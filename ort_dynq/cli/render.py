@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib.util
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,11 +109,48 @@ def rendered(text: Iterable[RenderableType]) -> str:
     return capture.get().rstrip("\n")
 
 
+_LOG_SECONDS = 60
+_silent = contextvars.ContextVar("silent", default=False)
+
+
+@contextlib.contextmanager
+def silent(is_silent: bool) -> Iterator[None]:
+    """Shows no progress while the block runs, if `is_silent`."""
+    token = _silent.set(is_silent)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+@contextlib.contextmanager
+def _logged(what: Callable[[], str]) -> Iterator[None]:
+    """Writes a line to stderr once a minute while the block runs: progress for a log."""
+    done, begin = threading.Event(), time.monotonic()
+
+    def log() -> None:
+        while not done.wait(_LOG_SECONDS):
+            minutes = (time.monotonic() - begin) / 60
+            print(one_line(f"{what()} ({minutes:.0f} min)"), file=sys.stderr, flush=True)
+
+    if not _silent.get():
+        threading.Thread(target=log, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _has_terminal() -> bool:
+    return sys.stderr.isatty() and _has_rich() and not _silent.get()
+
+
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Shows a spinner with a text while the block runs, if stderr is a terminal."""
-    if not sys.stderr.isatty() or not _has_rich():
-        yield
+    """Shows what the block does while it runs: a spinner on a terminal, else a line once a minute."""
+    if not _has_terminal():
+        with _logged(lambda: what):
+            yield
         return
     from rich.console import Console
 
@@ -120,12 +160,20 @@ def working(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Track]:
-    """Gives a function that iterates over steps and shows a progress bar, if stderr is a terminal.
+    """Gives a function that iterates over steps and shows a progress bar on a terminal, else a line once a minute.
 
     The bar is drawn between steps only, so that it takes no time from what is timed.
     """
-    if not sys.stderr.isatty() or not _has_rich():
-        yield iter
+    if not _has_terminal():
+        now = ["working"]
+
+        def count(steps: Sequence[Any]) -> Iterator[Any]:
+            for i, step in enumerate(steps, 1):
+                now[0] = f"{i} of {len(steps)}: {step}"
+                yield step
+
+        with _logged(lambda: now[0]):
+            yield count
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from ..formats import check_file
 from .arguments import add_changes, add_data, changes_of, check_target, given_data
-from .closing import add_timing, closing_of
+from .closing import add_timing, closing_of, original_of
 from .command import Command, Outcome
 from .render import one_line, table, working
-from .verify import add_verbose, compare, exit_status, verdict, verification_text
+from .verify import compare, exit_status, verdict, verification_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
-    add_verbose(parser)
     add_timing(parser)
     add_changes(parser)
     add_data(parser)
@@ -57,17 +56,18 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         result = rewrite(source, **changes_of(arguments))
     verification = compare(arguments, source, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
+    original = original_of(source, target)
     if passed:
         with working(f"writing {target}"):
             result.save(target)
-    closing = closing_of(arguments, source, target, result) if passed else None
+    closing = closing_of(arguments, original, target, result) if passed else None
 
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{source}: {result.report.summary}")
         yield from _findings(result.report)
         yield ""
         if verification is not None:
-            yield from verification_text(verification, verbose=arguments.verbose, a="IN", b="OUT")
+            yield from verification_text(verification, verbose=arguments.verbose > 0, a="IN", b="OUT")
         yield one_line(f"{target} is not written") if closing is None else closing.text(source, target)
         if verification is not None:
             yield verdict(verification)
@@ -100,7 +100,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
         yield one_line(f"{target} is written" if passed else f"{target} is not written")
         for name, each in verifications.items():
             yield "\n" + one_line(f"{name}:")
-            yield from verification_text(each, verbose=arguments.verbose, a="IN", b="OUT")
+            yield from verification_text(each, verbose=arguments.verbose > 0, a="IN", b="OUT")
             yield verdict(each)
 
     models = {name: result.report.to_dict() for name, result in found.results.items()}

@@ -23,15 +23,7 @@ _VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the original; it runs in stock ONNX Runtime, all optimizations off")
     parser.add_argument("b", metavar="B", help="the model to verify; it runs with the plugin")
-    add_verbose(parser)
     add_data(parser)
-
-
-def add_verbose(parser: argparse.ArgumentParser) -> None:
-    """Adds --verbose, for :func:`verification_text`."""
-    parser.add_argument(
-        "--verbose", action="store_true", help="print what the verification compared and how, also if it passes"
-    )
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
@@ -41,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
 
     def text() -> Iterator[RenderableType]:
-        yield from verification_text(verification, verbose=arguments.verbose)
+        yield from verification_text(verification, verbose=arguments.verbose > 0)
         yield verdict(verification)
 
     return Outcome(data, text, exit_status([verification]))
@@ -91,6 +83,8 @@ def verification_text(
     if verification.passed and not verbose:
         yield from _summary(verification)
         return
+    if (a, b) != ("A", "B"):
+        yield f"A is {a}, B is {b}"
     yield from _products(verification)
     if verification.outputs:
         given = ", with A's results of these products" if verification.end_to_end else ""
@@ -107,10 +101,10 @@ def _summary(verification: Verification) -> Iterator[RenderableType]:
     fusions = sum(each.is_fusion for each in verification.products)
     kinds = ((len(verification.products) - fusions, "integer product"), (fusions, "fusion"))
     found = " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in kinds if count)
-    if not found:
-        yield "every output is equal bit for bit"
-    else:
-        yield f"{found}: right, compared with float64; everything else is equal bit for bit"
+    rest = "every compared output" if verification.unreachable else "every output" if not found else "everything else"
+    products = f"{found}: right, compared with float64; " if found else ""
+    yield f"{products}{rest} is equal bit for bit"
+    yield from _skipped(verification)
     yield from _unreachable(verification)
 
 
@@ -166,9 +160,13 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
                 f"{len(noises)} of them quantize their activations in A, too. Their noise is at most {b:.1f} dB in B, "
                 f"{a:.1f} dB in A"
             )
-        if skipped := sum(each.skipped for each in products):
-            yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
+        yield from _skipped(verification)
     yield from _unreachable(verification)
+
+
+def _skipped(verification: Verification) -> Iterator[RenderableType]:
+    if skipped := sum(each.skipped for each in verification.products):
+        yield f"{skipped} of their elements are not compared: they have no finite float32 reference"
 
 
 def _unreachable(verification: Verification) -> Iterator[RenderableType]:

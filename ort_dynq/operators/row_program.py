@@ -147,9 +147,16 @@ def selected(
 
 
 _OPERAND = "If the program reads `row{0}`, it broadcasts to the shape of `scale`; `column{0}`: the dimensions of `src` "
-_OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`; otherwise any tensor of one element. "
-_OPERAND += "With blocks, `src` has the number of blocks and `block_size` in place of its last dimension, and `scale` "
-_OPERAND += "another dimension of length 1."
+_OPERAND += "from `axis` on, perhaps after ones; `tensor{0}`: the shape of `src`; otherwise any tensor of one element."
+_OF_BLOCKS = (
+    " With blocks, `src` has the number of blocks and `block_size` in place of its last dimension, and `scale` "
+)
+_OF_BLOCKS += "another dimension of length 1."
+
+
+def _operands(count: int, more: str = "") -> list[Input]:
+    return [Input(f"operand_{i}", ("float32",), _OPERAND.format(i) + more) for i in range(1, count + 1)]
+
 
 ROW_PROGRAM = Operator(
     "RowProgram",
@@ -159,7 +166,7 @@ ROW_PROGRAM = Operator(
     (
         Input("src", FLOATS, "Any shape."),
         Input("like", _CODES, "Any tensor of type `code_type`; its value is not used."),
-        *(Input(f"operand_{i}", ("float32",), _OPERAND.format(i)) for i in range(1, OPERANDS + 1)),
+        *_operands(OPERANDS, _OF_BLOCKS),
     ),
     (
         Input("codes", _CODES, "A vector, rounded half to even and saturated; 0 for NaN. The shape of `src`."),
@@ -208,7 +215,7 @@ def with_program(product: Operator, body: Callable[[int, Sequence[str]], str], f
         "program assigns `dst` and has no reductions. The inputs and attributes are those of "
         f"[{product.name}](#{product.name.lower()}), then the program's.",
         formula=f"x = {product.name}(...)\ndst = program(x)",
-        inputs=(*product.inputs, *ROW_PROGRAM.inputs[2 : 2 + TAIL_OPERANDS]),
+        inputs=(*product.inputs, *_operands(TAIL_OPERANDS)),
         attributes=(*product.attributes, *ROW_PROGRAM.attributes[:2]),
         signatures=tuple(
             Signature((*each.inputs, *["float32"] * TAIL_OPERANDS), each.outputs) for each in product.signatures

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.float16 import operands as float16_operands
 from ..rewriter.float16 import quantize_in_float32
 from ..rewriter.loop import convert
-from ..rewriter.metadata import EXACT, QUANTIZED, note_origin
+from ..rewriter.metadata import EXACT, OPTIONS, QUANTIZED, note_origin
 from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 __all__ = ["checked", "quantize", "quantize_layers"]
+
+_LOG = logging.getLogger(__name__)
 
 RULES = (
     matmul.rule,
@@ -162,5 +165,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
     if report.rewritten:
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
+        quantized.metadata_props.pop(OPTIONS, None)  # of a rewrite before
         note_origin(quantized, model)
+    report.log(_LOG)
     return Result(quantized, report, lacks_functions=True)

@@ -1,6 +1,6 @@
 """The rule for MatMulNBits, whose weights have few bits already: they stay as they are.
 
-MatMulNBits    -> DynamicRangeQuantize in the blocks of the weights, QuantizedMatMul
+MatMulNBits    -> RowProgram in the blocks of the weights, QuantizedMatMul
                -> TwoTermQuantize in the blocks of the weights, QuantizedMatMul of two terms
 
 It is the rewriter's rule with `weights_only` "blocks" or "two-term", for layers that are not excluded.

@@ -11,6 +11,7 @@ rules, checks opsets and writes the report.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from ..storage import explained, save, to_proto
 from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
+from .grouping import html_of
 from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
@@ -33,6 +35,8 @@ from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 
 if TYPE_CHECKING:
     from ..storage import Model
+
+_LOG = logging.getLogger(__name__)
 
 __all__ = ["EXACT", "Finding", "Report", "Result", "inspect", "rewrite"]
 
@@ -54,6 +58,14 @@ class Result:
                 the rest of a rewrite, so it waits until somebody needs the model.
         """
         self._model, self.report, self._lacks_functions = model, report, lacks_functions
+
+    def __repr__(self) -> str:
+        """The result in one line."""
+        return f"<{type(self).__name__}: {self.report.summary}>"
+
+    def _repr_html_(self) -> str:
+        """The report, for notebooks."""
+        return html_of(self.report)
 
     @property
     def model(self) -> ir.Model:
@@ -146,6 +158,7 @@ def rewrite(
         flags = f"exact={exact:d} fuse={fuse:d} weights_only={weights_only} keep_fused={keep_fused:d}"
         rewritten.metadata_props[OPTIONS] = flags
         note_origin(rewritten, model)
+    report.log(_LOG)
     return Result(rewritten, report, lacks_functions=True)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .report import Finding
+    from .report import Finding, Report
 
 _LONGEST_PROGRAM = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
@@ -59,6 +60,24 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
         )
         for members in groups.values()
     ]
+
+
+def html_of(report: Report) -> str:
+    """Returns the summary of a report and the findings of equal layers as HTML tables, for notebooks."""
+    groups = grouped(report.findings)
+    tables = (
+        ("rewritten", "becomes", [(each.count, each.op_type, each.operator) for each in groups if each.operator]),
+        ("unconverted", "reason", [(each.count, each.op_type, each.reason) for each in groups if not each.operator]),
+    )
+    return f"<p>{html.escape(report.summary)}</p>" + "".join(
+        f"<table><tr><th>{title}</th><th>operator</th><th>{last}</th></tr>{''.join(map(_html_row, rows))}</table>"
+        for title, last, rows in tables
+        if rows
+    )
+
+
+def _html_row(cells: tuple[object, ...]) -> str:
+    return f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>"
 
 
 def brief(program: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -65,12 +66,17 @@ def is_ours(key: str) -> bool:
 
 
 def note_origin(model: ir.Model, source: Model) -> None:
-    """Writes the version, and the hash of the file that the model was made from, if it was a file."""
+    """Writes the version, and the hash of the file that the model was made from, if it was a file and still exists."""
     model.metadata_props[VERSION] = __version__
     model.metadata_props.pop(SOURCE, None)
     if isinstance(source, str | os.PathLike):
-        found = hashlib.sha256()
-        with open(source, "rb") as file:
-            while part := file.read(1 << 20):
-                found.update(part)
-        model.metadata_props[SOURCE] = found.hexdigest()
+        with contextlib.suppress(OSError):
+            model.metadata_props[SOURCE] = _sha256(source)
+
+
+def _sha256(path: str | os.PathLike[str]) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,13 @@ from ..operators import DOMAIN
 from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
-_DYNAMIC = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+_OF_CODES = ("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+_DYNAMIC = ("DynamicQuantizeLinear", *_OF_CODES)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
-_QUANTIZED = ("MatMulNBits", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
+_INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
+_QUANTIZED = ("MatMulNBits", *_INTEGER)
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
+_FLOAT = (*_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "nchwc.Conv")
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
@@ -57,7 +61,7 @@ class Finding:
         return {**fields, "code": self.unconverted and self.unconverted.code, "reason": self.reason}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The findings of one rewrite, and the number of nodes of each operator before and after it.
 
@@ -73,6 +77,23 @@ class Report:
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
+
+    def __repr__(self) -> str:
+        """The report in one line; the generated one would have a line for each node."""
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    def log(self, logger: logging.Logger) -> None:
+        """Logs the report: its summary and notes, and each unconverted node as a detail."""
+        for text in (self.summary, *self.notes):
+            logger.info("%s", text)
+        for each in self.unconverted:
+            logger.debug("%s (%s): %s", each.node, each.op_type, each.reason)
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The numbers of nodes of the new model with integer and with float products."""
+        ours = sum(count for op, count in self.after.items() if op.startswith(f"{DOMAIN}.Quantized"))
+        return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())
 
     @property
     def rewritten(self) -> list[Finding]:

@@ -28,7 +28,7 @@ _NOTHING_COMPARED = "nothing was compared: every output comes from a subgraph wi
 _NOTHING_FINITE = "no finite value could be compared: every element of A's outputs is NaN or infinite, or there is none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """The result of :func:`verify`.
 
@@ -68,6 +68,11 @@ class Verification:
     not_perturbed: str = ""
     saturating_a: int = 0
     saturating_b: int = 0
+
+    def __repr__(self) -> str:
+        """The result in one line."""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"<Verification: {self.status}{reason}; {len(self.outputs)} outputs, {len(self.products)} products>"
 
     @property
     def status(self) -> Status:

@@ -8,6 +8,7 @@ import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import helpers
@@ -18,6 +19,7 @@ from commands import ENCODER, run
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.cli import render
 
 LIGHT = {"ort_dynq.errors", "ort_dynq.files", "ort_dynq.system", "ort_dynq.formats"}
 """Modules that load no other package. Those of the command line stay loaded, too."""
@@ -320,3 +322,26 @@ def test_full_disk_leaves_no_file(
     assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx"]) == 2
     assert capsys.readouterr().err == "ort-dynq: error: fast.onnx cannot be written: No space left on device\n"
     assert sorted(folder.iterdir()) == before
+
+
+def test_verbose_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["rewrite", str(ENCODER), "-o", str(tmp_path / "fast.onnx"), "--no-timing"]
+    logged = []
+    for option in ("-v", "-vv"):
+        assert cli.main([*given, option]) == 0
+        logged.append(capsys.readouterr().err.splitlines())
+    assert logged[0][-1] == logged[1][-1] == f"ort_dynq.storage: {tmp_path / 'fast.onnx'} is written"
+    assert len(logged[1]) == len(logged[0]) + 12  # a line for each unconverted node
+    assert cli.main([*given, "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert cli.main([*given, "-q", "-v"]) == 2
+
+
+def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """A line in the log now and then, unless it is quiet."""
+    monkeypatch.setattr(render, "_LOG_SECONDS", 0.01)
+    for is_silent in (False, True):
+        with render.silent(is_silent), render.progress() as track:
+            for _ in track(["first step", "second step"]):
+                time.sleep(0.1)
+        assert ("2 of 2: second step (0 min)\n" in capfd.readouterr().err) != is_silent

@@ -134,6 +134,14 @@ def test_exact_keeps_float_products(folder: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[-2:] == ["every output is equal bit for bit", "PASSED"]
 
 
+def test_a_model_that_replaces_its_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "model.onnx").stat().st_size
+    closing = run_json(capsys, "rewrite", "model.onnx", "-o", "model.onnx", "--force")["closing"]
+    after = (folder / "model.onnx").stat().st_size
+    assert (closing["bytes_before"], closing["bytes_after"], closing["speed"]) == (before, after, None)
+    assert before != after
+
+
 def test_a_model_that_cannot_be_timed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The closing line has the command that times the models, with data that the user has."""
     model = onnx.load(ENCODER)

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "kernels/products.h"
+#include "kernels/strassen.h"
 #include "random.h"
 
 namespace conv_check {
@@ -183,8 +184,40 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   return problem;
 }
 
-// `in_tiles`: checks conv_tiles.
-inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels, bool in_tiles,
+enum Form { kDirect, kTiles, kStrassen };
+
+// The form of conv by Strassen's algorithm, as quantized_conv.cc runs it: positions that do not fill a strip take the
+// direct form.
+inline void run_strassen(const dynq::ConvBlock& block, const dynq::ProductKernels& kernels) {
+  static Arena arena;
+  const int64_t depth = block.input.quads * kQuad;
+  const auto size = static_cast<size_t>(dynq::strassen_codes_size(block.channels, depth));
+  int16_t* operands = arena.place(std::vector<int16_t>(size), true, 0);
+  for (int64_t row = 0; row < dynq::strassen_half_rows(block.channels); ++row)
+    kernels.strassen->form_channel(block.weights.packed, block.weights.stride, block.channels, depth, row, operands);
+  dynq::ConvBlock strip = block;
+  strip.cols = dynq::kStrassenColumns;
+  kernels.strassen->conv(strip, operands);
+  for (int64_t channel = 0; channel < block.channels && block.cols > strip.cols; channel += kBlockColumns) {
+    dynq::ConvBlock rest = block;
+    rest.channels = std::min(kBlockColumns, block.channels - channel);
+    rest.cols -= strip.cols;
+    rest.input.image += strip.cols * kQuad;
+    if (rest.scratch.code_sums != nullptr) rest.scratch.code_sums += strip.cols;
+    rest.weights.packed += channel / kBlockColumns * block.weights.stride;
+    if (rest.weights.zps != nullptr) rest.weights.zps += channel;
+    rest.scaling.channel_scales += channel, rest.scaling.channel_sums += channel, rest.scaling.bias += channel;
+    rest.output.dst += channel * block.output.channel_stride + strip.cols;
+    kernels.conv(rest);
+  }
+}
+
+inline bool can_take_strassen(const Problem& problem) {
+  return problem.channels > 0 && problem.first == 0 && problem.rows == 1 && problem.cols >= dynq::kStrassenColumns &&
+         problem.quads > 0 && problem.position_bytes == kQuad;
+}
+
+inline void check(const std::string& name, const Problem& problem, const dynq::ProductKernels& kernels, Form form,
                   Random& random) {
   static Arena arenas[12];
   const bool at_end = !random.one_in(3);
@@ -234,14 +267,17 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   }
   const std::vector<uint8_t> wide_weights(static_cast<size_t>(problem.quads * kernels.conv_quad_bytes));
   block.scratch.weights = arenas[11].place(wide_weights, at_end, 0);
-  if (in_tiles) {
+  if (form == kTiles) {
     block.input.run = problem.run;
     block.input.run_bytes = problem.run_bytes;
     const auto bytes = static_cast<size_t>(dynq::conv_tiles_bytes(block.input.run, block.input.run_bytes));
     block.scratch.tiles = arenas[10].place(std::vector<uint8_t>(bytes), at_end, 0);
     if (problem.positions() > 0) kernels.pack_conv_tiles(block);
   }
-  (in_tiles ? kernels.conv_tiles : kernels.conv)(block);
+  if (form == kStrassen)
+    run_strassen(block, kernels);
+  else
+    (form == kTiles ? kernels.conv_tiles : kernels.conv)(block);
   for (int64_t i = 0; i < floats; ++i) {
     const int64_t channel = i / problem.dst_stride, row = i % problem.dst_stride / problem.dst_row;
     const int64_t col = i % problem.dst_stride % problem.dst_row;

@@ -445,6 +445,7 @@ struct Convolution {
   size_t rank;  // of the spatial dimensions
   int64_t geometry[5][kMostAxes] = {};
   int64_t outputs, quads = 1, terms;
+  int64_t row_weights = 0;  // of a kernel row, whose last quad is padded, if quads are along the width
 
   // Changes src, so that it fits the attributes.
   Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
@@ -487,9 +488,11 @@ struct Convolution {
       const bool is_quad = is_width && i + 1 == rank;
       const int64_t kernel = std::clamp<int64_t>(geometry[0][i], 1, 70000);
       quads *= is_quad ? (kernel + 3) / 4 : kernel;
+      if (is_quad) row_weights = kernel;
     }
     // Checked before the shape of the weights is.
     const bool is_too_long = quads > (1 << 17);
+    if (is_too_long) row_weights = 0;
     quads = is_too_long ? 1 : quads * (is_width ? inputs : (inputs + 3) / 4);
     // As for products: few are several tasks.
     const int64_t most = is_large && bytes.one_in(8) ? 20000000 : 1000000;
@@ -533,8 +536,20 @@ struct Convolution {
     }
   }
 
+  // Images of different tiles have different codes there.
+  void clear_padding(std::vector<uint8_t>& weights, size_t offset) const {
+    constexpr size_t kLanes = 16, kQuad = 4;
+    if (row_weights == 0) return;
+    const auto row_quads = static_cast<size_t>((row_weights + 3) / 4);
+    for (size_t i = offset; i < weights.size(); ++i) {
+      const size_t quad = (i - offset) / (kLanes * kQuad) % row_quads, k = quad * kQuad + (i - offset) % kQuad;
+      if (k >= static_cast<size_t>(row_weights)) weights[i] = 0;
+    }
+  }
+
   // Values that the operator requires.
   void change(Bytes& bytes, size_t index, std::vector<uint8_t>& values, size_t offset) const {
+    if (index == 3) clear_padding(values, offset);
     if (index == 4 && bytes.one_in(2)) std::fill(values.begin(), values.end(), uint8_t{0});
     if (index != 8 || values.size() != offset + 5 * rank * sizeof(int32_t)) return;
     for (size_t i = 0; i < 5 * rank; ++i) {
@@ -1064,7 +1079,7 @@ void select(const char* isa) {
   if (ort_dynq_select_isa(isa, nullptr, 0)) fail(std::string("cannot select ") + isa);
 }
 
-// Of ort_dynq_select_winograd() and ort_dynq_select_strassen().
+// Of ort_dynq_select_winograd(), ort_dynq_select_strassen() and ort_dynq_select_conv_rows().
 constexpr int32_t kAlways = 1, kNever = 2;
 
 Result check(const Problem& problem) {
@@ -1072,6 +1087,7 @@ Result check(const Problem& problem) {
   select("portable");
   ort_dynq_select_winograd(kNever);
   ort_dynq_select_strassen(kNever);
+  ort_dynq_select_conv_rows(kNever);
   Result expected = run(problem);
   const std::string op = problem.op->name;
   const bool has_algorithm = op.rfind("QuantizedConv", 0) == 0 || op.rfind("QuantizedMatMul", 0) == 0;
@@ -1081,6 +1097,7 @@ Result check(const Problem& problem) {
       select(name);
       ort_dynq_select_winograd(use);
       ort_dynq_select_strassen(use);
+      ort_dynq_select_conv_rows(use);
       const Result actual = run(problem);
       if (actual != expected) differ(problem, name, expected, actual);
     }

@@ -433,12 +433,14 @@ struct Counter {
 
   void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,
                   Random& random) {
-    const auto run = [&](const char* kind, bool in_tiles) {
-      conv_check::check(name + " " + kind, problem, kernels, in_tiles, random);
+    const auto run = [&](const char* kind, conv_check::Form form) {
+      conv_check::check(name + " " + kind, problem, kernels, form, random);
       ++blocks[name + " " + kind];
     };
-    if (problem.channels <= kBlockColumns) run("conv", false);
-    if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", true);
+    if (problem.channels <= kBlockColumns) run("conv", conv_check::kDirect);
+    if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", conv_check::kTiles);
+    if (kernels.strassen != nullptr && conv_check::can_take_strassen(problem))
+      run("conv_strassen", conv_check::kStrassen);
     conv_check::check_interleave(name + " interleave_quads", kernels.interleave_quads, random);
     ++blocks[name + " interleave_quads"];
     if (kernels.winograd == nullptr) return;

@@ -70,6 +70,8 @@ ABS_MAX = "r = ReduceMax(Abs(x)); "
     (ABS_MAX + "dst = Mul(Sub(Add(Round(Div(x, r)), -0.0), 0.0), r)", [-0.25, 1]),
     (ABS_MAX + "dst = Mul(Sub(Round(Add(Mul(x, r), 0.0)), -0.0), r)", [-0.25, 1]),
     (ABS_MAX + "s = Div(r, 33000.0); codes = Add(Add(Round(Div(x, s)), row1), -16384.0)", [33000, 0]),
+    ("dst = Mul(Sub(Add(Int32(Clip(Div(x, 1.0), -32768.0, 32767.0)), row1), row1), 1.0)", [32768, 0]),
+    ("dst = Mul(Sub(Add(Round(Clip(Div(x, 1.0), -32768.0, 32767.0)), row1), row1), 1.0)", [32767.6, 0]),
 ])  # fmt: skip
 def test_signs_of_zero_and_large_offsets(isas: Sequence[str], text: str, row: list[float]) -> None:
     src = np.tile(np.array(row, np.float32), (3, 20))

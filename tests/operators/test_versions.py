@@ -169,10 +169,6 @@ def test_converting_keeps_calls_of_other_releases() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            model_of(version=2),
-            r"imports version 2 of the domain ort_dynq, whose only version is 1; rewrite the original",
-        ),
         (model_of(OPERATOR + "V2", stored=False), rf"does not have the operator {OPERATOR}V2.* -U ort_dynq`"),
         (model_of(attributes="<axis = 1>"), f"{OPERATOR} has no attribute axis, expected none"),
         (
@@ -180,7 +176,7 @@ def test_converting_keeps_calls_of_other_releases() -> None:
             "ReduceAbsMax has no attribute kept, expected axis, count, reduce_others, keepdims",
         ),
     ],
-    ids=["version", "unknown", "attribute", "attributes"],
+    ids=["unknown", "attribute", "attributes"],
 )
 @pytest.mark.parametrize("use", [ort_dynq.rewrite, ort_dynq.ready_for_extensions, ort_dynq.InferenceSession])
 def test_errors(model: onnx.ModelProto, message: str, use: Callable[[onnx.ModelProto], Any]) -> None:

@@ -28,7 +28,9 @@ def test_origin_of_a_rewritten_model() -> None:
 
 def test_origin_of_a_model_without_a_file(tmp_path: Path) -> None:
     """A rewrite of a rewritten model says what it was made from, not what that one was made from."""
-    ort_dynq.quantize(product()).save(tmp_path / "int8.onnx")
+    model = product()
+    model.metadata_props.add(key="ort_dynq.source", value="of another model")
+    ort_dynq.quantize(model).save(tmp_path / "int8.onnx")
     found = metadata(onnx.load(tmp_path / "int8.onnx"))
     assert found["quantized"].startswith("weights=int8 ")
     assert (found["version"], "source" in found) == (ort_dynq.__version__, False)

@@ -42,6 +42,21 @@ def test_range_and_quantize_linear(opset: int, dequantizes: bool, zero: str, per
     assert found(report) == ["DynamicRangeFakeQuantize" if dequantizes else "DynamicRangeQuantize"]
 
 
+@pytest.mark.parametrize(("dequantizes", "codes", "per_row"), pairwise([True, False], ["int8", "uint8"], [True, False]))
+def test_another_scale_of_the_range(dequantizes: bool, codes: str, per_row: bool) -> None:
+    """A scale that no operator computes: the quantization is a step of a program. NaN becomes the lowest code."""
+    reduce = REDUCE[18].format("Max", "a", 0) if per_row else "ReduceMax<keepdims = 0>(a)"
+    body = f"""a = Abs(x) m0 = {reduce} m = Clip(m0, eps) t = Div(m, c127) r = Add(m, t) s = Div(r, c127)
+        t0 = Div(c127, r) z0 = Clip(t0, zero, c127) z1 = Round(z0) z = Cast<to = {2 if codes == "uint8" else 3}>(z1)
+        q = QuantizeLinear<axis = 0>(x, s, z)
+        {"y = DequantizeLinear<axis = 0>(q, s, z)" if dequantizes else "y = Identity(q)"}"""
+    model = parse(body, opset=18, outputs="float[] y" if dequantizes else f"{codes}[] y")
+    special = rows((18, 33), 1)
+    special[3, 5], special[4] = np.nan, 0
+    assert operators(rewrite(model).to_proto()) == {"ort_dynq.RowProgram": 1}
+    check(model, {"x": rows((18, 33))}, {"x": special}, {"x": rows((1, 33))}, {"x": rows((2, 70000))})
+
+
 LINEAR = "q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Relu(d)"
 
 

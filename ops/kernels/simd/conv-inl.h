@@ -68,9 +68,12 @@ struct ConvForm {
   }
 };
 
-// A block and, if C::kSignedCodes, the sums of the weights of each channel.
+// A block, and what the exact sums of each channel begin with, their factors and biases, for all lanes: a tile has too
+// few positions to make these vectors itself.
 struct ConvTask : ConvBlock {
-  int32_t weight_sums[kBlockColumns];
+  C::I corrections[kBlockColumns];
+  C::F first[kBlockColumns], second[kBlockColumns], biases[kBlockColumns];
+  bool has_second, clips;
 };
 
 // `Type` is C: only a template may call a function that C does not have.
@@ -198,13 +201,9 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   const int64_t position = row * block.input.row_stride + col;
   typename C::I sums[kChannels][kCount];
 #pragma GCC unroll 8
-  for (int c = 0; c < kChannels; ++c) {
-    const auto channel_sum = static_cast<uint32_t>(load(block.scaling.channel_sums + channel + c));
-    auto correction = 0u - static_cast<uint32_t>(block.scaling.zp) * channel_sum;
-    if (C::kSignedCodes) correction += 128u * static_cast<uint32_t>(block.weight_sums[channel + c]);
+  for (int c = 0; c < kChannels; ++c)
 #pragma GCC unroll 8
-    for (int v = 0; v < kCount; ++v) sums[c][v] = C::set1(static_cast<int32_t>(correction));
-  }
+    for (int v = 0; v < kCount; ++v) sums[c][v] = block.corrections[channel + c];
   if (has_zero_points(block.weights)) {
 #pragma GCC unroll 8
     for (int c = 0; c < kChannels; ++c) {
@@ -228,27 +227,38 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   } else {
     conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
   }
+  typename C::F reals[kChannels][kCount];
+#pragma GCC unroll 8
+  for (int c = 0; c < kChannels; ++c)
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) reals[c][v] = C::mul(C::to_float(sums[c][v]), block.first[channel + c]);
+  if (block.has_second) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kChannels; ++c)
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) reals[c][v] = C::mul(reals[c][v], block.second[channel + c]);
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kChannels; ++c)
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) reals[c][v] = C::add(reals[c][v], block.biases[channel + c]);
+  if (block.clips) {
+    const auto lowest = C::set1(block.scaling.lowest), highest = C::set1(block.scaling.highest);
+#pragma GCC unroll 8
+    for (int c = 0; c < kChannels; ++c)
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) reals[c][v] = C::min(highest, C::max(lowest, reals[c][v]));
+  }
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c) {
-    const float scale = block.scaling.scale, channel_scale = load(block.scaling.channel_scales + channel + c);
-    const auto first = C::set1(block.scaling.order == kScalesFirst ? scale * channel_scale
-                               : block.scaling.order == kRowFirst  ? scale
-                                                                   : channel_scale);
-    const auto second = C::set1(block.scaling.order == kScalesFirst ? 1.0f
-                                : block.scaling.order == kRowFirst  ? channel_scale
-                                                                    : scale);
-    const auto bias = C::set1(load(block.scaling.bias + channel + c));
-    const auto lowest = C::set1(block.scaling.lowest), highest = C::set1(block.scaling.highest);
     float* dst = block.output.dst + (channel + c) * block.output.channel_stride + row * block.output.row_stride + col;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
-      const auto sum = C::add(C::mul(C::mul(C::to_float(sums[c][v]), first), second), bias);
-      const auto real = C::min(highest, C::max(lowest, sum));
       const int64_t n = block.cols - col - (Form::kByRows ? 0 : v * C::kLanes);
       if (n >= C::kLanes)
-        C::store(dst + v * Form::dst_step(block), real);
+        C::store(dst + v * Form::dst_step(block), reals[c][v]);
       else
-        C::store_part(dst + v * Form::dst_step(block), real, C::first(n));
+        C::store_part(dst + v * Form::dst_step(block), reals[c][v], C::first(n));
     }
   }
 }
@@ -296,10 +306,48 @@ void conv_remaining_channels(const ConvTask& block, int64_t channel) {
   if constexpr (kChannels > 1) conv_remaining_channels<Form, kChannels / 2>(block, last);
 }
 
+// What an exact sum of a channel begins with, its zero point, and how it becomes an output. `weight_sum`: of the
+// weights, if C::kSignedCodes.
+struct ConvChannel {
+  int32_t correction, zp;
+  float first, second, bias;
+
+  ConvChannel(const ConvBlock& block, int64_t channel, int32_t weight_sum) {
+    const ConvScaling& scaling = block.scaling;
+    const auto sum = static_cast<uint32_t>(load(scaling.channel_sums + channel));
+    correction =
+        static_cast<int32_t>(128u * static_cast<uint32_t>(weight_sum) - static_cast<uint32_t>(scaling.zp) * sum);
+    zp = block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel];
+    const float scale = scaling.scale, channel_scale = load(scaling.channel_scales + channel);
+    first = scaling.order == kScalesFirst ? scale * channel_scale : scaling.order == kRowFirst ? scale : channel_scale;
+    second = scaling.order == kScalesFirst ? 1.0f : scaling.order == kRowFirst ? channel_scale : scale;
+    bias = load(scaling.bias + channel);
+  }
+};
+
+inline ConvTask task_of(const ConvBlock& given) {
+  ConvTask task = {given,
+                   {},
+                   {},
+                   {},
+                   {},
+                   given.scaling.order != kScalesFirst,
+                   given.scaling.lowest > -INFINITY || given.scaling.highest < INFINITY};
+  int32_t weight_sums[kBlockColumns] = {};
+  sum_weights(given, given.weights.packed, kBlockBytes, given.channels, weight_sums);
+  for (int64_t c = 0; c < given.channels; ++c) {
+    const ConvChannel channel(given, c, weight_sums[c]);
+    task.corrections[c] = C::set1(channel.correction);
+    task.first[c] = C::set1(channel.first);
+    task.second[c] = C::set1(channel.second);
+    task.biases[c] = C::set1(channel.bias);
+  }
+  return task;
+}
+
 // Overlapping quads are for groups of few output channels: one channel at once is enough.
 inline void conv(const ConvBlock& given) {
-  ConvTask block = {given, {}};
-  sum_weights(given, given.weights.packed, kBlockBytes, given.channels, block.weight_sums);
+  const ConvTask block = task_of(given);
   if constexpr (C::kSteps == 2)
     if (block.input.position_bytes == kQuad) widen_conv_weights(block);
   if (block.input.position_bytes == kQuad)

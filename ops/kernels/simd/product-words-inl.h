@@ -132,15 +132,20 @@ bool set_column_pairs(const ProductBlock& block, ColumnPairs* to) {
   return fit;
 }
 
-// Adds the floats of these groups to `reals`. Sums are corrected by pairs; or by the one zero point of all rows, if
-// those of weights are 8.
-template <int kRows, bool kInPairs, bool kRowVaries>
+// How sums are corrected: by the one zero point of all rows, or in floats if the block is bounded and rows have one
+// scale, both if zero points of weights are 8; otherwise by pairs.
+enum WordForm { kByOneZp, kByFloats, kByPairs };
+
+// Adds the floats of these groups to `reals`.
+template <int kRows, WordForm kForm, bool kRowVaries>
 ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
                                       const ColumnPairs* pairs, const GroupSums<kRows>* sums,
                                       float (&reals)[kRows][kBlockColumns]) {
   const bool column_varies = block.columns.scale_groups > 1, in_groups = kRowVaries || column_varies;
   RowGroups rows;
-  if (kInPairs || kRowVaries) set_row_groups(block, row, kRows, first, count, rows);
+  float real_zps[kRows];
+  for (int r = 0; r < kRows && kForm == kByFloats; ++r) real_zps[r] = static_cast<float>(block.codes.zps[row + r]);
+  if (kForm == kByPairs || kRowVaries) set_row_groups(block, row, kRows, first, count, rows);
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     const int64_t at = v * P::kLanes;
@@ -156,7 +161,7 @@ ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, in
                     : P::set1(1.0f);
       typename P::F terms[kRows];
       const auto sum_of = [&](int r) { return P::load(static_cast<const void*>(sums[i][r] + v * P::kLanes)); };
-      if constexpr (kInPairs) {
+      if constexpr (kForm == kByPairs) {
         const auto column_pairs = P::load(static_cast<const void*>(pairs[group] + at));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
@@ -164,8 +169,11 @@ ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, in
       } else {
         const auto column_sum = P::load_part(block.columns.sums + group * block.columns.sums_stride + at, mask);
         const auto correction = P::mul(P::set1(block.codes.zps[0]), column_sum);
+        const auto real_sum = P::to_float(column_sum);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) terms[r] = P::to_float(P::sub(sum_of(r), correction));
+        for (int r = 0; r < kRows; ++r)
+          terms[r] = kForm == kByFloats ? P::fnmadd(P::set1(real_zps[r]), real_sum, P::to_float(sum_of(r)))
+                                        : P::to_float(P::sub(sum_of(r), correction));
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) terms[r] = P::mul(terms[r], column_scale);
@@ -180,17 +188,17 @@ ORT_DYNQ_ONE_COPY void add_group_sums(const ProductBlock& block, int64_t row, in
   }
 }
 
-// `pairs` of the columns may be null.
 template <int kRows>
-void words_tile(const ProductBlock& block, int64_t row, const ColumnPairs* pairs) {
+void words_tile(const ProductBlock& block, int64_t row, WordForm form, const ColumnPairs* pairs) {
   alignas(kLine) GroupSums<kRows> sums[kGroupsAtOnce];
   float reals[kRows][kBlockColumns];
   for (auto& of_row : reals)
     for (float& real : of_row) real = -0.0f;
-  constexpr decltype(&add_group_sums<kRows, true, true>) kAdd[][2] = {
-      {add_group_sums<kRows, false, false>, add_group_sums<kRows, false, true>},
-      {add_group_sums<kRows, true, false>, add_group_sums<kRows, true, true>}};
-  const auto add = kAdd[pairs != nullptr][block.codes.scale_groups > 1];
+  constexpr decltype(&add_group_sums<kRows, kByOneZp, false>) kAdd[][2] = {
+      {add_group_sums<kRows, kByOneZp, false>, add_group_sums<kRows, kByOneZp, true>},
+      {add_group_sums<kRows, kByFloats, false>, nullptr},
+      {add_group_sums<kRows, kByPairs, false>, add_group_sums<kRows, kByPairs, true>}};
+  const auto add = kAdd[form][block.codes.scale_groups > 1];
   for (int64_t group = 0; group < block.groups; group += kGroupsAtOnce) {
     const int64_t left = block.groups - group, count = left < kGroupsAtOnce ? left : kGroupsAtOnce;
     sum_in_words<kRows>(block, row, group, count, sums);
@@ -201,9 +209,15 @@ void words_tile(const ProductBlock& block, int64_t row, const ColumnPairs* pairs
 
 constexpr int64_t kLeastRowsOfPairs = 8;  // fewer do not pay for pairs of each column
 
+inline WordForm word_form(const ProductBlock& block) {
+  if (!has_zps_of_8(block)) return kByPairs;
+  if (block.codes.has_one_zp) return kByOneZp;
+  return block.is_bounded && block.codes.scale_groups == 1 ? kByFloats : kByPairs;
+}
+
 inline bool fits_words(const ProductBlock& block) {
   if (block.depth == 0 || block.codes.has_ones) return false;
-  if (has_zps_of_8(block) && block.codes.has_one_zp) return true;
+  if (word_form(block) != kByPairs) return true;
   const bool sums_fit =
       has_zps_of_8(block) || (block.codes.sums != nullptr && block.depth <= block.groups * kLongestPairGroup);
   return block.rows >= kLeastRowsOfPairs && block.groups <= kCopiedGroups && sums_fit;
@@ -212,7 +226,8 @@ inline bool fits_words(const ProductBlock& block) {
 // `gemm_direct` computes columns whose sums fit no pairs.
 template <class Type = P>
 void gemm_words(const ProductBlock& block, ProductKernel gemm_direct) {
-  const bool in_pairs = !has_zps_of_8(block) || !block.codes.has_one_zp;
+  const WordForm form = word_form(block);
+  const bool in_pairs = form == kByPairs;
   alignas(kLine) float scales[kCopiedGroups][kBlockColumns];
   alignas(kLine) int32_t sums[kCopiedGroups][kBlockColumns];  // or pairs
   for (int64_t col = 0; col < block.cols; col += kBlockColumns) {
@@ -243,7 +258,7 @@ void gemm_words(const ProductBlock& block, ProductKernel gemm_direct) {
       const int64_t left = block.rows - row;
       const int64_t rows = left >= 2 * kWordRows ? kWordRows : left > kWordRows ? (left + 1) / 2 : left;
       constexpr decltype(&words_tile<2>) kTiles[] = {words_tile<2>, words_tile<3>, words_tile<4>};
-      kTiles[rows - 2](columns, row, in_pairs ? sums : nullptr);  // there are more than two rows
+      kTiles[rows - 2](columns, row, form, sums);  // there are more than two rows
       row += rows;
     }
   }

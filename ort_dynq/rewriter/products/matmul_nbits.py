@@ -1,6 +1,6 @@
 """The rule for MatMulNBits, ONNX Runtime's product of a float activation and weights of few bits in blocks.
 
-MatMulNBits    -> DynamicRangeQuantize in blocks, QuantizedMatMul
+MatMulNBits    -> RowProgram in blocks, QuantizedMatMul
                -> TwoTermQuantize in blocks, QuantizedMatMul of two terms
 
 With accuracy_level 4, ONNX Runtime itself quantizes the activation at run time: each block to codes of -127 to 127 (on

@@ -35,6 +35,8 @@ _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
 _EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
 _SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
+_OF_QUANTIZATION = {"codes", "zero_point", "scale"}
+_TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
 _RANGES = (
     (RangeKind.ABS_MAX, ZeroPointRule.NONE),
     (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
@@ -69,7 +71,12 @@ def is_quantization(node: ir.Node) -> bool:
         return False
     given = attributes_of(node)
     if node.op_type == "RowProgram":
-        return "codes" in parse(given["program"]).outputs and given["axis"] == -1 and not given["block_size"]
+        return (
+            "codes" in parse(given["program"]).outputs
+            and given["code_type"] in _TO_CODE
+            and given["axis"] == -1
+            and not given["block_size"]
+        )
     kind, rule = given["range_kind"], given["zero_point_rule"]
     is_symmetric = rule == ZeroPointRule.NONE
     orders = (RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if is_symmetric else []))
@@ -231,7 +238,8 @@ class FusedTranslation(Translation):
         return [y, "", "", x if is_skip else ""]
 
     def _program(self, node: ir.Node) -> list[str]:
-        """The steps of another program, whose inputs are values of this one."""
+        """The steps of another program, whose inputs are values of this one, with those that its codes imply."""
+        to_code = _TO_CODE[attributes_of(node)["code_type"]]
         program = parse(attributes_of(node)["program"])
         terms = dict(zip(_inputs_of(node), map(self.term, elements_of(node)), strict=True))
         uses = program.live()
@@ -239,8 +247,12 @@ class FusedTranslation(Translation):
             if uses[f"v{index}"]:
                 operands = [terms.get(operand, operand) for operand in step.operands]
                 terms[f"v{index}"] = self.program.add(step.operator, *operands)
-        assigned = [program.outputs.get(output, "") for output in OUTPUTS]
-        return [terms.get(value, value) for value in assigned]
+        found = {name: terms.get(value, value) for name, value in program.outputs.items()}
+        for name in {"codes", "zero_point"} & found.keys():
+            last = self.program.step(found[name])
+            if last is None or last.operator != to_code:
+                found[name] = self.program.add(to_code, found[name])
+        return [found.get(output, "") for output in OUTPUTS]
 
     def _quantized(self, x: str, node: ir.Node) -> list[str]:
         """The formula of DynamicRangeQuantize."""

@@ -14,7 +14,7 @@ from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 128, 8, 8
+_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 64, 8, 8
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -114,13 +114,18 @@ def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
 
 def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> list[ir.Node]:
     """Returns the best part of a set without the nodes of one alternative, and without those before or after them."""
-    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once
+    members, before_anchor = set(nodes), set[ir.Node]()
+    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once, each on its side of the anchor
         alternatives.sort(key=lambda each: max(map(nodes.index, each)))
         alternatives = [[node for each in alternatives[len(alternatives) // 2 :] for node in each]]
+        before_anchor = _closure([anchor], members, False)
     best: list[ir.Node] = []
     for removed in alternatives:
-        for is_after in (False, True):
-            left = set(nodes) - _closure(removed, set(nodes), is_after)
+        first = [node for node in removed if node in before_anchor]
+        last = [node for node in removed if node not in before_anchor]
+        sides = (first, last) if first and last else ()
+        for before, after in ((removed, []), ([], removed), *([sides] if sides else [])):
+            left = members - _closure(before, members, False) - _closure(after, members, True)
             part = _grown(anchor, left.__contains__) if anchor in left else []
             best = max(best, part, key=lambda each: (sum(is_pass(node, rows) for node in each), len(each)))
     return best

@@ -3,7 +3,8 @@
 range, scale, zero point, quantize, dequantize, and what stands around them    -> RowProgram
 
 Each node becomes a step that computes the same bits, so that any spelling is converted, also in products whose codes
-and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time.
+and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, and
+to the operator of a QuantizeLinear with such a scale.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from ..rule import Context, Rule
 from .building import build
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
-from .steps import ELEMENTWISE, MOVES, elements_of
+from .steps import ELEMENTWISE, MOVES, elements_of, is_linear
 
 _FARTHEST = 64
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
-    if not is_standard(node, "Round", "Floor", "Ceil"):
+    if not is_standard(node, "Round", "Floor", "Ceil") and not is_linear(node):
         return None
     before = _before(node, context.facts)
     for rows in _rows_of(before, context.facts):
         if rows.kind(node.outputs[0]) == Kind.VECTOR:
             region = region_of(node, rows, context, _Choice(before, rows, context))
-            if region is not None and saves_passes(region.passes):
+            if region is not None and _saves(node, region):
                 return region, rows
             if node.op_type == "Round":
                 raise _reason(rows, region)
@@ -50,6 +51,12 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
     if node.op_type == "Round":
         _check_quotient(node, context.facts)
     return None
+
+
+def _saves(node: ir.Node, region: Region) -> bool:
+    """Returns whether a program saves passes: one with the range and a quantization in one node always does."""
+    has_range = any(step.operator in REDUCTIONS for step in region.program.steps)
+    return has_range if is_linear(node) else saves_passes(region.passes)
 
 
 RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
@@ -126,13 +133,17 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
     reductions = [node for node in before if is_standard(node, *REDUCTIONS)]
     axes = dict.fromkeys([*(axis for each in reductions if (axis := axis_of(each)) is not None), -1])
     for node in before:
-        if not is_standard(node, "Div", "Mul") or None in node.inputs or any(map(facts.is_constant, node.inputs)):
+        factors = node.inputs[:2]
+        if not is_standard(node, "Div", "Mul") and not is_linear(node):
             continue
-        a, b = (each for each in node.inputs if each is not None)
-        for x, scale in ((a, b),) if node.op_type == "Div" else ((a, b), (b, a)):
+        if None in factors or any(map(facts.is_constant, factors)):
+            continue
+        a, b = (each for each in factors if each is not None)
+        for x, scale in ((a, b),) if node.op_type != "Mul" else ((a, b), (b, a)):
             for axis in dict.fromkeys([*axes, *_axis_of_numbers(scale, x)]):
                 rows = Rows(x, axis)
-                kinds = (Kind.COLUMN, *([Kind.SQUEEZED] if axis == 0 else []))
+                is_squeezed = axis == 0 or is_linear(node)
+                kinds = (Kind.COLUMN, *([Kind.SQUEEZED] if is_squeezed else []))
                 if (rows.kind(scale) in kinds or rows.is_number(scale)) and rows.of_result(node) == Kind.VECTOR:
                     yield rows
 

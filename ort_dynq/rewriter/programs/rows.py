@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import is_standard
+from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
-from .steps import ELEMENTWISE, elements_of, is_own_step
+from .steps import ELEMENTWISE, elements_of, is_linear, is_own_step
 
 _DEEPEST = 64
 
@@ -73,6 +73,8 @@ class Rows:
         if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
             return None
         source = node.inputs[0]
+        if is_linear(node):
+            return self._of_linear(node)
         if is_own_step(node):
             return self._of_operands(elements_of(node))
         if is_standard(node, *REDUCTIONS):
@@ -127,6 +129,22 @@ class Rows:
         pairs = list(zip(value.shape, self.x.shape, strict=True))
         lead = len(pairs) + self.axis if self.axis else 0
         return all(_is_dim(*pair) for pair in pairs[:lead]) and all(mine == 1 for mine, _ in pairs[lead:])
+
+    def _of_linear(self, node: ir.Node) -> Kind | None:
+        """Returns the kind of the result of a node that quantizes with a scale for x, or for each row of it.
+
+        There may be one row at run time, so that a scale for each row is one for x.
+        """
+        x, *parameters = elements_of(node)
+        given, rank = attributes_of(node), None if self.x.shape is None else len(self.x.shape)
+        scale = parameters[0].shape
+        is_whole = given["qtype"] == "per_tensor" or (given["qtype"] == "auto" and scale is not None and not len(scale))
+        if not is_whole and (rank is None or given["axis"] not in (0, -rank) or self.axis != 1 - rank):
+            return None
+        kinds = {Kind.LITERAL, Kind.SQUEEZED} if not is_whole else {Kind.LITERAL, Kind.NUMBER, Kind.PART}
+        if self.axis == 0:
+            kinds |= {Kind.SQUEEZED}
+        return Kind.VECTOR if self.kind(x) == Kind.VECTOR and {*map(self.kind, parameters)} <= kinds else None
 
     def _of_operands(self, operands: list[ir.Value]) -> Kind | None:
         """Returns the kind of an elementwise function of values."""

@@ -14,7 +14,17 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
-from ...operators.program import COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, Program, is_input, literal, parse
+from ...operators.program import (
+    COMPARISONS,
+    OPERANDS,
+    OUTPUTS,
+    REDUCTIONS,
+    Program,
+    is_input,
+    is_literal,
+    literal,
+    parse,
+)
 from ..analysis.bounds import LARGEST, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
@@ -40,6 +50,8 @@ _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
 """The steps that a Cast of numbers of this type is, if they fit the type."""
 _LARGEST_INTEGER = 2.0**24
+_16_BITS = "-32768.0", "32767.0"
+_INPUTS_OF_LINEAR = 3
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
 _PLAIN = {
     "scaling": Scaling.DIVIDE,
@@ -75,12 +87,32 @@ def elements_of(node: ir.Node) -> list[ir.Value]:
 def is_own_step(node: ir.Node) -> bool:
     """Returns whether a node is an operator of ort_dynq that a program can have as steps.
 
-    It is an AffineDequantize, or an AffineQuantize of floats that are codes already, as products make it.
+    It is an AffineDequantize, an AffineQuantize of floats that are codes already, as products make it, or the operator
+    of a QuantizeLinear.
     """
+    if is_linear(node):
+        return True
     if node.domain != DOMAIN or node.op_type != "AffineQuantize":
         return node.domain == DOMAIN and node.op_type == "AffineDequantize"
     numbers = [constant_scalar(each) for each in node.inputs[1:]]
     return numbers[0] == 1 and numbers[1] is not None and _PLAIN.items() <= attributes_of(node).items()
+
+
+def is_linear(node: ir.Node) -> bool:
+    """Returns whether a node quantizes float32 to 8 bits as QuantizeLinear does, per tensor or per channel."""
+    if node.domain != DOMAIN or node.op_type not in ("DynamicQuantize", "DynamicFakeQuantize"):
+        return False
+    given = attributes_of(node)
+    types = [None if each is None else each.dtype for each in node.inputs]
+    return (
+        len(types) == _INPUTS_OF_LINEAR
+        and types[:2] == [ir.DataType.FLOAT] * 2
+        and types[2] in CODE_TYPES
+        and given["qtype"] != "per_group"
+        and not given["block_size"]
+        and given.get("arithmetic", "onnx") == "onnx"
+        and given.get("output_dtype", 0) in (0, types[2])
+    )
 
 
 def type_of(value: ir.Value) -> ir.DataType | None:
@@ -94,6 +126,8 @@ def type_of(value: ir.Value) -> ir.DataType | None:
     if is_standard(node, "Cast"):
         return cast_to(node)
     if is_own_step(node):
+        if node.op_type == "DynamicQuantize":
+            return type_of(elements_of(node)[2])
         return ir.DataType.UINT8 if node.op_type == "AffineQuantize" else ir.DataType.FLOAT
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
@@ -158,6 +192,8 @@ class Translation:
                 return add("Uint8", add("Add", add("Round", x), others[1]))
             case "AffineDequantize":
                 return add("Mul", add("Sub", x, others[1]), others[0])
+            case "DynamicQuantize" | "DynamicFakeQuantize":
+                return self._linear(node, x, *others)
             case "Max" | "Min":
                 for other in others:
                     x = add(op_type, x, other)
@@ -177,6 +213,20 @@ class Translation:
             case "Where" if (bounded := bounds_of(node.outputs[0])) is not None and bounded.keeps_negative_zero:
                 return add("Clip", others[1], literal(bounded.least), literal(bounded.most))
         return x if op_type in MOVES else add(op_type, x, *others)
+
+    def _linear(self, node: ir.Node, x: str, scale: str, zero_point: str) -> str:
+        """QuantizeLinear, whose code of NaN is the lowest one, and DequantizeLinear."""
+        add, zero_point_type = self.program.add, node.inputs[2]
+        assert zero_point_type is not None
+        is_zero = is_literal(zero_point) and float(zero_point) == 0
+        if zero_point_type.dtype == ir.DataType.UINT8:
+            code, to_code = add("Round", add("Div", x, scale)), "Uint8"
+        else:  # Int32 makes -2**31 of NaN
+            code, to_code = add("Int32", add("Clip", add("Div", x, scale), *_16_BITS)), "Int8"
+        code = add(to_code, code if is_zero else add("Add", code, zero_point))
+        if node.op_type == "DynamicQuantize":
+            return code
+        return add("Mul", code if is_zero else add("Sub", code, zero_point), scale)
 
     def _bounds(self, node: ir.Node) -> list[str]:
         """Returns the bounds of a Clip; without one, ONNX Runtime clips floats to the largest finite float."""

@@ -1,6 +1,6 @@
 """The rule for DynamicQuantizeLSTM, the LSTM of com.microsoft that quantize_dynamic writes.
 
-DynamicQuantizeLSTM    -> DynamicRangeQuantize of rows, QuantizedMatMul of all steps, QuantizedRecurrence
+DynamicQuantizeLSTM    -> RowProgram of rows, QuantizedMatMul of all steps, QuantizedRecurrence
 
 ONNX Runtime quantizes the inputs of all steps with one scale, and at each step the states of all sequences with one.
 Here each input of a step and each state has a scale of its own, by the same formula: its steps are never larger.

@@ -1,0 +1,49 @@
+"""What the package's logger says, and how results show themselves."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from rewriting import MODELS
+
+import ort_dynq
+from ort_dynq.rewriter import Finding
+
+TORCHAO = MODELS / "torchao_8da8w" / "model.onnx"
+
+
+def test_a_rewrite_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="ort_dynq"):
+        result = ort_dynq.rewrite(TORCHAO, exact=True)
+        result.save(tmp_path / "fast.onnx")
+    found = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
+    assert found[0] == ("ort_dynq.rewriter", "INFO", result.report.summary)
+    assert found[-1] == ("ort_dynq.storage", "INFO", f"{tmp_path / 'fast.onnx'} is written")
+    details = [text for _, level, text in found if level == "DEBUG"]
+    assert len(details) == len(result.report.unconverted) > 0
+    assert details[0].endswith(result.report.unconverted[0].reason)
+
+
+def test_nothing_is_logged_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+    ort_dynq.rewrite(TORCHAO)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_results_are_one_line() -> None:
+    result = ort_dynq.rewrite(TORCHAO)
+    assert repr(result) == f"<Result: {result.report.summary}>"
+    assert repr(result.report) == f"<Report: {result.report.summary}>"
+    verification = ort_dynq.verify(TORCHAO, result.model)
+    assert repr(verification) == f"<Verification: passed; {len(verification.outputs)} outputs, 1 products>"
+
+
+def test_results_in_notebooks_escape_names() -> None:
+    result = ort_dynq.rewrite(TORCHAO, exact=True)
+    page = result._repr_html_()
+    assert page.count("<table>") == 2
+    assert f"<td>{result.report.rewritten[0].operator}</td>" in page
+    result.report.findings[0] = Finding("<b>", "<script>", "main", "rule", "<i>")
+    assert "<script>" not in result._repr_html_()
+    assert "<td>&lt;script&gt;</td><td>&lt;i&gt;</td>" in result._repr_html_()
