@@ -291,6 +291,31 @@ def asymmetric_per_token(x: Tensor) -> Tensor:
     return (codes.to(x.dtype) - zero_point.to(x.dtype)) * scale
 
 
+def quarot(x: Tensor) -> Tensor:
+    """QuaRot's and SpinQuant's activation quantizer: its scale is repeated to the shape of x."""
+    matrix = x.reshape((-1, x.shape[-1]))
+    zero = torch.zeros(matrix.shape[0])
+    low = torch.minimum(matrix.min(1)[0], zero)
+    high = torch.maximum(torch.abs(low), torch.maximum(matrix.max(1)[0], zero))
+    is_zero = high == 0
+    scale = (high / 127).unsqueeze(1).repeat(1, matrix.shape[-1])
+    scale[is_zero] = 1
+    scale = scale.reshape(x.shape)
+    return scale * torch.clamp(torch.round(x / scale), -128, 127)
+
+
+def quarot_groups(x: Tensor, group: int) -> Tensor:
+    """As `quarot`, with a scale for each group of a row."""
+    groups = x.reshape(-1, x.shape[-2], x.shape[-1] // group, group)
+    high = torch.amax(groups, dim=3, keepdim=True)
+    high = torch.maximum(torch.abs(torch.amin(groups, dim=3, keepdim=True)), high)
+    is_zero = high == 0
+    scale = high / 127
+    scale[is_zero] = 1
+    scale = scale.repeat(1, 1, 1, group).reshape(x.shape)
+    return scale * torch.clamp(torch.round(x / scale), -128, 127)
+
+
 def group_wise(x: Tensor, group: int) -> Tensor:
     """Symmetric; `group` adjacent elements share a scale."""
     groups = x.reshape(*x.shape[:-1], -1, group)
@@ -535,6 +560,10 @@ MODELS: dict[str, Callable[[], Example]] = {
     "torch_group": partial(export, linear(partial(group_wise, group=5)), TOKENS, dynamic=TWO_AXES),
     "torch_group_product": partial(
         export, partial(GridLinear, partial(group_wise, group=32), 256, 96, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES
+    ),
+    "torch_quarot": partial(export, partial(GridLinear, quarot, 256, 96, 256, 127), WIDE_TOKENS, dynamic=TWO_AXES),
+    "torch_quarot_group": partial(
+        export, partial(GridLinear, partial(quarot_groups, group=32), 256, 96, 64, 127), WIDE_TOKENS, dynamic=TWO_AXES
     ),
     "torchscript_group_product": partial(
         export,

@@ -165,6 +165,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_kv_cache": {"ort_dynq.RowProgram": 1, "ort_dynq.AffineDequantize": 1},
     "torch_llm_int8": PRODUCT,
     "torch_lsq_constant": {},
+    "torch_quarot": PRODUCT | MIN_MAX,
+    "torch_quarot_group": PRODUCT | MIN_MAX,
     "torch_tensor_s8_asymmetric": WHOLE,
     "torch_tensor_u8": WHOLE,
     "torch_token": PROGRAM,

@@ -17,6 +17,7 @@ from ...operators.program import OUTPUTS
 from .constants import constant_array
 from .folding import folded_values
 from .microsoft import stand_ins
+from .shape_inference import ShapeInference
 
 Dims: TypeAlias = "list[int | ir.SymbolicDim]"
 _LOGGER = "onnx_ir.passes.common.shape_inference"
@@ -105,37 +106,27 @@ class Facts:
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
         ONNX Runtime does not trust them either. A graph output keeps its type, and gets the inferred shape.
         """
-        logger = logging.getLogger(_LOGGER)
-        was_disabled, logger.disabled = logger.disabled, True  # after a failure, types and shapes are unknown
-        initializers = [(graph.initializers, list(graph.initializers)) for graph in self.model.graphs()]
-        data_prop = not _has_long_vector(self.model)
-        infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)
         with stand_ins(self.model), _constants_in_subgraphs(self.model):
-            try:
-                self._drop_contradicted(infer)
-                self._infer_with_vectors(infer)
-                found: set[ir.Value] = set()
-                while _infer_own_operators(self.model, found):
-                    infer(self.model)
-            finally:
-                logger.disabled = was_disabled
-                for values, order in initializers:  # the pass moves large ones to the end
-                    for name in order:
-                        values.add(values.pop(name))
+            inference = ShapeInference(self.model, data_prop=not _has_long_vector(self.model))
+            self._drop_contradicted(inference)
+            self._infer_with_vectors(inference)
+            found: set[ir.Value] = set()
+            while _infer_own_operators(self.model, found):
+                inference.run()
 
-    def _infer_with_vectors(self, infer: ShapeInferencePass) -> None:
+    def _infer_with_vectors(self, inference: ShapeInference) -> None:
         """Infers types and shapes; then again, if a Reshape of a vector has a length that inference did not know."""
         outputs = [value for value in self._saved if value.producer() is not None]
         before = [(value, value.type, value.shape.copy() if value.shape is not None else None) for value in outputs]
-        infer(self.model)
+        inference.run()
         vectors = [(value, value.type, shape) for value, shape in _reshaped_vectors(self.model)]
         if not vectors:
             return
         for value, type_, shape in (*before, *vectors):
             value.type, value.shape = type_, shape
-        infer(self.model)
+        inference.run()
 
-    def _drop_contradicted(self, infer: ShapeInferencePass) -> None:
+    def _drop_contradicted(self, inference: ShapeInference) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
         declared = [value for value, (_, shape) in self._saved.items() if shape is not None and value.producer()]
         if not declared:
@@ -144,7 +135,7 @@ class Facts:
             value.shape = None
             if not value.is_graph_output():
                 value.type = None
-        infer(self.model)
+        inference.run()
         contradicted = [value for value in declared if _contradicts(value, *self._saved[value])]
         if contradicted:
             self.contradiction = _error_of(self.model)

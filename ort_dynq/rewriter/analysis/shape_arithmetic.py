@@ -14,6 +14,8 @@ from .constants import constant_array, is_number
 from .nodes import producer_of
 
 _FARTHEST = 16  # nodes
+_LONGEST = 64  # elements of a shape
+_MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Squeeze", "Unsqueeze")
 _SLICE_WITHOUT_STEPS = 3  # inputs after the data: starts, ends, axes
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Sqrt": np.sqrt,
@@ -39,15 +41,32 @@ def known_number(value: ir.Value) -> float | None:
     return None if math.isnan(number) else number
 
 
+def known_lengths(value: ir.Value | None) -> list[int | None] | None:
+    """Returns the elements of a vector of integers, such as a shape, None for those that are not known; or None."""
+    try:
+        elements = _elements(value)
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+    if elements is None or elements.ndim != 1:
+        return None
+    return [None if math.isnan(each) else int(each) for each in elements.tolist()]
+
+
 def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
     """Returns the elements of a number or a shape; NaN for a length that is not known."""
     if value is None or distance > _FARTHEST:
         return None
     if (elements := constant_array(value)) is not None:
         return elements.astype(np.float64) if is_number(elements.dtype) else None
-    node = producer_of(value, "Shape", "Identity", "Cast", "Slice", "Gather", "Squeeze", "Unsqueeze", *_ARITHMETIC)
+    node = producer_of(value, *_MOVES, "ConstantOfShape", "Shape", *_ARITHMETIC)
     if node is None or node.inputs[0] is None:
         return None
+    if node.op_type == "Concat":
+        return np.concatenate([_part(each, distance + 1) for each in node.inputs])
+    if node.op_type == "ConstantOfShape":
+        given, length = node.attributes.get("value"), _elements(node.inputs[0], distance + 1)
+        number = 0.0 if given is None else float(given.as_tensor().numpy().reshape(-1)[0])
+        return None if length is None or math.prod(length.tolist()) > _LONGEST else np.full(length.astype(int), number)
     if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or not value.dtype.is_floating_point()):
         return None  # integers round
     if node.op_type == "Shape":
@@ -70,3 +89,17 @@ def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float
     if node.op_type in ("Squeeze", "Unsqueeze"):
         return first.reshape(()) if first.size == 1 else None
     return first
+
+
+def _part(value: ir.Value | None, distance: int) -> npt.NDArray[np.float64]:
+    """Returns the elements of an input of a Concat of vectors; NaN for those that are not known.
+
+    Raises:
+        ValueError: Their number is not known.
+    """
+    elements = _elements(value, distance)
+    if elements is not None:
+        return np.atleast_1d(elements)
+    if value is None or value.shape is None or len(value.shape) != 1 or not isinstance(value.shape[0], int):
+        raise ValueError
+    return np.full(value.shape[0], math.nan)

@@ -1,0 +1,79 @@
+"""The rule for numbers that a model writes where a condition holds, as torch does for ``scale[mask] = 1``.
+
+ScatterND(x, Transpose(NonZero(mask)), the number, repeated)    -> Where(mask, number, x)
+
+The mask has the leading dimensions of x, or all. NonZero gives each index once, so that the order of writing does not
+matter. Rules and programs know Where.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from ..analysis.constants import constant_scalar
+from ..analysis.inference import Facts
+from ..analysis.nodes import is_standard, producer_of, skip_identity
+from ..analysis.shapes import RESHAPES, does_not_grow
+from ..edit import Edit
+from ..rule import Context, Rule
+
+_NUMBERS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+
+
+class _Match(NamedTuple):
+    data: ir.Value
+    mask: ir.Value
+    number: float
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
+    if not is_standard(node, "ScatterND") or (node.attributes.get_string("reduction", "none") or "none") != "none":
+        return None
+    data, indices, updates = node.inputs
+    transpose = producer_of(None if indices is None else skip_identity(indices), "Transpose")
+    found = None if transpose is None else producer_of(_first(transpose), "NonZero")
+    if data is None or found is None or updates is None or data.dtype not in _NUMBERS:
+        return None
+    mask, number = _first(found), _repeated_number(updates, context.facts)
+    if mask is None or mask.dtype != ir.DataType.BOOL or number is None or mask.shape is None or data.shape is None:
+        return None
+    pairs = list(zip(mask.shape, data.shape, strict=False))
+    is_known = all(a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None) for a, b in pairs)
+    return _Match(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    node, data, mask = edit.node, match.data, match.mask
+    assert match.mask.shape is not None
+    assert data.shape is not None
+    assert data.dtype is not None
+    wide = producer_of(mask, "Expand")
+    if wide is not None and wide.inputs[0] is not None and does_not_grow(wide.inputs[0], data):
+        mask = wide.inputs[0]  # Where broadcasts it
+    elif missing := [*range(len(match.mask.shape), len(data.shape))]:
+        axes = edit.add_constant(np.array(missing), before=node)
+        shape = ir.Shape([*match.mask.shape, *[1 for _ in missing]])
+        mask = edit.insert(ir.node("Unsqueeze", [mask, axes]), before=node)
+        edit.facts.note(mask, ir.DataType.BOOL, shape)
+    number = edit.add_constant(np.array(match.number, data.dtype.numpy()), before=node)
+    edit.replace(node.outputs[0], edit.insert_main(ir.node("Where", [mask, number, data]), before=node))
+
+
+RULE: Rule[_Match] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
+
+
+def _first(node: ir.Node) -> ir.Value | None:
+    value = node.inputs[0] if node.inputs else None
+    return None if value is None else skip_identity(value)
+
+
+def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
+    """Returns the constant number that all elements of a value are; None if there is none."""
+    while (node := producer_of(value, "Expand", "Tile", "Identity", *RESHAPES)) is not None:
+        if (number := constant_scalar(value)) is not None or node.inputs[0] is None:
+            return number
+        value = node.inputs[0]
+    return constant_scalar(value) if facts.is_constant(value) else None
