@@ -47,7 +47,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
             backend: See :func:`ort_dynq.register`.
             exact, fuse, weights_only, keep_fused: See :func:`ort_dynq.rewrite`.
-            cache: Whether the rewritten model of a file is kept for the next session, see :mod:`ort_dynq.cache`.
+            cache: Whether the rewritten model of a file is kept for the next session: see docs/deployment.md.
             **kwargs: Keyword arguments of ``onnxruntime.InferenceSession``.
 
         Raises:

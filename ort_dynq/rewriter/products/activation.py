@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import NanCode
 from ...operators.quantized_matmul import GROUP_UNIT
+from ..analysis.bounds import LARGEST, all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import attributes_of
@@ -31,6 +32,8 @@ class Activation:
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
+        range: The range from which the scale is computed, if the model's codes are infinite where it is, and the scale
+            is finite; else None.
     """
 
     form: Affine
@@ -39,6 +42,7 @@ class Activation:
     zero_point: int | None = None
     has_code_zero_point: bool = True
     may_be_nan: bool = False
+    range: ir.Value | None = None
 
     @property
     def value(self) -> ir.Value:
@@ -95,7 +99,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
             number = int(known.low)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan, _range_of_infinite(form, values))
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
@@ -112,6 +116,25 @@ def _may_be_nan(form: Affine, values: Values) -> bool:
     if node.op_type != "AffineFakeQuantize" or attributes_of(node)["nan_code"] != NanCode.NAN:
         return False
     return values.known(node.inputs[1]).low < SMALLEST_DIVISOR
+
+
+def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
+    """Returns the range of a row whose codes may be infinite although its scale is finite, since it is bounded.
+
+    Raises:
+        Unconverted: Such codes are possible, and the range is not known.
+    """
+    if form.root.dtype != ir.DataType.FLOAT or form.source is not None or form.scale is None:
+        return None
+    if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
+        return None
+    scale = scaled_value(form.scale.term)
+    bounded = None if scale is None else all_bounds_of(scale.value)
+    if bounded is not None and math.isinf(bounded.most) and not (scale is not None and scale.is_inverse):
+        return None  # an infinite range gives an infinite scale
+    if scale is None or bounded is None or scale.is_inverse or form.moves or bounded.most < LARGEST:
+        raise Unconverted(Reason.CODES_NOT_PROVEN)
+    return bounded.value
 
 
 def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
