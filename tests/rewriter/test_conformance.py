@@ -154,6 +154,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_kv_cache": {"ort_dynq.AffineDequantize": 1, "ort_dynq.DynamicRangeQuantize": 1},
     "torch_llm_int8": PRODUCT | MAGNITUDE,
     "torch_lsq_constant": {},
+    "token_float_offset": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "torch_quarot": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "torch_quarot_group": {"ort_dynq.AffineQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "torch_tensor_s8_asymmetric": WHOLE,

@@ -20,7 +20,7 @@ from .bounds import all_bounds_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .inference import Facts
-from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, largest_quotient
+from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_range, largest_quotient
 from .nodes import cast_to
 
 INF = math.inf
@@ -152,8 +152,9 @@ class Values:
             found = _corners(arithmetic, *inputs)
             if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
                 largest = largest_quotient(node, self.known)
-                found = found if largest is None else found.within(-largest, largest)
-            if op_type == "Sub" and difference_of_minimum(node) is not None:
+                if largest is not None:
+                    found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
+            if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
                 found = found.within(0, INF)
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
         return Known()

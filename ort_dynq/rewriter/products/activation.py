@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, OfCodes, Op, Term, dtype_of, scaled_value
+from .affine_form import Affine, OfCodes, Op, Term, divisor_of, dtype_of, marked, scaled_value
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     may_be_nan = form.divisor is None and _may_be_nan(form, values)
+    divisor = divisor_of(form.root, values) if may_be_nan and form.source is None and form.scale is not None else None
+    if divisor is not None and form.scale is not None and isinstance(form.scale.term, Op):
+        scale = marked(form.scale.term, divisor)
+        may_be_nan = scale is None
+        form = form if scale is None else replace(form, scale=replace(form.scale, term=scale))
     if (may_be_nan and form.is_rounded) or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
         raise Unconverted(Reason.NAN_CODES)
     blocks = {param.block for param in form.params if not param.is_one}
