@@ -594,27 +594,6 @@ def half_glue() -> Example:
     return Example(model, [activations(2, 7, 20, zero_row=True).astype(np.float16)])
 
 
-def float_offset() -> Example:
-    """Ranges are expanded to the shape of x; no epsilon: scale * codes + minimum, and NaN for rows of one number."""
-    rng = np.random.default_rng(7)
-    model = parse(
-        """offset (float[batch, tokens, 64] x) => (float[batch, tokens, 48] y) {
-            low = ReduceMin<keepdims = 1>(x, last)  high = ReduceMax<keepdims = 1>(x, last)
-            shape = Shape(x)  wide_low = Expand(low, shape)  wide_high = Expand(high, shape)
-            range = Sub(wide_high, wide_low)  above = Sub(x, wide_low)  part = Div(above, range)
-            quotient = Mul(part, levels)  rounded = Round(quotient)
-            whole = Div(rounded, levels)  scaled = Mul(whole, range)  real = Add(scaled, wide_low)
-            product = MatMul(real, weights)  y = Add(product, bias)
-        }""",
-        18,
-        last=np.array([-1]),
-        levels=np.float32(255),
-        weights=grid_weights(rng, 64, 48),
-        bias=rng.normal(size=48).astype(np.float32),
-    )
-    return Example(model, [activations(2, 7, 64, high=16.0)])
-
-
 def float_bias() -> Example:
     """A cache of uint8 codes, with a float16 scale and a float16 minimum per token and head."""
     model = parse(
@@ -726,7 +705,6 @@ MODELS: dict[str, Callable[[], Example]] = {
     "token_reshaped_codes": reshaped_codes,
     "token_reshaped_gemm": reshaped_gemm,
     "token_float16_glue": half_glue,
-    "token_float_offset": float_offset,
     "kv_cache_float_bias": float_bias,
     "qat_unfolded_weights": unfolded_weights,
     "experts_token": experts,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import cache
 from .errors import message
 from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
 from .version import __version__
@@ -63,6 +64,7 @@ class Examination:
         isa: The instruction set in use; empty if it cannot be determined, in which case a check failed.
         isas: The available instruction sets, best first.
         gain: See :func:`ort_dynq.system.gain_of_integers`; empty without an instruction set.
+        cache: See :func:`ort_dynq.cache.describe`.
         checks: The checks, in order.
     """
 
@@ -74,6 +76,7 @@ class Examination:
     isa: str
     isas: tuple[str, ...]
     gain: str
+    cache: str
     checks: tuple[Check, ...]
 
     @property
@@ -110,7 +113,8 @@ def examine(*, track: Track = iter) -> Examination:
     checks = tuple(test.run() for test in track(tests))
     isa = _or_else("", _isa)
     gain = gain_of_integers(isa) if isa else ""
-    return Examination(versions(), platform_name(), wheel_test(), cpu_name(), cpu_features(), isa, isas, gain, checks)
+    cpu = cpu_name(), cpu_features()
+    return Examination(versions(), platform_name(), wheel_test(), *cpu, isa, isas, gain, cache.describe(), checks)
 
 
 @dataclass(frozen=True)

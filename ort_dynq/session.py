@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnxruntime as ort
@@ -10,11 +13,13 @@ import onnxruntime as ort
 from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
+from .cache import Entry
 from .errors import DynqError
 from .four_bits import has_four_bits, run_of
 from .runtime import openable
 
 if TYPE_CHECKING:
+    from .rewriter import Result
     from .storage import Model
 
 
@@ -31,6 +36,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         fuse: bool = False,
         weights_only: str = "keep",
         keep_fused: bool = False,
+        cache: bool = True,
         **kwargs: Any,
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
@@ -41,24 +47,32 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             *args: The further arguments of ``onnxruntime.InferenceSession``: providers, provider_options.
             backend: See :func:`ort_dynq.register`.
             exact, fuse, weights_only, keep_fused: See :func:`ort_dynq.rewrite`.
+            cache: Whether the rewritten model of a file is kept for the next session: see docs/deployment.md.
             **kwargs: Keyword arguments of ``onnxruntime.InferenceSession``.
 
         Raises:
             DynqError: The model is missing or is not an ONNX model, or the operators cannot be registered. All other
                 errors are those of ``onnxruntime.InferenceSession``.
         """
-        from .rewriter import rewrite
-
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
-        result = rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
-        rewritten = result.model
-        if backend == "extensions":
-            from .backends.prepare import ready_for_extensions
-
-            rewritten = ready_for_extensions(rewritten).model
-        with with_advice(backend), openable(rewritten, options, shared=sess_options is not None) as source:
-            super().__init__(source, options, *args, **kwargs)
+        flags = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
+        entry = Entry.of(model, f"{backend} {flags}") if cache else None
+        found = entry.find() if entry is not None else None
+        with with_advice(backend):
+            if entry is None or found is None or not self._opens(found, options, *args, **kwargs):
+                rewritten = functools.partial(_rewritten, model, backend, **flags)
+                result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
+                with openable(result.model, options, shared=sess_options is not None) as source:
+                    super().__init__(source, options, *args, **kwargs)
         self._has_four_bits = has_four_bits(self)
+
+    def _opens(self, path: Path, *args: Any, **kwargs: Any) -> bool:
+        """Opens a model of the cache. Returns False if that fails: the reason may be the cache."""
+        try:
+            super().__init__(os.fspath(path), *args, **kwargs)
+        except Exception:  # the types are onnxruntime's own
+            return False
+        return True
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
@@ -78,3 +92,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             "a session cannot be pickled or copied: open it in each process, "
             "ort_dynq.InferenceSession(path) or onnxruntime.InferenceSession(path, ort_dynq.register(options))"
         )
+
+
+def _rewritten(model: Model, backend: Backend, **options: Any) -> Result:
+    """Rewrites a model for a backend."""
+    from .rewriter import rewrite
+
+    result = rewrite(model, **options)
+    if backend == "native":
+        return result
+    from .backends.prepare import ready_for_extensions
+
+    return ready_for_extensions(result.model)

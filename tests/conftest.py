@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from ort_dynq import kernels
+from ort_dynq import cache, kernels
 from ort_dynq.backends.options import BACKENDS
+
+os.environ[cache.FOLDER] = "0"  # sessions of tests rewrite their models
 
 _ran: Counter[str] = Counter()  # the number of tests that ran on each instruction set
 _left_out: Counter[str] = Counter()  # the number of exhaustive tests in each folder that did not run

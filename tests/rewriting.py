@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,9 +19,8 @@ from onnx import helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
-from ort_dynq.rewriter.chains import decomposed, dynamic_quantize_linear, reductions
+from ort_dynq.rewriter.chains import dynamic_quantize_linear, reductions
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.rewriter.policy import cost
 from ort_dynq.rewriter.programs import row_program
 from ort_dynq.rewriter.rule import Rule
 from ort_dynq.rewriter.rules import PHASES
@@ -89,16 +88,6 @@ def without(*rules: Rule[Any]) -> Iterator[None]:
     """Rewrites without some rules within the block."""
     phases = tuple(tuple(rule for rule in phase if rule not in rules) for phase in PHASES)
     with mock.patch("ort_dynq.rewriter.PHASES", phases):
-        yield
-
-
-@contextmanager
-def only_programs() -> Iterator[None]:
-    """Rewrites chains of primitive operators to programs only within the block, however small they are."""
-    with ExitStack() as stack:
-        stack.enter_context(without(decomposed.QUANTIZE, decomposed.DEQUANTIZE))
-        stack.enter_context(mock.patch.object(cost, "_FEWEST_ELEMENTS", 0))
-        stack.enter_context(mock.patch.object(cost, "_FEWEST_PASSES_SAVED", 0))
         yield
 
 

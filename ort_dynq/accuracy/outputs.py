@@ -75,6 +75,11 @@ def measure_outputs(
 ) -> tuple[OutputAccuracy, ...]:
     """Compares the outputs of B, at ONNX Runtime's default optimization level, with the float model's.
 
+    Args:
+        reference: The float model's outputs.
+        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
+        backend: How B gets the operators, see :func:`ort_dynq.register`; None for stock ONNX Runtime.
+
     Raises:
         SessionError: B does not load or run.
         DynqError: The inputs or outputs of B differ from the float model's.
@@ -84,6 +89,11 @@ def measure_outputs(
 
 def results_of(reference: Reference, b: Model, *, backend: Backend | None = "native") -> list[list[Any]]:
     """Returns the outputs of B, at ONNX Runtime's default optimization level, for each set of data.
+
+    Args:
+        reference: The float model's outputs.
+        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
+        backend: How B gets the operators, see :func:`ort_dynq.register`; None for stock ONNX Runtime.
 
     Raises:
         SessionError: B does not load or run.
@@ -96,7 +106,12 @@ def results_of(reference: Reference, b: Model, *, backend: Backend | None = "nat
 
 
 def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> tuple[OutputAccuracy, ...]:
-    """Compares the outputs of a model for each set of data with the float model's."""
+    """Compares the outputs of a model for each set of data with the float model's.
+
+    Args:
+        reference: The float model's outputs.
+        results: The outputs of the other model for each set, as :func:`results_of` returns them.
+    """
     classifiers = {name_of(output) for output in load(reference.model).graph.outputs if is_classifier(output)}
     return tuple(
         _output(name, [each[i] for each in reference.outputs], [each[i] for each in results], name in classifiers)
@@ -105,7 +120,11 @@ def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> t
 
 
 def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:
-    """Returns the smallest signal-to-noise ratio of an output in decibels; infinity if none has one."""
+    """Returns the smallest signal-to-noise ratio of an output in decibels; infinity if none has one.
+
+    Args:
+        outputs: The outputs, as :func:`measure_outputs` returns them.
+    """
     return min((each.snr_db for each in outputs if each.snr_db is not None), default=math.inf)
 
 

@@ -31,7 +31,8 @@ def _run(_: argparse.Namespace) -> Outcome:
         yield f"{found.platform}; released wheel for it: {found.wheel_test}"
         yield one_line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
         yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}"
-        yield f"{found.gain}\n"
+        yield found.gain
+        yield f"cache of InferenceSession: {found.cache}\n"
         rows = [(each.name, "ok" if each.passed else "FAILED", each.detail) for each in found.checks]
         yield table(("check", "result", "detail"), rows, style=lambda row: "green" if row[1] == "ok" else "red")
         yield ""

@@ -11,8 +11,8 @@ from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import producer_of
-from ..rewriter.chains import decomposed
 from ..rewriter.metadata import QUANTIZED
+from ..rewriter.programs import row_program
 from ..rewriter.reasons import Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM, is_dynamic_lstm
 from ..rewriter.rule import Context, Rule
@@ -68,17 +68,17 @@ def check_is_float(model: ir.Model, options: Options) -> None:
 
 
 def _refuse_chain(node: ir.Node, context: Context) -> None:
-    """Checks that the rewriter does not recognise a node as the end of a decomposed quantization.
+    """Checks that the rewriter makes no program of a quantization around a node.
 
     Raises:
         DynqError: The rewriter does.
     """
     with contextlib.suppress(Unconverted):
-        if decomposed.QUANTIZE.match(node, context) is not None:
+        if node.op_type == "Round" and row_program.RULE.match(node, context) is not None:
             raise DynqError(_RUN_TIME)
 
 
-CHAINS: Rule[None] = Rule("quantized chain", decomposed.QUANTIZE.oldest_opset, _refuse_chain, reports_opset=True)
+CHAINS: Rule[None] = Rule("quantized chain", row_program.RULE.oldest_opset, _refuse_chain, reports_opset=True)
 """The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 

@@ -102,7 +102,7 @@ def rewrite(
     *,
     exact: bool = False,
     fuse: bool = False,
-    weights_only: str = WEIGHTS_ONLY[0],
+    weights_only: str = "keep",
     keep_fused: bool = False,
 ) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.

@@ -38,21 +38,13 @@ class Reason(Enum):
     )
 
     # Chains of primitive operators
+    NO_PROGRAM = "no program computes its quotient"
+    PROGRAM_TOO_SHORT = "a program of it and the nodes around it costs more than it saves"
+    PROGRAM_CUT = "no program computes {operator} {name}, and one of the other nodes around it costs more than it saves"
     NOT_ROUNDED = "the codes are {how}, expected Round"
-    CODES_NOT_CLIPPED = "codes are cast to {codes} without a clip to its range"
-    CODES_NOT_CLIPPED_TO_INTEGERS = "the codes are not clipped to constant integers"
-    CODES_STAY_FLOATS = "the codes stay floats and are not dequantized by the same scale"
-    SIGN_OF_ZERO_LOST = "codes that stay floats are clipped at 0 in a way that loses the sign of -0"
-    SIGN_OF_ZERO_DEPENDS = (
-        "codes that stay floats are clipped at 0, where the order of clip and rounding decides the sign"
-    )
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
     SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"
-    ZERO_POINT_BROADCAST_TO_X = "the zero point's shape is not known to broadcast to the shape of x"
-    ZERO_POINT_SHAPE = "the zero point's shape is not known to equal the scale's"
     ZERO_POINT_TYPE = "the zero point is of another type than the codes"
-    INVERSE_SCALE_DIVIDES = "an inverse scale divides x, or a scale that is not inverse multiplies it"
-    SHAPES_OF_RANGE = "the shapes of scale and zero point are not known to match the rows of the range"
 
     # Ranges, and the scales and zero points that are computed from them
     RANGE_IN_ANOTHER_GRAPH = "the range is computed in another graph than the quantization"

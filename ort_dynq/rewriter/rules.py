@@ -5,7 +5,7 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 
 from __future__ import annotations
 
-from .chains import decomposed, dynamic_quantize_linear, masked, narrowing, qdq, reductions, repeated, truncation
+from .chains import dequantization, dynamic_quantize_linear, masked, narrowing, qdq, reductions, repeated, truncation
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, normalization, quantized_activations
@@ -24,22 +24,22 @@ from .recurrent import dynamic_lstm
 PHASES = (
     (masked.RULE, repeated.RULE),
     (narrowing.RULE,),
-    (qdq.QUANTIZE, qdq.DEQUANTIZE, decomposed.QUANTIZE, decomposed.DEQUANTIZE, truncation.RULE),
+    (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (
         *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (float_weights.RULE, batch_normalization.RULE),
+    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS),
     (tails.RULE,),
     (row_program.RULE,),
-    (reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
+    (dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
-"""Each phase goes over the whole model before the next one begins: first the types of codes, then chains, then products
-of the data that they quantize, then the weights of products that stay float and the normalizations after other
-products, then programs of products and of the other chains, then the remaining ranges, DynamicQuantizeLinear before
-products, and the weights of products that stay ONNX Runtime's. The last phase reports unconverted products and removes
-Casts."""
+"""Each phase goes over the whole model before the next one begins: first the types of codes, then QuantizeLinear and
+DequantizeLinear, then products of quantized data, then the weights of products that stay float, normalizations after
+other products and the report of those that stay, then programs of products and of chains, then the remaining
+dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of products that stay ONNX Runtime's.
+The last phase reports the other unconverted products and removes Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
@@ -51,7 +51,5 @@ FUSIONS = frozenset(
 )
 """The names of the rules of these phases."""
 
-IN_FLOAT32 = frozenset(
-    rule.name for rule in (decomposed.QUANTIZE, float_matmul.RULE, float_conv.RULE, row_program.RULE)
-)
+IN_FLOAT32 = frozenset(rule.name for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE))
 """The names of the rules that find chains of float16 models only with ONNX Runtime's Casts written into them."""

@@ -151,6 +151,9 @@ def verify(
         seed: The seed of the generated values.
         backend: How B gets the operators, see :func:`ort_dynq.register`.
 
+    Returns:
+        What was compared; `passed` says whether B is right.
+
     Raises:
         DynqError: A or B is not a model, their inputs or outputs differ, an input does not fit, A does not run, B was
             quantized by :func:`ort_dynq.quantize` and A was not, or the operators cannot be registered.

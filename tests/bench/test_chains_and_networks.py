@@ -25,9 +25,9 @@ def _narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_developers_json(capsys, "chains")
     assert {each["name"]: (each["nodes"], each["rewritten"]) for each in data["timings"]} == {
-        "symmetric per token to int8": (8, {"DynamicRangeQuantize": 1}),
-        "symmetric per token, fake-quantized": (8, {"DynamicRangeFakeQuantize": 1}),
-        "torchao asymmetric per token, fake-quantized": (28, {"DynamicRangeFakeQuantize": 1}),
+        "symmetric per token to int8": (8, {"RowProgram": 1}),
+        "symmetric per token, fake-quantized": (8, {"RowProgram": 1}),
+        "torchao asymmetric per token, fake-quantized": (28, {"RowProgram": 1}),
         "asymmetric per tensor -> Q -> DQ": (15, {"DynamicRangeFakeQuantize": 1}),
     }
     for each in data["timings"]:
@@ -39,7 +39,7 @@ def test_bench_chains_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_chains_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_developers(capsys, "chains").splitlines()
-    assert sum(line.rstrip().endswith(("DynamicRangeQuantize", "DynamicRangeFakeQuantize")) for line in lines) == 4
+    assert sum(line.rstrip().endswith(("RowProgram", "DynamicRangeFakeQuantize")) for line in lines) == 4
 
 
 @pytest.mark.parametrize("chain", chains.CHAINS, ids=str)
@@ -88,8 +88,8 @@ def test_bench_networks_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:5] for row in rows] == [
         ["decoder", form, "float32", "2", threads] for form in ("torchao", "float") for threads in "12"
     ]
-    products = ["4", "QuantizedMatMul,", "2", "QuantizedMatMulProgram"]  # two have a residual
-    converted = ["4", "DynamicRangeFakeQuantize,", *products]
+
+    converted = ["4", "QuantizedMatMul,", "2", "QuantizedMatMulProgram,", "4", "RowProgram"]  # two have a residual
     assert [row[8:] for row in rows] == [converted] * 2 + [["-"]] * 2
 
 
@@ -107,7 +107,7 @@ def test_bench_networks_times_a_network_in_the_forms_that_it_has(capsys: pytest.
 
 def test_bench_networks_exact(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_developers_json(capsys, *SMALL, "--networks", "encoder", "--forms", "token", "--tokens", "2", "--exact")
-    assert data["timings"][0]["rewritten"] == {"DynamicRangeFakeQuantize": 4}
+    assert data["timings"][0]["rewritten"] == {"RowProgram": 4}
 
 
 def test_bench_networks_float16(capsys: pytest.CaptureFixture[str]) -> None:

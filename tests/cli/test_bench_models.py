@@ -24,7 +24,7 @@ def test_bench_model_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["threads"] for each in data["timings"]] == [1, 2]
     for each in data["timings"]:
         assert (each["name"], each["problem"]) == (TOKEN, "")
-        assert each["rewritten"] == {"DynamicRangeFakeQuantize": 1}
+        assert each["rewritten"] == {"RowProgram": 1}
         check_latency(each["stock"])
         check_latency(each["ours"])
         assert each["ratio"] == pytest.approx(each["stock"]["median_ms"] / each["ours"]["median_ms"])
@@ -120,7 +120,7 @@ def test_bench_folder_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert data["folder"] == str(folder)
     timings = {each["name"]: each for each in data["timings"]}
     assert list(timings) == ["broken", "ort_dynamic", "row_zero_point", "torch_token", "without data"]
-    assert timings["torch_token"]["rewritten"] == {"DynamicRangeFakeQuantize": 1}
+    assert timings["torch_token"]["rewritten"] == {"RowProgram": 1}
     products = {"QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
     assert timings["ort_dynamic"]["rewritten"] == {"DynamicQuantizeLinear": 2, **products}
     assert timings["row_zero_point"]["stock"] is None
@@ -141,7 +141,7 @@ def test_bench_folder_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert rows[2][2] == "fails"
     assert rows[2][4] == "-"
     assert rows[0][5:7] == ["1", "QuantizedMatMulProgram,"]
-    assert rows[4][5:] == ["1", "DynamicRangeFakeQuantize"]
+    assert rows[4][5:] == ["1", "RowProgram"]
     assert lines[-1].startswith("row_zero_point does not run in stock ONNX Runtime at its default level")
 
 

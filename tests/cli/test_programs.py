@@ -87,8 +87,8 @@ def test_errors_name_nodes_with_programs(written: str, capsys: pytest.CaptureFix
     ):
         assert cli.main(["inspect", written, "--program", name]) == 2
         assert capsys.readouterr().err == f"ort-dynq: error: {message}\n"
-    token = str(MODELS / "torch_token" / "model.onnx")
-    assert cli.main(["inspect", token, "--program", "node_round"]) == 2
+    constant = str(MODELS / "torch_lsq_constant" / "model.onnx")
+    assert cli.main(["inspect", constant, "--program", "none"]) == 2
     assert capsys.readouterr().err.endswith("; no node has a program\n")
     assert cli.main(["inspect", written, "--program", "codes", "--values", "codes"]) == 2
     assert "not allowed with argument" in capsys.readouterr().err

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
+import importlib.util
 import itertools
 import re
 import shlex
+from inspect import isfunction, signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench import cli as developers
@@ -97,6 +101,44 @@ def test_every_page_is_found_from_the_readme() -> None:
 def test_operators_page_is_up_to_date() -> None:
     is_up_to_date = documentation.PAGE.read_text() == documentation.operators_page()
     assert is_up_to_date, "run `python -m ort_dynq.documentation`"
+
+
+@pytest.fixture(scope="module")
+def api() -> Any:
+    """The script .ci/api as a module."""
+    loader = importlib.machinery.SourceFileLoader("api", str(ROOT / ".ci" / "api"))
+    spec = importlib.util.spec_from_loader("api", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_python_page_is_up_to_date(api: Any) -> None:
+    is_up_to_date = api.PAGE.read_text() == api.page()
+    assert is_up_to_date, "run `.ci/api`"
+
+
+def test_python_page_has_all_public_names_and_arguments(api: Any) -> None:
+    page = api.PAGE.read_text()
+    named, seen = 0, set()
+    for path in api.MODULES:
+        for name in importlib.import_module(path).__all__:
+            item = getattr(importlib.import_module(path), name)
+            if not callable(item) or item in seen:
+                continue
+            seen.add(item)
+            section = page.split(f"### `{path}.{name}`\n")[1].split("\n### ")[0]
+            for argument in signature(item).parameters if isfunction(item) else ():
+                assert len(re.findall(rf"\b{argument}\b", section)) > 1, f"{path}.{name}: {argument}"
+                named += 1
+    assert named > 40
+
+
+def test_documents_use_public_modules(api: Any) -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "README.md", *DOCS.rglob("*.md"), *DOCS.rglob("*.py")))
+    used = {*re.findall(r"from (ort_dynq[\w.]*) import", text), *re.findall(r"import (ort_dynq\.[\w.]+)", text)}
+    assert used <= {*api.MODULES}
 
 
 def test_operators_page_is_complete() -> None:

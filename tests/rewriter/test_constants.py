@@ -46,7 +46,6 @@ TENSOR = "uq, us, uz = DynamicQuantizeLinear({0}) u = DequantizeLinear(uq, us, u
 CASES = {
     "QuantizeLinear": "a = Abs(w) m = ReduceMax<keepdims = 0>(a) s = Div(m, c127) t = QuantizeLinear(w, s, none)",
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
-    "decomposed quantization": f"{FAKE} t = Identity(f)",
     "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",
     "truncated codes": f"{ABS_MAX} d = Div(w, s) t = Cast<to = 3>(d)",
     "integer matrix product": f"{CODES} i = MatMulInteger(q, matrix) j = Cast<to = 1>(i) k = Mul(j, s)"
@@ -70,15 +69,17 @@ CASES = {
     " i = ConvInteger(iq, filter_codes, iz) j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k)"
     " t = BatchNormalization(r, of_channel, of_channel, of_channel, of_channel)",
     "row program": f"{ABS_MAX} d = Div(w, s) r = Floor(d) c = Clip(r, low, high) t = Mul(c, s)",
-    "unconverted product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) h = Sigmoid(g) t = MatMul(h, tall)",
+    "unconverted product": "wq, ws, wz = DynamicQuantizeLinear(w)"
+    " t = QLinearMatMul(wq, step, none, matrix, step, no_shift, step, none)",
+    "unconverted float product": f"{CODES} f = Transpose(q) g = Cast<to = 1>(f) h = Sigmoid(g) t = MatMul(h, tall)",
 }
-CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Identity(q)"
+CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Transpose(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
 # The parser of these cases has only standard operators; test_matmul_nbits.py, test_dynamic_lstm.py and
 # test_dynamic_products.py have those of com.microsoft.
 OTHERS = ("MatMulNBits", "DynamicQuantizeLSTM", "fused integer product")
 RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name not in OTHERS}
-REPORT_ONLY = ("truncated codes", "unconverted product")
+REPORT_ONLY = ("truncated codes", "unconverted product", "unconverted float product")
 
 
 def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx.ModelProto:
@@ -159,7 +160,7 @@ def test_an_initializer_that_is_an_input_is_not_constant(rule: str) -> None:
     assert [each.operator is None for each in found] == [rule in REPORT_ONLY]
 
 
-@pytest.mark.parametrize("rule", ["range", "decomposed quantization"])
+@pytest.mark.parametrize("rule", ["range", "row program"])
 @pytest.mark.parametrize("more", ["", MORE])
 def test_models_whose_initializers_are_all_inputs(rule: str, more: str, tmp_path: Path) -> None:
     """Before version 4 of the format they had to be, and could not be overridden."""
@@ -178,7 +179,7 @@ def test_models_whose_initializers_are_all_inputs(rule: str, more: str, tmp_path
     assert len(result.to_proto().graph.input) == (1 if more else len(model.graph.input))
 
 
-@pytest.mark.parametrize("nodes", [CASES["range"], CASES["decomposed quantization"]])
+@pytest.mark.parametrize("nodes", [CASES["range"], CASES["row program"]])
 def test_calls_with_and_without_constants(nodes: str, tmp_path: Path) -> None:
     """Only the call stays whose nodes ONNX Runtime folds."""
     model = model_of(nodes, "function")
@@ -225,10 +226,10 @@ def check_layer(model: onnx.ModelProto, folder: Path) -> None:
     """Checks that the layer becomes two nodes, and only its quantization is converted with `exact`."""
     x = rows((9, 48), 3)
     result = rewrite(model)
-    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"], result.report.unconverted
+    assert found(result.report) == ["QuantizedMatMul", "RowProgram"], result.report.unconverted
     assert nodes_left(result.to_proto(), folder) == 2
     check_products(model, {"x": np.nan_to_num(x, posinf=1, neginf=-1)})
-    assert found(check(model, {"x": x})) == ["DynamicRangeFakeQuantize"]
+    assert found(check(model, {"x": x})) == ["RowProgram"]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -256,7 +257,7 @@ def test_weights_that_a_function_gets(others: int, tmp_path: Path) -> None:
         model.graph.node.append(helper.make_node("f", ["x", weights], [f"y{i}"], domain="local"))
         model.graph.output.append(helper.make_tensor_value_info(f"y{i}", 1, None))
     report = rewrite(model).report
-    assert sorted(found(report)) == sorted(["DynamicRangeFakeQuantize", "QuantizedMatMul"] * len(model.graph.output))
+    assert sorted(found(report)) == sorted(["QuantizedMatMul", "RowProgram"] * len(model.graph.output))
     check(model, {"x": rows((9, 48), 3)})
     if not others:
         assert nodes_left(rewrite(model).to_proto(), tmp_path) == 6

@@ -78,10 +78,10 @@ def check(model: onnx.ModelProto, feeds: dict[str, Array], *, exact: bool = True
 def test_chain_with_its_constants_in_the_subgraph(name: str) -> None:
     """The function is inlined, and so are its subgraphs."""
     model = model_of(BODIES[name])
-    assert check(model, {"x": rows((9, 33))}) == ["DynamicRangeFakeQuantize"]
+    assert check(model, {"x": rows((9, 33))}) == ["RowProgram"]
     converted = rewrite(model).to_proto()
     assert not [each for each in converted.functions if each.domain == "own"]
-    assert "DynamicRangeFakeQuantize" in {node.op_type for node in nodes_of(converted.graph)}
+    assert "RowProgram" in {node.op_type for node in nodes_of(converted.graph)}
 
 
 INFERRED = "x2 = Neg(x) d = Div(x2, k) r = Round(d) c = Clip(r, low, high) inner = Mul(c, k)"
@@ -93,14 +93,14 @@ def test_shapes_in_a_branch_of_each_call(rows_of_v: int) -> None:
     graph = f"float[9, 33] x, float[{rows_of_v}, 33] v, float[33] k"
     model = model_of(if_(INFERRED), "y = own.f(x, k); z = own.f(v, k)", parameters="x, k", graph=graph)
     feeds = {"x": rows((9, 33)), "v": rows((rows_of_v, 33)), "k": np.full(33, 0.5, F)}
-    assert check(model, feeds) == ["AffineFakeQuantize"] * 2
+    assert check(model, feeds) == ["RowProgram"] * 2
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_product_in_a_branch(exact: bool) -> None:
     body = chain("x", "dx") + " inner = MatMul(dx, w)"
     model = model_of(if_(body, otherwise="other = MatMul(x, w)", constants=f"{CONSTANTS}, {W}"))
-    expected = ["DynamicRangeFakeQuantize"] if exact else ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+    expected = ["RowProgram"] if exact else ["QuantizedMatMul", "RowProgram"]
     feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
     assert check(model, feeds, exact=exact) == expected
     graph = rewrite(model, exact=exact).to_proto().graph
@@ -156,7 +156,7 @@ def nested(count: int, *, callers_first: bool) -> onnx.ModelProto:
 def test_functions_that_call_functions(callers_first: bool) -> None:
     """The shape of gain is known from the only call of f0, wherever it stands in the model."""
     feeds = {"x": rows((9, 33)), "gain": np.array([1.5], F)}
-    assert check(nested(3, callers_first=callers_first), feeds) == ["AffineFakeQuantize"]
+    assert check(nested(3, callers_first=callers_first), feeds) == ["RowProgram"]
 
 
 def test_weights_that_a_function_is_given() -> None:
@@ -169,12 +169,7 @@ def test_weights_that_a_function_is_given() -> None:
             low = Constant<value = float {{-128}}>() high = Constant<value = float {{127}}>()
             {chain("x", "dx")} y = MatMul(dx, w) }}"""
     )
-    assert found(rewrite(model).report) == [
-        "DynamicRangeFakeQuantize",
-        "DynamicRangeFakeQuantize",
-        "QuantizedMatMul",
-        "QuantizedMatMulProgram",
-    ]
+    assert found(rewrite(model).report) == ["QuantizedMatMul", "QuantizedMatMulProgram", "RowProgram", "RowProgram"]
 
 
 def test_products_in_a_function() -> None:
@@ -186,7 +181,7 @@ def test_products_in_a_function() -> None:
     body = f"{nodes} {weights} {chain('x', 'dx')} p = MatMul(dx, w) n = MatMul(dx, w) rn = Relu(n) y = Sub(p, rn)"
     model = model_of(body)
     feeds = {"x": np.where(np.isfinite(x := rows((9, 33))), x, F(1))}
-    expected = ["DynamicRangeFakeQuantize", "QuantizedMatMulProgram", "QuantizedMatMulProgram"]
+    expected = ["QuantizedMatMulProgram", "QuantizedMatMulProgram", "RowProgram"]
     assert check(model, feeds, exact=False) == expected
     converted = rewrite(model).to_proto()
     assert tails(converted) == ["dst = Clip(x, 0.0, inf)", "dst = Sub(x, tensor1)"]

@@ -111,7 +111,7 @@ def test_codes() -> None:
     """Only the input may be float16."""
     graph, count = check(model_of(f"{CODES} k = Cast<to = 6>(q) y = Cast<to = 3>(k)", "int8[N, K] y"))
     assert count == 1
-    assert [node.op_type for node in graph.node if node.domain] == ["DynamicRangeQuantize"]
+    assert [node.op_type for node in graph.node if node.domain] == ["RowProgram"]
 
 
 def test_several_outputs() -> None:

@@ -192,7 +192,7 @@ def test_one_scale_for_all_groups() -> None:
     chain = symmetric().replace("(a, last)", "(a)")
     body = in_groups(chain, 16, shape="split") + "dx = Reshape(dg, joined)\n y = MatMul(dx, w)"
     model = model_of(body, WEIGHTS["column"][1] | SHAPES, inputs=f"float[B, M, {K}] x")
-    assert found(check_products(model, DATA)) == ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+    assert found(check_products(model, DATA)) == ["QuantizedMatMul", "RowProgram"]
     assert product_of(rewrite(model).to_proto())["group_size"] == 0
 
 

@@ -198,7 +198,7 @@ def with_chain(producer: str) -> onnx.ModelProto:
 
 def test_a_chain_after_an_operator_of_onnxruntime() -> None:
     report = check(with_chain("h = com.microsoft.QuickGelu(x)"), {"x": rows((5, 32))})
-    assert found(report) == ["DynamicRangeFakeQuantize"]
+    assert found(report) == ["RowProgram"]
 
 
 def test_the_reason_names_the_operator_that_hides_the_type() -> None:
@@ -222,7 +222,7 @@ def test_in_a_subgraph_and_in_a_function() -> None:
     other = onnx.helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "else", [], inner.graph.output)
     model.graph.input.append(helper.make_tensor_value_info("is_it", onnx.TensorProto.BOOL, []))
     model.graph.node.append(helper.make_node("If", ["is_it"], ["y"], then_branch=branch, else_branch=other))
-    assert found(check(model, {"x": rows((5, 32)), "is_it": np.array(True)})) == ["DynamicRangeFakeQuantize"]
+    assert found(check(model, {"x": rows((5, 32)), "is_it": np.array(True)})) == ["RowProgram"]
 
     function = onnx.FunctionProto(name="f", domain="d", input=["x"], output=["y"])
     for tensor in inner.graph.initializer:
@@ -232,7 +232,7 @@ def test_in_a_subgraph_and_in_a_function() -> None:
     model = parse("y = d.f(x)")
     model.opset_import.add(domain="d", version=1)
     model.functions.append(function)
-    assert found(check(model, {"x": rows((5, 32))})) == ["DynamicRangeFakeQuantize"]
+    assert found(check(model, {"x": rows((5, 32))})) == ["RowProgram"]
 
 
 @pytest.mark.parametrize(("domain", "name"), [each for each in _STAND_INS if each != ("", "LayerNormalization")])
@@ -274,7 +274,7 @@ def test_blocked_channels(tmp_path: Path) -> None:
     if "com.microsoft.nchwc" not in domains:
         pytest.skip("ONNX Runtime has no blocks of channels on this CPU")
     x = rng.integers(-9, 10, (2, 32, 8, 8)).astype(np.float32)
-    assert found(check(model, {"x": x})) == ["DynamicRangeFakeQuantize"]
+    assert found(check(model, {"x": x})) == ["RowProgram"]
     loaded = ir.from_proto(model)
     with Facts(loaded):
         shapes = {node.op_type: node.outputs[0].shape for node in loaded.graph if node.domain == "com.microsoft.nchwc"}

@@ -37,7 +37,7 @@ OLD = {"Round(d)": "Floor(d)", "Clip(r, low, high)": "Clip<max = 127., min = -12
 K, N = 64, 48
 LINEAR = CHAIN.replace("y =", "p =") + " y = MatMul(p, w)"
 CODES = (np.arange(K * N).reshape(K, N) * 37 % 255 - 127).astype(F)
-FAKE = ["DynamicRangeFakeQuantize", "QuantizedMatMul"]
+FAKE = ["QuantizedMatMul", "RowProgram"]
 X = {"x": rows((9, K))}
 
 
@@ -128,7 +128,7 @@ def test_external_data_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(onnx.version_converter, "convert_version", recorded)
     result = rewrite(path)
     result.save(tmp_path / "fast.onnx")
-    assert found(result.report) == ["DynamicRangeFakeQuantize", "QuantizedMatMulProgram"]
+    assert found(result.report) == ["QuantizedMatMulProgram", "RowProgram"]
     assert [each for each in sizes if each < 2000] == sizes != []
     feeds = X | {"t": rows((1, 200))}
     expected = stock_session(whole).run(None, feeds)[0]

@@ -90,7 +90,7 @@ def test_match_changes_nothing() -> None:
     for name in (
         *("dynamic_quantize_dequantize", "keras_int8", "torch_token_float16", "ort_dynamic_channels_last"),
         *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
-        "integer_token_einsum",
+        *("integer_token_einsum", "torch_quarot"),
     ):
         model = load(MODELS / name / "model.onnx")
         model = without_transposes(model) or model

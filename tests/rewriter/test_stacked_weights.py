@@ -102,7 +102,7 @@ def test_rewritten_floats() -> None:
         )[i % 2]
         model = model_of(body, dims, SCALARS | constants)
         result = rewrite(model)
-        assert found(result.report)[0] == "DynamicRangeFakeQuantize"
+        assert "RowProgram" in found(result.report)
         assert tails(result.to_proto()) == (["dst = Clip(x, 0.0, inf)"] if i % 2 == 0 else [])
         x = activations(*shape, K)
         actual = run(result, x)

@@ -34,7 +34,7 @@ def calls(chains: int) -> int:
         report = rewrite(model).report
     finally:
         sys.setprofile(None)
-    assert found(report) == ["DynamicRangeFakeQuantize"] * chains
+    assert found(report) == ["RowProgram"] * chains
     return count
 
 

@@ -160,13 +160,11 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
 
 
 def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
-    """Returns whether `value` is the scale or zero point that an operator of ort_dynq computes for the rows of `codes`.
-
-    The codes may come from another operator with the same input.
-    """
+    """Returns whether `value` is computed from the range of each row of a tensor, and `codes` from its elements."""
     of_value, of_codes = value.producer(), codes.producer()
     if of_value is None or of_value.domain != DOMAIN or value not in of_value.outputs[1:3]:
-        return False
+        x = _reduced_by_rows(value)
+        return x is not None and x in _leaves(codes, x, ()) and _is_computed_from(codes, x)
     if of_codes is None or of_codes.domain != DOMAIN or codes is not of_codes.outputs[0]:
         return False
     if of_value.op_type not in _RANGE_OPERATORS or not of_codes.op_type.endswith("Quantize"):
@@ -176,6 +174,22 @@ def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
     if given["block_size"]:
         return False
     return of_value.inputs[0] is of_codes.inputs[0] and (axis in (-1, 0) or (is_shared and axis < 0))
+
+
+def _reduced_by_rows(value: ir.Value) -> ir.Value | None:
+    """Returns the tensor from whose last dimension, reduced to 1, `value` is computed by elementwise operators."""
+    found = set[ir.Value]()
+    for leaf in _leaves(value, None, ()):
+        if has_one_element(leaf):
+            continue
+        node = producer_of(leaf, "ReduceMax", "ReduceMin")
+        x = None if node is None else node.inputs[0]
+        if node is None or x is None or node.attributes.get_int("keepdims", 1) != 1:
+            return None
+        if axes_of(node) not in ([-1], None if x.shape is None else [len(x.shape) - 1]):
+            return None
+        found.update(each for each in _leaves(x, None, ()) if not has_one_element(each))
+    return found.pop() if len(found) == 1 else None
 
 
 def _uncast(value: ir.Value) -> ir.Value:
@@ -265,12 +279,13 @@ def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     return a == b and not _is_unknown(a)
 
 
-def _leaves(value: ir.Value, x: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value]:
-    """Returns the values where walks back from `value` through elementwise operators and `reductions` end."""
+def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) -> list[ir.Value]:
+    """Returns the values where walks back from `value` through elementwise operators and `reductions` end, or at x."""
     leaves, todo, seen = [], [skip_identity(value)], 0
+    end = None if x is None else skip_identity(x)
     while todo:
         at, seen = todo.pop(), seen + 1
-        sources = None if at is skip_identity(x) or seen > _MOST_NODES else _sources(at, reductions)
+        sources = None if at is end or seen > _MOST_NODES else _sources(at, reductions)
         if sources is None:
             leaves.append(at)
         else:

@@ -6,6 +6,7 @@ is monotonic, so bounds are not widened. magnitudes.py proves bounds of quotient
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -16,14 +17,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
-from .bounds import all_bounds_of
+from .bounds import all_bounds_of, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .inference import Facts
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_range, largest_quotient
-from .nodes import cast_to
+from .nodes import cast_to, producer_of
 
 INF = math.inf
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
 MOVES = frozenset(
     {"Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice"}
     | {"SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
@@ -91,6 +93,16 @@ class Values:
                 for output in node.outputs:
                     self.known(output)
 
+    @functools.cached_property
+    def of_any_inputs(self) -> AnyValues:
+        """The bounds that hold for infinite inputs, too."""
+        return AnyValues(self._facts)
+
+    @functools.cached_property
+    def near(self) -> NearValues:
+        """The bounds that hold for all but denormal ranges."""
+        return NearValues(self._facts)
+
     def known(self, value: ir.Value | None) -> Known:
         """Returns what is known of a value; nothing of an absent one."""
         if value is None:
@@ -114,7 +126,7 @@ class Values:
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
-        if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < SMALLEST_DIVISOR):
+        if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             found = _cast(found, value.dtype)  # it is rounded to this type
@@ -151,19 +163,40 @@ class Values:
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
             if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
-                largest = largest_quotient(node, self.known)
+                largest = largest_quotient(node, self.known, self._smallest_divisor(node))
                 if largest is not None:
                     found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
             if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
                 found = found.within(0, INF)
+            if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
+                found = self._with_sign(magnitude)
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
         return Known()
+
+    def _with_sign(self, magnitude: ir.Value) -> Known:
+        """Returns what is known of the product of a value's sign and its magnitude within bounds."""
+        known, signed = self.known(magnitude), producer_of(all_bounds_of(magnitude).value, "Abs")
+        is_positive = signed is not None and self.known(signed.inputs[0]).low >= 0
+        return known if is_positive else replace(known, low=-known.high)
+
+    def _smallest_divisor(self, node: ir.Node) -> float:
+        return SMALLEST_DIVISOR
 
 
 class AnyValues(Values):
     """Bounds that hold for infinite inputs, too."""
 
     _inputs_are_finite = False
+
+
+class NearValues(Values):
+    """Bounds that hold for quotients by a range unless it is denormal: there, the difference is less than 2**-132.
+
+    Products with an inverse range are within these bounds or infinite, where the inverse is infinite.
+    """
+
+    def _smallest_divisor(self, node: ir.Node) -> float:
+        return 0
 
 
 def _of_type(dtype: ir.DataType | None) -> Known:

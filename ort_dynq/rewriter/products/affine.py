@@ -55,15 +55,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
 _ROOT_TYPES = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = frozenset(
-    {
-        "MatMul",
-        "Gemm",
-        "Conv",
-        "ConvTranspose",
-        "Einsum",
-        "MatMulInteger",
-        "ConvInteger",
-    }
+    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "MatMulInteger", "ConvInteger"}
     | {f"Quantized{product}{program}" for product in ("MatMul", "Conv") for program in ("", "Program")}
     | {
         "FusedMatMul",
@@ -130,11 +122,11 @@ class AffineForms:
         if value.dtype in CODE_TYPES:
             return Affine(value, value, *((0, 255) if value.dtype == ir.DataType.UINT8 else (-128, 127)))
         known = self.values.known(value)
-        if not known.is_integer or known.high - known.low > 255 or value.dtype not in _ROOT_TYPES:
+        if not known.is_integer or value.dtype not in _ROOT_TYPES or node is None or not self._is_quantized(node):
             return None
-        if node is None or not self._is_quantized(node):
-            return None
-        return Affine(value, value, int(known.low), int(known.high))
+        if known.high - known.low > 255 and value.dtype == ir.DataType.FLOAT:
+            known = self.values.near.known(value)  # a product of saturated codes differs by less than its roundings
+        return None if known.high - known.low > 255 else Affine(value, value, int(known.low), int(known.high))
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""

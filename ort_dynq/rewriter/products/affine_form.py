@@ -397,8 +397,8 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     return whole
 
 
-def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
-    """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
+def quotient_of(value: ir.Value) -> ir.Node | None:
+    """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
     division = producer_of(skip_identity(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     while division is not None and division.inputs[0] is not None:
         before = skip_identity(division.inputs[0])
@@ -408,6 +408,12 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
                 break
             before = found[0]
         division = producer_of(before, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    return division
+
+
+def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
+    """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
+    division = quotient_of(value)
     if division is None or division.op_type != "Div":
         return None
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
@@ -431,4 +437,7 @@ def marked(term: Term, divisor: ir.Value) -> Term | None:
 def _number_of(term: Term) -> float | None:
     if isinstance(term, np.ndarray):
         return float(term.reshape(-1)[0]) if term.size == 1 else None
+    if isinstance(term, Op) and term.op_type == "Div":
+        a, b = map(_number_of, term.inputs)
+        return None if a is None or not b else a / b
     return constant_scalar(term) if isinstance(term, ir.Value) else None

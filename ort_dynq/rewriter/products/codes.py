@@ -14,11 +14,12 @@ import onnx_ir as ir
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES
+from ..analysis.values import AnyValues
 from ..edit import Edit, call, constant
 from .activation import Activation
 from .affine_form import Affine, CodesOf, OfCodes, Op, Param, Term, dtype_of, key_of
 from .sources import Source
-from .unsigned_codes import UnsignedCodes
+from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
 _AS_THEY_ARE = {
     "scaling": int(Scaling.DIVIDE),
@@ -89,6 +90,10 @@ class ActivationCodes:
                 is_zero = terms.insert("Equal", scale, terms.constant(np.float32(0)))
                 scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
                 self._facts.note(scale, ir.DataType.FLOAT, None)
+            if scale is not None and activation.range is not None:  # NaN where the range is infinite
+                nothing = terms.insert("Mul", self._facts.current(activation.range), terms.constant(np.float32(0)))
+                scale = terms.insert("Add", scale, nothing)
+                self._facts.note(scale, ir.DataType.FLOAT, activation.range.shape)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
             repeats_scale = _has_one(form.scale) and not _has_one(form.zero_point) and activation.zero_point is None
             self._found[key] = Codes(
@@ -215,19 +220,32 @@ def _has_value(term: Term) -> bool:
 
 
 def _build_plain(form: Affine, edit: Edit) -> Codes:
-    """Returns the model's own codes as uint8."""
+    """Returns the model's own codes as uint8. A Cast makes 0 of NaN, which is the code of 0 without a zero point."""
     root = edit.facts.current(form.root)
     node = root.producer()
     unused = root  # the zero point of a form stands in the form
     if root.dtype in CODE_TYPES:
         return Codes(edit.shared(UnsignedCodes).of(root, edit), None, unused)
     assert node is not None
-    nodes = [constant(np.array(1, np.float32)), constant(np.array(form.shift, np.uint8))]
-    real = root
-    if root.dtype != ir.DataType.FLOAT:
-        nodes.append(ir.node("Cast", [root], {"to": int(ir.DataType.FLOAT)}))
-        real = nodes[-1].outputs[0]
-    nodes.append(call("AffineQuantize", [real, *(each.outputs[0] for each in nodes[:2])], **_AS_THEY_ARE))
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        nodes.append(ir.node(op_type, list(inputs), attributes))
+        return nodes[-1].outputs[0]
+
+    def number(value: int) -> ir.Value:
+        nodes.append(constant(np.array(value, np.float32)))
+        return nodes[-1].outputs[0]
+
+    real = root if root.dtype == ir.DataType.FLOAT else add("Cast", root, to=int(ir.DataType.FLOAT))
+    if not edit.shared(AnyValues).known(form.root).fits(-form.shift, 255 - form.shift):
+        real = add("Clip", real, number(form.low), number(form.high))
+    if form.shift not in (0, 128):
+        real = add("Add", real, number(form.shift))
+    to = ir.DataType.INT8 if form.shift == 128 else ir.DataType.UINT8
+    codes = add("Cast", real, to=int(to))
+    edit.facts.note(codes, to, root.shape)
+    nodes += nodes_of_unsigned(codes) if form.shift == 128 else []
     return Codes(edit.insert_after(*nodes, after=node), None, unused)
 
 

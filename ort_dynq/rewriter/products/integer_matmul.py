@@ -18,6 +18,7 @@ fused kernel is exact as well, and on CPUs without VNNI it is faster, because it
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -187,6 +188,7 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -
         or (value is zero_point and value.shape is None and tail.product.op_type == "MatMulInteger")  # takes no other
         or (tail.row is None and is_shape_of_rows(value, codes.shape))
         or (tail.row is not None and not tail.is_row_moved and _have_same_shape(value, tail.row))
+        or (tail.row is not None and not tail.is_row_moved and _are_of_rows((value, tail.row), codes.shape))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
     return _Match(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
@@ -207,6 +209,11 @@ def _with_zero_points(grid: Grid, numbers: Numbers) -> Grid:
     if zeros.min() < -128 or zeros.max() > 127:
         raise Unconverted(Reason.ADDED_NUMBERS)
     return replace(grid, zero_point=zero_points_of_columns(zeros.astype(np.int8)))
+
+
+def _are_of_rows(values: Iterable[ir.Value], codes: ir.Value) -> bool:
+    """Returns whether values are known to have one number for each row of the codes, not one for all."""
+    return all(is_shape_of_rows(each, codes, is_shared=False) and not has_one_element(each) for each in values)
 
 
 def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:

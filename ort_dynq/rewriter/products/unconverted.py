@@ -39,19 +39,31 @@ def _match(node: ir.Node, context: Context) -> None:
     if node.op_type in _QLINEAR_PRODUCTS:
         is_static = len(node.inputs) > 1 and context.facts.is_constant(node.inputs[1])  # the scale of its activation
         raise Unconverted(Reason.INTEGER_OPERATOR if is_static else Reason.OPTIMIZED)
-    if node.op_type not in _FLOAT_PRODUCTS | _INTEGER_PRODUCTS:
-        return
+    if node.op_type in _INTEGER_PRODUCTS:
+        _check(node, context)
+    elif node.op_type in _FLOAT_PRODUCTS and _is_quantized_by_program([*node.inputs, None][0]):
+        raise Unconverted(Reason.ACTIVATION_FORM)
+
+
+def _match_float(node: ir.Node, context: Context) -> None:
+    """Reports a product of floats before its quantization becomes a program, in which no codes are seen any more."""
+    is_product = node.domain in RUNTIME_DOMAINS and node.op_type in _FLOAT_PRODUCTS
+    if is_product and node not in context.reported and ADDED not in node.metadata_props:
+        _check(node, context)
+
+
+RULE: Rule[None] = Rule("unconverted product", 0, _match)
+FLOATS: Rule[None] = Rule("unconverted float product", 0, _match_float)
+
+
+def _check(node: ir.Node, context: Context) -> None:
+    """Raises Unconverted if a factor of a product is codes times a scale, or was."""
     forms = context.shared(AffineForms)
     activation, weights = [*node.inputs, None, None][:2]
     if (lost := forms.lost(activation)) is not None or forms.of(activation) is not None:
         raise _reason(node, activation, lost, context)
     if forms.lost(weights) is not None or forms.of(weights) is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
-    if _is_quantized_by_program(activation):
-        raise Unconverted(Reason.ACTIVATION_FORM)
-
-
-RULE: Rule[None] = Rule("unconverted product", 0, _match)
 
 
 def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None, context: Context) -> Unconverted:

@@ -71,12 +71,8 @@ def is_quantization(node: ir.Node) -> bool:
         return False
     given = attributes_of(node)
     if node.op_type == "RowProgram":
-        program = parse(given["program"])
-        reads = {value for value in program.live() if is_input(value, OPERANDS)}
         return (
-            "codes" in program.outputs
-            and program.outputs.keys() <= _OF_QUANTIZATION
-            and reads == {"x"}
+            "codes" in parse(given["program"]).outputs
             and given["code_type"] in _TO_CODE
             and given["axis"] == -1
             and not given["block_size"]
@@ -93,11 +89,28 @@ def is_quantization(node: ir.Node) -> bool:
     )
 
 
+_KINDS = {
+    "x": (Kind.VECTOR,),
+    "tensor": (Kind.VECTOR,),
+    "column": (Kind.COLUMN,),
+    "row": (Kind.NUMBER, Kind.PART, Kind.LITERAL),
+}
+"""The kinds of the inputs of a program, by their names."""
+
+
+def _inputs_of(program: ir.Node) -> list[str]:
+    """Returns the names of the inputs that a RowProgram reads, x first: those of :func:`elements_of`."""
+    found = {each for each in parse(attributes_of(program)["program"]).live() if is_input(each, OPERANDS)}
+    return ["x", *sorted(found - {"x"}, key=lambda each: int(each[-1]))]
+
+
 class FusedRows(Rows):
     """Also knows the kinds of results of normalizations, activations, sums and quantizations."""
 
     def of_result(self, node: ir.Node) -> Kind | None:
         """Returns the kind of the first output of a node."""
+        if node.op_type == "RowProgram" and is_quantization(node):
+            return self._of_program(node)
         if is_quantization(node) or is_norm(node) or is_activation(node):
             return self._of_vector(node)
         if is_standard(node, *SUMS):
@@ -107,6 +120,8 @@ class FusedRows(Rows):
     def _find(self, value: ir.Value) -> Kind | None:
         node = value.producer()
         if node is not None and value is not node.outputs[0] and self.of_result(node) == Kind.VECTOR:
+            if node.op_type == "RowProgram":
+                return Kind.VECTOR if [*OUTPUTS.values()][value.index() or 0] else Kind.NUMBER
             return Kind.NUMBER if is_quantization(node) else Kind.VECTOR
         return super()._find(value)
 
@@ -124,6 +139,11 @@ class FusedRows(Rows):
         kinds = [self.kind(each) for each in elements_of(node)]
         known = kinds[:1] == [Kind.VECTOR] and {*kinds} <= {Kind.VECTOR, Kind.COLUMN, Kind.LITERAL}
         return Kind.VECTOR if known else None
+
+    def _of_program(self, node: ir.Node) -> Kind | None:
+        kinds = [_KINDS[name.rstrip("123456789")] for name in _inputs_of(node)]
+        fits = all(self.kind(each) in kind for each, kind in zip(elements_of(node), kinds, strict=True))
+        return Kind.VECTOR if self.axis == -1 and fits else None
 
     def _of_sum(self, node: ir.Node) -> Kind | None:
         if self.kind(elements_of(node)[0]) != Kind.VECTOR or axis_of(node) != self.axis:
@@ -151,7 +171,7 @@ class FusedTranslation(Translation):
         """Returns the values of the outputs of a node, empty ones if they are not known; none if it is no step."""
         add, x = self.program.add, self.term(node.inputs[0])
         if is_quantization(node):
-            return self._program(x, node) if node.op_type == "RowProgram" else self._quantized(x, node)
+            return self._program(node) if node.op_type == "RowProgram" else self._quantized(x, node)
         if is_norm(node):
             return self._normalized(x, node)
         match node.op_type:
@@ -217,10 +237,11 @@ class FusedTranslation(Translation):
         y = y if shift is None else add("Add", y, self.term(shift))
         return [y, "", "", x if is_skip else ""]
 
-    def _program(self, x: str, node: ir.Node) -> list[str]:
-        """The steps of another program, whose x is a value of this one, with those that its output of codes implies."""
+    def _program(self, node: ir.Node) -> list[str]:
+        """The steps of another program, whose inputs are values of this one, with those that its codes imply."""
         to_code = _TO_CODE[attributes_of(node)["code_type"]]
-        program, terms = parse(attributes_of(node)["program"]), {"x": x}
+        program = parse(attributes_of(node)["program"])
+        terms = dict(zip(_inputs_of(node), map(self.term, elements_of(node)), strict=True))
         uses = program.live()
         for index, step in enumerate(program.steps):
             if uses[f"v{index}"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -14,7 +14,7 @@ from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 128, 8, 8
+_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 64, 8, 8
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -32,6 +32,7 @@ class Region:
         code_type: The type of the codes.
         before: The node before which the operator is inserted.
         passes: The number of nodes that read or write a whole tensor.
+        cut: The first node that was cut off because the program could not have it; None if all could stay.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -42,6 +43,7 @@ class Region:
     code_type: ir.DataType
     before: ir.Node
     passes: int
+    cut: ir.Node | None = None
 
 
 class _Problem(Exception):
@@ -71,11 +73,13 @@ def region_of(
     sequence = list(anchor.graph)
     order = {node: i for i, node in enumerate(sequence)}
     nodes = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
+    first: ir.Node | None = None
     while anchor in nodes:
         draft = _Draft(sorted(nodes, key=order.__getitem__), rows, translates, context, sequence, order)
         found = _attempt(draft)
         if isinstance(found, Region):
-            return found
+            return replace(found, cut=first)
+        first = first or found.alternatives[0][0]
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
@@ -110,13 +114,18 @@ def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
 
 def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> list[ir.Node]:
     """Returns the best part of a set without the nodes of one alternative, and without those before or after them."""
-    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once
+    members, before_anchor = set(nodes), set[ir.Node]()
+    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once, each on its side of the anchor
         alternatives.sort(key=lambda each: max(map(nodes.index, each)))
         alternatives = [[node for each in alternatives[len(alternatives) // 2 :] for node in each]]
+        before_anchor = _closure([anchor], members, False)
     best: list[ir.Node] = []
     for removed in alternatives:
-        for is_after in (False, True):
-            left = set(nodes) - _closure(removed, set(nodes), is_after)
+        first = [node for node in removed if node in before_anchor]
+        last = [node for node in removed if node not in before_anchor]
+        sides = (first, last) if first and last else ()
+        for before, after in ((removed, []), ([], removed), *([sides] if sides else [])):
+            left = members - _closure(before, members, False) - _closure(after, members, True)
             part = _grown(anchor, left.__contains__) if anchor in left else []
             best = max(best, part, key=lambda each: (sum(is_pass(node, rows) for node in each), len(each)))
     return best
@@ -171,7 +180,7 @@ class _Draft:
         names, src, operands = self._inputs()
         translation = self._translates(names, self._context)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
-            raise _Problem([[failed]])
+            raise _Problem([[failed], *([each] for each in translation.of_unknown_sign())])
         outputs, code_type = self._outputs(translation)
         passes = sum(is_pass(node, self._rows) for node in self._nodes)
         return Region(tuple(self._nodes), translation.program, src, operands, outputs, code_type, before, passes)
@@ -238,6 +247,8 @@ class _Draft:
         """Returns the name of an operand without its number; None if a value is none."""
         kind = self._rows.kind(value)
         is_one_number = kind == Kind.SQUEEZED and self._rows.axis == 0
+        if kind == Kind.PART and not self._rows.is_number(value):
+            return None
         return "row" if is_one_number else None if kind is None else _OPERANDS.get(kind)
 
     def _outputs(self, translation: Translation) -> tuple[dict[ir.Value, str], ir.DataType]:

@@ -9,6 +9,7 @@ to the operator of a QuantizeLinear with such a scale.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -16,12 +17,16 @@ import onnx_ir as ir
 from ...operators import DOMAIN
 from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
+from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard
+from ..analysis.nodes import is_standard, operand, producer_of, skip_identity
+from ..analysis.shapes import is_elementwise_of, same_shape
+from ..analysis.types import check_type
 from ..analysis.values import Values
-from ..policy.cost import has_few_elements, saves_passes
+from ..policy.cost import saves_passes
 from ..policy.float_fusions import may_begin_fusion, may_end_fusion
 from ..policy.ort_fusions import is_fused_with_neighbors
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .building import build
 from .region import Region, region_of
@@ -36,9 +41,15 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
         return None
     before = _before(node, context.facts)
     for rows in _rows_of(before, context.facts):
-        if rows.kind(node.outputs[0]) == Kind.VECTOR and (is_linear(node) or not has_few_elements(rows.x)):
+        if rows.kind(node.outputs[0]) == Kind.VECTOR:
             region = region_of(node, rows, context, _Choice(before, rows, context))
-            return (region, rows) if region is not None and _saves(node, region) else None
+            if region is not None and _saves(node, region):
+                return region, rows
+            if node.op_type == "Round":
+                raise _reason(rows, region)
+            return None
+    if node.op_type == "Round":
+        _check_quotient(node, context.facts)
     return None
 
 
@@ -48,7 +59,32 @@ def _saves(node: ir.Node, region: Region) -> bool:
     return has_range if is_linear(node) else saves_passes(region.passes)
 
 
-RULE = Rule("row program", OPSET, _match, build)
+RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
+
+
+def _reason(rows: Rows, region: Region | None) -> Unconverted:
+    """Returns why a quantization does not become a program: there is none, or it has too few nodes."""
+    check_type("x", rows.x, (ir.DataType.FLOAT,))
+    cut = None if region is None else region.cut
+    if region is None or cut is None:
+        return Unconverted(Reason.PROGRAM_TOO_SHORT if region is not None else Reason.NO_PROGRAM)
+    name = cut.outputs[0].name or ""
+    return Unconverted(Reason.PROGRAM_CUT, operator=cut.op_type, name=name)
+
+
+def _check_quotient(node: ir.Node, facts: Facts) -> None:
+    """Raises Unconverted if a node rounds a quotient by a scale that is computed at run time."""
+    value = all_bounds_of(operand(node)).value
+    total = producer_of(value, "Add")
+    for each in (value, *(total.inputs if total is not None else ())):
+        division = producer_of(None if each is None else skip_identity(each), "Div")
+        if division is None or None in division.inputs or any(map(facts.is_constant, division.inputs)):
+            continue
+        x, scale = operand(division), operand(division, 1)
+        negated = producer_of(x, "Neg")
+        if not same_shape(x, scale) and not is_elementwise_of(scale, x if negated is None else operand(negated)):
+            check_type("x", x, (ir.DataType.FLOAT,))
+            raise Unconverted(Reason.SCALE_BROADCAST_TO_X)
 
 
 class _Choice:
@@ -56,6 +92,7 @@ class _Choice:
 
     def __init__(self, before: list[ir.Node], rows: Rows, context: Context) -> None:
         self._rows, self._values, self._facts = rows, context.shared(Values), context.facts
+        self._fuses = context.fuse
         after = [use.node for use in rows.x.uses()]
         for each in after:
             if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *MOVES, *REDUCTIONS):
@@ -69,8 +106,8 @@ class _Choice:
             return False
         if self._rows.kind(node.outputs[0]) != Kind.VECTOR or node.domain == DOMAIN:
             return True
-        if node not in self._after:
-            return not may_end_fusion(node, is_constant)
+        if node not in self._after:  # fusions take it together with what is before it
+            return not self._fuses and not may_end_fusion(node, is_constant)
         is_quantization = node in self._before or any(self._values.known(each).is_integer for each in elements_of(node))
         return is_quantization or not may_begin_fusion(node)
 
@@ -103,9 +140,17 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
             continue
         a, b = (each for each in factors if each is not None)
         for x, scale in ((a, b),) if node.op_type != "Mul" else ((a, b), (b, a)):
-            for axis in axes:
+            for axis in dict.fromkeys([*axes, *_axis_of_numbers(scale, x)]):
                 rows = Rows(x, axis)
                 is_squeezed = axis == 0 or is_linear(node)
-                kinds = (Kind.NUMBER, Kind.PART, Kind.COLUMN, *([Kind.SQUEEZED] if is_squeezed else []))
-                if rows.kind(scale) in kinds and rows.of_result(node) == Kind.VECTOR:
+                kinds = (Kind.COLUMN, *([Kind.SQUEEZED] if is_squeezed else []))
+                if (rows.kind(scale) in kinds or rows.is_number(scale)) and rows.of_result(node) == Kind.VECTOR:
                     yield rows
+
+
+def _axis_of_numbers(scale: ir.Value, x: ir.Value) -> Iterator[int]:
+    """Yields the first of the dimensions of x that share a scale, negative, if the shape of the scale shows it."""
+    if scale.shape is not None and x.shape is not None and len(scale.shape) == len(x.shape):
+        ones = list(itertools.takewhile(lambda dim: dim == 1, reversed(scale.shape)))
+        if 0 < len(ones) < len(scale.shape):
+            yield -len(ones)

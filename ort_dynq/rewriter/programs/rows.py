@@ -54,6 +54,20 @@ class Rows:
             self._kinds[value] = found
         return self._kinds[value]
 
+    def is_number(self, value: ir.Value) -> bool:
+        """Returns whether RowProgram reads a value as numbers of rows: they may recur only as a whole."""
+        kind = self.kind(value)
+        if kind != Kind.PART or value.shape is None:
+            return kind == Kind.NUMBER
+        lead = [dim != 1 for dim in value.shape]
+        if not any(lead):
+            return True
+        assert self.x.shape is not None
+        end = len(value.shape) + self.axis if self.axis else 0
+        first = lead.index(True)
+        repeated = self.x.shape[len(self.x.shape) - len(value.shape) + first :]
+        return all(_is_dim(*pair) for pair in zip(value.shape[first:end], repeated, strict=False))
+
     def of_result(self, node: ir.Node) -> Kind | None:
         """Returns the kind of the output of a node that a program can have as a step, by its shape; else None."""
         if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:

@@ -13,10 +13,15 @@ _NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", *COMPARISONS, "And",
 
 
 class Signs:
-    """What is known of the zeros among the values of a program, step by step."""
+    """What is known of the zeros among the values of a program, step by step.
+
+    Attributes:
+        are_divisors: Whether a quotient depends on the sign of an unknown zero.
+    """
 
     def __init__(self, program: Program) -> None:
         """Begins with a program without steps."""
+        self.are_divisors = False
         self._program = program
         self._seen = 0
         self._either: set[str] = set()  # values whose zeros may have either sign
@@ -27,6 +32,10 @@ class Signs:
         """Returns whether the zeros of a value have the signs that the model's zeros have."""
         return value not in self._either
 
+    def origins(self) -> list[str]:
+        """Returns the values whose zeros may have either sign, although the zeros of no operand have."""
+        return [each for each in self._either if self._either.isdisjoint(self._program.steps[int(each[1:])].operands)]
+
     def follow(self) -> bool:
         """Reads the steps that were added; returns whether no quotient depends on the sign of an unknown zero."""
         while self._seen < len(self._program.steps):
@@ -34,6 +43,7 @@ class Signs:
             self._seen += 1
             divisor = step.operands[-1] if step.operator in ("Div", "Reciprocal") else ""
             if divisor in self._either and self._unsigned(step.operands[0]) not in self._vanishing.get(divisor, ()):
+                self.are_divisors = True
                 return False
             if vanishing := self._vanishing_with(step):
                 self._vanishing[value] = vanishing

@@ -14,14 +14,24 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
-from ...operators.program import COMPARISONS, REDUCTIONS, Program, is_literal, literal
-from ..analysis.bounds import LARGEST
+from ...operators.program import (
+    COMPARISONS,
+    OPERANDS,
+    OUTPUTS,
+    REDUCTIONS,
+    Program,
+    is_input,
+    is_literal,
+    literal,
+    parse,
+)
+from ..analysis.bounds import LARGEST, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import attributes_of, cast_to, is_standard
+from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of, skip_identity
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
-from ..analysis.values import AnyValues, Values
+from ..analysis.values import AnyValues, Known, Values
 from ..rule import Context
 from .signs import Signs
 
@@ -54,13 +64,23 @@ _PLAIN = {
 }
 
 
+_ENDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
+
+
 class _NoStepError(Exception):
     """A node is not known to be steps of a program."""
 
 
 def elements_of(node: ir.Node) -> list[ir.Value]:
     """Returns the inputs whose elements a node computes from: not bounds, axes and shapes."""
-    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize", "RowProgram")
+    if node.domain == DOMAIN and node.op_type == "RowProgram":
+        read = sorted(
+            int(each[-1])
+            for each in parse(attributes_of(node)["program"]).live()
+            if is_input(each, OPERANDS) and each != "x"
+        )
+        return [each for each in (node.inputs[0], *(node.inputs[1 + i] for i in read)) if each is not None]
+    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize")
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
@@ -100,6 +120,9 @@ def type_of(value: ir.Value) -> ir.DataType | None:
     node = value.producer()
     if value.dtype is not None or node is None or not elements_of(node):
         return value.dtype
+    if node.domain == DOMAIN and node.op_type == "RowProgram":
+        is_code = list(OUTPUTS)[value.index() or 0] in ("codes", "zero_point")
+        return ir.DataType(attributes_of(node)["code_type"]) if is_code else ir.DataType.FLOAT
     if is_standard(node, "Cast"):
         return cast_to(node)
     if is_own_step(node):
@@ -128,7 +151,9 @@ class Translation:
         self.terms = dict(inputs)
         self._context, self._values = context, context.shared(Values)
         self._casts: dict[ir.Value, ir.Value] = {}  # int32 integers that are floats cast to them
-        self._sums: set[ir.Value] = set()  # sums of such integers and a number that is not negative
+        self._sums: dict[
+            ir.Value, tuple[ir.Value, ir.Value | None]
+        ] = {}  # of such integers and a number that is not negative
 
     def add(self, node: ir.Node) -> bool:
         """Adds the steps of a node; returns whether there are steps that are known to compute the same."""
@@ -140,6 +165,12 @@ class Translation:
         except (_NoStepError, DynqError):  # or the program has become too long
             return False
         return self.signs.follow()
+
+    def of_unknown_sign(self) -> list[ir.Node]:
+        """Returns the nodes whose zeros of unknown sign are divisors, so that a step of a quotient failed."""
+        origins = {*self.signs.origins()} if self.signs.are_divisors else set()
+        nodes = [value.producer() for value, term in self.terms.items() if term in origins]
+        return [each for each in nodes if each is not None]
 
     def term(self, value: ir.Value | None) -> str:
         """Returns a value of the model in the program."""
@@ -179,6 +210,8 @@ class Translation:
                 return add("Mul", x, self._hard_sigmoid(x, 1 / 6, 0.5))
             case "IsNaN":
                 return add("Not", add("Equal", x, x))
+            case "Where" if (bounded := bounds_of(node.outputs[0])) is not None and bounded.keeps_negative_zero:
+                return add("Clip", others[1], literal(bounded.least), literal(bounded.most))
         return x if op_type in MOVES else add(op_type, x, *others)
 
     def _linear(self, node: ir.Node, x: str, scale: str, zero_point: str) -> str:
@@ -231,17 +264,44 @@ class Translation:
             return self.program.add(ROUNDINGS[to], x)
         if to == ir.DataType.INT32 and dtype == ir.DataType.FLOAT:
             return self.program.add("Int32", x)
-        if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32) or source in self._sums:
+        if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32):
             raise _NoStepError
-        real = self._casts.get(source, source)  # the low byte of the int32 integer that NaN becomes is 0
-        x, ends = self.term(real), (-128, 127) if to == ir.DataType.INT8 else (0, 255)
+        if source in self._sums:
+            return self._low_byte_of_sum(*self._sums[source], to)
+        return self._low_byte(self._casts.get(source, source), to)
+
+    def _low_byte_of_sum(self, integer: ir.Value, number: ir.Value | None, to: ir.DataType) -> str:
+        """Returns the low byte of a sum of an integer, a float that is cast to int32, and a number."""
+        real = self._values.known(integer)
+        added = self._values.known(number)
+        code_type = next((each for each, ends in _ENDS.items() if real.fits(*ends)), None)
+        if number is None or code_type is None or not _sum_fits(real, added, *_ENDS[to]):
+            raise _NoStepError
+        add = self.program.add
+        return add(ROUNDINGS[to], add("Add", self._low_byte(integer, code_type), self.term(number)))
+
+    def _low_byte(self, real: ir.Value, to: ir.DataType) -> str:
+        """Returns the low byte of the integers to which a Cast turns floats: that of NaN and of infinities is 0."""
+        x, ends = self.term(real), _ENDS[to]
         of_any = self._context.shared(AnyValues).known(real)
         if not of_any.fits(*ends):
             is_clipped = any(math.isfinite(end) and not ends[0] <= end <= ends[1] for end in (of_any.low, of_any.high))
-            if is_clipped or not self._values.known(real).fits(*ends):  # an infinity may become a bound that wraps
+            # Without a range that shows that codes fit, each element takes more steps than a Cast.
+            if not of_any.is_integer or not any(step.operator in REDUCTIONS for step in self.program.steps):
                 raise _NoStepError
-            x = self._without_infinities(x)
+            is_wrapped = is_clipped or not self._values.known(real).fits(*ends)  # an infinity may become a bound
+            if is_wrapped and producer_of(skip_identity(real), "Round") is None:
+                raise _NoStepError
+            x = self._wrapped(x, to) if is_wrapped else self._without_infinities(x)
         return self.program.add(ROUNDINGS[to], x)
+
+    def _wrapped(self, x: str, to: ir.DataType) -> str:
+        """Returns integers modulo 256, within the bounds of a type; infinities become NaN. All steps are exact."""
+        add = self.program.add
+        x = add("Sub", x, add("Mul", add("Floor", add("Div", x, "256.0")), "256.0"))
+        if to == ir.DataType.UINT8:
+            return x
+        return add("Where", add("Greater", x, "127.0"), add("Sub", x, "256.0"), x)
 
     def _without_infinities(self, x: str) -> str:
         """Returns a value with 0 for infinities, as the low byte of the integers that they become."""
@@ -280,13 +340,15 @@ class Translation:
         if not of_nan or op_type == "Cast":
             return
         if op_type in MOVES:
-            self._sums.update({output} - self._casts.keys())
+            if output not in self._casts:
+                self._sums[output] = self._sums[elements[0]]
         elif op_type in ("Add", "Sub"):
             other = self._values.known(next((each for each in elements if each not in of_nan), None))
             is_small = other.low >= 0 if op_type == "Add" else other.high <= 0 and elements[0] in of_nan
             if not is_small or not set(of_nan) <= self._casts.keys() or len(of_nan) > 1:
                 raise _NoStepError
-            self._sums.add(output)
+            number = next((each for each in elements if each not in of_nan), None)
+            self._sums[output] = self._casts[of_nan[0]], number if op_type == "Add" else None
         elif op_type not in ("Clip", "Relu", "Max") or self._least(node, of_nan) < -_LARGEST_INTEGER:
             raise _NoStepError
 
@@ -297,3 +359,8 @@ class Translation:
                 (self._values.known(each).low for each in elements_of(node) if each not in unbounded), default=-math.inf
             )
         return 0 if node.op_type == "Relu" else float(self._bounds(node)[0])
+
+
+def _sum_fits(a: Known, b: Known, low: int, high: int) -> bool:
+    """Returns whether the sums of integers fit bounds."""
+    return a.is_integer and b.is_integer and low <= a.low + b.low and a.high + b.high <= high
