@@ -28,6 +28,7 @@ from ..analysis.shapes import (
     is_shape_of_rows,
     same_shape,
     unexpanded,
+    unreshaped,
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
@@ -336,7 +337,7 @@ class AffineForms:
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
         if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
             return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
-        return self._lose(node, "no operand is known to be one number for each row, or for all")
+        return self._lose(node, f"no operand is known to be one number for each row, or for all{_repeated(node)}")
 
     @staticmethod
     def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
@@ -423,3 +424,15 @@ class AffineForms:
 
         found = form.mapped(value, moved_param)
         return replace(found, moves=(*form.moves, Move(node, index, others)))
+
+
+def _repeated(node: ir.Node) -> str:
+    """Returns what to change if an operand of a node was repeated before, by reshapes or not; else nothing."""
+    for each in node.inputs:
+        whole = None if each is None else unreshaped(each).producer()
+        if whole is not None and whole.op_type in ("Expand", "ScatterElements", "ScatterND", "Tile"):
+            name = whole.outputs[0].name
+            return (
+                f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"
+            )
+    return ""
