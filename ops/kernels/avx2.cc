@@ -253,11 +253,7 @@ struct P : Product256 {
   static I words(I codes, I weights) { return _mm256_maddubs_epi16(codes, weights); }
   static I add16(I a, I b) { return _mm256_add_epi16(a, b); }
   static I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
-  // int16 of int32 that fit, low ones first; and bits that are set if some int32 do not fit, also after a negation.
-  static I pair_words(I low, I high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
-  static I add_beyond_words(I beyond, I a) {
-    return _mm256_or_si256(beyond, _mm256_srli_epi32(add(a, set1(INT16_MAX)), 16));
-  }
+  static I either_bits(I a, I b) { return _mm256_or_si256(a, b); }
   static I sum_words(I words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
   static I same_bytes(int32_t byte) { return _mm256_set1_epi8(static_cast<char>(byte)); }
 };

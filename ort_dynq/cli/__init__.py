@@ -7,9 +7,10 @@ runs.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
-from . import bench, command, doctor, inspect, quantize, report, rewrite, verify
+from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, report, rewrite, verify
 
 COMMANDS = (
     quantize.COMMAND,
@@ -19,6 +20,8 @@ COMMANDS = (
     doctor.COMMAND,
     verify.COMMAND,
     bench.COMMAND,
+    bench_quantize.COMMAND,
+    bench_generate.COMMAND,
 )
 
 
@@ -28,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments without the name of the program; None for the process's own.
     """
-    return command.main(parser(), argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["bench"] and given[1:2] and given[1] in bench.SHORT:
+        given[:2] = [bench.SHORT[given[1]]]
+    return command.main(parser(), given)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,18 +1,16 @@
-"""``ort-dynq bench``: times models and decoders against stock ONNX Runtime, or ways to quantize a model."""
+"""``ort-dynq bench``: times models against stock ONNX Runtime."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from . import bench_generate, bench_quantize
-from .accuracy import add_data_sets
-from .arguments import add_changes, add_data, given_data, positives, similar
+from .arguments import add_changes, add_data, given_data, similar
 from .command import PROGRAM, Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
@@ -24,41 +22,25 @@ if TYPE_CHECKING:
     from ..measuring.progress import Track
     from ..measuring.timing import Settings
 
+SHORT = {"quantize": "bench-quantize", "generate": "bench-generate"}
+"""The commands of other benchmarks, which may also be written `bench quantize` and `bench generate`."""
+
 _DEVELOPERS = ("ops", "products", "convolutions", "chains", "networks")
 """The benchmarks of single operators and of seeded networks, which are not in the package."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what",
-        type=_what,
-        metavar="WHAT",
-        help="a model A; a folder with NAME/model.onnx and NAME/test_data_set_0; quantize: the float model B, "
-        "quantized in several ways, or that of the PyPI package B, ddddocr or silero-vad, on generated data; "
-        "or generate: the language model in B, a folder of onnxruntime-genai",
+        "what", type=_what, metavar="A", help="a model; or a folder with NAME/model.onnx and NAME/test_data_set_0"
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
-    add_timing(parser, threads="1", time="a model: 5; quantize and generate: 3; a folder: 0.5")
-    model = parser.add_argument_group("a model A")
-    model.add_argument(
+    add_timing(parser, threads="1", time="a model: 5; a folder: 0.5")
+    parser.add_argument(
         "--opening",
         action="store_true",
         help="also measure opening the sessions, each in a new process: the time and the private memory that it takes",
     )
-    both = parser.add_argument_group(
-        "quantize and generate", "OpenVINO takes part in `quantize` after `pip install openvino nncf`."
-    )
-    both.add_argument(
-        "--tokens",
-        type=positives,
-        metavar="N[,N]",
-        help="lengths of the model's sequence (default: 1,16,128 if it is dynamic), or of prompts (default: "
-        "16,128,512,2048, up to the context length)",
-    )
-    both.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
-    bench_generate.add_arguments(parser)
     add_changes(parser)
-    add_data_sets(parser)
     add_data(parser)
 
 
@@ -72,19 +54,17 @@ def _what(text: str) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
-    bench = _choose(arguments.what)
-    _check_options(arguments, bench)
-    bench.check(arguments)
-    return timed(arguments, bench.run, time=bench.seconds)
-
-
-def _check_models(arguments: argparse.Namespace) -> None:
-    """Checks the paths of A and B; a word that is no path may be a kind of benchmark with a wrong letter."""
-    if not Path(arguments.what).exists() and (meant := similar(arguments.what, (_QUANTIZE.usage, _GENERATE.usage))):
-        raise DynqError(f"there is no file {arguments.what}; did you mean `{PROGRAM} bench {meant}`?")
+    if Path(arguments.what).is_dir():
+        for name, written in (("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape")):
+            if getattr(arguments, name):
+                raise DynqError(f"{written} is for single models, and {arguments.what} is a folder")
+        return timed(arguments, _folder, time=0.5)
+    if not Path(arguments.what).exists() and (meant := similar(arguments.what, SHORT)):
+        raise DynqError(f"there is no file {arguments.what}; did you mean `{PROGRAM} {SHORT[meant]}`?")
     check_file(arguments.what, "A")
     if arguments.b is not None:
         check_file(arguments.b, "B")
+    return timed(arguments, _model, time=5.0)
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -146,75 +126,6 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     return Outcome({**data, "timings": list(map(asdict, found.timings)), "openings": openings}, text)
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One kind of benchmark, which the argument WHAT selects.
-
-    Attributes:
-        usage: The form of WHAT in messages.
-        check: Checks the paths that are given, before libraries are loaded.
-        run: Times it.
-        seconds: The default of --seconds.
-        options: The arguments that only some kinds take: the name of the attribute and the text in messages.
-    """
-
-    usage: str
-    check: Callable[[argparse.Namespace], None]
-    run: Callable[[argparse.Namespace, Settings, Track], Outcome]
-    seconds: float
-    options: tuple[tuple[str, str], ...] = ()
-
-
-_CHANGES = (
-    ("exact", "--exact"),
-    ("fuse", "--fuse"),
-    ("weights_only", "--weights-only"),
-    ("keep_fused", "--keep-fused"),
-)
-_DATA = (("b", "B"), ("input", "--input"), ("shape", "--shape"))
-_QUANTIZE = _Bench(
-    "quantize",
-    bench_quantize.check,
-    bench_quantize.run,
-    3.0,
-    (*_DATA, ("data", "--data"), ("tokens", "--tokens"), ("report", "--report")),
-)
-_GENERATE = _Bench(
-    "generate",
-    bench_generate.check,
-    bench_generate.run,
-    3.0,
-    (
-        *_CHANGES,
-        ("b", "B"),
-        ("tokens", "--tokens"),
-        ("report", "--report"),
-        ("context", "--context"),
-        ("rewritten", "--rewritten"),
-    ),
-)
-_FOLDER = _Bench("FOLDER", lambda _: None, _folder, 0.5, _CHANGES)
-_MODEL = _Bench("A.onnx", _check_models, _model, 5.0, (*_CHANGES, *_DATA, ("opening", "--opening")))
-_BENCHES = (_QUANTIZE, _GENERATE, _FOLDER, _MODEL)
-
-
-def _choose(what: str) -> _Bench:
-    for bench in (_QUANTIZE, _GENERATE):
-        if what == bench.usage:
-            return bench
-    return _FOLDER if Path(what).is_dir() else _MODEL
-
-
-def _check_options(arguments: argparse.Namespace, chosen: _Bench) -> None:
-    """Raises a DynqError if an argument is given that only other benches take."""
-    for name, written in dict.fromkeys(option for bench in _BENCHES for option in bench.options):
-        if getattr(arguments, name) and (name, written) not in chosen.options:
-            from ..operators.encodings import one_of
-
-            takers = [f"`{PROGRAM} bench {bench.usage}`" for bench in _BENCHES if (name, written) in bench.options]
-            raise DynqError(f"{written} is for {one_of(takers)}, not for {arguments.what}")
-
-
 COMMAND = Command(
     "bench",
     "time models against stock ONNX Runtime, alternately in one process",
@@ -222,9 +133,6 @@ COMMAND = Command(
         "ort-dynq bench model.onnx --shape x=1x128x768",
         "ort-dynq bench model.onnx fast.onnx",
         "ort-dynq bench models/",
-        "ort-dynq bench quantize float.onnx --data samples.npz --report comparison.html",
-        "ort-dynq bench quantize ddddocr",
-        "ort-dynq bench generate phi/ --threads 1,4 --context 128,2048",
     ),
     _arguments,
     _run,

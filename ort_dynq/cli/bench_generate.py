@@ -1,4 +1,4 @@
-"""``ort-dynq bench generate``: times the decoder of a folder of onnxruntime-genai; cli/bench.py chooses it."""
+"""``ort-dynq bench-generate``: times the decoder of a folder of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import check_page, positives
-from .command import Outcome
+from .arguments import add_backend, add_changes, check_page, natural, positives
+from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
+from .timing import add_timing, timed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,44 +21,51 @@ if TYPE_CHECKING:
     from ..measuring.timing import Settings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that only this benchmark has."""
-    group = parser.add_argument_group("generate")
-    group.add_argument(
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="a folder of onnxruntime-genai")
+    add_timing(parser, threads="1", time="3")
+    parser.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="lengths of prompts (default: 16,128,512,2048, up to the context length)",
+    )
+    parser.add_argument(
         "--context",
         type=positives,
         metavar="N[,N]",
         help="numbers of tokens before a decoded token (default: 128, up to the context length)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--rewritten",
         metavar="FOLDER",
         help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
     )
+    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    add_changes(parser)
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the tokens (default: 0)")
+    add_backend(parser)
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Checks that a folder is given, and the path of the report."""
-    if arguments.b is None:
-        raise DynqError("`bench generate` needs a folder of onnxruntime-genai: ort-dynq bench generate phi/")
+def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.rewritten and (arguments.exact or arguments.fuse or arguments.weights_only or arguments.keep_fused):
         raise DynqError(
             "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
         )
     if arguments.report:
-        check_page(Path(arguments.b), Path(arguments.report))
-    for folder in filter(None, (arguments.b, arguments.rewritten)):
+        check_page(Path(arguments.folder), Path(arguments.report))
+    for folder in filter(None, (arguments.folder, arguments.rewritten)):
         if not Path(folder).is_dir():
             raise DynqError(f"{folder} is not a folder" if Path(folder).exists() else f"there is no folder {folder}")
+    return timed(arguments, _bench, time=3.0)
 
 
-def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    """Times prompts and decoded tokens, in stock ONNX Runtime and rewritten."""
+def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     target = Path(arguments.report) if arguments.report else None
     from ..bench.generation import bench_generation
 
     found = bench_generation(
-        arguments.b,
+        arguments.folder,
         settings,
         rewritten=arguments.rewritten,
         prompts=arguments.tokens,
@@ -106,3 +114,15 @@ def _files(found: GenerationBench) -> RenderableType:
         for name, each in (("stock", found.stock), ("ort_dynq", found.ours))
     ]
     return table(("decoder", "file MB", "opening ms", "private memory MB"), rows)
+
+
+COMMAND = Command(
+    "bench-generate",
+    "time prompts and decoded tokens of a language model against stock ONNX Runtime",
+    (
+        "ort-dynq bench-generate phi/ --threads 1,4 --context 128,2048",
+        "ort-dynq bench-generate phi/ --rewritten fast/ --report decoder.html",
+    ),
+    _arguments,
+    _run,
+)

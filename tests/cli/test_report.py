@@ -351,8 +351,9 @@ def test_page_is_self_contained(report: ModelReport) -> None:
 def test_page_contains_the_facts(report: ModelReport) -> None:
     page = _Page(report.to_html())
     assert report.after is not None
-    median = report.after.latency.median_ms * 1e3  # microseconds: the model is tiny
-    assert {f"{median:.1f}", f"{median:.2f}"} & {*page.words}
+    median = report.after.latency.median_ms
+    # The unit is that of the slowest run: milliseconds on a busy machine.
+    assert {f"{value:.{digits}f}" for value in (median, median * 1e3) for digits in (1, 2, 3)} & {*page.words}
     for expected in (
         "node_QuantizeLinear_*",
         "DynamicRangeFakeQuantize",

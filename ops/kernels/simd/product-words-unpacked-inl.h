@@ -1,0 +1,304 @@
+// Matrix products of many rows by 4-bit weights, for instruction sets whose products of bytes are sums of two in int16:
+// a part of product-inl.h, which includes this file after product-words-inl.h. The weights of some groups and 16
+// columns are unpacked once, to bytes minus 8, which stay in the first-level cache for all rows, as scales and sums of
+// columns do. Other zero points than 8 come off the sums.
+
+// More rows of one scale by weights whose zero points are 8 than product-words-inl.h multiplies as fast, and the fewest
+// others.
+constexpr int64_t kLeastUnpackedRows = 32, kLeastOtherRows = 12;
+
+// Groups are unpacked together up to kQuadsAtOnce; longer ones are unpacked one by one.
+constexpr int64_t kUnpackedQuads = 1024, kQuadsAtOnce = 128;
+constexpr int64_t kUnpackedRows = 128;  // at once: their floats wait for further groups
+
+// Blocks of these functions have up to 16 columns.
+
+// Prefetches what the next 16 columns have, `stride` bytes later: hardware does not know that they come next.
+inline void unpack_quads(const int8_t* packed, int64_t stride, int64_t quads, int8_t* to) {
+  const auto zps = P::zps4(P::set1(8));
+  for (int64_t quad = 0; quad < quads; quad += 2, packed += kBlockBytes, to += 2 * kBlockBytes) {
+    ORT_DYNQ_PREFETCH(packed + stride);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = v * P::kLanes * kQuad;
+      typename P::I low, high;
+      P::halves(packed + at, zps, low, high);
+      P::store(static_cast<void*>(to + at), low);
+      P::store(static_cast<void*>(to + kBlockBytes + at), high);
+    }
+  }
+}
+
+// Sets the sums of `count` groups from `first` on, whose weights are unpacked. `Type` is P: only a template may call
+// functions that P does not have.
+template <int kRows, class Type = P>
+ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
+                                    const int8_t* weights, GroupSums<kRows>* to) {
+  const int64_t stride = block.codes.stride, quads = block.depth / kQuad / block.groups;
+  const uint8_t* codes = block.codes.data + row * stride + first * quads * kQuad;
+  for (int64_t group = 0; group < count; ++group) {
+    for (int64_t done = 0; done < quads; done += kChain) {
+      typename P::I words[kRows][kVectors];
+      const auto add_two_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
+        typename P::I low[kVectors], high[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          low[v] = P::load(static_cast<const void*>(weights + v * P::kLanes * kQuad));
+          high[v] = P::load(static_cast<const void*>(weights + kBlockBytes + v * P::kLanes * kQuad));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto c0 = P::quad(codes + r * stride);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v)
+            words[r][v] = is_first ? Type::words(c0, low[v]) : Type::dot_words(words[r][v], c0, low[v]);
+          const auto c1 = P::quad(codes + r * stride + kQuad);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c1, high[v]);
+        }
+        codes += 2 * kQuad;
+        weights += 2 * kBlockBytes;
+      };
+      add_two_quads(true);
+      const int64_t end = quads - done < kChain ? quads - done : kChain;
+      for (int64_t quad = 2; quad < end; quad += 2) add_two_quads(false);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          void* const at = to[group][r] + v * P::kLanes;
+          const auto sum = Type::sum_words(words[r][v]);
+          P::store(at, done == 0 ? sum : P::add(P::load(static_cast<const void*>(at)), sum));
+        }
+    }
+  }
+}
+
+// The sums lack, by zero points of rows and of weights:
+//
+//   exact = sum - zp of the row * sum of the column - sum of the row's codes * (zp of the weights - 8)
+//
+// In floats, all of it is exact for groups of up to kLongestTileGroup k, if sums of columns are within
+// kUnpackedColumnSum.
+constexpr int32_t kUnpackedColumnSum = 1 << 15;
+static_assert(255 * kUnpackedColumnSum + int64_t{2} * 255 * 8 * kLongestTileGroup <= 1 << 24, "exact as floats");
+static_assert(15 * kLongestTileGroup <= kUnpackedColumnSum, "sums of weights minus zero points");
+
+// Longer groups are corrected in int32. `T` is float or int32_t.
+template <class T>
+constexpr bool kIsFloat = static_cast<T>(0.5f) != 0;
+
+inline void store_as(float* to, P::I a) { P::store(to, P::to_float(a)); }
+inline void store_as(int32_t* to, P::I a) { P::store(static_cast<void*>(to), a); }
+template <class T>
+inline void copy_as(const int32_t* from, int64_t count, T* to) {
+  int64_t i = 0;
+  for (; i + P::kLanes <= count; i += P::kLanes) store_as(to + i, P::load(static_cast<const void*>(from + i)));
+  for (; i < count; ++i) to[i] = static_cast<T>(from[i]);
+}
+
+// The scales of 16 columns of a group, 1 if they do not vary, their sums, and their zero points minus 8. Rows of a
+// matrix whose columns are a power of two share cache sets, so these are copied to adjacent lines.
+template <class T>
+struct ColumnGroup {
+  alignas(kLine) float scales[kBlockColumns];
+  T sums[kBlockColumns], zps[kBlockColumns];
+};
+
+// Returns whether the sums are within the bound.
+template <class T, class Type = P>
+bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_t count, ColumnGroup<T>* to) {
+  const bool scales_vary = block.columns.scale_groups > 1, in_groups = scales_vary || block.codes.scale_groups > 1;
+  auto beyond = P::set1(0);
+  for (int64_t i = 0; i < count; ++i) {
+    ORT_DYNQ_PREFETCH(block.columns.sums + (first + i) * block.columns.sums_stride + kBlockColumns);
+    if (scales_vary)
+      ORT_DYNQ_PREFETCH(block.columns.scales + (first + i) * block.columns.scales_stride + kBlockColumns);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = v * P::kLanes, left = block.cols - at;
+    const auto mask = P::first(left);
+    const auto load_scales = [&](const float* p) { return left >= P::kLanes ? P::load(p) : P::load_part(p, mask); };
+    const auto load_sums = [&](const int32_t* p) {
+      return left >= P::kLanes ? P::load(static_cast<const void*>(p)) : P::load_part(p, mask);
+    };
+    auto scales = in_groups && !scales_vary ? load_scales(block.columns.scales + at) : P::set1(1.0f);
+    auto zps = P::set1(block.weights.zp);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t group = first + i;
+      const auto sums = load_sums(block.columns.sums + group * block.columns.sums_stride + at);
+      beyond = Type::either_bits(beyond, P::add(sums, P::set1(kUnpackedColumnSum)));
+      store_as(to[i].sums + at, sums);
+      if (scales_vary) scales = load_scales(block.columns.scales + group * block.columns.scales_stride + at);
+      P::store(to[i].scales + at, scales);
+      if (!has_zps) continue;
+      if (block.weights.zps != nullptr)
+        zps = P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, left);
+      store_as(to[i].zps + at, P::sub(P::low_nibbles(zps), P::set1(8)));
+    }
+  }
+  int32_t lanes[P::kLanes];
+  P::store(static_cast<void*>(lanes), beyond);
+  uint32_t any = 0;
+  for (const int32_t lane : lanes) any |= static_cast<uint32_t>(lane);
+  return any < 2 * uint32_t{kUnpackedColumnSum};
+}
+
+// Of the groups that a tile takes at once: zero points of rows, sums of their codes, and scales; 1 if they do not vary.
+template <class T>
+struct RowGroups {
+  T zps[kWordRows][kGroupsAtOnce], sums[kWordRows][kGroupsAtOnce];
+  float scales[kWordRows][kGroupsAtOnce];
+};
+
+template <class T>
+ORT_DYNQ_ONE_COPY void copy_rows(const ProductBlock& block, bool has_zps, int64_t first_row, int64_t rows,
+                                 int64_t first, int64_t count, RowGroups<T>& to) {
+  const bool vary = block.codes.scale_groups > 1;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t of_row = (first_row + r) * block.codes.scale_groups + (vary ? first : 0);
+    const int32_t* zps = block.codes.zps + of_row;
+    if (vary) {
+      copy_as(zps, count, to.zps[r]);
+      memcpy(to.scales[r], block.codes.scales + of_row, static_cast<size_t>(count) * sizeof(float));
+    } else {
+      for (T& zp : to.zps[r]) zp = static_cast<T>(zps[0]);
+      for (float& scale : to.scales[r]) scale = 1;
+    }
+    if (has_zps) copy_as(block.codes.sums + (first_row + r) * block.groups + first, count, to.sums[r]);
+  }
+}
+
+inline P::F corrected(P::F sum, float factor, const float* columns) {
+  return P::fnmadd(P::set1(factor), P::load(columns), sum);
+}
+inline P::I corrected(P::I sum, int32_t factor, const int32_t* columns) {
+  return P::sub(sum, P::mul(P::set1(factor), P::load(static_cast<const void*>(columns))));
+}
+inline P::F sum_as(float, P::I sum) { return P::to_float(sum); }
+inline P::I sum_as(int32_t, P::I sum) { return sum; }
+inline P::F real_of(P::F sum) { return sum; }
+inline P::F real_of(P::I sum) { return P::to_float(sum); }
+
+// Which scales vary with the group. Other scales apply to the sum of all groups.
+enum VaryingScales { kNoScales, kColumnScales, kBothScales };
+
+// Adds the floats of these groups to `reals`.
+template <class T, int kRows, bool kHasZps, VaryingScales kScales>
+ORT_DYNQ_ONE_COPY void add_corrected_sums(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
+                                          const ColumnGroup<T>* columns, const GroupSums<kRows>* sums,
+                                          float (*reals)[kBlockColumns]) {
+  RowGroups<T> rows;
+  copy_rows(block, kHasZps, row, kRows, first, count, rows);
+  typename P::F totals[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) totals[r][v] = P::load(static_cast<const float*>(reals[r] + v * P::kLanes));
+  for (int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = v * P::kLanes;
+        auto sum = sum_as(T{}, P::load(static_cast<const void*>(sums[i][r] + at)));
+        sum = corrected(sum, rows.zps[r][i], columns[i].sums + at);
+        if (kHasZps) sum = corrected(sum, rows.sums[r][i], columns[i].zps + at);
+        auto real = real_of(sum);
+        if (kScales != kNoScales) real = P::mul(real, P::load(columns[i].scales + at));
+        if (kScales == kBothScales) real = P::mul(real, P::set1(rows.scales[r][i]));
+        totals[r][v] = P::add(totals[r][v], real);
+      }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) P::store(reals[r] + v * P::kLanes, totals[r][v]);
+}
+
+template <class T, int kRows>
+using AddSums = void (*)(const ProductBlock&, int64_t, int64_t, int64_t, const ColumnGroup<T>*, const GroupSums<kRows>*,
+                         float (*)[kBlockColumns]);
+
+template <class T, int kRows>
+inline AddSums<T, kRows> adder(bool has_zps, VaryingScales scales) {
+  if constexpr (!kIsFloat<T>)  // few groups
+    return has_zps ? add_corrected_sums<T, kRows, true, kBothScales> : add_corrected_sums<T, kRows, false, kBothScales>;
+  else if (scales == kNoScales)
+    return has_zps ? add_corrected_sums<T, kRows, true, kNoScales> : add_corrected_sums<T, kRows, false, kNoScales>;
+  else if (scales == kColumnScales)
+    return has_zps ? add_corrected_sums<T, kRows, true, kColumnScales>
+                   : add_corrected_sums<T, kRows, false, kColumnScales>;
+  else
+    return has_zps ? add_corrected_sums<T, kRows, true, kBothScales> : add_corrected_sums<T, kRows, false, kBothScales>;
+}
+
+template <class T, int kRows>
+void unpacked_tile(const ProductBlock& block, int64_t row, int64_t first, int64_t count, const ColumnGroup<T>* columns,
+                   const int8_t* unpacked, float (*reals)[kBlockColumns]) {
+  alignas(kLine) GroupSums<kRows> sums[kGroupsAtOnce];
+  sum_unpacked<kRows>(block, row, first, count, unpacked, sums);
+  const VaryingScales scales = block.codes.scale_groups > 1     ? kBothScales
+                               : block.columns.scale_groups > 1 ? kColumnScales
+                                                                : kNoScales;
+  adder<T, kRows>(!has_zps_of_8(block), scales)(block, row, first, count, columns, sums, reals);
+}
+
+inline bool fits_unpacked(const ProductBlock& block) {
+  const int64_t fewest = fits_words(block) ? kLeastUnpackedRows : kLeastOtherRows;
+  return block.rows >= fewest && block.depth > 0 && block.depth <= block.groups * kUnpackedQuads * kQuad &&
+         !block.codes.has_ones && (has_zps_of_8(block) || block.codes.sums != nullptr);
+}
+
+// Returns false if a sum of a column is too large. `block` has up to 16 columns and kUnpackedRows rows.
+template <class T>
+bool multiply_unpacked(const ProductBlock& block) {
+  ColumnGroup<T> columns[kGroupsAtOnce];
+  float totals[kUnpackedRows][kBlockColumns];
+  alignas(kLine) int8_t unpacked[kUnpackedQuads * kBlockBytes];
+  const int64_t quads = block.depth / kQuad / block.groups, fitting = kQuadsAtOnce / quads;
+  const int64_t at_once = fitting < 1 ? 1 : fitting < kGroupsAtOnce ? fitting : kGroupsAtOnce;
+  const bool has_zps = !has_zps_of_8(block);
+  for (int64_t row = 0; row < block.rows; ++row)
+    for (float& total : totals[row]) total = -0.0f;
+  for (int64_t group = 0; group < block.groups; group += at_once) {
+    const int64_t count = block.groups - group < at_once ? block.groups - group : at_once;
+    if (!copy_columns(block, has_zps, group, count, columns) && kIsFloat<T>) return false;
+    unpack_quads(block.weights.packed + group * quads / 2 * kBlockBytes, block.weights.stride, count * quads, unpacked);
+    for (int64_t row = 0; row < block.rows;) {
+      const int64_t left = block.rows - row;
+      const int64_t rows = left >= 2 * kWordRows ? kWordRows : left > kWordRows ? (left + 1) / 2 : left;
+      constexpr decltype(&unpacked_tile<T, 1>) kTiles[] = {unpacked_tile<T, 1>, unpacked_tile<T, 2>,
+                                                           unpacked_tile<T, 3>, unpacked_tile<T, 4>};
+      kTiles[rows - 1](block, row, group, count, columns, unpacked, totals + row);
+      row += rows;
+    }
+  }
+  store_block(block, 0, block.rows, 0, totals[0]);
+  return true;
+}
+
+// `gemm_direct` computes blocks whose sums of columns are too large.
+template <class Type = P>
+void gemm_unpacked(const ProductBlock& all, ProductKernel gemm_direct) {
+  const int64_t group = all.depth / all.groups;
+  const auto multiply = group <= kLongestTileGroup ? multiply_unpacked<float> : multiply_unpacked<int32_t>;
+  for (int64_t col = 0; col < all.cols; col += kBlockColumns)
+    for (int64_t row = 0; row < all.rows; row += kUnpackedRows) {
+      ProductBlock block = all;
+      block.rows = all.rows - row < kUnpackedRows ? all.rows - row : kUnpackedRows;
+      block.cols = all.cols - col < kBlockColumns ? all.cols - col : kBlockColumns;
+      block.output.dst += row * all.output.stride + col;
+      block.codes.data += row * all.codes.stride;
+      block.codes.scales += row * all.codes.scale_groups;
+      block.codes.zps += row * all.codes.scale_groups;
+      if (all.codes.sums != nullptr) block.codes.sums += row * all.groups;
+      block.weights.packed += col / kBlockColumns * all.weights.stride;
+      if (all.weights.zps != nullptr) block.weights.zps += col;
+      block.columns.scales += col;
+      block.columns.sums += col;
+      block.columns.bias += col;
+      if (!multiply(block)) gemm_direct(block);
+    }
+}
