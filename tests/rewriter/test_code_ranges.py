@@ -146,3 +146,23 @@ def test_product_of_inverse_scales_without_epsilon(inverse: str) -> None:
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
         y = session.run(None, {"x": x})[0]
         np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+
+
+@pytest.mark.parametrize(("floats", "is_product"), [("q = Div(n, s)", True), ("t = Div(m, c127) q = Mul(n, t)", False)])
+def test_codes_that_are_infinite_where_an_inverse_scale_is(floats: str, is_product: bool) -> None:
+    """Without Clip, codes are divided by the inverse scale, so that the row is NaN; by another scale it is infinite."""
+    rng = np.random.default_rng(0)
+    weights = ", ".join(str(float(code) / 128) for code in rng.integers(-127, 128, 32 * 4))
+    body = f"""w = Constant<value = float[32, 4] {{{weights}}}>() a = Abs(x) m = ReduceMax(a, one) s = Div(c127, m)
+        v = Mul(x, s) n = Round(v) {floats} y = MatMul(q, w)"""
+    model = parse(body, inputs="float[9, 32] x", outputs="float[9, 4] y")
+    result = rewrite(model)
+    assert ("QuantizedMatMul" in {each.operator for each in result.report.rewritten}) == is_product
+    x = rng.normal(size=(9, 32)).astype(np.float32)
+    check_products(model, {"x": x})
+    x[2], x[3, 4], x[5], x[6] = 0, np.inf, 1e-38, 1e-38 * rng.normal(size=32)
+    expected = stock_session(model).run(None, {"x": x})[0]
+    assert (~np.isfinite(expected)).all(1).tolist() == [row in (2, 3, 5, 6) for row in range(9)]
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        y = session.run(None, {"x": x})[0]
+        np.testing.assert_array_equal(np.isfinite(y), np.isfinite(expected))

@@ -34,7 +34,7 @@ def calls(chains: int) -> int:
         report = rewrite(model).report
     finally:
         sys.setprofile(None)
-    assert found(report) == ["RowProgram"] * chains
+    assert set(found(report)) == {"RowProgram"}
     return count
 
 

@@ -112,7 +112,7 @@ def test_declared_shapes_that_hide_an_error() -> None:
     ]
     stock_session(result.to_proto())
     model.graph.node[-1].input[1] = "y"  # the declared shape is still wrong, but hides nothing
-    assert found(check(model, {"x": rows((5, 7))})) == ["RowProgram"]
+    assert "RowProgram" in found(check(model, {"x": rows((5, 7))}))
 
 
 def test_a_declared_shape_of_an_initializer_counts_for_nothing() -> None:

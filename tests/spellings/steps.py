@@ -134,6 +134,8 @@ class Steps:
         g, odd = self.g, "range: Add|scale: Add|range: Max|scale: Max"
         if g.opset >= 11:
             odd += "|range: Where(= 0)|scale: Where(= 0)|range: Where(< epsilon)|scale: Where(< epsilon)"
+        if g.opset >= 13 and g.shapes[v]:
+            odd += "|range: ScatterND|scale: ScatterND"
         place, _, form = self.draw("epsilon", "none|range: Clip|scale: Clip", odd).partition(": ")
         if place != where:
             return v
@@ -145,6 +147,12 @@ class Steps:
                 return g(form, v, epsilon)
             case "Where(= 0)":
                 return g("Where", g("Equal", v, 0.0), 1.0, v)
+            case "ScatterND":
+                rank = len(g.shapes[v])
+                places = g("NonZero", g("Equal", v, 0.0), shape=(rank, 0))  # as many as there are zeros
+                indices = g.transpose(places, (1, 0))
+                count = g.slice(g("Shape", indices, shape=(2,)), 0, 0, 1)
+                return g("ScatterND", v, indices, g("Expand", 1.0, count, shape=(0,)), shape=g.shapes[v])
         return g("Where", g("Less", v, epsilon), epsilon, v)
 
     # Elementwise
@@ -155,6 +163,8 @@ class Steps:
         ranked = len(g.shapes[v]) == len(shape)
         odd = "Expand|Expand to Shape" if g.opset >= 8 else ""
         odd += "|Tile|Unsqueeze, Expand, Reshape" if ranked and g.opset >= 8 else ""
+        is_of_rows = ranked and g.shapes[v] == (*shape[:-1], 1)
+        odd += "|Reshape, Tile, Reshape" if is_of_rows and g.opset >= 8 else ""
         match self.draw(f"broadcast of the {name}", "none", odd, rate=0.6):
             case "Expand":
                 return g("Expand", v, g.integers(*shape), shape=shape)
@@ -162,6 +172,10 @@ class Steps:
                 return g("Expand", v, g("Shape", self.x, shape=(len(shape),)), shape=shape)
             case "Tile":
                 return g("Tile", v, g.integers(*(n // m for n, m in zip(shape, g.shapes[v], strict=True))), shape=shape)
+            case "Reshape, Tile, Reshape":
+                rows = int(np.prod(shape[:-1]))
+                column = g.reshape(v, (rows, 1))
+                return g.reshape(g("Tile", column, g.integers(1, shape[-1]), shape=(rows, shape[-1])), shape)
             case "Unsqueeze, Expand, Reshape":
                 longer = (*shape, 1)
                 new = g.unsqueeze(v, len(shape))

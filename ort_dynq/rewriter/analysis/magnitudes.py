@@ -86,6 +86,13 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     return x if _end_of(low, x, "ReduceMin") else None
 
 
+def is_range(node: ir.Node) -> bool:
+    """Returns whether a Sub is the maximum minus the minimum of a value over the same dimensions."""
+    reduced = None if node.inputs[0] is None else producer_of(skip_identity(node.inputs[0]), "ReduceMax")
+    x = None if reduced is None else _first(reduced)
+    return x is not None and _both_ends(node, x) is not None
+
+
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields x, and the values that it is a multiple of, each with the magnitude of the factor."""
     x, factor = skip_identity(x), 1.0
@@ -109,11 +116,15 @@ class _Proof:
         self._x, self._factor, self._known = x, factor, known
         self._smallest = smallest
         self._reduced: tuple[list[int], bool] = [], True
+        self._is_scaled = False
 
     def largest(self, divisor: ir.Value) -> float | None:
         """Returns the largest magnitude of x / divisor, or None."""
         cover = self._cover(divisor, 0)
-        if cover is None or self._known(divisor).low < self._smallest or not self._lines_up(divisor):
+        # A quotient by the range itself is at most 1 in any rounding; a range that is scaled has to stay normal.
+        needs_normal = self._is_scaled or self._factor != 1
+        is_small = needs_normal and self._known(divisor).low < self._smallest
+        if cover is None or is_small or not self._lines_up(divisor):
             return None
         smallest = min(cover)
         return self._factor / smallest / _ROUNDED if smallest > 0 else None
@@ -121,6 +132,7 @@ class _Proof:
     def largest_product(self, inverse: ir.Value) -> float | None:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
         factor, inverse = 1.0, skip_identity(inverse)
+        self._is_scaled = True  # the reciprocal of a small range may be infinite
         while True:
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
                 inverse = skip_identity(node.inputs[0])
@@ -167,6 +179,7 @@ class _Proof:
                 return None
             return _Cover(max(each.above for each in found), max(each.below for each in found)) if found else None
         if node.op_type in ("Mul", "Div"):
+            self._is_scaled = True
             found_ = constant_operand(node, commutative=node.op_type == "Mul")
             inner = None if found_ is None or found_[1] <= 0 else self._cover(found_[0], depth + 1)
             return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
@@ -243,7 +256,7 @@ class _Proof:
             reduced, x, self._x
         ):
             return None
-        self._smallest = 2.0**-60 if self._smallest else 0
+        self._smallest, self._is_scaled = 2.0**-60 if self._smallest else 0, True
         self._note(reduced)
         return _Cover(1, 1).times(1).times(1)
 

@@ -21,7 +21,7 @@ from .bounds import all_bounds_of, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .inference import Facts
-from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, largest_quotient
+from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_range, largest_quotient
 from .nodes import cast_to, producer_of
 
 INF = math.inf
@@ -164,8 +164,9 @@ class Values:
             found = _corners(arithmetic, *inputs)
             if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
                 largest = largest_quotient(node, self.known, self._smallest_divisor(node))
-                found = found if largest is None else found.within(-largest, largest)
-            if op_type == "Sub" and difference_of_minimum(node) is not None:
+                if largest is not None:
+                    found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
+            if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
                 found = found.within(0, INF)
             if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
                 found = self._with_sign(magnitude)
@@ -189,10 +190,13 @@ class AnyValues(Values):
 
 
 class NearValues(Values):
-    """Bounds that hold for quotients by a range unless it is denormal: there, the difference is less than 2**-132."""
+    """Bounds that hold for quotients by a range unless it is denormal: there, the difference is less than 2**-132.
+
+    Products with an inverse range are within these bounds or infinite, where the inverse is infinite.
+    """
 
     def _smallest_divisor(self, node: ir.Node) -> float:
-        return 0 if node.op_type == "Div" else SMALLEST_DIVISOR
+        return 0
 
 
 def _of_type(dtype: ir.DataType | None) -> Known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, OfCodes, Op, Term, dtype_of, scaled_value
+from .affine_form import Affine, OfCodes, Op, Term, divisor_of, dtype_of, marked, quotient_of, scaled_value
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,9 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     may_be_nan = form.divisor is None and _may_be_nan(form, values)
+    marked_form = _with_marked_scale(form, values) if may_be_nan else None
+    if marked_form is not None:
+        form, may_be_nan = marked_form, False
     if (may_be_nan and form.is_rounded) or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
         raise Unconverted(Reason.NAN_CODES)
     blocks = {param.block for param in form.params if not param.is_one}
@@ -99,7 +102,8 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
             number = int(known.low)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan, _range_of_infinite(form, values))
+    range_ = None if marked_form is not None else _range_of_infinite(form, values)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan, range_)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
@@ -118,6 +122,18 @@ def _may_be_nan(form: Affine, values: Values) -> bool:
     return values.known(node.inputs[1]).low < SMALLEST_DIVISOR
 
 
+def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
+    """Returns a form whose scale is NaN where its codes are not finite: where the divisor of x is 0 or infinite.
+
+    None if the divisor is no factor of the scale, or the scale is the divisor itself.
+    """
+    divisor = None if form.source is not None or form.scale is None else divisor_of(form.root, values)
+    if divisor is None or form.scale is None or not isinstance(form.scale.term, Op):
+        return None
+    scale = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
+    return None if scale is None else replace(form, scale=replace(form.scale, term=scale))
+
+
 def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
     """Returns the range of a row whose codes may be infinite although its scale is finite, since it is bounded.
 
@@ -128,6 +144,8 @@ def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
         return None
     if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
         return None
+    if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
+        raise Unconverted(Reason.CODES_NOT_PROVEN)
     scale = scaled_value(form.scale.term)
     bounded = None if scale is None else all_bounds_of(scale.value)
     if bounded is not None and math.isinf(bounded.most) and not (scale is not None and scale.is_inverse):
@@ -135,6 +153,18 @@ def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
     if scale is None or bounded is None or scale.is_inverse or form.moves or bounded.most < LARGEST:
         raise Unconverted(Reason.CODES_NOT_PROVEN)
     return bounded.value
+
+
+def _is_proven_where_finite(form: Affine) -> bool:
+    """Returns whether codes that are infinite where an inverse scale is are divided by it: the model's row is NaN."""
+    quotient = quotient_of(form.root)
+    if quotient is None or quotient.op_type != "Mul" or form.scale is None:
+        return True
+    for each in quotient.inputs:
+        scale = None if each is None else scaled_value(form.scale.term, until=each)
+        if scale is not None and each is not None and unreshaped(scale.value) is unreshaped(each) and scale.is_inverse:
+            return True
+    return False
 
 
 def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType, Scaling, ZeroPointRule
-from ..analysis.bounds import all_bounds_of, constant_operand
+from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
@@ -28,17 +28,20 @@ from ..analysis.shapes import (
     is_shape_of_rows,
     same_shape,
     unexpanded,
+    unreshaped,
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import (
+    ROUNDINGS,
     Affine,
     Move,
     OfCodes,
     Param,
     combined,
     concatenated,
+    divisor_of,
     is_unnamed,
     lead,
     like,
@@ -68,7 +71,6 @@ PRODUCTS = frozenset(
     }
 )
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
-_ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _COPIES = ("Identity", "Dropout")
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
 
@@ -129,7 +131,7 @@ class AffineForms:
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
-        if node.op_type in _ROUNDINGS:
+        if node.op_type in ROUNDINGS:
             return True
         inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
         if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS:
@@ -143,7 +145,7 @@ class AffineForms:
             node = value.producer()
             if node is None or not self.values.known(value).is_integer:
                 return False
-            if node.op_type in _ROUNDINGS:
+            if node.op_type in ROUNDINGS:
                 return True
             inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
             if not inputs:
@@ -295,7 +297,7 @@ class AffineForms:
         if to not in (ir.DataType.FLOAT, *_INTEGERS):
             return self._lose(node)
         if to in _INTEGERS and source.dtype in _FLOATS:
-            divisor = None if known.is_regular else self._divisor(source)
+            divisor = None if known.is_regular else divisor_of(source, self.values)
             bits = min(32, int(to.itemsize * 8))
             if bits < 32 and all_bounds_of(skip_identity(source)).value is skip_identity(source):
                 return self._lose(node, "its input is not clipped, so that infinite codes may become any integers")
@@ -303,23 +305,6 @@ class AffineForms:
                 return self._lose(node, f"its input is not known to be integers of {bits} bits")
             form = replace(form, divisor=divisor)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
-
-    def _divisor(self, value: ir.Value) -> ir.Value | None:
-        """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
-        division = producer_of(skip_identity(value), *_ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
-        while division is not None and division.inputs[0] is not None:
-            before = skip_identity(division.inputs[0])
-            if division.op_type in ("Add", "Sub", "Mul", "Div"):
-                found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
-                if found is None or not found[1]:
-                    break
-                before = found[0]
-            division = producer_of(before, *_ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
-        if division is None or division.op_type != "Div":
-            return None
-        if None in division.inputs or not self.values.known(division.inputs[0]).is_regular:
-            return None
-        return division.inputs[1]
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
         """Returns the form of x + (y - x), if its elements are those of y except for small roundings."""
@@ -352,7 +337,7 @@ class AffineForms:
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
         if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
             return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
-        return self._lose(node, "no operand is known to be one number for each row, or for all")
+        return self._lose(node, f"no operand is known to be one number for each row, or for all{_repeated(node)}")
 
     @staticmethod
     def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
@@ -439,3 +424,15 @@ class AffineForms:
 
         found = form.mapped(value, moved_param)
         return replace(found, moves=(*form.moves, Move(node, index, others)))
+
+
+def _repeated(node: ir.Node) -> str:
+    """Returns what to change if an operand of a node was repeated before, by reshapes or not; else nothing."""
+    for each in node.inputs:
+        whole = None if each is None else unreshaped(each).producer()
+        if whole is not None and whole.op_type in ("Expand", "ScatterElements", "ScatterND", "Tile"):
+            name = whole.outputs[0].name
+            return (
+                f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"
+            )
+    return ""

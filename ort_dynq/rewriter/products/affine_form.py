@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of, skip_identity
 from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
+from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from .sources import Source
 
+ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _DEEPEST = 16
 
 
@@ -394,7 +397,47 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     return whole
 
 
+def quotient_of(value: ir.Value) -> ir.Node | None:
+    """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
+    division = producer_of(skip_identity(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    while division is not None and division.inputs[0] is not None:
+        before = skip_identity(division.inputs[0])
+        if division.op_type in ("Add", "Sub", "Mul", "Div"):
+            found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
+            if found is None or not found[1]:
+                break
+            before = found[0]
+        division = producer_of(before, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    return division
+
+
+def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
+    """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
+    division = quotient_of(value)
+    if division is None or division.op_type != "Div":
+        return None
+    if None in division.inputs or not values.known(division.inputs[0]).is_regular:
+        return None
+    return division.inputs[1]
+
+
+def marked(term: Term, divisor: ir.Value) -> Term | None:
+    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
+    if isinstance(term, ir.Value):
+        if skip_identity(term) is not skip_identity(divisor):
+            return None
+        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
+        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
+    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *RESHAPES) else ():
+        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
+            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
+    return None
+
+
 def _number_of(term: Term) -> float | None:
     if isinstance(term, np.ndarray):
         return float(term.reshape(-1)[0]) if term.size == 1 else None
+    if isinstance(term, Op) and term.op_type == "Div":
+        a, b = map(_number_of, term.inputs)
+        return None if a is None or not b else a / b
     return constant_scalar(term) if isinstance(term, ir.Value) else None

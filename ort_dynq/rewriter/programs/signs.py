@@ -27,10 +27,14 @@ class Signs:
         self._either: set[str] = set()  # values whose zeros may have either sign
         self._positive: set[str] = set()  # values that are never -0
         self._vanishing: dict[str, set[str]] = {}  # the values that are 0 or NaN where a range of them is 0
+        self._of_zeros: set[str] = set()  # values whose zeros may have either sign only where a whole row is zeros
 
     def are_known(self, value: str) -> bool:
-        """Returns whether the zeros of a value have the signs that the model's zeros have."""
-        return value not in self._either
+        """Returns whether the zeros of a value have the signs that the model's zeros have.
+
+        The scale of a row of zeros may have either sign if there is no epsilon: numerics.md has this exception.
+        """
+        return value not in self._either or value in self._of_zeros
 
     def origins(self) -> list[str]:
         """Returns the values whose zeros may have either sign, although the zeros of no operand have."""
@@ -51,7 +55,17 @@ class Signs:
                 self._positive.add(value)
             elif self._may_be_either(step):
                 self._either.add(value)
+                if self._is_of_zeros(step):
+                    self._of_zeros.add(value)
         return True
+
+    def _is_of_zeros(self, step: Step) -> bool:
+        """Returns whether the sign of a result is unknown only because that of max(x, 0) - min(x, 0) is."""
+        if step.operator == "Sub" and self._vanishing_with(step) - {*step.operands}:
+            return True
+        unknown = [each for each in step.operands if each in self._either]
+        is_choice = step.operator in ("Max", "Min", "Where")
+        return bool(unknown) and not is_choice and all(each in self._of_zeros for each in unknown)
 
     def _vanishing_with(self, step: Step) -> set[str]:
         """Returns what is 0 or NaN where a step's value is 0, unless the value is too small for float32."""
