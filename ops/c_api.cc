@@ -93,7 +93,11 @@ class GivenTensors : public Context {
                   std::to_string(kMaxRank));
     tensor.type = static_cast<Type>(given.type);
     tensor.shape.rank = static_cast<size_t>(given.rank);
-    for (size_t i = 0; i < tensor.shape.rank; ++i) tensor.shape.dims[i] = given.dims[i];
+    for (size_t i = 0; i < tensor.shape.rank; ++i) {
+      if (given.dims[i] < 0)
+        throw Error("input " + std::to_string(index) + " has a dimension of " + std::to_string(given.dims[i]));
+      tensor.shape.dims[i] = given.dims[i];
+    }
     tensor.data = given.data;
     return tensor;
   }

@@ -1,9 +1,9 @@
 """Keeps the models that InferenceSession has rewritten, in a folder of the user.
 
 Each entry is a folder. Its name is a hash of what the rewritten model follows from: the content of the model's file,
-the options, and the versions of ort_dynq and onnxruntime. It has `model.onnx`, unless nothing was rewritten, and
-`entry.json` with the sizes and times of the files with external data, whose content is not hashed. The cache never
-makes a session fail: whatever goes wrong with an entry, the model is rewritten again.
+the options, and the versions of ort_dynq and of what it uses. It has `model.onnx`, unless nothing was rewritten, and
+`entry.json` with hashes of the files with external data. The cache never makes a session fail: whatever goes wrong with
+an entry, the model is rewritten again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import DynqError
-from .files import replacing_folder
+from .files import delete_unfinished, replacing_folder
+from .system import package_version
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ FOLDER = "ORT_DYNQ_CACHE"
 MOST_BYTES = 8 << 30
 """The size from which on the entries that were not used for the longest time are deleted."""
 
+_PACKAGES = ("onnxruntime", "onnx", "onnx-ir")
 _MODEL, _ENTRY = "model.onnx", "entry.json"
 
 
@@ -43,7 +45,7 @@ def folder() -> Path | None:
     if named == "0":
         return None
     if named:
-        return Path(named)
+        return Path(named).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA", "")
     elif sys.platform == "darwin":
@@ -57,8 +59,8 @@ def folder() -> Path | None:
 class Entry:
     """The place in the cache of a model's file, rewritten with certain options."""
 
-    def __init__(self, source: Path, path: Path) -> None:
-        self._source, self._path = source, path
+    def __init__(self, source: Path, options: str, path: Path) -> None:
+        self._source, self._options, self._path = source, options, path
 
     @classmethod
     def of(cls, model: object, options: str) -> Entry | None:
@@ -71,32 +73,28 @@ class Entry:
         Returns:
             The entry; None if the model is no file that can be read, or the cache is turned off.
         """
-        import onnxruntime as ort
-
         cache = folder()
         if cache is None or not isinstance(model, str | os.PathLike):
             return None
         source = Path(os.path.abspath(model))
-        key = hashlib.sha256(f"{__version__} {_state_of_package()} {ort.__version__} {options}\n".encode())
         try:
-            with open(source, "rb") as file:
-                while part := file.read(1 << 20):
-                    key.update(part)
-        except OSError:
+            versions = [__version__, str(_state_of_package()), *map(package_version, _PACKAGES)]
+            key = hashlib.sha256(f"{versions} {options} {_hash(source)}".encode())
+        except (OSError, ImportError):
             return None
-        return cls(source, cache / key.hexdigest())
+        return cls(source, options, cache / key.hexdigest())
 
     def find(self) -> Path | None:
         """Returns the file to open, which is the model's own if nothing is rewritten in it; None without an entry."""
         try:
             entry = json.loads((self._path / _ENTRY).read_text("utf-8"))
-            files = {self._source.parent / name: state for name, state in entry["external data"].items()}
-            if any(_state(file) != state for file, state in files.items()):
+            if any(_hash(self._source.parent / name) != found for name, found in entry["external data"].items()):
                 return None
-            os.utime(self._path / _ENTRY)
             path = self._path / _MODEL if entry["rewritten"] else self._source
         except (OSError, ValueError, LookupError, AttributeError, TypeError):
             return None
+        with contextlib.suppress(OSError):  # the cache may be read-only
+            os.utime(self._path / _ENTRY)
         _LOG.info("%s is opened as %s", self._source, path)
         return path
 
@@ -110,26 +108,39 @@ class Entry:
         Returns:
             The result of `rewrite`, whether or not the entry could be written.
         """
-        from .storage import data_files
-
         try:
-            # Read before the rewrite: files that change meanwhile are then not those of the entry.
-            states = {os.path.relpath(file, self._source.parent): _state(file) for file in data_files(self._source)}
-        except (OSError, ValueError, DynqError):
+            hashes = self._hashes()
+        except Exception:  # the model may be wrong in any way, which the rewrite says
             return rewrite()
         result = rewrite()
-        is_rewritten = bool(result.report.rewritten) or not may_be_source
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with replacing_folder(self._path) as entry:
-                if is_rewritten:
-                    result.save(entry / _MODEL)
-                text = json.dumps({"source": str(self._source), "rewritten": is_rewritten, "external data": states})
-                (entry / _ENTRY).write_text(text, "utf-8")
-            _delete_oldest(self._path.parent)
-        except (OSError, DynqError) as error:
+            self._write(result, bool(result.report.rewritten) or not may_be_source, hashes)
+        except Exception as error:  # a session does not fail because of its cache
             _LOG.info("%s is not kept in the cache: %s", self._source, error)
         return result
+
+    def _write(self, result: Result, is_rewritten: bool, hashes: dict[str, str]) -> None:
+        from .storage import tensors
+
+        if is_rewritten and (size := sum(tensor.nbytes for tensor in tensors(result.model))) > MOST_BYTES:
+            raise DynqError(f"it has {size} bytes")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing_folder(self._path) as entry:
+            if is_rewritten:
+                result.save(entry / _MODEL)
+            text = json.dumps({"source": str(self._source), "rewritten": is_rewritten, "external data": hashes})
+            (entry / _ENTRY).write_text(text, "utf-8")
+            now = Entry.of(self._source, self._options)
+            if now is None or now._path != self._path or now._hashes() != hashes:
+                raise DynqError("it has changed since it was read")
+        _delete_oldest(self._path.parent)
+
+    def _hashes(self) -> dict[str, str]:
+        """The hashes of the files with external data, by their path from the model's folder."""
+        from .storage import data_files
+
+        files = sorted(data_files(self._source))
+        return {os.path.relpath(file, self._source.parent): _hash(file) for file in files}
 
 
 def describe() -> str:
@@ -138,13 +149,15 @@ def describe() -> str:
     if cache is None:
         return "none"
     entries = _entries(cache)
-    return f"{cache}, {len(entries)} models, {sum(size for _, size, _ in entries) / 1e6:.0f} MB"
+    return f"{cache}: models {len(entries)}, {sum(size for _, size, _ in entries) / 1e6:.0f} MB"
 
 
-def _state(file: Path) -> list[int]:
-    """The size and the time of the last change."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns]
+def _hash(file: Path) -> str:
+    found = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while part := opened.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
 
 
 def _state_of_package() -> int:
@@ -173,7 +186,11 @@ def _entries(cache: Path) -> list[tuple[float, int, Path]]:
 
 
 def _delete_oldest(cache: Path) -> None:
-    """Deletes entries, those first that were not used for the longest time, until MOST_BYTES are left."""
+    """Deletes entries, those first that were not used for the longest time, until MOST_BYTES are left.
+
+    What processes that were killed have left is deleted, too.
+    """
+    delete_unfinished(cache)
     entries = sorted(_entries(cache))
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:

@@ -120,6 +120,13 @@ def _write_to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def delete_unfinished(folder: Path) -> None:
+    """Deletes the hidden folders that processes which were killed have left in a folder."""
+    for hidden in folder.glob(f".*{_SUFFIX}"):
+        if not _is_in_use(hidden):
+            _delete(hidden)
+
+
 def is_being_replaced(path: Path) -> bool:
     """Returns whether :func:`replacing` is writing `path`, in this or another process."""
     return any(map(_is_in_use, _hidden_folders(path)))

@@ -26,7 +26,14 @@ constexpr int64_t kMostRows = 48;         // of a unit: a multiple of the rows o
 constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
 constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
-constexpr int64_t kKeysOfPart = 1024;     // a multiple of kMostProducts
+constexpr int64_t kKeysOfPart = 1024;
+constexpr int64_t kTransposedRows = 16;  // rows of float keys that are read at once
+
+// Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
+static_assert(kKeysOfPart % kMostProducts == 0 && kMostProducts % kWordUnit == 0);
+static_assert(static_cast<int64_t>(kLargestWord) * 255 * kMostProducts <= INT32_MAX);
+static_assert(static_cast<int64_t>(kLargestWord) * static_cast<int64_t>(kLargestWord) * kMostLength <= int64_t{1}
+                                                                                                           << 53);
 
 enum Input { kQuery, kKey, kKeyScale, kKeyZeroPoint, kValue, kValueScale, kValueZeroPoint, kBias, kFactor };
 
@@ -76,6 +83,7 @@ class Operand {
         n_(n),
         size_(size),
         is_transposed_(is_transposed),
+        is_packed_(bits_of(codes.type) == 4),
         groups_(is_float() ? 1 : scales.shape.dims[is_transposed ? 2 : 3]) {
     if (is_float())
       planes_ = {{kS8, 256}, {kU8, 1}};
@@ -84,6 +92,7 @@ class Operand {
   }
 
   bool is_float() const { return codes_.type == kFloat; }
+  bool is_packed() const { return is_packed_; }  // two codes in a byte
   bool is_transposed() const { return is_transposed_; }
   int64_t groups() const { return groups_; }
   int64_t size() const { return size_; }
@@ -113,7 +122,7 @@ class Operand {
 
   const uint8_t* zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const {
     if (!has_zero_points()) return nullptr;
-    if (bits_of(codes_.type) == 8 && is_in_order(zero_points_))
+    if (!is_packed_ && is_in_order(zero_points_))
       return static_cast<const uint8_t*>(zero_points_.data) + start(zero_points_, head);
     holder = memory<uint8_t>(groups_ * n_.t);
     const int64_t count = zero_points_.shape.elements() / (dim(zero_points_, 0) * dim(zero_points_, 1));
@@ -127,15 +136,19 @@ class Operand {
 
   // The words of a head of floats: [T, size] high bytes, then low bytes; and a scale for each row.
   void quantize(int64_t head, uint8_t* bytes, float* scales) const {
-    const auto row = memory<float>(size_);
+    const auto rows = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
     const auto words = memory<int16_t>(size_);
     const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
     const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
     for (int64_t t = 0; t < n_.t; ++t) {
       const float* numbers = from + t * size_;
       if (is_transposed_) {
-        for (int64_t i = 0; i < size_; ++i) row[static_cast<size_t>(i)] = load(from + i * n_.t + t);
-        numbers = row.get();
+        const int64_t at = t % kTransposedRows;
+        if (at == 0)
+          for (int64_t i = 0; i < size_; ++i)
+            for (int64_t j = 0; j < std::min(kTransposedRows, n_.t - t); ++j)
+              store(rows.get() + j * size_ + i, load(from + i * n_.t + t + j));
+        numbers = rows.get() + at * size_;
       }
       scales[t] = to_words(numbers, nullptr, size_, words.get());
       uint8_t *high = bytes + t * size_, *low = high + n_.t * size_;
@@ -150,7 +163,7 @@ class Operand {
   // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
   const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const {
     const int64_t at = head * n_.t * size_ + first;
-    if (bits_of(codes_.type) == 8) return static_cast<const uint8_t*>(codes_.data) + at;
+    if (!is_packed_) return static_cast<const uint8_t*>(codes_.data) + at;
     widen_codes(storage_, codes_.type, codes_.data, at, count, holder);
     return holder;
   }
@@ -181,7 +194,7 @@ class Operand {
 
   void read_zero_points(int64_t first, int64_t count, uint8_t* to) const {
     const auto* data = static_cast<const uint8_t*>(zero_points_.data);
-    if (bits_of(zero_points_.type) == 8)
+    if (!is_packed_)
       std::memcpy(to, data + first, static_cast<size_t>(count));
     else
       widen_codes(storage_, zero_points_.type, data, first, count, to);
@@ -191,7 +204,7 @@ class Operand {
   Storage storage_;
   Sizes n_;
   int64_t size_;
-  bool is_transposed_;
+  bool is_transposed_, is_packed_;
   int64_t groups_;
   std::vector<Plane> planes_;
 };
@@ -247,14 +260,14 @@ struct Head {
 // all keys, and finish().
 class Unit {
  public:
-  Unit(const Run& run, int64_t head, int64_t row, int64_t rows)
+  Unit(const Run& run, const Head& key, const Head& value, int64_t row, int64_t rows)
       : run_(run),
         n_(run.n),
-        head_(head),
+        head_(key.head),
         row_(row),
         rows_(rows),
-        key_(run.key, head),
-        value_(run.value, head),
+        key_(key),
+        value_(value),
         padded_(round_up(n_.t, kWordUnit)),
         query_stride_(round_up(run.key.group_size(), kWordUnit)),
         queries_(memory<int16_t>(rows * run.key.groups() * query_stride_)),
@@ -265,7 +278,7 @@ class Unit {
         words_(memory<int16_t>(run.value.groups() * rows * padded_)),
         word_steps_(run.value.groups() * rows) {
     const int64_t groups = run.key.groups(), size = run.key.group_size();
-    const float* query = run.query + (head * n_.rows() + row) * n_.d;
+    const float* query = run.query + (head_ * n_.rows() + row) * n_.d;
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = group * rows + r;
@@ -285,10 +298,10 @@ class Unit {
     const int64_t size = key.group_size();
     const bool is_by_row = key.is_transposed() && !key.is_float();
     const bool fits = size <= kMostProducts && !key.is_float();
-    const int64_t block = is_by_row ? count : std::min(count, kMostProducts);
+    const int64_t block = std::min(count, is_by_row ? kKeysOfPart : kMostProducts);
     const auto sums = memory<int32_t>(rows_ * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
-    const bool is_widened = bits_of(key.codes().type) == 4;
+    const bool is_widened = key.is_packed();
     const auto holder =
         memory<uint8_t>(is_widened ? (is_by_row ? std::min(size, kMostProducts) : key.size()) * block : 0);
     for (int64_t t = first; t < first + count; t += block) {
@@ -355,7 +368,7 @@ class Unit {
     const Operand& value = run_.value;
     const int64_t size = value.group_size();
     const auto sums = memory<int32_t>(rows_ * size);
-    const auto holder = memory<uint8_t>(bits_of(value.codes().type) == 4 ? kMostProducts * n_.e : 0);
+    const auto holder = memory<uint8_t>(std::min(kMostProducts, count) * n_.e);
     for (int64_t t = first; t < first + count; t += kMostProducts) {
       const int64_t depth = std::min(kMostProducts, first + count - t);
       for (size_t plane = 0; plane < value.planes().size(); ++plane) {
@@ -411,7 +424,7 @@ class Unit {
   // Rows [from, from + depth) and columns [t, t + cols) of transposed keys.
   void set_rows(WordProduct& product, int64_t from, int64_t t, uint8_t* holder) const {
     const int64_t depth = product.depth, cols = product.cols;
-    const bool is_stored = bits_of(run_.key.codes().type) == 8;
+    const bool is_stored = !run_.key.is_packed();
     product.code_stride = is_stored ? n_.t : cols;
     if (is_stored || cols == n_.t) {
       product.codes = key_.bytes(0, from * n_.t + t, depth * cols, holder);
@@ -448,7 +461,7 @@ class Unit {
   const Run& run_;
   const Sizes& n_;
   const int64_t head_, row_, rows_;
-  const Head key_, value_;
+  const Head &key_, &value_;
   const int64_t padded_, query_stride_;
   std::unique_ptr<int16_t[]> queries_;  // [groups, rows, query_stride]
   std::vector<float> query_steps_;
@@ -496,11 +509,19 @@ class CompressedAttention : public Node {
                      load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
                      static_cast<const float*>(inputs[kQuery].data),
                      dst};
+    const int64_t heads = n.b * n.k;
+    std::vector<std::unique_ptr<Head>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
+    run_tasks(context, 2 * heads, [&](int64_t i) {
+      const bool is_key = i % 2 == 0;
+      (is_key ? keys : values)[static_cast<size_t>(i / 2)] =
+          std::make_unique<Head>(is_key ? run.key : run.value, i / 2);
+    });
     const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kMostRows) / 6 * 6;
-    const int64_t blocks = divide_up(n.rows(), rows), units = n.b * n.k * blocks;
+    const int64_t blocks = divide_up(n.rows(), rows), units = heads * blocks;
     const auto unit_of = [&](int64_t i) {
       const int64_t row = i % blocks * rows;
-      return std::make_unique<Unit>(run, i / blocks, row, std::min(rows, n.rows() - row));
+      const auto head = static_cast<size_t>(i / blocks);
+      return std::make_unique<Unit>(run, *keys[head], *values[head], row, std::min(rows, n.rows() - row));
     };
     const int64_t parts = units < kFewUnits ? divide_up(n.t, kKeysOfPart) : 1;
     if (parts == 1) {
@@ -601,12 +622,12 @@ class CompressedAttention : public Node {
     const int64_t sizes[] = {n.b, n.h, n.s, n.t};
     Bias found = {static_cast<const float*>(bias.data), {}};
     bool fits = bias.shape.rank == 4;
-    int64_t stride = 1;
+    uint64_t stride = 1;  // may overflow if there are no elements
     for (size_t i = 4; fits && i-- > 0;) {
       const int64_t length = bias.shape.dims[i];
       fits = length == sizes[i] || length == 1;
-      found.strides[i] = length == 1 ? 0 : stride;
-      stride *= length;
+      found.strides[i] = length == 1 ? 0 : static_cast<int64_t>(stride);
+      stride *= static_cast<uint64_t>(length);
     }
     if (!fits)
       fail("bias has shape " + bias.shape.text() + ", expected rank 4 and dimensions that broadcast to " +

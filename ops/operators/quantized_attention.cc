@@ -141,12 +141,12 @@ class QuantizedAttention : public Node {
     const int64_t sizes[] = {n.b, n.h, n.s, n.t};
     Bias found = {static_cast<const float*>(bias.data), {}};
     bool fits = bias.shape.rank == 4;
-    int64_t stride = 1;
+    uint64_t stride = 1;  // may overflow if there are no elements
     for (size_t i = 4; fits && i-- > 0;) {
       const int64_t length = bias.shape.dims[i];
       fits = length == sizes[i] || length == 1;
-      found.strides[i] = length == 1 ? 0 : stride;
-      stride *= length;
+      found.strides[i] = length == 1 ? 0 : static_cast<int64_t>(stride);
+      stride *= static_cast<uint64_t>(length);
     }
     if (!fits)
       fail("bias has shape " + bias.shape.text() + ", expected rank 4 and dimensions that broadcast to " +

@@ -205,7 +205,7 @@ _OPERATOR = Operator(
     "exact = sum over j of words(w)[j] * (value[j, c] - value_zero_point[j, g])\n"
     "dst = float32(exact) * step(w) * (1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
     (
-        Input("query", ("float32",), "[B, H, S, D]."),
+        Input("query", ("float32",), "[B, H, S, D]. The kernels take at most 2^22 for T, D and E."),
         Input(
             "key",
             _OPERAND_TYPES,

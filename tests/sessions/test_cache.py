@@ -58,7 +58,7 @@ def test_second_session_opens_what_the_first_has_rewritten(rewrites: list[object
     again = ort_dynq.InferenceSession(str(MODEL))
     assert len(rewrites) == 2
     assert run(again) == expected
-    assert "1 models" in cache.describe()
+    assert "models 1," in cache.describe()
     copied = tmp_path / "copy.onnx"
     shutil.copy(MODEL, copied)
     ort_dynq.InferenceSession(copied)  # the same content
@@ -89,6 +89,7 @@ def test_changed_files_are_rewritten_again(rewrites: list[object], tmp_path: Pat
     assert run(ort_dynq.InferenceSession(path)) == expected
     assert len(rewrites) == 1
     weights = folder / "weights.bin"
+    os.utime(weights, ns=(0, 0))  # as in archives that can be built again
     content = np.fromfile(weights, np.uint8)
     content[:4] ^= 1  # other weights, in a file of the same size
     content.tofile(weights)
@@ -136,6 +137,58 @@ def test_folder_that_cannot_be_written(rewrites: list[object], tmp_path: Path, m
     assert cache.describe() == "none"
 
 
+def test_cache_that_can_only_be_read(rewrites: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    ort_dynq.InferenceSession(MODEL)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    ort_dynq.InferenceSession(MODEL)
+    assert len(rewrites) == 1
+
+
+def test_model_that_changes_while_it_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copy(MODEL, path)
+    rewritten = session._rewritten
+
+    def changed(*args: object, **kwargs: object) -> object:
+        shutil.copy(ROOT / "models" / "torchao_8da8w" / "model.onnx", path)
+        return rewritten(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "_rewritten", changed)
+    ort_dynq.InferenceSession(path)
+    assert "models 0," in cache.describe()
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, MemoryError])
+def test_any_error_of_the_cache(
+    rewrites: list[object], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cache, "_delete_oldest", fails)
+    monkeypatch.setattr(cache, "_hash" if error is OSError else "replacing_folder", fails)
+    ort_dynq.InferenceSession(MODEL)
+    assert len(rewrites) == 1
+
+
+def test_models_larger_than_the_cache_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_BYTES", 10)
+    ort_dynq.InferenceSession(MODEL)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_killed_processes_left_is_deleted(tmp_path: Path) -> None:
+    left = tmp_path / "cache" / ".0123.abcdefgh.saving"
+    (left / "content").mkdir(parents=True)
+    (left / "lock").touch()
+    ort_dynq.InferenceSession(MODEL)
+    assert not left.exists()
+
+
 def test_errors_are_those_of_the_session(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ort_dynq.DynqError, match="missing"):
@@ -154,7 +207,7 @@ def test_oldest_models_are_deleted(rewrites: list[object], tmp_path: Path, monke
     monkeypatch.setattr(cache, "MOST_BYTES", size + 100)
     ort_dynq.InferenceSession(MODEL, exact=True)
     assert not entry.exists()
-    assert "1 models" in cache.describe()
+    assert "models 1," in cache.describe()
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -169,7 +222,7 @@ def test_two_processes(tmp_path: Path) -> None:
     for process in processes:
         _, error = process.communicate()
         assert (process.returncode, error) == (0, "")
-    assert "2 models" in cache.describe()
+    assert "models 2," in cache.describe()
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
