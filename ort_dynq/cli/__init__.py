@@ -32,9 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the name of the program; None for the process's own.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["bench"] and given[1:2] and given[1] in bench.SHORT:
-        given[:2] = [bench.SHORT[given[1]]]
-    return command.main(parser(), given)
+    return command.main(parser(), _with_full_name(given) if given[:1] == ["bench"] else given)
+
+
+def _with_full_name(given: list[str]) -> list[str]:
+    """Returns `bench-quantize ...` for `bench quantize ...` and for `bench --threads 1 quantize ...`."""
+    for i, word in enumerate(given[1:], 1):
+        if word in bench.SHORT:
+            return [bench.SHORT[word], *given[1:i], *given[i + 1 :]]
+        if not word.startswith("-") and not given[i - 1].startswith("-"):
+            break  # neither an option nor the value of one: a model
+    return given
 
 
 def parser() -> argparse.ArgumentParser:

@@ -152,6 +152,8 @@ def rewrite(
     report.before = before
     if not report.rewritten:
         report.after = before
+        if report.is_prepared:
+            rewritten = load_checked(model)  # without the changes that have helped no other rule
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"

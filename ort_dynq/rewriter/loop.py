@@ -56,7 +56,7 @@ def convert(
             context.shared.forget(AffineForms)  # they may name values that another phase has replaced
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
-        report.findings = findings.all()
+        report.findings, report.is_prepared = findings.all(), findings.is_prepared
         _remove_initializers(model, initializers)
         report.cpu = cpu_dependence(model, facts)
         declare_functions(model)
@@ -83,9 +83,15 @@ def _remove_fixed_inputs(model: ir.Model) -> list[ir.Value]:
 
 
 class _Findings:
-    """The findings of a rewrite, in order."""
+    """The findings of a rewrite, in order.
+
+    Attributes:
+        is_prepared: Whether a rule that only prepares nodes has changed one.
+    """
 
     def __init__(self) -> None:
+        """Starts without any."""
+        self.is_prepared = False
         self._found: list[tuple[ir.Node, Finding]] = []
         self._made: dict[ir.Node, int] = {}  # new nodes, with the indices of their findings
 
@@ -118,7 +124,9 @@ def _apply_rules(
             continue
         for rule in rules:
             applied = _apply(rule, node, context)
-            if applied is not None and not rule.prepares:
+            if applied is not None and rule.prepares:
+                findings.is_prepared = True
+            elif applied is not None:
                 context.reported[node] = applied[0].unconverted
                 findings.add(node, *applied)
                 break

@@ -39,8 +39,10 @@ class Reason(Enum):
 
     # Chains of primitive operators
     NO_PROGRAM = "no program computes its quotient"
-    PROGRAM_TOO_SHORT = "a program of it and the nodes around it costs more than it saves"
-    PROGRAM_CUT = "no program computes {operator} {name}, and one of the other nodes around it costs more than it saves"
+    PROGRAM_TOO_SHORT = "a program of this node and its neighbors would cost more than it saves"
+    PROGRAM_CUT = (
+        "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"
+    )
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
     SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"

@@ -70,6 +70,7 @@ class Report:
         before, after: The number of nodes of each operator.
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
+        is_prepared: Whether rules that only prepare nodes for other rules have changed the model.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Report:
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
+    is_prepared: bool = False
 
     def __repr__(self) -> str:
         """The report in one line; the generated one would have a line for each node."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from benching import TOKEN
 
 from ort_dynq import cli
+from ort_dynq.cli import command
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,25 @@ def test_wrong_arguments_are_one_line(
 def test_benchmarks_for_developers_are_elsewhere(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the other arguments are."""
     check_error(capsys, arguments, f"in a clone of the repository, run `python tests/bench {arguments[0]}`")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        ("quantize x.onnx", "bench-quantize", "x.onnx"),
+        ("--threads 1 quantize x.onnx", "bench-quantize", "--threads 1 x.onnx"),
+        ("--json --threads=1,2 generate folder", "bench-generate", "--json --threads=1,2 folder"),
+        ("x.onnx quantize", "bench", "x.onnx quantize"),
+        ("--threads 1 x.onnx generate", "bench", "--threads 1 x.onnx generate"),
+        ("--threads 1 ./quantize", "bench", "--threads 1 ./quantize"),
+    ],
+)
+def test_short_names_of_benchmarks(words: str, name: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options may come before the name of the benchmark, but no model."""
+    given: list[Sequence[str]] = []
+    monkeypatch.setattr(command, "main", lambda parser, arguments: given.append(arguments) or 0)
+    assert cli.main(["bench", *words.split()]) == 0
+    assert given == [[name, *rest.split()]]
 
 
 def check_error(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -45,6 +45,9 @@ TENSOR = "uq, us, uz = DynamicQuantizeLinear({0}) u = DequantizeLinear(uq, us, u
 # For each rule, nodes that it converts if their first constant is an input of the model; the result is t.
 CASES = {
     "QuantizeLinear": "a = Abs(w) m = ReduceMax<keepdims = 0>(a) s = Div(m, c127) t = QuantizeLinear(w, s, none)",
+    "numbers where a condition holds": f"{ABS_MAX} e = Less(s, c127) nz = NonZero(e) at = Transpose(nz)"
+    " n = Shape<end = 1>(at) u = Expand(c127, n) t = ScatterND(s, at, u)",
+    "repeated numbers": f"{ABS_MAX} shape = Shape(w) v = Expand(s, shape) t = Div(w, v)",
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
     "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",
     "truncated codes": f"{ABS_MAX} d = Div(w, s) t = Cast<to = 3>(d)",

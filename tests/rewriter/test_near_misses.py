@@ -72,7 +72,7 @@ def test_near_miss_without_a_clip(old: str, new: str) -> None:
     report = check(model, {"x": rows((9, 33)), "k": rows((9, 1), 1)})
     has_range = not any(text in new for text in ("Abs(k)", "first", "Identity(k)"))
     assert found(report) == PROGRAM * has_range
-    assert [each.reason for each in report.unconverted if "costs more than it saves" not in each.reason] == []
+    assert [each.reason for each in report.unconverted if "would cost more than it saves" not in each.reason] == []
     assert bool(report.unconverted) != has_range
 
 
@@ -174,9 +174,9 @@ def test_magnitude_of_an_empty_range() -> None:
     [
         ("d = Div(x, s) r = Round(d) y = Mul(r, s)", "scale's shape is not known to broadcast"),
         ("h = Cast<to = 16>(x) v = Cast<to = 16>(k) d = Div(h, v) r = Round(d) y = Mul(r, v)", "type of x is bfloat16"),
-        ("d = Div(x, k) r = Round(d) a = Add(r, s) y = Mul(a, k)", "costs more than it saves"),
-        ("d = Div(x, k) r = Round(d) c = Clip(r, k, high) y = Mul(c, k)", "no program computes Clip c"),
-        ("d = Div(x, k) r = Round(d) y = Exp(r)", "costs more than it saves"),
+        ("d = Div(x, k) r = Round(d) a = Add(r, s) y = Mul(a, k)", "would cost more than it saves"),
+        ("d = Div(x, k) r = Round(d) c = Clip(r, k, high) y = Mul(c, k)", "no program has a step for Clip c"),
+        ("d = Div(x, k) r = Round(d) y = Exp(r)", "would cost more than it saves"),
     ],
 )
 def test_reason(body: str, reason: str) -> None:

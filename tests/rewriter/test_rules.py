@@ -81,21 +81,32 @@ def meets_every_node(model: ir.Model, concerned: set[str], rules: Sequence[Rule[
     return Rule("every", 0, match)
 
 
+ATTENTION_OVER_CODES = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1, 2, 3, 32] q, int8[1, 2, 32, 19] k, int8[1, 2, 19, 24] v) => (float[1, 2, 3, 24] y)
+    <float scale = {0.02}> {
+        k_float = DequantizeLinear(k, scale)
+        v_float = DequantizeLinear(v, scale)
+        s = MatMul(q, k_float)
+        p = Softmax<axis = -1>(s)
+        y = MatMul(p, v_float)
+    }""")
+
+
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
 
     A new rule may need another model here.
     """
     concerned: set[str] = set()
-    for name in (
+    names = (
         *("dynamic_quantize_dequantize", "keras_int8", "torch_token_float16", "ort_dynamic_channels_last"),
         *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
-        *("integer_token_einsum", "torch_quarot"),
-    ):
-        model = load(MODELS / name / "model.onnx")
-        model = without_transposes(model) or model
-        meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(model, concerned)], phase)]
-        convert(model, meets, fuse=True)
+        *("integer_token_einsum", "torch_quarot", "torch_quarot_group"),
+    )
+    for model in (*(load(MODELS / name / "model.onnx") for name in names), ir.from_proto(ATTENTION_OVER_CODES)):
+        moved = without_transposes(model) or model
+        meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]
+        convert(moved, meets, fuse=True)
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 

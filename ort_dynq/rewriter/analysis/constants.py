@@ -81,7 +81,8 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     if elements is None or elements.size == 0 or not is_number(elements.dtype):
         return None
     first = elements.reshape(-1)[0]
-    return float(first) if np.all(elements == first) else None
+    is_mixed = first == 0 and elements.dtype.kind == "f" and len(np.unique(np.signbit(elements))) > 1  # 0 and -0
+    return float(first) if np.all(elements == first) and not is_mixed else None
 
 
 def _keeps_zero(node: ir.Node) -> bool:

@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...operators.program import COMPARISONS
-from .constants import constant_array
+from .constants import constant_array, constant_scalar
 from .nodes import is_standard, producer_of, skip_identity
 from .shape_arithmetic import known_lengths
 from .shapes import RESHAPES, has_one_element
 
-UNARY = ("Abs", "Cast", "Ceil", "Clip", "Exp", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sigmoid", "Sign", "Sqrt")
+# Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
+UNARY = ("Abs", "Cast", "Ceil", "Clip", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sqrt")
 ELEMENTWISE = (*UNARY, *("Add", "And", "Div", "Max", "Min", "Mul", "Or", "Sub", "Where"), *COMPARISONS)
+ZERO_OF_EITHER_SIGN = ("Max", "Min", "Where")
+"""Operators for which ONNX Runtime may turn -0 into 0, or 0 into -0, depending on how it broadcasts."""
 _DEEPEST = 32
 
 
@@ -110,11 +113,13 @@ class Repetitions:
         if shape is None or wide is None or len(shape) != len(wide) or shape[-1] != 1:
             return None
         given = lengths if lengths is not None and len(lengths) == len(wide) else [None] * len(wide)
+        kept = [mine == its and not _is_unnamed(mine) for mine, its in zip(shape[:-1], wide[:-1], strict=True)]
+        if node.op_type == "Tile" and not all(
+            times == 1 or mine == 1 or same for times, mine, same in zip(given[:-1], shape[:-1], kept, strict=True)
+        ):
+            return None  # it also repeats several rows: the numbers do not broadcast to them
         length = given[-1] if given[-1] is not None else wide[-1] if isinstance(wide[-1], int) else None
-        is_full = all(
-            each == 1 or (mine == its and not _is_unnamed(mine))
-            for each, mine, its in zip(given[:-1], shape[:-1], wide[:-1], strict=True)
-        )
+        is_full = all(each == 1 or same for each, same in zip(given[:-1], kept, strict=True))
         return Repeated(value, shape, source, is_full=is_full, length=length)
 
     def _elementwise(self, node: ir.Node, value: ir.Value) -> Repeated | None:
@@ -124,11 +129,13 @@ class Repetitions:
                 return None
             inputs.append(self.of(each) or each)
         wide = [each for each in inputs if isinstance(each, Repeated)]
-        if not wide or len({each.blocks for each in wide}) > 1:
+        if not wide or len({each.blocks for each in wide}) > 1 or not _keeps_signs(node):
             return None
         first = next((each for each in wide if each.is_full), wide[0])
         for operand in inputs:
-            if not isinstance(operand, ir.Value) or has_one_element(operand):
+            if not isinstance(operand, ir.Value):
+                continue
+            if has_one_element(operand, len(first.shape) - 1 if first.blocks else None):
                 continue
             if first.blocks or not operand.shape or operand.shape[-1] != 1:
                 return None
@@ -136,7 +143,7 @@ class Repetitions:
         lengths = {each.length for each in wide if not each.is_one} or {first.length}
         if shape is None or len(lengths) > 1:
             return None
-        is_full = first.is_full and _are_equal(shape, first.shape)
+        is_full = all(each.is_full for each in wide) and _are_equal(shape, first.shape)
         return Repeated(value, shape, None, node, tuple(inputs), is_full, lengths.pop(), first.blocks)
 
     def _reshaped(self, node: ir.Node, value: ir.Value) -> Repeated | None:
@@ -144,15 +151,20 @@ class Repetitions:
         inner = self.of(node.inputs[0])
         if inner is None or value.shape is None or not len(value.shape):
             return None
-        if inner.is_one:
-            return replace(inner, value=value)
         last = value.shape[-1]
+        if inner.is_one:
+            length = last if isinstance(last, int) else None
+            is_known = len(inner.shape) <= len(value.shape)
+            return replace(inner, value=value, is_full=False, length=length) if is_known else None
         if not inner.is_full or inner.blocks or inner.length is None or not isinstance(last, int) or not last:
             return None
         if inner.length == last:
             given = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
             rank = len(value.shape)
             is_known = given is not None and len(given) == rank
+            before = len(inner.shape) - 1
+            if is_known and given is not None and before < rank - 1 and given[before] == 0:
+                return None  # it copies the repeated dimension
             # A run-time shape is cut, so its last number has to be the length itself.
             if node.op_type != "Reshape" or (is_known and given is not None and given[-1] in (last, -1)):
                 is_other = node.op_type == "Flatten" or (node.op_type != "Reshape" and not _keeps_last(node, value))
@@ -170,6 +182,25 @@ class Repetitions:
         ]
         is_joined = wide[-2] * inner.length == last and all(is_kept)
         return replace(inner, value=value, blocks=wide[-2]) if is_joined else None
+
+
+def _keeps_signs(node: ir.Node) -> bool:
+    """Returns whether the signs of a node's zeros are known not to depend on how it broadcasts its inputs.
+
+    A Max or Min with a number other than 0 never compares 0 with -0. A Where whose first choice is one number other
+    than -0 chooses from the second one as it is.
+    """
+    if node.op_type not in ZERO_OF_EITHER_SIGN:
+        return True
+    dtype = node.outputs[0].dtype
+    if dtype is not None and not dtype.is_floating_point():
+        return True
+    numbers = [None if each is None else constant_scalar(each) for each in node.inputs]
+    if node.op_type == "Where":
+        chosen, first = node.inputs[1], numbers[1]
+        is_one = chosen is not None and has_one_element(chosen)
+        return is_one and first is not None and (first != 0 or math.copysign(1, first) > 0)
+    return len(numbers) == 2 and any(number is not None and number != 0 for number in numbers)
 
 
 def _concatenated(node: ir.Node, value: ir.Value) -> Repeated | None:

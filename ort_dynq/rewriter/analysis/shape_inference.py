@@ -85,8 +85,9 @@ def _describe(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto) -
         for value in values:
             ir.serde.serialize_value_into(infos.add(), value)
     del proto.value_info[:]
+    described = set(inputs)
     for value in (*graph.initializers.values(), *(output for node in graph for output in node.outputs)):
-        is_described = value in inputs if value.producer() is None else value.is_graph_output()
+        is_described = value in described if value.producer() is None else value.is_graph_output()
         if value.name and not is_described and (value.type is not None or value.shape is not None):
             ir.serde.serialize_value_into(proto.value_info.add(), value)
 

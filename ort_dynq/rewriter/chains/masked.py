@@ -35,11 +35,15 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     data, indices, updates = node.inputs
     transpose = producer_of(None if indices is None else skip_identity(indices), "Transpose")
     found = None if transpose is None else producer_of(_first(transpose), "NonZero")
-    if data is None or found is None or updates is None or data.dtype not in _NUMBERS:
+    if data is None or transpose is None or found is None or updates is None or data.dtype not in _NUMBERS:
+        return None
+    if list(transpose.attributes.get_ints("perm", (1, 0))) != [1, 0]:
         return None
     mask, number = _first(found), _repeated_number(updates, context.facts)
     if mask is None or mask.dtype != ir.DataType.BOOL or number is None or mask.shape is None or data.shape is None:
         return None
+    if number == 0 and np.signbit(number):
+        return None  # ONNX Runtime's Where may write 0 for it
     pairs = list(zip(mask.shape, data.shape, strict=False))
     is_known = all(a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None) for a, b in pairs)
     return _Match(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
@@ -51,7 +55,8 @@ def _build(match: _Match, edit: Edit) -> None:
     assert data.shape is not None
     assert data.dtype is not None
     wide = producer_of(mask, "Expand")
-    if wide is not None and wide.inputs[0] is not None and does_not_grow(wide.inputs[0], data):
+    is_whole = len(match.mask.shape) == len(data.shape)  # else Expand and Where line up other dimensions
+    if is_whole and wide is not None and wide.inputs[0] is not None and does_not_grow(wide.inputs[0], data):
         mask = wide.inputs[0]  # Where broadcasts it
     elif missing := [*range(len(match.mask.shape), len(data.shape))]:
         axes = edit.add_constant(np.array(missing), before=node)

@@ -3,7 +3,8 @@
 x / Reshape(Tile(scale, [1, K]), shape of x)            -> x / Reshape(scale, [..., 1])
 x / Reshape(Tile(scale, [..., 1, size]), shape of x)    -> Reshape(Reshape(x, [..., blocks, size]) / scale, shape of x)
 
-An elementwise operator broadcasts the numbers itself, so that no bit changes. Elementwise nodes and Reshapes may stand
+An elementwise operator broadcasts the numbers itself, so that no bit changes. Max, Min and Where are left out, because
+ONNX Runtime gives their zeros another sign where they broadcast. Elementwise nodes and Reshapes may stand
 between Tile and use (../analysis/repetition.py). All other rules then find the scale of a row.
 """
 
@@ -17,12 +18,12 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, skip_identity
-from ..analysis.repetition import ELEMENTWISE, UNARY, Repeated, Repetitions
+from ..analysis.repetition import ELEMENTWISE, UNARY, ZERO_OF_EITHER_SIGN, Repeated, Repetitions
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..edit import Edit, constant
 from ..rule import Context, Rule
 
-_COMBINE = frozenset(ELEMENTWISE) - {*UNARY}
+_COMBINE = frozenset(ELEMENTWISE) - {*UNARY, *ZERO_OF_EITHER_SIGN}
 _DEEPEST = 16
 _MOST_NODES = 64
 
@@ -91,7 +92,7 @@ def _build(match: _Found, edit: Edit) -> None:
     edit.facts.note(inner.outputs[0], old.dtype, ir.Shape([*data.shape[:-1], match.blocks, first.length]))
     shape = edit.add_constant(np.array([0] * (len(data.shape) - 1) + [match.blocks * first.length]), before=node)
     joined = edit.insert(ir.node("Reshape", [inner.outputs[0], shape]), before=node)
-    numbers.blocks[joined] = inner.outputs[0]
+    numbers.blocks[node.graph, joined] = inner.outputs[0]
     _note_shape(node, data)
     edit.replace(old, joined)
 
@@ -119,7 +120,8 @@ class _Numbers:
     """The numbers that the values of one model repeat, each computed once.
 
     Attributes:
-        blocks: Values in blocks, [..., blocks, size], by the same values with joined rows.
+        blocks: Values in blocks, [..., blocks, size], by the graph that has them, and by the same values with joined
+            rows. The nodes of one graph are converted in order, so that the values stand before the next node.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -127,7 +129,7 @@ class _Numbers:
         self.repetitions = Repetitions()
         self._facts = facts
         self._of: dict[ir.Value, ir.Value] = {}
-        self.blocks: dict[ir.Value, ir.Value] = {}
+        self.blocks: dict[tuple[ir.Graph | ir.Function | None, ir.Value], ir.Value] = {}
 
     def of(self, repeated: Repeated, edit: Edit) -> ir.Value:
         """Returns the numbers that a value repeats, and inserts the nodes that compute them."""
@@ -175,14 +177,14 @@ class _Numbers:
             found = edit.insert(ir.node("Reshape", [value, given]), before=edit.node)
             assert value.dtype is not None
             self._facts.note(found, value.dtype, wanted)
-            self.blocks[value] = found
+            self.blocks[edit.node.graph, value] = found
         return found
 
     def _in_blocks(self, value: ir.Value, wanted: ir.Shape, edit: Edit, depth: int) -> ir.Value | None:
         """Returns a value in blocks, if it is computed from one that is in blocks."""
-        if value in self.blocks:
-            found = self.blocks[value]
-            return found if found.shape == wanted else None
+        key = edit.node.graph, value
+        if key in self.blocks:
+            return self.blocks[key] if self.blocks[key].shape == wanted else None
         node = value.producer()
         wide = None if node is None else _wide_input(node)
         if node is None or wide is None or node.graph is not edit.node.graph or depth > _DEEPEST:
@@ -193,9 +195,9 @@ class _Numbers:
             return None
         inputs = [source if i == wide else each for i, each in enumerate(node.inputs)]
         new = ir.node(node.op_type, inputs, dict(node.attributes))
-        self.blocks[value] = edit.insert(new, before=edit.node, origin=node)
-        self._facts.note(self.blocks[value], value.dtype, wanted)
-        return self.blocks[value]
+        self.blocks[key] = edit.insert(new, before=edit.node, origin=node)
+        self._facts.note(self.blocks[key], value.dtype, wanted)
+        return self.blocks[key]
 
 
 def _reshaped(value: ir.Value, wanted: ir.Shape, repeated: Repeated) -> ir.Value | None:

@@ -173,6 +173,7 @@ class _Draft:
         self._members = set(nodes)
         self._kept = {node.inputs[0] for node in nodes if node.op_type in ("RowProgram", "DynamicRangeQuantize")}
         self._inside = {output: node for node in nodes for output in node.outputs}
+        self._unneeded: dict[ir.Node, tuple[int, int]] = {}  # the largest depth that holds, the least that does not
 
     def region(self) -> Region:
         """Returns the region."""
@@ -189,16 +190,20 @@ class _Draft:
         """Returns whether only shapes and constants of the region are computed from a node that is not a part of it."""
         if depth > _DEEPEST or node in self._members:
             return False
-        return all(
-            not output.is_graph_output()
-            and all(
-                use.node not in self._readers.get(output, ())
-                if use.node in self._members
-                else self._is_unneeded(use.node, depth + 1)
-                for use in output.uses()
-            )
-            for output in node.outputs
-        )
+        deepest, failed = self._unneeded.get(node, (-1, _DEEPEST + 1))
+        if deepest < depth < failed:
+            deepest, failed = (depth, failed) if self._feeds_no_elements(node, depth) else (deepest, depth)
+            self._unneeded[node] = deepest, failed
+        return depth <= deepest
+
+    def _feeds_no_elements(self, node: ir.Node, depth: int) -> bool:
+        """Returns whether all uses of a node's outputs are shapes or constants of the region, or unneeded nodes."""
+        if any(output.is_graph_output() for output in node.outputs):
+            return False
+        uses = [(output, use.node) for output in node.outputs for use in output.uses()]
+        if any(user in self._members and user in self._readers.get(output, ()) for output, user in uses):
+            return False
+        return all(self._is_unneeded(user, depth + 1) for _, user in uses if user not in self._members)
 
     def _place(self) -> ir.Node:
         """Returns the node before which one operator can take the place of all nodes.
@@ -210,13 +215,15 @@ class _Draft:
         first, last = self._order[self._nodes[0]], self._order[self._nodes[-1]]
         dependent: set[ir.Value] = set()
         entries, exits, early = list[ir.Node](), list[ir.Node](), list[ir.Node]()
-        for i, node in enumerate(self._sequence[first : last + 1], first):
+        span = self._sequence[first : last + 1]
+        unneeded = {node for node in reversed(span) if self._is_unneeded(node)}  # readers first: each is known then
+        for i, node in enumerate(span, first):
             if node in self._members:
                 if any(each in dependent for each in elements_of(node) if each in self._readers):
                     entries.append(node)
                 continue
             read = list(values_read(node))
-            if any(each in dependent or each in self._inside for each in read) and not self._is_unneeded(node):
+            if any(each in dependent or each in self._inside for each in read) and node not in unneeded:
                 dependent.update(node.outputs)
                 exits += [self._inside[each] for each in read if each in self._inside]
                 if i < place:
