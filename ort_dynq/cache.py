@@ -87,7 +87,7 @@ class Entry:
     def find(self) -> Path | None:
         """Returns the file to open, which is the model's own if nothing is rewritten in it; None without an entry."""
         try:
-            entry = json.loads((self._path / _ENTRY).read_text("utf-8"))
+            entry = json.loads((self._path / _ENTRY).read_text(encoding="utf-8"))
             if any(_hash(self._source.parent / name) != found for name, found in entry["external data"].items()):
                 return None
             path = self._path / _MODEL if entry["rewritten"] else self._source
@@ -129,7 +129,7 @@ class Entry:
             if is_rewritten:
                 result.save(entry / _MODEL)
             text = json.dumps({"source": str(self._source), "rewritten": is_rewritten, "external data": hashes})
-            (entry / _ENTRY).write_text(text, "utf-8")
+            (entry / _ENTRY).write_text(text, encoding="utf-8")
             now = Entry.of(self._source, self._options)
             if now is None or now._path != self._path or now._hashes() != hashes:
                 raise DynqError("it has changed since it was read")

@@ -245,7 +245,7 @@ def inputs_of(
 class Arena:
     """Memory between two protected pages."""
 
-    SIZE = 16 * mmap.PAGESIZE
+    SIZE = 64 * mmap.PAGESIZE
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, self.SIZE + 2 * mmap.PAGESIZE)

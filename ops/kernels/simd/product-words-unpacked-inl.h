@@ -81,7 +81,8 @@ ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int6
 // In floats, all of it is exact for groups of up to kLongestTileGroup k, if sums of columns are within
 // kUnpackedColumnSum.
 constexpr int32_t kUnpackedColumnSum = 1 << 15;
-static_assert(255 * kUnpackedColumnSum + int64_t{2} * 255 * 8 * kLongestTileGroup <= 1 << 24, "exact as floats");
+static_assert(int64_t{255} * kUnpackedColumnSum + int64_t{2} * 255 * 8 * kLongestTileGroup <= 1 << 24,
+              "exact as floats");
 static_assert(15 * kLongestTileGroup <= kUnpackedColumnSum, "sums of weights minus zero points");
 
 // Longer groups are corrected in int32. `T` is float or int32_t.
@@ -223,15 +224,14 @@ using AddSums = void (*)(const ProductBlock&, int64_t, int64_t, int64_t, const C
 
 template <class T, int kRows>
 inline AddSums<T, kRows> adder(bool has_zps, VaryingScales scales) {
-  if constexpr (!kIsFloat<T>)  // few groups
-    return has_zps ? add_corrected_sums<T, kRows, true, kBothScales> : add_corrected_sums<T, kRows, false, kBothScales>;
-  else if (scales == kNoScales)
-    return has_zps ? add_corrected_sums<T, kRows, true, kNoScales> : add_corrected_sums<T, kRows, false, kNoScales>;
-  else if (scales == kColumnScales)
-    return has_zps ? add_corrected_sums<T, kRows, true, kColumnScales>
-                   : add_corrected_sums<T, kRows, false, kColumnScales>;
-  else
-    return has_zps ? add_corrected_sums<T, kRows, true, kBothScales> : add_corrected_sums<T, kRows, false, kBothScales>;
+  if constexpr (kIsFloat<T>) {  // int32 has few groups
+    if (scales == kNoScales)
+      return has_zps ? add_corrected_sums<T, kRows, true, kNoScales> : add_corrected_sums<T, kRows, false, kNoScales>;
+    if (scales == kColumnScales)
+      return has_zps ? add_corrected_sums<T, kRows, true, kColumnScales>
+                     : add_corrected_sums<T, kRows, false, kColumnScales>;
+  }
+  return has_zps ? add_corrected_sums<T, kRows, true, kBothScales> : add_corrected_sums<T, kRows, false, kBothScales>;
 }
 
 template <class T, int kRows>
