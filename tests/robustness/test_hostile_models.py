@@ -127,7 +127,7 @@ def test_wrong_value_info(folder: Path) -> None:
     del model.opset_import[1]
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [2, 1]))
     result = rewrite(model, exact=True)
-    assert [finding.operator for finding in result.report.findings] == ["DynamicRangeQuantize"]
+    assert [finding.operator for finding in result.report.findings] == ["RowProgram"]
     assert ort_dynq.verify(model, result.to_proto()).passed
 
 
