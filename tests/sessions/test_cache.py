@@ -227,11 +227,12 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 def test_a_cached_model_needs_no_graph_library() -> None:
-    ort_dynq.InferenceSession(MODEL)
     program = (
         "import sys, ort_dynq\n"
         "ort_dynq.InferenceSession(sys.argv[1])\n"
         "print([name for name in ('onnx', 'onnx_ir', 'rich') if name in sys.modules])\n"
     )
-    output = subprocess.check_output([sys.executable, "-c", program, str(MODEL)], text=True)
-    assert output.strip() == "[]"
+    command = [sys.executable, "-c", program, str(MODEL)]
+    first, second = (subprocess.check_output(command, text=True).strip() for _ in range(2))
+    assert first != "[]"
+    assert second == "[]"
