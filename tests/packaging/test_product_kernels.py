@@ -64,7 +64,10 @@ def build(folder: Path, compiler: str, parts: list[Part], *flags: str, check: st
 
 def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, checks: tuple[str, ...]) -> list[Path]:
     """As build(), for several checks with the same kernels."""
-    portable = ("portable", *(f"portable_{kind}" for kind in ("products", "winograd", "programs", "attention")))
+    portable = (
+        "portable",
+        *(f"portable_{kind}" for kind in ("products", "winograd", "programs", "attention", "compressed")),
+    )
     # The tests of the library run the portable kernels as they are released.
     parts = [*((KERNELS / f"{name}.cc", ("-O1",)) for name in (*portable, "dispatch")), *parts]
     mains = [(ROOT / "tests" / "native" / f"{check}.cc", ("-O1",)) for check in checks]
