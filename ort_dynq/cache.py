@@ -9,6 +9,7 @@ an entry, the model is rewritten again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import DynqError
-from .files import delete_unfinished, replacing_folder
+from .files import delete_unfinished, replacing_folder, sha256
 from .system import package_version
 from .version import __version__
 
@@ -78,8 +79,7 @@ class Entry:
             return None
         source = Path(os.path.abspath(model))
         try:
-            versions = [__version__, str(_state_of_package()), *map(package_version, _PACKAGES)]
-            key = hashlib.sha256(f"{versions} {options} {_hash(source)}".encode())
+            key = hashlib.sha256(f"{_versions()} {options} {sha256(source)}".encode())
         except (OSError, ImportError):
             return None
         return cls(source, options, cache / key.hexdigest())
@@ -88,7 +88,7 @@ class Entry:
         """Returns the file to open, which is the model's own if nothing is rewritten in it; None without an entry."""
         try:
             entry = json.loads((self._path / _ENTRY).read_text(encoding="utf-8"))
-            if any(_hash(self._source.parent / name) != found for name, found in entry["external data"].items()):
+            if any(sha256(self._source.parent / name) != found for name, found in entry["external data"].items()):
                 return None
             path = self._path / _MODEL if entry["rewritten"] else self._source
         except (OSError, ValueError, LookupError, AttributeError, TypeError):
@@ -140,7 +140,7 @@ class Entry:
         from .storage import data_files
 
         files = sorted(data_files(self._source))
-        return {os.path.relpath(file, self._source.parent): _hash(file) for file in files}
+        return {os.path.relpath(file, self._source.parent): sha256(file) for file in files}
 
 
 def describe() -> str:
@@ -152,12 +152,10 @@ def describe() -> str:
     return f"{cache}: models {len(entries)}, {sum(size for _, size, _ in entries) / 1e6:.0f} MB"
 
 
-def _hash(file: Path) -> str:
-    found = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while part := opened.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+@functools.cache
+def _versions() -> str:
+    """The versions that a rewrite depends on, and the state of the code."""
+    return " ".join((__version__, str(_state_of_package()), *map(package_version, _PACKAGES)))
 
 
 def _state_of_package() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -17,6 +18,19 @@ from .system import try_lock
 _SUFFIX = ".saving"
 _LOCK, _CONTENT, _REPLACED = "lock", "content", "replaced"
 _OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 of a file in hexadecimal digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
 
 
 def target_of(path: Path) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import graphlib
-import hashlib
 import logging
 import mmap
 import os
@@ -22,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
-from .files import is_being_replaced, is_inside, move, replacing, target_of
+from .files import is_being_replaced, is_inside, move, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 
@@ -198,18 +197,10 @@ def _write_pair(model: ir.Model, temporary: Path, target: Path) -> None:
     unnamed = f"{target.name}.{'0' * _HASH_DIGITS}.data"
     ir.save(model, temporary, format="protobuf", external_data=unnamed)
     written = temporary.with_name(unnamed)
-    named = f"{target.name}.{_hash(written)}.data"
+    named = f"{target.name}.{sha256(written)[:_HASH_DIGITS]}.data"
     # Both names have the same length, so the file stays a valid protocol buffer.
     temporary.write_bytes(temporary.read_bytes().replace(unnamed.encode(), named.encode()))
     move(written, target.with_name(named))
-
-
-def _hash(path: Path) -> str:
-    found = hashlib.blake2b(digest_size=_HASH_DIGITS // 2)
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
 
 
 def _delete_unused_data(target: Path, sources: set[str]) -> None:

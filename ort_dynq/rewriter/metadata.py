@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from ..files import sha256
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -71,12 +71,4 @@ def note_origin(model: ir.Model, source: Model) -> None:
     model.metadata_props.pop(SOURCE, None)
     if isinstance(source, str | os.PathLike):
         with contextlib.suppress(OSError):
-            model.metadata_props[SOURCE] = _sha256(source)
-
-
-def _sha256(path: str | os.PathLike[str]) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+            model.metadata_props[SOURCE] = sha256(source)

@@ -35,10 +35,11 @@ def calls(chains: int) -> int:
     finally:
         sys.setprofile(None)
     assert set(found(report)) == {"RowProgram"}
+    assert not {"Round", "Clip", "ReduceMax"} & {*report.after}  # no chain stays, or a part of one
     return count
 
 
-@pytest.mark.parametrize("chains", [20, pytest.param(50, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("chains", [8, pytest.param(50, marks=pytest.mark.exhaustive)])
 def test_time_is_linear(chains: int) -> None:
     few, many = calls(chains), calls(3 * chains)
     assert many < 3.2 * few

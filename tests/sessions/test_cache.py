@@ -170,7 +170,7 @@ def test_any_error_of_the_cache(
         raise error
 
     monkeypatch.setattr(cache, "_delete_oldest", fails)
-    monkeypatch.setattr(cache, "_hash" if error is OSError else "replacing_folder", fails)
+    monkeypatch.setattr(cache, "sha256" if error is OSError else "replacing_folder", fails)
     ort_dynq.InferenceSession(MODEL)
     assert len(rewrites) == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -115,10 +115,15 @@ def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
 def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> list[ir.Node]:
     """Returns the best part of a set without the nodes of one alternative, and without those before or after them."""
     members, before_anchor = set(nodes), set[ir.Node]()
+    passes = {node for node in nodes if is_pass(node, rows)}
     if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once, each on its side of the anchor
         alternatives.sort(key=lambda each: max(map(nodes.index, each)))
         alternatives = [[node for each in alternatives[len(alternatives) // 2 :] for node in each]]
         before_anchor = _closure([anchor], members, False)
+
+    def worth(part: Collection[ir.Node]) -> tuple[int, int]:
+        return len(passes.intersection(part)), len(part)
+
     best: list[ir.Node] = []
     for removed in alternatives:
         first = [node for node in removed if node in before_anchor]
@@ -126,8 +131,8 @@ def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]
         sides = (first, last) if first and last else ()
         for before, after in ((removed, []), ([], removed), *([sides] if sides else [])):
             left = members - _closure(before, members, False) - _closure(after, members, True)
-            part = _grown(anchor, left.__contains__) if anchor in left else []
-            best = max(best, part, key=lambda each: (sum(is_pass(node, rows) for node in each), len(each)))
+            if anchor in left and worth(left) > worth(best):  # what is connected with the anchor is not worth more
+                best = max(best, _grown(anchor, left.__contains__), key=worth)
     return best
 
 
