@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/attention_bias.h"
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
@@ -209,17 +210,11 @@ class Operand {
   std::vector<Plane> planes_;
 };
 
-// Which elements of the bias a row of scores has: strides of the batch, the head, the row and the column.
-struct Bias {
-  const float* data;
-  int64_t strides[4];
-};
-
 // What all units of a run share.
 struct Run {
   Sizes n;
   Operand key, value;
-  Bias bias;
+  AttentionBias bias;
   float factor;
   const float* query;
   float* dst;
@@ -349,7 +344,7 @@ class Unit {
     for (int64_t r = 0; r < rows_; ++r) {
       float* const of_row = scores_.get() + r * n_.t;
       const int64_t number = row_ + r, h = head_ % n_.k * (n_.h / n_.k) + number / n_.s;
-      const Bias& bias = run_.bias;
+      const AttentionBias& bias = run_.bias;
       const float* biases =
           bias.data + head_ / n_.k * bias.strides[0] + h * bias.strides[1] + number % n_.s * bias.strides[2];
       inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, n_.t, run_.factor, biases, bias.strides[3] != 0});
@@ -493,7 +488,7 @@ class CompressedAttention : public Node {
     check_parameters(inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false, "value");
     if (inputs[kFactor].shape.elements() != 1)
       fail("scale has shape " + inputs[kFactor].shape.text() + ", expected one element");
-    const Bias bias = bias_of(inputs[kBias], n);
+    const AttentionBias bias = attention_bias(kName, inputs[kBias], {n.b, n.h, n.s, n.t});
     Shape shape = inputs[kQuery].shape;
     shape.dims[3] = n.e;
     auto* dst = static_cast<float*>(context.output(0, shape));
@@ -616,23 +611,6 @@ class CompressedAttention : public Node {
     if (!fits)
       fail(name + "_zero_point has shape " + zero_point.shape.text() + ", expected rank 4, and dimensions of " + name +
            "_scale, or 1");
-  }
-
-  static Bias bias_of(const Tensor& bias, const Sizes& n) {
-    const int64_t sizes[] = {n.b, n.h, n.s, n.t};
-    Bias found = {static_cast<const float*>(bias.data), {}};
-    bool fits = bias.shape.rank == 4;
-    uint64_t stride = 1;  // may overflow if there are no elements
-    for (size_t i = 4; fits && i-- > 0;) {
-      const int64_t length = bias.shape.dims[i];
-      fits = length == sizes[i] || length == 1;
-      found.strides[i] = length == 1 ? 0 : static_cast<int64_t>(stride);
-      stride *= static_cast<uint64_t>(length);
-    }
-    if (!fits)
-      fail("bias has shape " + bias.shape.text() + ", expected rank 4 and dimensions that broadcast to " +
-           std::to_string(n.b) + "x" + std::to_string(n.h) + "x" + std::to_string(n.s) + "x" + std::to_string(n.t));
-    return found;
   }
 
   bool transposed_key_, float_key_, float_value_;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/attention_bias.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
 #include "kernels/dispatch.h"
@@ -26,12 +27,6 @@ constexpr int64_t kMostDepth = 4096;  // of a head
 // One run: B batches, H heads; S rows of query, T rows of key and value; D and E elements of a head.
 struct Sizes {
   int64_t b, h, s, t, d, e;
-};
-
-// Which elements of the bias a row of scores has: strides of the batch, the head, the row and the column.
-struct Bias {
-  const float* data;
-  int64_t strides[4];
 };
 
 // Memory that is not initialized.
@@ -101,7 +96,7 @@ class QuantizedAttention : public Node {
            ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMostDepth));
     if (n.d == 0) fail("query has heads without elements, expected one or more");
     if (scale.shape.elements() != 1) fail("scale has shape " + scale.shape.text() + ", expected one element");
-    const Bias biases = bias_of(bias, n);
+    const AttentionBias biases = attention_bias(kName, bias, {n.b, n.h, n.s, n.t});
     Shape shape = query.shape;
     shape.dims[2] = value.shape.dims[2];
     auto* dst = static_cast<float*>(context.output(0, shape));
@@ -136,23 +131,6 @@ class QuantizedAttention : public Node {
 
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
-
-  static Bias bias_of(const Tensor& bias, const Sizes& n) {
-    const int64_t sizes[] = {n.b, n.h, n.s, n.t};
-    Bias found = {static_cast<const float*>(bias.data), {}};
-    bool fits = bias.shape.rank == 4;
-    uint64_t stride = 1;  // may overflow if there are no elements
-    for (size_t i = 4; fits && i-- > 0;) {
-      const int64_t length = bias.shape.dims[i];
-      fits = length == sizes[i] || length == 1;
-      found.strides[i] = length == 1 ? 0 : static_cast<int64_t>(stride);
-      stride *= static_cast<uint64_t>(length);
-    }
-    if (!fits)
-      fail("bias has shape " + bias.shape.text() + ", expected rank 4 and dimensions that broadcast to " +
-           std::to_string(n.b) + "x" + std::to_string(n.h) + "x" + std::to_string(n.s) + "x" + std::to_string(n.t));
-    return found;
-  }
 
   // Makes scales of magnitudes: 1 for 0.
   static void to_scales(float* peaks, int64_t count) {
@@ -245,8 +223,8 @@ class QuantizedAttention : public Node {
   }
 
   // Rows [row, row + rows) of one head.
-  static void attend(const Codes& codes, const Constants& constants, const Bias& bias, float factor, const Sizes& n,
-                     int64_t head, int64_t row, int64_t rows, const Packed& packed, float* dst) {
+  static void attend(const Codes& codes, const Constants& constants, const AttentionBias& bias, float factor,
+                     const Sizes& n, int64_t head, int64_t row, int64_t rows, const Packed& packed, float* dst) {
     const InstructionSet& isa = active_isa();
     const int64_t batch = head / n.h, offset = head % n.h, stride = n.h * n.d;
     const int64_t padded = round_up(n.t, kSoftmaxUnit), first = (batch * n.s + row) * n.h + offset;

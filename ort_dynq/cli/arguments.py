@@ -90,6 +90,11 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     add_backend(parser)
 
 
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """Adds --report, a page beside the text."""
+    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+
+
 def add_backend(parser: argparse.ArgumentParser) -> None:
     """Adds --backend."""
     parser.add_argument(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
-from .arguments import add_backend, add_changes, check_page, natural, positives
+from .arguments import add_backend, add_changes, add_page, check_page, natural, positives
 from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, timed
@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
     )
-    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    add_page(parser)
     add_changes(parser)
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the tokens (default: 0)")
     add_backend(parser)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from ..formats import check_file
 from .accuracy import add_data_sets, check_data, reference_of
-from .arguments import add_data, check_page, positives, similar
+from .arguments import add_data, add_page, check_page, positives, similar
 from .command import Command, Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .timing import add_timing, timed
@@ -38,7 +38,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N]",
         help="lengths of the model's sequence (default: 1,16,128 if it is dynamic)",
     )
-    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    add_page(parser)
     add_data_sets(parser)
     add_data(parser)
 

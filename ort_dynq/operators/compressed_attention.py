@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .function_text import reshape, select
+from .function_text import largest, power_of_2, reshape, select
 from .program_body import POWER_OF_2
 from .spec import Family, Input, Operator, Signature, flag
 
@@ -14,27 +14,17 @@ CODE_TYPES = ("uint8", "int8", "uint4", "int4")
 _OPERAND_TYPES = (*CODE_TYPES, "float32")
 
 
-def _largest(name: str, value: str, least: str, opset: int) -> str:
-    """Sets `name` to the largest number along the last of five dimensions, at least `least`.
-
-    There may be none: ONNX Runtime's ReduceMax fails then.
-    """
-    attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
-    return f"""{name}_padded = Pad({value}, one_behind, {least})
-    {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
-
-
 def _words(name: str, value: str, opset: int) -> str:
     """Sets ``{name}_words``, float32 integers, and ``{name}_step``. The last of five dimensions shares a step."""
     return f"""{name}_times_0 = Mul({value}, zero)
     {name}_is_undefined = IsNaN({name}_times_0)
     {name}_known = Where({name}_is_undefined, zero, {value})
     {name}_sizes = Abs({name}_known)
-    {_largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
+    {largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
     {name}_quotient = Div({name}_peak, largest_word)
     {name}_normal = Max({name}_quotient, smallest_step)
     {name}_undefined = Cast<to = 1>({name}_is_undefined)
-    {_largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
+    {largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
     {name}_has_undefined = Greater({name}_any_undefined, zero)
     {name}_step = Where({name}_has_undefined, nan, {name}_normal)
     {name}_steps = Div({value}, {name}_step)
@@ -76,12 +66,6 @@ def _by_row(name: str, value: str) -> str:
 def _body(opset: int) -> str:
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
-    horner = "\n".join(
-        f"p{i}_m = Mul(p{i - 1}, r)\np{i}_c = Constant<value_float = {number}>()\np{i} = Add(p{i}_m, p{i}_c)"
-        for i, number in enumerate(POWER_OF_2)
-        if i
-    )
-    powers = ", ".join(repr(2.0**-n) for n in range(_LOWEST + 1))
     return f"""{{
     {vectors}
     last = Constant<value_ints = [-1]>()
@@ -145,21 +129,11 @@ def _body(opset: int) -> str:
     scores = Unsqueeze(scores_4d, n0)
     score_is_nan = IsNaN(scores)
     comparable = Where(score_is_nan, minus_infinity, scores)
-    {_largest("peak", "comparable", "minus_infinity", opset)}
+    {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
     lowest = Constant<value_float = -{_LOWEST}.0>()
     y = Clip(below, lowest, zero)
-    n = Round(y)
-    r = Sub(y, n)
-    p0 = Constant<value_float = {POWER_OF_2[0]}>()
-    {horner}
-    n_is_nan = IsNaN(n)
-    n_known = Where(n_is_nan, zero, n)
-    minus_n = Neg(n_known)
-    index = Cast<to = 7>(minus_n)
-    table = Constant<value_floats = [{powers}]>()
-    power_of_n = Gather(table, index)
-    power_or_least = Mul(p{len(POWER_OF_2) - 1}, power_of_n)
+    {power_of_2("y", "power_or_least", POWER_OF_2, _LOWEST)}
     is_seen = Greater(y, lowest)
     seen = Cast<to = 1>(is_seen)
     power = Mul(power_or_least, seen)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from .encodings import ScaleOrder
 
 
@@ -28,6 +30,48 @@ def select(name: str, condition: str, then: str, otherwise: str) -> str:
         then_branch = {branch("then", then)},
         else_branch = {branch("else", otherwise)}
     >"""
+
+
+def largest(name: str, value: str, least: str, opset: int) -> str:
+    """Sets `name` to the largest number along the last dimension of a value, at least `least`, a number.
+
+    There may be none: ONNX Runtime's ReduceMax fails then. The body must define ``last``, the axis -1 as a vector, and
+    ``one_behind``, the pads that put one number behind the last dimension.
+    """
+    attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
+    return f"""{name}_padded = Pad({value}, one_behind, {least})
+    {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
+
+
+def power_of_2(y: str, to: str, coefficients: Sequence[float], lowest: int) -> str:
+    """Sets `to` to P(r) * 2^n for `y` from -`lowest` to 0: n = round(y), r = y - n, of a NaN 0; and ``{to}_n``.
+
+    The coefficient of the highest power of the polynomial P is the first one. The body must define ``zero``.
+    """
+    powers = ", ".join(repr(2.0**-n) for n in range(lowest + 1))
+    polynomial = "\n".join(horner(f"{to}_r", f"{to}_p", coefficients))
+    return f"""{to}_n = Round({y})
+    {to}_r = Sub({y}, {to}_n)
+    {polynomial}
+    {to}_is_nan = IsNaN({to}_n)
+    {to}_known = Where({to}_is_nan, zero, {to}_n)
+    {to}_distance = Neg({to}_known)
+    {to}_index = Cast<to = 7>({to}_distance)
+    {to}_table = Constant<value_floats = [{powers}]>()
+    {to}_power = Gather({to}_table, {to}_index)
+    {to} = Mul({to}_p, {to}_power)"""
+
+
+def horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
+    """The nodes of a polynomial, whose coefficient of the highest power is the first one."""
+    for i, number in enumerate(coefficients):
+        name = to if i == len(coefficients) - 1 else f"{to}_{i}"
+        if i == 0:
+            yield f"{name} = Constant<value_float = {number}>()"
+        else:
+            yield f"{to}_m{i} = Mul({to}_{i - 1}, {x})"
+            yield f"{to}_c{i} = Constant<value_float = {number}>()"
+            yield f"{name} = Add({to}_m{i}, {to}_c{i})"
 
 
 def cast_like(name: str, value: str, like: str, opset: int) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from .function_text import reshape
+from .function_text import horner, reshape
 from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Program, Step, is_literal, literal
 
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
@@ -127,23 +127,11 @@ _GELU = (
 )
 
 
-def _horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
-    """The nodes of a polynomial, whose coefficient of the highest power is the first one."""
-    for i, number in enumerate(coefficients):
-        name = to if i == len(coefficients) - 1 else f"{to}_{i}"
-        if i == 0:
-            yield f"{name} = Constant<value_float = {number}>()"
-        else:
-            yield f"{to}_m{i} = Mul({to}_{i - 1}, {x})"
-            yield f"{to}_c{i} = Constant<value_float = {number}>()"
-            yield f"{name} = Add({to}_m{i}, {to}_c{i})"
-
-
 def _power(y: str, to: str) -> Iterator[str]:
     """The nodes of 2^y, for y from -126 to 126: 2^n * 2^r, where n is an integer."""
     yield f"{to}_n = Round({y})"
     yield f"{to}_r = Sub({y}, {to}_n)"
-    yield from _horner(f"{to}_r", f"{to}_p", POWER_OF_2)
+    yield from horner(f"{to}_r", f"{to}_p", POWER_OF_2)
     yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**n) for n in range(-126, 127))}]>()"
     yield f"{to}_isnan = IsNaN({to}_n)"
     yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"
@@ -176,7 +164,7 @@ def _gelu(x: str, to: str) -> Iterator[str]:
     yield f"{to}_t4 = Mul({to}_t, {to}_quarter)"
     yield f"{to}_d = Add({to}_t4, one)"
     yield f"{to}_v = Div(one, {to}_d)"
-    yield from _horner(f"{to}_v", f"{to}_p", _GELU)
+    yield from horner(f"{to}_v", f"{to}_p", _GELU)
     yield f"{to}_pv = Mul({to}_p, {to}_v)"
     yield f"{to}_pvt = Mul({to}_pv, {to}_t)"
     yield f"{to}_tt = Mul({to}_t, {to}_t)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .function_text import reshape
+from .function_text import largest, power_of_2, reshape
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _POWER = (627.170166015625, 3664.630859375, 15744.6220703125, 45423.734375, 65534.953125)
@@ -19,7 +19,7 @@ def _codes(name: str, opset: int) -> str:
     {name}_nan = IsNaN({name}_heads)
     {name}_known = Where({name}_nan, zero, {name}_heads)
     {name}_sizes = Abs({name}_known)
-    {_largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
+    {largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
     {name}_divided = Div({name}_peak, highest)
     {name}_is_zero = Equal({name}_divided, zero)
     {name}_scale = Where({name}_is_zero, one, {name}_divided)
@@ -29,16 +29,6 @@ def _codes(name: str, opset: int) -> str:
     {name}_defined = Where({name}_undefined, lowest, {name}_rounded)
     {name}_codes = Cast<to = 11>({name}_defined)
     """
-
-
-def _largest(name: str, value: str, least: str, opset: int) -> str:
-    """Sets `name` to the largest number of each row of a value [B, H, S or T, any], at least `least`.
-
-    A row may be empty: ONNX Runtime's ReduceMax fails then.
-    """
-    attribute, axes = ("", ", last") if opset >= 18 else (", axes = [-1]", "")
-    return f"""{name}_padded = Pad({value}, one_behind, {least})
-    {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
 
 
 def _body(opset: int) -> str:
@@ -53,12 +43,6 @@ def _body(opset: int) -> str:
         {name}_heads = Transpose<perm = [0, 2, 1, 3]>({name}_split)"""
         for name in ("query", "key", "value")
     )
-    horner = "\n".join(
-        f"p{i}_m = Mul(p{i - 1}, r)\np{i}_c = Constant<value_float = {number}>()\np{i} = Add(p{i}_m, p{i}_c)"
-        for i, number in enumerate(_POWER)
-        if i
-    )
-    powers = ", ".join(repr(2.0**-n) for n in range(_LOWEST + 1))
     return f"""{{
     zero = Constant<value_float = 0.0>()
     one = Constant<value_float = 1.0>()
@@ -99,20 +83,10 @@ def _body(opset: int) -> str:
     scores = Add(by_both, added)
     score_is_nan = IsNaN(scores)
     comparable = Where(score_is_nan, minus_infinity, scores)
-    {_largest("peak", "comparable", "minus_infinity", opset)}
+    {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
     y = Clip(below, least, zero)
-    n = Round(y)
-    r = Sub(y, n)
-    p0 = Constant<value_float = {_POWER[0]}>()
-    {horner}
-    n_is_nan = IsNaN(n)
-    n_known = Where(n_is_nan, zero, n)
-    minus_n = Neg(n_known)
-    index = Cast<to = 7>(minus_n)
-    powers = Constant<value_floats = [{powers}]>()
-    power = Gather(powers, index)
-    e = Mul(p{len(_POWER) - 1}, power)
+    {power_of_2("y", "e", _POWER, _LOWEST)}
     code = Round(e)
     code_wide = Cast<to = 11>(code)
     code_sum = ReduceSum<keepdims = 1>(code_wide, last)
@@ -122,7 +96,7 @@ def _body(opset: int) -> str:
     weight = Mul(code, factors)
     weight_is_nan = IsNaN(weight)
     weight_or_infinity = Where(weight_is_nan, infinity, weight)
-    {_largest("top", "weight_or_infinity", "least_weight", opset)}
+    {largest("top", "weight_or_infinity", "least_weight", opset)}
     inverse = Div(largest_code, top)
     weight_steps = Mul(weight, inverse)
     weight_rounded = Round(weight_steps)

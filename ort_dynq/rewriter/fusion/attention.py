@@ -45,11 +45,12 @@ from .scores import (
     Masked,
     Scalar,
     Steps,
+    attention_of,
+    factor_of,
     may_mask_rows,
-    product_of,
-    scores_of,
     split_scalars,
     sum_of,
+    times,
     transposed_key,
     unscaled,
 )
@@ -101,15 +102,11 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Match | None:
-    if not context.fuse or not is_standard(node, "Softmax"):
+    found = attention_of(node) if context.fuse else None
+    if found is None:
         return None
+    scores, product, is_safe = found
     p = node.outputs[0]
-    if len(dims_of(p)) != 4 or node.attributes.get_int("axis", -1) not in (-1, 3):
-        return None
-    scores, found = scores_of(node), product_of(node)
-    if scores is None or found is None:
-        return None
-    product, is_safe = found
     query, value = heads_of(unscaled(scores.query, scores.scalars)), heads_of(product.inputs[1])
     key = transposed_key(scores)
     if query is None or key is None or value is None or not _is_attention(query, key, value, p):
@@ -120,8 +117,7 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Matc
     constants, scalars = split_scalars(scores.scalars)
     if not all(has_one_element(each.value, 3) for each in scalars):  # they multiply [B, S, H * D]
         return None
-    with np.errstate(over="ignore", under="ignore"):
-        factor = float(np.float32(math.prod(constants)))
+    factor = factor_of(constants)
     if factor == 0 or not math.isfinite(factor):  # MultiHeadAttention takes 0 for its default
         return None
     has_safe_rows = is_safe and may_mask_rows(scores.steps, context.shared(Values))
@@ -133,10 +129,7 @@ def _build(match: _Match, edit: Edit) -> None:
     before, query, value = match.product, match.query, match.value
     q = query.joined(edit, before)
     if match.scalars:
-        scale = edit.add_constant(np.float32(1), before=before)
-        for scalar in match.scalars:
-            scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, scalar.value]), before=before)
-        q = edit.insert(ir.node("Mul", [q, scale]), before=before)
+        q = edit.insert(ir.node("Mul", [q, times(1, match.scalars, edit, before)]), before=before)
     is_split = match.key.size == value.size and (match.key.is_split_first or value.is_split_first)
     k, v = (each.split(edit, before) if is_split else each.joined(edit, before) for each in (match.key, value))
     biases = edit.shared(_Biases)

@@ -24,7 +24,19 @@ from ..analysis.values import Values
 from ..edit import Edit, call
 from ..rule import Context, Rule
 from .heads import Dim, dims_of, is_dynamic, is_equal, is_unknown
-from .scores import Added, Masked, Scalar, Steps, may_mask_rows, product_of, scores_of, split_scalars, sum_of, unscaled
+from .scores import (
+    Added,
+    Masked,
+    Scalar,
+    Steps,
+    attention_of,
+    factor_of,
+    may_mask_rows,
+    split_scalars,
+    sum_of,
+    times,
+    unscaled,
+)
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
 _SCALES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -72,15 +84,11 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
-    if not context.fuse or not is_standard(node, "Softmax"):
+    found = attention_of(node) if context.fuse else None
+    if found is None:
         return None
+    scores, product, is_safe = found
     p = node.outputs[0]
-    if len(dims_of(p)) != 4 or node.attributes.get_int("axis", -1) not in (-1, 3):
-        return None
-    scores, found = scores_of(node), product_of(node)
-    if scores is None or found is None:
-        return None
-    product, is_safe = found
     values = context.shared(Values)
     if is_safe and may_mask_rows(scores.steps, values):
         return None
@@ -99,8 +107,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     constants, scalars = split_scalars(scores.scalars)
     if not all(has_one_element(each.value, 4) for each in scalars):
         return None
-    with np.errstate(over="ignore", under="ignore"):
-        factor = float(np.float32(math.prod(constants)))
+    factor = factor_of(constants)
     if not math.isfinite(factor) or not all(_fits(step, p) for step in scores.steps):
         return None
     lowers = any(isinstance(step, Added) and values.known(step.value).low < _LOWEST for step in scores.steps)
@@ -245,9 +252,7 @@ def _is_computed(dim: Dim) -> bool:
 
 def _build(match: _Match, edit: Edit) -> None:
     before = match.product
-    scale = edit.add_constant(np.float32(match.factor), before=before)
-    for scalar in match.scalars:
-        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, scalar.value]), before=before)
+    scale = times(match.factor, match.scalars, edit, before)
     main = call(
         "CompressedAttention",
         [

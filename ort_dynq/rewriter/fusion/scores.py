@@ -14,7 +14,7 @@ from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
 from ..edit import Edit
-from .heads import Heads, heads_by_token, heads_of
+from .heads import Heads, dims_of, heads_by_token, heads_of
 
 _LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
 _FARTHEST = 16  # nodes between the product and Softmax
@@ -60,6 +60,17 @@ class Scores:
     key: ir.Value
     scalars: list[Scalar] = field(default_factory=list)
     steps: list[Added | Masked] = field(default_factory=list)
+
+
+def attention_of(softmax: ir.Node) -> tuple[Scores, ir.Node, bool] | None:
+    """Returns the scores, MatMul(probabilities, value), and whether the softmax is safe; None if it is no attention."""
+    p = softmax.outputs[0]
+    if not is_standard(softmax, "Softmax") or len(dims_of(p)) != 4:
+        return None
+    if softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        return None
+    scores, found = scores_of(softmax), product_of(softmax)
+    return None if scores is None or found is None else (scores, *found)
 
 
 def scores_of(user: ir.Node, index: int = 0, distance: int = 0) -> Scores | None:
@@ -167,6 +178,20 @@ def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...
         else:
             constants.append(number)
     return constants, tuple(others)
+
+
+def factor_of(constants: list[float]) -> float:
+    """Returns the product of factors as float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(math.prod(constants)))
+
+
+def times(number: float, scalars: tuple[Scalar, ...], edit: Edit, before: ir.Node) -> ir.Value:
+    """Returns a number, multiplied or divided by the scalars that are computed at run time."""
+    scale = edit.add_constant(np.float32(number), before=before)
+    for scalar in scalars:
+        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, scalar.value]), before=before)
+    return scale
 
 
 def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:
