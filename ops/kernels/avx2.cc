@@ -84,6 +84,7 @@ struct V : Vector256 {
   static I pack16(I a, I b) { return _mm256_packs_epi32(a, b); }
   // Adds int16 with saturation.
   static I add16(I a, I b) { return _mm256_adds_epi16(a, b); }
+  static I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
 
   // Saturates 4 * kLanes int16 to codes, interleaved.
   using Packed8 = I;

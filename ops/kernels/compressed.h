@@ -23,6 +23,45 @@ struct WordProduct {
 };
 using WordProductKernel = void (*)(const WordProduct&);
 
+// Codes minus their zero points as int16, for products with many rows. A panel has `panel_columns` columns: of each two
+// rows of codes, the pairs of all columns. The last row of an odd depth and columns from `cols` on are 0.
+struct PanelPack {
+  const uint8_t* codes;  // code(d, c) is at d * code_stride + c
+  int64_t code_stride, depth, cols;
+  const uint8_t* zero_points;  // null: 0
+  int64_t of_row, of_column;   // their strides, one of them 0 and of_column at most 1
+  int16_t* panels;
+  int64_t panel_stride;
+};
+using PanelPackKernel = void (*)(const PanelPack&);
+
+// Sums of products of words with a panel, where depth <= kMostProducts.
+struct PanelProduct {
+  const int16_t* words;  // rows of `word_stride`, with a 0 behind an odd depth
+  int64_t word_stride, rows, depth, cols;
+  const int16_t* panels;
+  int64_t panel_stride;
+};
+
+// scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`.
+struct PanelScores {
+  PanelProduct product;
+  const float *steps, *scales;
+  bool adds;
+  float* scores;
+  int64_t score_stride;
+};
+using PanelScoresKernel = void (*)(const PanelScores&);
+
+// totals[r][c] += sum * weight, exact.
+struct PanelTotals {
+  PanelProduct product;
+  int weight;
+  double* totals;
+  int64_t total_stride;
+};
+using PanelTotalsKernel = void (*)(const PanelTotals&);
+
 // words[i] = round(x[i] * factor[i] / step), where step = max(the largest magnitude / kLargestWord, kSmallestStep) is
 // the result. It is NaN, and the words are 0, if a number is NaN or infinite. `factors` may be null: 1.
 using QuantizeWordsKernel = float (*)(const float* x, const float* factors, int64_t count, int16_t* words);
@@ -64,7 +103,14 @@ struct CompressedKernels {
   QuantizeWordsKernel quantize_words;
   ScoreKernel scores[2];  // by the CodeKind of the zero points
   PowersKernel powers;
+  int64_t panel_columns;
+  PanelPackKernel pack[2];  // by CodeKind
+  PanelScoresKernel panel_scores;
+  PanelTotalsKernel panel_totals;
 };
+
+constexpr int64_t kMostPanelColumns = 32;  // of every instruction set; a multiple of each
+constexpr int64_t kPortablePanelColumns = 8;
 
 // kKind: a CodeKind.
 template <int kKind, bool kByRow>
@@ -73,5 +119,9 @@ float portable_quantize_words(const float* x, const float* factors, int64_t coun
 template <int kKind>
 void portable_scores(const ScoreBlock& block);
 float portable_powers(const PowerRow& row);
+template <int kKind>
+void portable_pack(const PanelPack& pack);
+void portable_panel_scores(const PanelScores& block);
+void portable_panel_totals(const PanelTotals& block);
 
 }  // namespace dynq

@@ -57,6 +57,9 @@ struct V : VectorNeon {
   static I add16(I a, I b) {
     return vreinterpretq_s32_s16(vqaddq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
   }
+  static I sub16(I a, I b) {
+    return vreinterpretq_s32_s16(vsubq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+  }
   // Saturates 8 int16 to codes.
   template <CodeKind kKind>
   static uint8x8_t codes(int16x8_t a) {

@@ -15,6 +15,15 @@ int32_t code_at(const uint8_t* codes) {
   return kKind == kU8 ? static_cast<int32_t>(*codes) : static_cast<int32_t>(static_cast<int8_t>(*codes));
 }
 
+int32_t panel_sum(const PanelProduct& p, int64_t r, int64_t c) {
+  constexpr int64_t kColumns = kPortablePanelColumns;
+  const int16_t* const pairs = p.panels + c / kColumns * p.panel_stride + c % kColumns * 2;
+  const int16_t* const words = p.words + r * p.word_stride;
+  int32_t sum = 0;
+  for (int64_t d = 0; d < p.depth; ++d) sum += words[d] * pairs[d / 2 * 2 * kColumns + d % 2];
+  return sum;
+}
+
 }  // namespace
 
 template <int kKind, bool kByRow>
@@ -77,6 +86,43 @@ float portable_powers(const PowerRow& row) {
   return is_defined ? 1.0f / (static_cast<float>(sum) * (1 / kPowerUnit)) : kNan;
 }
 
+template <int kKind>
+void portable_pack(const PanelPack& pack) {
+  constexpr int64_t kColumns = kPortablePanelColumns;
+  for (int64_t first = 0; first < pack.cols; first += kColumns) {
+    int16_t* const panel = pack.panels + first / kColumns * pack.panel_stride;
+    for (int64_t d = 0; d < pack.depth + pack.depth % 2; ++d)
+      for (int64_t i = 0; i < kColumns; ++i) {
+        const int64_t c = first + i;
+        int32_t difference = 0;
+        if (d < pack.depth && c < pack.cols) {
+          difference = code_at<kKind>(pack.codes + d * pack.code_stride + c);
+          if (pack.zero_points != nullptr)
+            difference -= code_at<kKind>(pack.zero_points + d * pack.of_row + c * pack.of_column);
+        }
+        panel[(d / 2 * kColumns + i) * 2 + d % 2] = static_cast<int16_t>(difference);
+      }
+  }
+}
+
+void portable_panel_scores(const PanelScores& block) {
+  for (int64_t r = 0; r < block.product.rows; ++r)
+    for (int64_t c = 0; c < block.product.cols; ++c) {
+      const float sum = static_cast<float>(panel_sum(block.product, r, c));
+      const float score = sum * block.steps[r] * load(block.scales + c);
+      float& to = block.scores[r * block.score_stride + c];
+      to = block.adds ? to + score : score;
+    }
+}
+
+void portable_panel_totals(const PanelTotals& block) {
+  for (int64_t r = 0; r < block.product.rows; ++r)
+    for (int64_t c = 0; c < block.product.cols; ++c)
+      block.totals[r * block.total_stride + c] += static_cast<double>(panel_sum(block.product, r, c)) * block.weight;
+}
+
+template void portable_pack<kU8>(const PanelPack&);
+template void portable_pack<kS8>(const PanelPack&);
 template void portable_word_product<kU8, true>(const WordProduct&);
 template void portable_word_product<kU8, false>(const WordProduct&);
 template void portable_word_product<kS8, true>(const WordProduct&);

@@ -1,18 +1,20 @@
 // CompressedAttention: softmax(query * key^T * scale + bias) * value, where keys and values are codes of 8 or 4 bits
-// with scales of groups along the head.
+// with scales of groups along the head and of tokens.
 //
 // Queries, and the powers of softmax times the scales of the values, become codes of 16 bits ("words"), so that sums of
-// products are exact: results depend neither on their order nor on the layout. float32 keys or values become words of
-// two bytes, which are two planes of codes. A unit of work is a block of query rows of one head of keys.
+// products are exact: results depend neither on their order nor on the layout. A unit of work is a block of query rows
+// of one head of keys. Few rows read codes as they are stored; for many, heads are packed once.
 //
-// More than 450 lines: operands, units and the node share the sizes and inputs of a run, and nothing else uses them.
+// More than 450 lines: units and the node share the sizes and inputs of a run, and nothing else uses them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/attention_bias.h"
+#include "core/compressed_heads.h"
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
@@ -26,236 +28,116 @@ constexpr const char* kName = "CompressedAttention";
 constexpr int64_t kMostRows = 48;         // of a unit: a multiple of the rows of every kernel's tile
 constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
 constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
+constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
-constexpr int64_t kTransposedRows = 16;  // rows of float keys that are read at once
+constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr double kFarFromOverflow = 1e37;
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
 static_assert(kKeysOfPart % kMostProducts == 0 && kMostProducts % kWordUnit == 0);
 static_assert(static_cast<int64_t>(kLargestWord) * 255 * kMostProducts <= INT32_MAX);
 static_assert(static_cast<int64_t>(kLargestWord) * static_cast<int64_t>(kLargestWord) * kMostLength <= int64_t{1}
                                                                                                            << 53);
+static_assert(kWordUnit % kMostPanelColumns == 0);
 
 enum Input { kQuery, kKey, kKeyScale, kKeyZeroPoint, kValue, kValueScale, kValueZeroPoint, kBias, kFactor };
-
-// One run: B batches; H heads of query, K of key and value; S rows of query, T of key and value; D and E elements of a
-// head of query and value.
-struct Sizes {
-  int64_t b, h, k, s, t, d, e;
-
-  int64_t rows() const { return h / k * s; }  // of query for one head of key
-};
 
 template <class T>
 std::unique_ptr<T[]> memory(int64_t count) {
   return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
 }
 
-CodeKind kind_of(Type type) { return type == kInt8 || type == kInt4 ? kS8 : kU8; }
-
-// Codes of 4 bits [first, first + count), which may begin in the middle of a byte, as codes of 8 bits.
-void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to) {
-  const auto* bytes = static_cast<const uint8_t*>(data);
-  if (first % 2 != 0 && count > 0) {
-    const int code = bytes[first / 2] >> 4;
-    *to++ = static_cast<uint8_t>(type == kInt4 && code > 7 ? code - 16 : code);
-    ++first;
-    --count;
-  }
-  if (count > 0) storage.widen(bytes + first / 2, to, count);
-}
-
-// Bytes of codes by which words are multiplied; the sums are multiplied by `weight`.
-struct Plane {
-  CodeKind kind;
-  int weight;
-};
-
-// Keys or values of one head.
-class Operand {
- public:
-  // `length` rows of `size` elements, or with `is_transposed` as many columns.
-  Operand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points, const Sizes& n, int64_t size,
-          bool is_transposed)
-      : codes_(codes),
-        scales_(scales),
-        zero_points_(zero_points),
-        storage_(storage_of(codes.type)),
-        n_(n),
-        size_(size),
-        is_transposed_(is_transposed),
-        is_packed_(bits_of(codes.type) == 4),
-        groups_(is_float() ? 1 : scales.shape.dims[is_transposed ? 2 : 3]) {
-    if (is_float())
-      planes_ = {{kS8, 256}, {kU8, 1}};
-    else
-      planes_ = {{kind_of(codes.type), 1}};
-  }
-
-  bool is_float() const { return codes_.type == kFloat; }
-  bool is_packed() const { return is_packed_; }  // two codes in a byte
-  bool is_transposed() const { return is_transposed_; }
-  int64_t groups() const { return groups_; }
-  int64_t size() const { return size_; }
-  int64_t group_size() const { return size_ / groups_; }
-  const std::vector<Plane>& planes() const { return planes_; }
-  const Tensor& codes() const { return codes_; }
-  const Sizes& sizes() const { return n_; }
-
-  bool has_zero_points() const {
-    if (is_float()) return false;
-    if (zero_points_.shape.elements() != 1) return true;
-    uint8_t code = 0;
-    read_zero_points(0, 1, &code);
-    return code != 0;
-  }
-
-  // The scales of a head: [groups, T]; `memory` holds them if the tensor has another order.
-  const float* scales(int64_t head, std::unique_ptr<float[]>& holder) const {
-    const int64_t count = groups_ * n_.t;
-    if (is_in_order(scales_)) return static_cast<const float*>(scales_.data) + start(scales_, head);
-    holder = memory<float>(count);
-    each(scales_, head, [&](int64_t to, int64_t from) {
-      holder[static_cast<size_t>(to)] = load(static_cast<const float*>(scales_.data) + from);
-    });
-    return holder.get();
-  }
-
-  const uint8_t* zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const {
-    if (!has_zero_points()) return nullptr;
-    if (!is_packed_ && is_in_order(zero_points_))
-      return static_cast<const uint8_t*>(zero_points_.data) + start(zero_points_, head);
-    holder = memory<uint8_t>(groups_ * n_.t);
-    const int64_t count = zero_points_.shape.elements() / (dim(zero_points_, 0) * dim(zero_points_, 1));
-    const auto codes = memory<uint8_t>(count);
-    const int64_t first = start(zero_points_, head);
-    read_zero_points(first, count, codes.get());
-    each(zero_points_, head,
-         [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = codes[static_cast<size_t>(from - first)]; });
-    return holder.get();
-  }
-
-  // The words of a head of floats: [T, size] high bytes, then low bytes; and a scale for each row.
-  void quantize(int64_t head, uint8_t* bytes, float* scales) const {
-    const auto rows = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
-    const auto words = memory<int16_t>(size_);
-    const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
-    const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
-    for (int64_t t = 0; t < n_.t; ++t) {
-      const float* numbers = from + t * size_;
-      if (is_transposed_) {
-        const int64_t at = t % kTransposedRows;
-        if (at == 0)
-          for (int64_t i = 0; i < size_; ++i)
-            for (int64_t j = 0; j < std::min(kTransposedRows, n_.t - t); ++j)
-              store(rows.get() + j * size_ + i, load(from + i * n_.t + t + j));
-        numbers = rows.get() + at * size_;
-      }
-      scales[t] = to_words(numbers, nullptr, size_, words.get());
-      uint8_t *high = bytes + t * size_, *low = high + n_.t * size_;
-      for (int64_t i = 0; i < size_; ++i) {
-        const auto word = static_cast<uint16_t>(words[static_cast<size_t>(i)]);
-        high[i] = static_cast<uint8_t>(word >> 8);
-        low[i] = static_cast<uint8_t>(word & 255);
-      }
-    }
-  }
-
-  // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
-  const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const {
-    const int64_t at = head * n_.t * size_ + first;
-    if (!is_packed_) return static_cast<const uint8_t*>(codes_.data) + at;
-    widen_codes(storage_, codes_.type, codes_.data, at, count, holder);
-    return holder;
-  }
-
- private:
-  static int64_t dim(const Tensor& tensor, size_t axis) { return tensor.shape.rank == 4 ? tensor.shape.dims[axis] : 1; }
-
-  // The number of the first element of a head.
-  int64_t start(const Tensor& tensor, int64_t head) const {
-    const int64_t batch = head / n_.k, heads = dim(tensor, 1), of_head = dim(tensor, 2) * dim(tensor, 3);
-    return ((dim(tensor, 0) == 1 ? 0 : batch * heads) + (heads == 1 ? 0 : head % n_.k)) * of_head;
-  }
-
-  bool is_in_order(const Tensor& tensor) const {
-    const bool is_whole = dim(tensor, is_transposed_ ? 3 : 2) == n_.t && dim(tensor, is_transposed_ ? 2 : 3) == groups_;
-    return is_whole && (is_transposed_ || groups_ == 1);
-  }
-
-  // Calls copy(to, from) for the number of each element of [groups, T] and of its element of the tensor.
-  template <class Copy>
-  void each(const Tensor& tensor, int64_t head, const Copy& copy) const {
-    const int64_t first = start(tensor, head), columns = dim(tensor, 3);
-    const int64_t of_t = dim(tensor, is_transposed_ ? 3 : 2) == 1 ? 0 : is_transposed_ ? 1 : columns;
-    const int64_t of_group = dim(tensor, is_transposed_ ? 2 : 3) == 1 ? 0 : is_transposed_ ? columns : 1;
-    for (int64_t group = 0; group < groups_; ++group)
-      for (int64_t t = 0; t < n_.t; ++t) copy(group * n_.t + t, first + group * of_group + t * of_t);
-  }
-
-  void read_zero_points(int64_t first, int64_t count, uint8_t* to) const {
-    const auto* data = static_cast<const uint8_t*>(zero_points_.data);
-    if (!is_packed_)
-      std::memcpy(to, data + first, static_cast<size_t>(count));
-    else
-      widen_codes(storage_, zero_points_.type, data, first, count, to);
-  }
-
-  Tensor codes_, scales_, zero_points_;
-  Storage storage_;
-  Sizes n_;
-  int64_t size_;
-  bool is_transposed_, is_packed_;
-  int64_t groups_;
-  std::vector<Plane> planes_;
-};
-
 // What all units of a run share.
 struct Run {
-  Sizes n;
-  Operand key, value;
+  CompressedSizes n;
+  CompressedOperand key, value;
   AttentionBias bias;
   float factor;
   const float* query;
   float* dst;
+  std::vector<float> ones;         // scales of keys whose scales are factors of the query
+  std::vector<uint8_t> one_codes;  // likewise, zero points
 };
 
-// An operand of one head: its scales and zero points, and its planes if it has floats.
-struct Head {
-  Head(const Operand& operand, int64_t head) : operand(operand), head(head) {
-    if (operand.is_float()) {
-      const Sizes& n = operand.sizes();
-      planes_ = memory<uint8_t>(2 * n.t * operand.size());
-      float_holder_ = memory<float>(n.t);
-      operand.quantize(head, planes_.get(), float_holder_.get());
-      scales = float_holder_.get();
-    } else {
-      scales = operand.scales(head, float_holder_);
-      zero_points = operand.zero_points(head, byte_holder_);
+// Keys [first, end).
+struct Range {
+  int64_t first, end;
+
+  int64_t count() const { return end - first; }
+  Range part(const Range& other) const { return {std::max(first, other.first), std::min(end, other.end)}; }
+};
+
+// Words of rows of query.
+struct Queries {
+  Queries(const CompressedOperand& key, int64_t rows)
+      : stride(round_up(key.group_size(), kWordUnit)),
+        words(memory<int16_t>(rows * key.groups() * stride)),
+        steps(static_cast<size_t>(rows * key.groups())),
+        sums(static_cast<size_t>(rows * key.groups())) {}
+
+  int64_t stride;
+  std::unique_ptr<int16_t[]> words;  // [groups, rows, stride]
+  std::vector<float> steps;          // [groups, rows]
+  std::vector<int64_t> sums;         // of the words, or of their products with zero points of channels
+};
+
+// The memory of a unit of at most `rows` rows.
+struct Workspace {
+  Workspace(const Run& run, int64_t rows)
+      : padded(round_up(run.n.t, kWordUnit)),
+        queries(run.key, rows),
+        scores(memory<float>(rows * run.n.t)),
+        inverses(static_cast<size_t>(rows)),
+        words(memory<int16_t>(run.value.groups() * rows * padded)),
+        word_steps(static_cast<size_t>(run.value.groups() * rows)),
+        totals(memory<double>(rows * run.n.e)) {}
+
+  int64_t padded;
+  Queries queries;
+  std::unique_ptr<float[]> scores;  // [rows, T], then powers
+  std::vector<float> inverses;
+  std::unique_ptr<int16_t[]> words;  // [groups, rows, padded]
+  std::vector<float> word_steps;
+  std::unique_ptr<double[]> totals;                  // [rows, E]
+  std::unique_ptr<AlignedArray<int16_t>> panels[2];  // of a head of key and of value
+};
+
+// Units use memory again: the system takes longer to give new pages than a unit does to fill them.
+class Workspaces {
+ public:
+  Workspaces(const Run& run, int64_t rows) : run_(run), rows_(rows) {}
+
+  std::unique_ptr<Workspace> take() {
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      if (!free_.empty()) {
+        std::unique_ptr<Workspace> found = std::move(free_.back());
+        free_.pop_back();
+        return found;
+      }
     }
+    return std::make_unique<Workspace>(run_, rows_);
   }
 
-  // Codes [first, first + count) of a plane as bytes.
-  const uint8_t* bytes(size_t plane, int64_t first, int64_t count, uint8_t* holder) const {
-    if (!operand.is_float()) return operand.bytes(head, first, count, holder);
-    return planes_.get() + static_cast<int64_t>(plane) * operand.sizes().t * operand.size() + first;
+  void give_back(std::unique_ptr<Workspace> workspace) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    free_.push_back(std::move(workspace));
   }
-
-  const Operand& operand;
-  int64_t head;
-  const float* scales;                   // [groups, T]
-  const uint8_t* zero_points = nullptr;  // likewise; null: 0
 
  private:
-  std::unique_ptr<uint8_t[]> planes_, byte_holder_;
-  std::unique_ptr<float[]> float_holder_;
+  const Run& run_;
+  const int64_t rows_;
+  std::mutex lock_;
+  std::vector<std::unique_ptr<Workspace>> free_;
 };
 
 // Rows [row, row + rows) of the query of one head of key. The steps are score() of all keys, soften(), add_values() of
 // all keys, and finish().
 class Unit {
  public:
-  Unit(const Run& run, const Head& key, const Head& value, int64_t row, int64_t rows)
+  Unit(const Run& run, const CompressedHead& key, const CompressedHead& value, int64_t row, int64_t rows,
+       Workspace& workspace)
       : run_(run),
         n_(run.n),
         head_(key.head),
@@ -263,136 +145,60 @@ class Unit {
         rows_(rows),
         key_(key),
         value_(value),
-        padded_(round_up(n_.t, kWordUnit)),
-        query_stride_(round_up(run.key.group_size(), kWordUnit)),
-        queries_(memory<int16_t>(rows * run.key.groups() * query_stride_)),
-        query_steps_(rows * run.key.groups()),
-        query_sums_(rows * run.key.groups()),
-        scores_(memory<float>(rows * n_.t)),
-        inverses_(rows),
-        words_(memory<int16_t>(run.value.groups() * rows * padded_)),
-        word_steps_(run.value.groups() * rows) {
-    const int64_t groups = run.key.groups(), size = run.key.group_size();
-    const float* query = run.query + (head_ * n_.rows() + row) * n_.d;
-    for (int64_t group = 0; group < groups; ++group)
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = group * rows + r;
-        int16_t* const to = queries_.get() + at * query_stride_;
-        std::fill(to + size, to + query_stride_, int16_t{0});
-        query_steps_[static_cast<size_t>(at)] =
-            kernels().quantize_words(query + r * n_.d + group * size, nullptr, size, to);
-        int64_t sum = 0;
-        for (int64_t i = 0; i < size; ++i) sum += to[i];
-        query_sums_[static_cast<size_t>(at)] = sum;
-      }
+        padded_(workspace.padded),
+        queries_(workspace.queries),
+        scores_(workspace.scores.get()),
+        inverses_(workspace.inverses),
+        words_(workspace.words.get()),
+        word_steps_(workspace.word_steps) {
+    if (!run.key.is_per_channel()) quantize(nullptr, nullptr, queries_);
+    seen_ = seen();
   }
 
   // The products of the queries with keys [first, first + count).
   void score(int64_t first, int64_t count) {
-    const Operand& key = run_.key;
-    const int64_t size = key.group_size();
-    const bool is_by_row = key.is_transposed() && !key.is_float();
-    const bool fits = size <= kMostProducts && !key.is_float();
-    const int64_t block = std::min(count, is_by_row ? kKeysOfPart : kMostProducts);
-    const auto sums = memory<int32_t>(rows_ * block);
-    std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
-    const bool is_widened = key.is_packed();
-    const auto holder =
-        memory<uint8_t>(is_widened ? (is_by_row ? std::min(size, kMostProducts) : key.size()) * block : 0);
-    for (int64_t t = first; t < first + count; t += block) {
-      const int64_t cols = std::min(block, first + count - t);
-      const uint8_t* rows = is_by_row || is_widened ? nullptr : key_.bytes(0, t * key.size(), 0, nullptr);
-      if (!is_by_row && is_widened) rows = key_.bytes(0, t * key.size(), cols * key.size(), holder.get());
-      for (int64_t group = 0; group < key.groups(); ++group) {
-        std::fill(totals.begin(), totals.end(), 0.0);
-        for (int64_t d = 0; d < size; d += kMostProducts) {
-          const int64_t depth = std::min(kMostProducts, size - d), from = group * size + d;
-          for (size_t plane = 0; plane < key.planes().size(); ++plane) {
-            WordProduct product = {};
-            product.words = queries_.get() + group * rows_ * query_stride_ + d;
-            product.word_stride = query_stride_;
-            product.rows = rows_;
-            product.depth = depth;
-            product.cols = cols;
-            product.sums = sums.get();
-            product.sum_stride = cols;
-            const CodeKind kind = key.planes()[plane].kind;
-            if (is_by_row) {
-              set_rows(product, from, t, holder.get());
-              kernels().by_row[kind](product);
-            } else {
-              const uint8_t* codes = key.is_float() ? key_.bytes(plane, t * key.size(), 0, nullptr) : rows;
-              product.codes = codes + from;
-              product.code_stride = key.size();
-              kernels().by_column[kind](product);
-            }
-            if (!fits) add(sums.get(), rows_ * cols, key.planes()[plane].weight, totals.data());
-          }
-        }
-        for (int64_t r = 0; r < rows_; ++r)
-          if (fits)
-            scale_sums(sums.get() + r * cols, group, r, t, cols);
-          else
-            scale_totals(totals.data() + r * cols, group, r, t, cols);
-      }
+    const Range range = seen_.part({first, first + count});
+    if (range.count() <= 0) return;
+    const CompressedOperand& key = run_.key;
+    if (!key.is_per_channel()) {
+      score_range(queries_, range, 0, 0);
+      return;
+    }
+    const int64_t size = key.token_group_size();
+    for (int64_t token_group = range.first / size; token_group * size < range.end; ++token_group) {
+      quantize(key_.scales + token_group * n_.d,
+               key_.zero_points == nullptr ? nullptr : key_.zero_points + token_group * n_.d, queries_);
+      score_range(queries_, range.part({token_group * size, (token_group + 1) * size}), token_group,
+                  token_group * size);
     }
   }
 
   // Scores become powers, and words of powers times the scales of values.
   void soften() {
-    const int64_t groups = run_.value.groups();
+    const int64_t groups = run_.value.groups(), count = seen_.count(), first = seen_.first;
+    const int64_t padding = std::min(round_up(seen_.end, kWordUnit), padded_) - seen_.end;
     for (int64_t r = 0; r < rows_; ++r) {
-      float* const of_row = scores_.get() + r * n_.t;
-      const int64_t number = row_ + r, h = head_ % n_.k * (n_.h / n_.k) + number / n_.s;
-      const AttentionBias& bias = run_.bias;
-      const float* biases =
-          bias.data + head_ / n_.k * bias.strides[0] + h * bias.strides[1] + number % n_.s * bias.strides[2];
-      inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, n_.t, run_.factor, biases, bias.strides[3] != 0});
+      float* const of_row = scores_ + r * n_.t + first;
+      const bool is_vector = run_.bias.strides[3] != 0;
+      const float* biases = bias_of(r) + (is_vector ? first : 0);
+      inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, count, run_.factor, biases, is_vector});
       for (int64_t group = 0; group < groups; ++group) {
-        int16_t* const to = words_.get() + (group * rows_ + r) * padded_;
+        int16_t* const to = words_ + (group * rows_ + r) * padded_ + first;
         word_steps_[static_cast<size_t>(group * rows_ + r)] =
-            kernels().quantize_words(of_row, value_.scales + group * n_.t, n_.t, to);
-        std::fill(to + n_.t, to + padded_, int16_t{0});
+            kernels().quantize_words(of_row, value_.scales + group * n_.t + first, count, to);
+        std::fill(to + count, to + count + padding, int16_t{0});
       }
     }
   }
 
-  // Adds the products of the words with values [first, first + count) to totals [rows, E]. `first` is a multiple of
-  // kMostProducts.
+  // Adds the products of the words with values [first, first + count) to totals [rows, E].
   void add_values(int64_t first, int64_t count, double* totals) const {
-    const Operand& value = run_.value;
-    const int64_t size = value.group_size();
-    const auto sums = memory<int32_t>(rows_ * size);
-    const auto holder = memory<uint8_t>(std::min(kMostProducts, count) * n_.e);
-    for (int64_t t = first; t < first + count; t += kMostProducts) {
-      const int64_t depth = std::min(kMostProducts, first + count - t);
-      for (size_t plane = 0; plane < value.planes().size(); ++plane) {
-        const auto [kind, weight] = value.planes()[plane];
-        const uint8_t* codes = value_.bytes(plane, t * n_.e, depth * n_.e, holder.get());
-        for (int64_t group = 0; group < value.groups(); ++group) {
-          WordProduct product = {};
-          product.words = words_.get() + group * rows_ * padded_ + t;
-          product.word_stride = padded_;
-          product.rows = rows_;
-          product.depth = depth;
-          product.cols = size;
-          product.codes = codes + group * size;
-          product.code_stride = n_.e;
-          product.sums = sums.get();
-          product.sum_stride = size;
-          kernels().by_row[kind](product);
-          for (int64_t r = 0; r < rows_; ++r)
-            add(sums.get() + r * size, size, weight, totals + r * n_.e + group * size);
-          if (value_.zero_points == nullptr) continue;
-          product.cols = 1;
-          product.codes = value_.zero_points + group * n_.t + t;
-          product.sum_stride = 1;
-          kernels().by_column[kind](product);
-          for (int64_t r = 0; r < rows_; ++r)
-            for (int64_t i = 0; i < size; ++i) totals[r * n_.e + group * size + i] -= sums[static_cast<size_t>(r)];
-        }
-      }
-    }
+    const Range range = seen_.part({first, first + count});
+    if (range.count() <= 0) return;
+    if (value_.is_packed())
+      add_packed_values(range, totals);
+    else
+      add_stored_values(range, totals);
   }
 
   void finish(const double* totals) const {
@@ -416,10 +222,226 @@ class Unit {
     for (int64_t i = 0; i < count; ++i) totals[i] += static_cast<double>(sums[i]) * weight;
   }
 
+  const float* query(int64_t r) const { return run_.query + (head_ * n_.rows() + row_ + r) * n_.d; }
+
+  const float* bias_of(int64_t r) const {
+    const int64_t number = row_ + r, h = head_ % n_.k * (n_.h / n_.k) + number / n_.s;
+    const AttentionBias& bias = run_.bias;
+    return bias.data + head_ / n_.k * bias.strides[0] + h * bias.strides[1] + number % n_.s * bias.strides[2];
+  }
+
+  // The words of the rows, times scales of channels if there are some.
+  void quantize(const float* scales, const uint8_t* zero_points, Queries& to) const {
+    const int64_t groups = run_.key.groups(), size = run_.key.group_size();
+    const bool is_signed = run_.key.planes()[0].kind == kS8;
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t r = 0; r < rows_; ++r) {
+        const int64_t at = group * rows_ + r;
+        int16_t* const words = to.words.get() + at * to.stride;
+        std::fill(words + size, words + to.stride, int16_t{0});
+        to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
+        int64_t sum = 0;
+        if (key_.zero_points != nullptr && !key_.is_packed()) {
+          for (int64_t i = 0; i < size; ++i)
+            sum += zero_points == nullptr ? words[i]
+                   : is_signed            ? words[i] * static_cast<int8_t>(zero_points[i])
+                                          : words[i] * int{zero_points[i]};
+        }
+        to.sums[static_cast<size_t>(at)] = sum;
+      }
+  }
+
+  // The keys between the first and the last that a row sees. The others have a bias of -infinity in every row; they
+  // change nothing if all scores and all scales of values are finite.
+  Range seen() const {
+    const Range all = {0, n_.t};
+    if (run_.bias.strides[3] == 0 || !(value_.largest_scale < kInfinity)) return all;
+    const double largest = largest_magnitude(query(0), rows_ * n_.d);
+    const double products = static_cast<double>(n_.d) * static_cast<double>(run_.key.largest_code());
+    const double factor = std::max(1.0f, std::fabs(run_.factor));
+    if (!(largest * products * key_.largest_scale * factor < kFarFromOverflow)) return all;
+    int64_t first = n_.t, end = 0;
+    const float* last = nullptr;
+    for (int64_t r = rows_ - 1; r >= 0; --r) {  // the last row of a causal mask sees most
+      const float* const bias = bias_of(r);
+      if (bias == last) continue;
+      last = bias;
+      first = std::min(first, hidden(bias, 0, first, 1));
+      end = std::max(end, n_.t - hidden(bias, n_.t - 1, n_.t - end, -1));
+    }
+    return first < end ? Range{first / kWordUnit * kWordUnit, end} : all;
+  }
+
+  // How many of `count` biases from bias[from] on, in a direction, are -infinity before the first other one.
+  static int64_t hidden(const float* bias, int64_t from, int64_t count, int64_t direction) {
+    constexpr int64_t kBlock = 16;
+    int64_t i = 0;
+    for (; i + kBlock <= count; i += kBlock) {
+      const float* const block = bias + (direction > 0 ? from + i : from - i - kBlock + 1);
+      int others = 0;
+      for (int64_t j = 0; j < kBlock; ++j) others |= load(block + j) == -kInfinity ? 0 : 1;
+      if (others != 0) break;
+    }
+    while (i < count && load(bias + from + direction * i) == -kInfinity) ++i;
+    return i;
+  }
+
+  // `part_first`: the first key of the token group.
+  void score_range(const Queries& queries, Range range, int64_t token_group, int64_t part_first) {
+    if (key_.is_packed())
+      score_packed(queries, range, token_group, part_first);
+    else
+      score_stored(queries, range);
+  }
+
+  void score_packed(const Queries& queries, Range range, int64_t token_group, int64_t part_first) {
+    const CompressedOperand& key = run_.key;
+    const int64_t columns = kernels().panel_columns, size = key.group_size(), groups = key.groups();
+    const int64_t panel = (range.first - part_first) / columns, first = part_first + panel * columns;
+    const bool fits = size <= kMostProducts && !key.is_float();
+    const int64_t block = fits ? range.end - first : std::min(range.end - first, kMostProducts);
+    std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
+    for (int64_t t = first; t < range.end; t += block)
+      for (int64_t group = 0; group < groups; ++group) {
+        PanelProduct product = {};
+        product.words = queries.words.get() + group * rows_ * queries.stride;
+        product.word_stride = queries.stride;
+        product.rows = rows_;
+        product.cols = std::min(block, range.end - t);
+        product.panel_stride = key_.panel_stride();
+        const auto panels_from = [&](size_t plane, int64_t d) {
+          return key_.panels(plane, token_group * groups + group) + (t - part_first) / columns * product.panel_stride +
+                 d * columns;
+        };
+        if (fits) {
+          product.depth = size;
+          product.panels = panels_from(0, 0);
+          kernels().panel_scores(
+              {product, queries.steps.data() + group * rows_, scales_of(group, t), group > 0, scores_ + t, n_.t});
+          continue;
+        }
+        std::fill(totals.begin(), totals.end(), 0.0);
+        for (int64_t d = 0; d < size; d += kMostProducts) {
+          product.words = queries.words.get() + group * rows_ * queries.stride + d;
+          product.depth = std::min(kMostProducts, size - d);
+          for (size_t plane = 0; plane < key.planes().size(); ++plane) {
+            product.panels = panels_from(plane, d);
+            kernels().panel_totals({product, key.planes()[plane].weight, totals.data(), block});
+          }
+        }
+        for (int64_t r = 0; r < rows_; ++r)
+          scale_totals(totals.data() + r * block, queries, group, r, t, product.cols, false);
+      }
+  }
+
+  void score_stored(const Queries& queries, Range range) {
+    const CompressedOperand& key = run_.key;
+    const int64_t size = key.group_size();
+    const bool is_by_row = key.is_transposed() && !key.is_float();
+    const bool fits = size <= kMostProducts && !key.is_float();
+    const int64_t block = std::min(range.count(), is_by_row ? kKeysOfPart : kMostProducts);
+    const auto sums = memory<int32_t>(rows_ * block);
+    std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
+    const bool is_widened = key.has_4_bits();
+    const auto holder =
+        memory<uint8_t>(is_widened ? (is_by_row ? std::min(size, kMostProducts) : key.size()) * block : 0);
+    for (int64_t t = range.first; t < range.end; t += block) {
+      const int64_t cols = std::min(block, range.end - t);
+      const uint8_t* rows = is_by_row || is_widened ? nullptr : key_.bytes(0, t * key.size(), 0, nullptr);
+      if (!is_by_row && is_widened) rows = key_.bytes(0, t * key.size(), cols * key.size(), holder.get());
+      for (int64_t group = 0; group < key.groups(); ++group) {
+        std::fill(totals.begin(), totals.end(), 0.0);
+        for (int64_t d = 0; d < size; d += kMostProducts) {
+          const int64_t depth = std::min(kMostProducts, size - d), from = group * size + d;
+          for (size_t plane = 0; plane < key.planes().size(); ++plane) {
+            WordProduct product = {};
+            product.words = queries.words.get() + group * rows_ * queries.stride + d;
+            product.word_stride = queries.stride;
+            product.rows = rows_;
+            product.depth = depth;
+            product.cols = cols;
+            product.sums = sums.get();
+            product.sum_stride = cols;
+            const CodeKind kind = key.planes()[plane].kind;
+            if (is_by_row) {
+              set_rows(product, from, t, holder.get());
+              kernels().by_row[kind](product);
+            } else {
+              const uint8_t* codes = key.is_float() ? key_.bytes(plane, t * key.size(), 0, nullptr) : rows;
+              product.codes = codes + from;
+              product.code_stride = key.size();
+              kernels().by_column[kind](product);
+            }
+            if (!fits) add(sums.get(), rows_ * cols, key.planes()[plane].weight, totals.data());
+          }
+        }
+        for (int64_t r = 0; r < rows_; ++r)
+          if (fits)
+            scale_sums(sums.get() + r * cols, queries, group, r, t, cols);
+          else
+            scale_totals(totals.data() + r * cols, queries, group, r, t, cols, true);
+      }
+    }
+  }
+
+  void add_packed_values(Range range, double* totals) const {
+    const CompressedOperand& value = run_.value;
+    const int64_t size = value.group_size(), columns = kernels().panel_columns;
+    for (int64_t group = 0; group < value.groups(); ++group)
+      for (size_t plane = 0; plane < value.planes().size(); ++plane)
+        for (int64_t t = range.first; t < range.end; t += kMostProducts) {
+          PanelProduct product = {};
+          product.words = words_ + group * rows_ * padded_ + t;
+          product.word_stride = padded_;
+          product.rows = rows_;
+          product.depth = std::min(kMostProducts, range.end - t);
+          product.cols = size;
+          product.panels = value_.panels(plane, group) + t * columns;
+          product.panel_stride = value_.panel_stride();
+          kernels().panel_totals({product, value.planes()[plane].weight, totals + group * size, n_.e});
+        }
+  }
+
+  void add_stored_values(Range range, double* totals) const {
+    const CompressedOperand& value = run_.value;
+    const int64_t size = value.group_size();
+    const auto sums = memory<int32_t>(rows_ * size);
+    const auto holder = memory<uint8_t>(std::min(kMostProducts, range.count()) * n_.e);
+    for (int64_t t = range.first; t < range.end; t += kMostProducts) {
+      const int64_t depth = std::min(kMostProducts, range.end - t);
+      for (size_t plane = 0; plane < value.planes().size(); ++plane) {
+        const auto [kind, weight] = value.planes()[plane];
+        const uint8_t* codes = value_.bytes(plane, t * n_.e, depth * n_.e, holder.get());
+        for (int64_t group = 0; group < value.groups(); ++group) {
+          WordProduct product = {};
+          product.words = words_ + group * rows_ * padded_ + t;
+          product.word_stride = padded_;
+          product.rows = rows_;
+          product.depth = depth;
+          product.cols = size;
+          product.codes = codes + group * size;
+          product.code_stride = n_.e;
+          product.sums = sums.get();
+          product.sum_stride = size;
+          kernels().by_row[kind](product);
+          for (int64_t r = 0; r < rows_; ++r)
+            add(sums.get() + r * size, size, weight, totals + r * n_.e + group * size);
+          if (value_.zero_points == nullptr) continue;
+          product.cols = 1;
+          product.codes = value_.zero_points + group * n_.t + t;
+          product.sum_stride = 1;
+          kernels().by_column[kind](product);
+          for (int64_t r = 0; r < rows_; ++r)
+            for (int64_t i = 0; i < size; ++i) totals[r * n_.e + group * size + i] -= sums[static_cast<size_t>(r)];
+        }
+      }
+    }
+  }
+
   // Rows [from, from + depth) and columns [t, t + cols) of transposed keys.
   void set_rows(WordProduct& product, int64_t from, int64_t t, uint8_t* holder) const {
     const int64_t depth = product.depth, cols = product.cols;
-    const bool is_stored = !run_.key.is_packed();
+    const bool is_stored = !run_.key.has_4_bits();
     product.code_stride = is_stored ? n_.t : cols;
     if (is_stored || cols == n_.t) {
       product.codes = key_.bytes(0, from * n_.t + t, depth * cols, holder);
@@ -429,42 +451,50 @@ class Unit {
     product.codes = holder;
   }
 
-  void scale_sums(const int32_t* sums, int64_t group, int64_t r, int64_t t, int64_t cols) {
-    const auto at = static_cast<size_t>(group * rows_ + r);
-    const int64_t parameters = group * n_.t + t;
-    const uint8_t* zero_points = key_.zero_points == nullptr ? nullptr : key_.zero_points + parameters;
-    kernels().scores[run_.key.planes()[0].kind]({sums, zero_points, static_cast<int32_t>(query_sums_[at]),
-                                                 query_steps_[at], key_.scales + parameters, cols, group > 0,
-                                                 scores_.get() + r * n_.t + t});
+  const float* scales_of(int64_t group, int64_t t) const {
+    return run_.key.is_per_channel() ? run_.ones.data() : key_.scales + group * n_.t + t;
   }
 
-  // The same of sums beyond int32.
-  void scale_totals(const double* totals, int64_t group, int64_t r, int64_t t, int64_t cols) {
+  const uint8_t* zero_points_of(int64_t group, int64_t t) const {
+    if (key_.zero_points == nullptr) return nullptr;
+    return run_.key.is_per_channel() ? run_.one_codes.data() : key_.zero_points + group * n_.t + t;
+  }
+
+  void scale_sums(const int32_t* sums, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
+    const auto at = static_cast<size_t>(group * rows_ + r);
+    kernels().scores[run_.key.planes()[0].kind]({sums, zero_points_of(group, t), static_cast<int32_t>(queries.sums[at]),
+                                                 queries.steps[at], scales_of(group, t), cols, group > 0,
+                                                 scores_ + r * n_.t + t});
+  }
+
+  // The same of sums beyond int32. Packed codes have no zero points.
+  void scale_totals(const double* totals, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols,
+                    bool has_zero_points) {
     const auto at = static_cast<size_t>(group * rows_ + r);
     const bool is_signed = run_.key.planes()[0].kind == kS8;
+    const uint8_t* zero_points = has_zero_points ? zero_points_of(group, t) : nullptr;
+    const float* scales = scales_of(group, t);
     for (int64_t i = 0; i < cols; ++i) {
-      const int64_t parameter = group * n_.t + t + i;
-      const uint8_t byte = key_.zero_points == nullptr ? uint8_t{0} : key_.zero_points[parameter];
+      const uint8_t byte = zero_points == nullptr ? uint8_t{0} : zero_points[i];
       const int64_t zero_point = is_signed ? static_cast<int8_t>(byte) : byte;
-      const double exact = totals[i] - static_cast<double>(zero_point * query_sums_[at]);
-      const float score = static_cast<float>(exact) * query_steps_[at] * load(key_.scales + parameter);
-      float& to = scores_[static_cast<size_t>(r * n_.t + t + i)];
+      const double exact = totals[i] - static_cast<double>(zero_point * queries.sums[at]);
+      const float score = static_cast<float>(exact) * queries.steps[at] * load(scales + i);
+      float& to = scores_[r * n_.t + t + i];
       to = group > 0 ? to + score : score;
     }
   }
 
   const Run& run_;
-  const Sizes& n_;
+  const CompressedSizes& n_;
   const int64_t head_, row_, rows_;
-  const Head &key_, &value_;
-  const int64_t padded_, query_stride_;
-  std::unique_ptr<int16_t[]> queries_;  // [groups, rows, query_stride]
-  std::vector<float> query_steps_;
-  std::vector<int64_t> query_sums_;
-  std::unique_ptr<float[]> scores_;  // [rows, T], then powers
-  std::vector<float> inverses_;
-  std::unique_ptr<int16_t[]> words_;  // [groups, rows, padded]
-  std::vector<float> word_steps_;
+  const CompressedHead &key_, &value_;
+  const int64_t padded_;
+  Range seen_ = {};
+  Queries& queries_;
+  float* const scores_;
+  std::vector<float>& inverses_;
+  int16_t* const words_;
+  std::vector<float>& word_steps_;
 };
 
 class CompressedAttention : public Node {
@@ -472,18 +502,20 @@ class CompressedAttention : public Node {
   explicit CompressedAttention(const Attributes& attributes)
       : transposed_key_(flag(attributes, "transposed_key")),
         float_key_(flag(attributes, "float_key")),
-        float_value_(flag(attributes, "float_value")) {}
+        float_value_(flag(attributes, "float_value")),
+        scale_query_(flag(attributes, "scale_query")) {}
 
   void compute(Context& context) const override {
     Tensor inputs[9];
     for (size_t i = 0; i < 9; ++i) inputs[i] = context.input(i);
-    const Sizes n = sizes_of(inputs);
+    const CompressedSizes n = sizes_of(inputs);
     check_type(inputs[kKey], float_key_, "key");
     check_type(inputs[kValue], float_value_, "value");
     for (const auto i : {kKey, kValue})
-      if (inputs[i].type == kFloat && (inputs[i + 1].shape.elements() != 1 || inputs[i + 2].shape.elements() != 1))
-        fail("a scale and a zero point of float32 have the shapes " + inputs[i + 1].shape.text() + " and " +
+      if (is_float(inputs[i].type) && (inputs[i + 1].shape.elements() != 1 || inputs[i + 2].shape.elements() != 1))
+        fail("a scale and a zero point of floats have the shapes " + inputs[i + 1].shape.text() + " and " +
              inputs[i + 2].shape.text() + ", expected one element");
+    if (scale_query_ && float_key_) fail("scale_query is 1, expected 0 because float_key is 1");
     check_parameters(inputs[kKeyScale], inputs[kKeyZeroPoint], n, n.d, transposed_key_, "key");
     check_parameters(inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false, "value");
     if (inputs[kFactor].shape.elements() != 1)
@@ -491,49 +523,133 @@ class CompressedAttention : public Node {
     const AttentionBias bias = attention_bias(kName, inputs[kBias], {n.b, n.h, n.s, n.t});
     Shape shape = inputs[kQuery].shape;
     shape.dims[3] = n.e;
-    auto* dst = static_cast<float*>(context.output(0, shape));
+    void* const dst = context.output(0, shape);
     if (shape.elements() == 0) return;
+    const Storage storage = storage_of(inputs[kQuery].type);
+    std::unique_ptr<float[]> floats[6];  // 16-bit floats as float32
+    auto* results = static_cast<float*>(dst);
+    if (storage.widen != nullptr) {
+      floats[0] = memory<float>(shape.elements());
+      results = floats[0].get();
+      size_t used = 1;
+      for (const auto i : {kQuery, kKey, kKeyScale, kValue, kValueScale})
+        if (is_float(inputs[i].type)) widen(context, inputs[i], storage, floats[used++]);
+    }
+    attend(context, inputs, n, bias, results);
+    if (storage.narrow == nullptr) return;
+    in_parts(context, shape.elements(), [&](int64_t first, int64_t count) {
+      storage.narrow(results + first, element(dst, storage, first), count);
+    });
+  }
+
+ private:
+  static bool is_float(Type type) { return type == kFloat || type == kFloat16 || type == kBfloat16; }
+
+  template <class Part>
+  static void in_parts(Context& context, int64_t count, const Part& part) {
+    run_tasks(context, divide_up(count, kTaskElements),
+              [&](int64_t i) { part(i * kTaskElements, std::min(kTaskElements, count - i * kTaskElements)); });
+  }
+
+  static void widen(Context& context, Tensor& tensor, const Storage& storage, std::unique_ptr<float[]>& to) {
+    const int64_t count = tensor.shape.elements();
+    to = memory<float>(count);
+    in_parts(context, count, [&](int64_t first, int64_t length) {
+      storage.widen(element(tensor.data, storage, first), to.get() + first, length);
+    });
+    tensor.data = to.get();
+    tensor.type = kFloat;
+  }
+
+  void attend(Context& context, const Tensor* inputs, const CompressedSizes& n, const AttentionBias& bias,
+              float* dst) const {
     if (n.t == 0) {
-      for (int64_t i = 0; i < shape.elements(); ++i) store(dst + i, kNan);
+      for (int64_t i = 0; i < n.b * n.h * n.s * n.e; ++i) store(dst + i, kNan);
       return;
     }
-    const Run run = {n,
-                     Operand(inputs[kKey], inputs[kKeyScale], inputs[kKeyZeroPoint], n, n.d, transposed_key_),
-                     Operand(inputs[kValue], inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false),
-                     bias,
-                     load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
-                     static_cast<const float*>(inputs[kQuery].data),
-                     dst};
+    Run run = {n,
+               CompressedOperand(inputs[kKey], inputs[kKeyScale], inputs[kKeyZeroPoint], n, n.d, transposed_key_,
+                                 scale_query_),
+               CompressedOperand(inputs[kValue], inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false, false),
+               bias,
+               load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
+               static_cast<const float*>(inputs[kQuery].data),
+               dst,
+               {},
+               {}};
+    if (scale_query_) {
+      run.ones.assign(static_cast<size_t>(run.key.token_group_size()), 1.0f);
+      run.one_codes.assign(run.ones.size(), 1);
+    }
+    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kMostRows) / 6 * 6;
     const int64_t heads = n.b * n.k;
-    std::vector<std::unique_ptr<Head>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
+    const bool packs = n.rows() >= kPackedRows;
+    Workspaces workspaces(run, std::min(rows, n.rows()));
+    if (heads < kFewHeads) {
+      attend_few(context, run, heads, rows, packs, workspaces);
+      return;
+    }
+    run_tasks(context, heads, [&](int64_t i) {
+      std::unique_ptr<Workspace> workspace = workspaces.take();
+      CompressedHead key(run.key, i), value(run.value, i);
+      if (packs) {
+        key.pack(true, workspace->panels[0]);
+        value.pack(false, workspace->panels[1]);
+      }
+      for (int64_t row = 0; row < n.rows(); row += rows)
+        attend_unit(run, key, value, row, std::min(rows, n.rows() - row), *workspace);
+      workspaces.give_back(std::move(workspace));
+    });
+  }
+
+  static void attend_unit(const Run& run, const CompressedHead& key, const CompressedHead& value, int64_t row,
+                          int64_t rows, Workspace& workspace) {
+    Unit unit(run, key, value, row, rows, workspace);
+    unit.score(0, run.n.t);
+    unit.soften();
+    double* const totals = workspace.totals.get();
+    std::fill(totals, totals + unit.elements(), 0.0);
+    unit.add_values(0, run.n.t, totals);
+    unit.finish(totals);
+  }
+
+  // Threads share the rows of a head and, if there are few, its keys.
+  static void attend_few(Context& context, const Run& run, int64_t heads, int64_t rows, bool packs,
+                         Workspaces& workspaces) {
+    const CompressedSizes& n = run.n;
+    std::vector<std::unique_ptr<CompressedHead>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
+    std::vector<std::unique_ptr<AlignedArray<int16_t>>> panels(static_cast<size_t>(2 * heads));
     run_tasks(context, 2 * heads, [&](int64_t i) {
       const bool is_key = i % 2 == 0;
-      (is_key ? keys : values)[static_cast<size_t>(i / 2)] =
-          std::make_unique<Head>(is_key ? run.key : run.value, i / 2);
+      auto head = std::make_unique<CompressedHead>(is_key ? run.key : run.value, i / 2);
+      if (packs) head->pack(is_key, panels[static_cast<size_t>(i)]);
+      (is_key ? keys : values)[static_cast<size_t>(i / 2)] = std::move(head);
     });
-    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kMostRows) / 6 * 6;
     const int64_t blocks = divide_up(n.rows(), rows), units = heads * blocks;
-    const auto unit_of = [&](int64_t i) {
-      const int64_t row = i % blocks * rows;
-      const auto head = static_cast<size_t>(i / blocks);
-      return std::make_unique<Unit>(run, *keys[head], *values[head], row, std::min(rows, n.rows() - row));
-    };
-    const int64_t parts = units < kFewUnits ? divide_up(n.t, kKeysOfPart) : 1;
-    if (parts == 1) {
+    const auto row_of = [&](int64_t i) { return i % blocks * rows; };
+    const auto rows_of = [&](int64_t i) { return std::min(rows, n.rows() - row_of(i)); };
+    // Parts that do not begin with a panel would write the same scores.
+    const bool has_parts = units < kFewUnits && run.key.token_group_size() % kWordUnit == 0;
+    const int64_t parts = has_parts || !run.key.is_per_channel() ? divide_up(n.t, kKeysOfPart) : 1;
+    if (parts == 1 || units >= kFewUnits) {
       run_tasks(context, units, [&](int64_t i) {
-        const std::unique_ptr<Unit> unit = unit_of(i);
-        unit->score(0, n.t);
-        unit->soften();
-        std::vector<double> totals(static_cast<size_t>(unit->elements()));
-        unit->add_values(0, n.t, totals.data());
-        unit->finish(totals.data());
+        const auto head = static_cast<size_t>(i / blocks);
+        std::unique_ptr<Workspace> workspace = workspaces.take();
+        attend_unit(run, *keys[head], *values[head], row_of(i), rows_of(i), *workspace);
+        workspaces.give_back(std::move(workspace));
       });
       return;
     }
     std::vector<std::unique_ptr<Unit>> all(static_cast<size_t>(units));
+    std::vector<std::unique_ptr<Workspace>> workspaces_of_units(static_cast<size_t>(units));
     std::vector<std::vector<double>> totals(static_cast<size_t>(units * parts));
     const auto length = [&](int64_t part) { return std::min(kKeysOfPart, n.t - part * kKeysOfPart); };
-    run_tasks(context, units, [&](int64_t i) { all[static_cast<size_t>(i)] = unit_of(i); });
+    run_tasks(context, units, [&](int64_t i) {
+      const auto at = static_cast<size_t>(i), head = static_cast<size_t>(i / blocks);
+      workspaces_of_units[at] = workspaces.take();
+      all[at] =
+          std::make_unique<Unit>(run, *keys[head], *values[head], row_of(i), rows_of(i), *workspaces_of_units[at]);
+    });
     run_tasks(context, units * parts, [&](int64_t i) {
       all[static_cast<size_t>(i / parts)]->score(i % parts * kKeysOfPart, length(i % parts));
     });
@@ -552,7 +668,6 @@ class CompressedAttention : public Node {
     });
   }
 
- private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
   static bool flag(const Attributes& attributes, const char* name) {
@@ -562,20 +677,20 @@ class CompressedAttention : public Node {
   }
 
   static void check_type(const Tensor& tensor, bool is_float, const std::string& name) {
-    if ((tensor.type == kFloat) != is_float)
-      fail(name + " is " + name_of(tensor.type) + ", expected " + (is_float ? "float32" : "codes") + " because float_" +
+    if (CompressedAttention::is_float(tensor.type) != is_float)
+      fail(name + " is " + name_of(tensor.type) + ", expected " + (is_float ? "floats" : "codes") + " because float_" +
            name + " is " + (is_float ? "1" : "0"));
   }
 
-  Sizes sizes_of(const Tensor* inputs) const {
+  CompressedSizes sizes_of(const Tensor* inputs) const {
     const Shape &query = inputs[kQuery].shape, &key = inputs[kKey].shape, &value = inputs[kValue].shape;
     const size_t length = transposed_key_ ? 3 : 2;
     for (const Shape* each : {&query, &key, &value})
       if (each->rank != 4)
         fail("query, key and value have the shapes " + query.text() + ", " + key.text() + " and " + value.text() +
              ", expected rank 4");
-    const Sizes n = {query.dims[0],    query.dims[1], key.dims[1],  query.dims[2],
-                     key.dims[length], query.dims[3], value.dims[3]};
+    const CompressedSizes n = {query.dims[0],    query.dims[1], key.dims[1],  query.dims[2],
+                               key.dims[length], query.dims[3], value.dims[3]};
     if (key.dims[0] != n.b || value.dims[0] != n.b || value.dims[1] != n.k || value.dims[2] != n.t ||
         key.dims[5 - length] != n.d || (n.k == 0 ? n.h != 0 : n.h % n.k != 0))
       fail("query, key and value have the shapes " + query.text() + ", " + key.text() + " and " + value.text() +
@@ -588,23 +703,24 @@ class CompressedAttention : public Node {
     return n;
   }
 
-  // Scales [B or 1, K or 1, T or 1, groups], or with the last dimensions swapped, and zero points that broadcast to
-  // them. Those of floats have one element.
-  static void check_parameters(const Tensor& scale, const Tensor& zero_point, const Sizes& n, int64_t size,
+  // Scales [B or 1, K or 1, token groups, groups], or with the last dimensions swapped, and zero points that broadcast
+  // to them. Those of floats have one element.
+  static void check_parameters(const Tensor& scale, const Tensor& zero_point, const CompressedSizes& n, int64_t size,
                                bool is_transposed, const std::string& name) {
-    const size_t groups_axis = is_transposed ? 2 : 3;
+    const size_t groups_axis = is_transposed ? 2 : 3, tokens_axis = 5 - groups_axis;
     int64_t expected[] = {n.b, n.k, n.t, n.t};
     bool fits = scale.shape.rank == 4;
     if (fits) {
-      const int64_t groups = scale.shape.dims[groups_axis];
-      fits = groups > 0 && size % groups == 0;
+      const int64_t groups = scale.shape.dims[groups_axis], token_groups = scale.shape.dims[tokens_axis];
+      fits = groups > 0 && size % groups == 0 && (token_groups > 0 ? n.t % token_groups == 0 : n.t == 0);
       expected[groups_axis] = groups;
-      for (size_t i = 0; i < 4; ++i) fits = fits && (scale.shape.dims[i] == expected[i] || scale.shape.dims[i] == 1);
+      expected[tokens_axis] = token_groups;
+      for (size_t i = 0; i < 2; ++i) fits = fits && (scale.shape.dims[i] == expected[i] || scale.shape.dims[i] == 1);
     }
     if (!fits)
       fail(name + "_scale has shape " + scale.shape.text() + ", expected rank 4: " + std::to_string(n.b) + " or 1, " +
-           std::to_string(n.k) + " or 1, then " + std::to_string(n.t) + " or 1 keys and a divisor of " +
-           std::to_string(size) + (is_transposed ? ", in the other order" : ""));
+           std::to_string(n.k) + " or 1, then divisors of " + std::to_string(n.t) + " and " + std::to_string(size) +
+           (is_transposed ? ", in the other order" : ""));
     fits = zero_point.shape.rank == 4;
     for (size_t i = 0; fits && i < 4; ++i)
       fits = zero_point.shape.dims[i] == expected[i] || zero_point.shape.dims[i] == 1;
@@ -613,19 +729,21 @@ class CompressedAttention : public Node {
            "_scale, or 1");
   }
 
-  bool transposed_key_, float_key_, float_value_;
+  bool transposed_key_, float_key_, float_value_, scale_query_;
 };
 
 }  // namespace
 
 Operator compressed_attention() {
   std::vector<Signature> signatures;
-  constexpr Type kOperands[] = {kUint8, kInt8, kUint4, kInt4, kFloat};
-  for (const Type key : kOperands)
-    for (const Type value : kOperands)
-      if (key != kFloat || value != kFloat)
-        signatures.push_back({{kFloat, key, kFloat, key, value, kFloat, value, kFloat, kFloat}, {kFloat}});
-  Operator op = {kName, 9, signatures, make_node<CompressedAttention>, always_float};
+  for (const Type type : {kFloat, kFloat16, kBfloat16}) {
+    const Type operands[] = {kUint8, kInt8, kUint4, kInt4, type};
+    for (const Type key : operands)
+      for (const Type value : operands)
+        if (key != type || value != type)
+          signatures.push_back({{type, key, type, key, value, type, value, kFloat, kFloat}, {type}});
+  }
+  Operator op = {kName, 9, signatures, make_node<CompressedAttention>, type_of_input<kQuery>};
   op.columns_input = kValue;
   return op;
 }

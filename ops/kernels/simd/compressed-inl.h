@@ -1,8 +1,10 @@
 // The kernels of attention over compressed keys and values. Sums of products are exact in int32, in any order.
 //
-// Pairs of products of int16 are added in each lane. By row, codes of two rows become pairs; by column, adjacent ones.
+// Pairs of products of int16 are added in each lane. By row, codes of two rows become pairs; by column, adjacent ones;
+// panels have pairs. Few rows read codes as they are stored, many rows read panels.
 
-constexpr int64_t kPairColumns = 2 * V::kLanes;
+constexpr int64_t kPairColumns = 2 * V::kLanes;  // also of a panel
+static_assert(kMostPanelColumns % kPairColumns == 0);
 constexpr int kTileRows = 6;         // of words, with two vectors of sums each
 constexpr int64_t kStreamPairs = 4;  // pairs of rows of codes that are read at once
 
@@ -208,6 +210,143 @@ float quantize_words(const float* x, const float* factors, int64_t count, int16_
   return step;
 }
 
+// kPairColumns columns of two rows of codes, minus zero points, as pairs.
+template <CodeKind kKind>
+inline void pack_pairs(const uint8_t* first, const uint8_t* second, V::I low_zeros, V::I high_zeros, int16_t* to) {
+  V::I low, high;
+  V::word_pairs<kKind>(first, second, low, high);
+  low = V::sub16(low, low_zeros);
+  high = V::sub16(high, high_zeros);
+  memcpy(to, &low, sizeof low);
+  memcpy(to + kPairColumns, &high, sizeof high);
+}
+
+template <CodeKind kKind>
+void pack_panels(const PanelPack& p) {
+  constexpr uint8_t kNothing[kPairColumns] = {};
+  for (int64_t first = 0; first < p.cols; first += kPairColumns) {
+    const int64_t count = p.cols - first < kPairColumns ? p.cols - first : kPairColumns;
+    int16_t* to = p.panels + first / kPairColumns * p.panel_stride;
+    uint8_t rows[2][kPairColumns] = {};
+    // Columns behind the last one must be 0, so their codes are their zero points.
+    uint8_t zeros[kPairColumns] = {};
+    V::I low_zeros = V::set1(int32_t{0}), high_zeros = low_zeros;
+    const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
+    if (is_of_column) {
+      for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
+      V::word_pairs<kKind>(zeros, zeros, low_zeros, high_zeros);
+    }
+    const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
+      if (d >= p.depth) return is_of_column ? zeros : kNothing;
+      const uint8_t* const row = p.codes + d * p.code_stride + first;
+      if (count == kPairColumns) return row;
+      memcpy(holder, row, static_cast<size_t>(count));
+      return holder;
+    };
+    const auto zero_at = [&](int64_t d) -> uint8_t { return d < p.depth ? p.zero_points[d * p.of_row] : uint8_t{0}; };
+    for (int64_t d = 0; d < p.depth; d += 2, to += 2 * kPairColumns) {
+      if (p.zero_points != nullptr && !is_of_column) {
+        const uint8_t pair[2] = {zero_at(d), zero_at(d + 1)};
+        for (int i = 0; i < 2; ++i)
+          if (count < kPairColumns) memset(rows[i] + count, pair[i], static_cast<size_t>(kPairColumns - count));
+        const auto word = [](uint8_t code) {
+          return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
+        };
+        low_zeros = high_zeros = V::set1(static_cast<int32_t>(static_cast<uint32_t>(word(pair[0]) & 0xffff) |
+                                                              static_cast<uint32_t>(word(pair[1])) << 16));
+      }
+      pack_pairs<kKind>(row_at(d, rows[0]), row_at(d + 1, rows[1]), low_zeros, high_zeros, to);
+    }
+  }
+}
+
+// kCount rows of words and a panel. finish(r, half, sums) takes the sums of each row and half of the columns.
+template <int kCount, class Finish>
+inline void tile_of_panel(const PanelProduct& p, int64_t row, const int16_t* panel, const Finish& finish) {
+  const int16_t* const words = p.words + row * p.word_stride;
+  V::I sums[kCount][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
+  for (int64_t d = 0; d < p.depth; d += 2) {
+    const V::I low = V::load(static_cast<const void*>(panel)),
+               high = V::load(static_cast<const void*>(panel + kPairColumns));
+    panel += 2 * kPairColumns;
+#pragma GCC unroll 6
+    for (int r = 0; r < kCount; ++r) {
+      const V::I pair = pair_of_words(words + r * p.word_stride + d, 2);
+      sums[r][0] = V::dot_words(sums[r][0], low, pair);
+      sums[r][1] = V::dot_words(sums[r][1], high, pair);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kCount; ++r) {
+    finish(row + r, int64_t{0}, sums[r][0]);
+    finish(row + r, V::kLanes, sums[r][1]);
+  }
+}
+
+// Calls finish(row, column, sums) for vectors of columns.
+template <class Finish>
+inline void products_of_panels(const PanelProduct& p, const Finish& finish) {
+  for (int64_t first = 0; first < p.cols; first += kPairColumns) {
+    const int16_t* const panel = p.panels + first / kPairColumns * p.panel_stride;
+    const auto of_panel = [&](int64_t row, int64_t column, V::I sums)
+                              ORT_DYNQ_INLINE_LAMBDA { finish(row, first + column, sums); };
+    int64_t r = 0;
+    for (; r + kTileRows <= p.rows; r += kTileRows) tile_of_panel<kTileRows>(p, r, panel, of_panel);
+    switch (p.rows - r) {
+      case 1:
+        tile_of_panel<1>(p, r, panel, of_panel);
+        break;
+      case 2:
+        tile_of_panel<2>(p, r, panel, of_panel);
+        break;
+      case 3:
+        tile_of_panel<3>(p, r, panel, of_panel);
+        break;
+      case 4:
+        tile_of_panel<4>(p, r, panel, of_panel);
+        break;
+      case 5:
+        tile_of_panel<5>(p, r, panel, of_panel);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void panel_scores(const PanelScores& block) {
+  const int64_t cols = block.product.cols;
+  products_of_panels(block.product, [&](int64_t row, int64_t column, V::I sums) ORT_DYNQ_INLINE_LAMBDA {
+    if (column >= cols) return;
+    float* const to = block.scores + row * block.score_stride + column;
+    const int64_t rest = cols - column;
+    V::F score = V::mul(V::mul(V::to_float(sums), V::set1(block.steps[row])), numbers_at(block.scales, column, cols));
+    if (block.adds) score = V::add(rest >= V::kLanes ? V::load(to) : V::load_part(to, rest), score);
+    if (rest >= V::kLanes)
+      V::store<false>(to, score);
+    else
+      V::store_part(to, score, rest);
+  });
+}
+
+void panel_totals(const PanelTotals& block) {
+  const int64_t cols = block.product.cols;
+  const double weight = block.weight;
+  products_of_panels(block.product, [&](int64_t row, int64_t column, V::I sums) ORT_DYNQ_INLINE_LAMBDA {
+    int32_t lanes[V::kLanes];
+    store_sums(lanes, sums);
+    double* const to = block.totals + row * block.total_stride + column;
+    const int64_t rest = cols - column;
+    if (rest >= V::kLanes) {
+      for (int64_t i = 0; i < V::kLanes; ++i) to[i] += static_cast<double>(lanes[i]) * weight;
+    } else {
+      for (int64_t i = 0; i < rest; ++i) to[i] += static_cast<double>(lanes[i]) * weight;
+    }
+  });
+}
+
 template <CodeKind kKind>
 void scale_scores(const ScoreBlock& block) {
   const V::F step = V::set1(block.step);
@@ -282,5 +421,9 @@ constexpr CompressedKernels compressed_kernels() {
           {product_by_column<kU8>, product_by_column<kS8>},
           quantize_words,
           {scale_scores<kU8>, scale_scores<kS8>},
-          powers_of_2};
+          powers_of_2,
+          kPairColumns,
+          {pack_panels<kU8>, pack_panels<kS8>},
+          panel_scores,
+          panel_totals};
 }

@@ -65,6 +65,7 @@ struct VectorMembers {
   // expect.
   I (*pack16)(I, I) = V::pack16;
   I (*add16)(I, I) = V::add16;
+  I (*sub16)(I, I) = V::sub16;  // wraps
   Packed8 (*pack8)(I, I) = V::pack8<kU8>;
   Packed4 (*pack4)(I, I) = V::pack4;  // int16 of at most 15; negative ones become 0
   void (*store_codes8)(uint8_t*, Packed8) = V::store_codes8<false>;

@@ -1,0 +1,271 @@
+#include "core/compressed_heads.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/rounding.h"
+#include "kernels/dispatch.h"
+#include "kernels/numbers.h"
+
+namespace dynq {
+namespace {
+
+constexpr int64_t kTransposedRows = 16;  // rows of float keys that are read at once
+
+template <class T>
+std::unique_ptr<T[]> memory(int64_t count) {
+  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
+}
+
+CodeKind kind_of(Type type) { return type == kInt8 || type == kInt4 ? kS8 : kU8; }
+
+// Codes of 4 bits [first, first + count), which may begin in the middle of a byte, as codes of 8 bits.
+void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to) {
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  if (first % 2 != 0 && count > 0) {
+    const int code = bytes[first / 2] >> 4;
+    *to++ = static_cast<uint8_t>(type == kInt4 && code > 7 ? code - 16 : code);
+    ++first;
+    --count;
+  }
+  if (count > 0) storage.widen(bytes + first / 2, to, count);
+}
+
+// 8 rows of 8 bytes, of which the first is the lowest byte.
+void transpose_8x8(uint64_t (&rows)[8]) {
+  constexpr uint64_t kMasks[] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
+  for (int step = 0; step < 3; ++step) {
+    const int distance = 4 >> step, shift = 8 * distance;
+    for (int i = 0; i < 8; ++i) {
+      if ((i & distance) != 0) continue;
+      const uint64_t low = rows[i], high = rows[i + distance], mask = kMasks[step];
+      rows[i] = (low & mask) | (high & mask) << shift;
+      rows[i + distance] = (low >> shift & mask) | (high & ~mask);
+    }
+  }
+}
+
+// to[j * to_stride + i] = from[i * stride + j] for i < rows and j < cols.
+void transpose_bytes(const uint8_t* from, int64_t stride, int64_t rows, int64_t cols, uint8_t* to, int64_t to_stride) {
+  int64_t i = 0;
+  for (; i + 8 <= rows; i += 8) {
+    int64_t j = 0;
+    for (; j + 8 <= cols; j += 8) {
+      uint64_t block[8];
+      for (int64_t k = 0; k < 8; ++k) std::memcpy(block + k, from + (i + k) * stride + j, 8);
+      transpose_8x8(block);
+      for (int64_t k = 0; k < 8; ++k) std::memcpy(to + (j + k) * to_stride + i, block + k, 8);
+    }
+    for (; j < cols; ++j)
+      for (int64_t k = i; k < i + 8; ++k) to[j * to_stride + k] = from[k * stride + j];
+  }
+  for (; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) to[j * to_stride + i] = from[i * stride + j];
+}
+
+int64_t dim(const Tensor& tensor, size_t axis) { return tensor.shape.rank == 4 ? tensor.shape.dims[axis] : 1; }
+
+}  // namespace
+
+CompressedOperand::CompressedOperand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points,
+                                     const CompressedSizes& n, int64_t size, bool is_transposed, bool is_per_channel)
+    : codes_(codes),
+      scales_(scales),
+      zero_points_(zero_points),
+      storage_(storage_of(codes.type)),
+      n_(n),
+      size_(size),
+      is_transposed_(is_transposed),
+      is_per_channel_(is_per_channel),
+      has_4_bits_(bits_of(codes.type) == 4),
+      groups_(is_float() ? 1 : dim(scales, is_transposed ? 2 : 3)),
+      token_groups_(is_float() ? 1 : dim(scales, is_transposed ? 3 : 2)) {
+  if (is_float())
+    planes_ = {{kS8, 256}, {kU8, 1}};
+  else
+    planes_ = {{kind_of(codes.type), 1}};
+}
+
+bool CompressedOperand::has_zero_points() const {
+  if (is_float()) return false;
+  if (zero_points_.shape.elements() != 1) return true;
+  uint8_t code = 0;
+  read_zero_points(0, 1, &code);
+  return code != 0;
+}
+
+const float* CompressedOperand::scales(int64_t head, std::unique_ptr<float[]>& holder) const {
+  const auto* data = static_cast<const float*>(scales_.data);
+  if (is_in_order(scales_)) return data + start(scales_, head);
+  holder = memory<float>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
+  each(scales_, head, [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = load(data + from); });
+  return holder.get();
+}
+
+const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const {
+  if (!has_zero_points()) return nullptr;
+  if (!has_4_bits_ && is_in_order(zero_points_))
+    return static_cast<const uint8_t*>(zero_points_.data) + start(zero_points_, head);
+  holder = memory<uint8_t>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
+  const int64_t count = dim(zero_points_, 2) * dim(zero_points_, 3);
+  const auto codes = memory<uint8_t>(count);
+  const int64_t first = start(zero_points_, head);
+  read_zero_points(first, count, codes.get());
+  each(zero_points_, head,
+       [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = codes[static_cast<size_t>(from - first)]; });
+  return holder.get();
+}
+
+void CompressedOperand::quantize(int64_t head, uint8_t* bytes, float* scales) const {
+  const auto rows = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
+  const auto words = memory<int16_t>(size_);
+  const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
+  const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
+  for (int64_t t = 0; t < n_.t; ++t) {
+    const float* numbers = from + t * size_;
+    if (is_transposed_) {
+      const int64_t at = t % kTransposedRows;
+      if (at == 0)
+        for (int64_t i = 0; i < size_; ++i)
+          for (int64_t j = 0; j < std::min(kTransposedRows, n_.t - t); ++j)
+            store(rows.get() + j * size_ + i, load(from + i * n_.t + t + j));
+      numbers = rows.get() + at * size_;
+    }
+    scales[t] = to_words(numbers, nullptr, size_, words.get());
+    uint8_t *high = bytes + t * size_, *low = high + n_.t * size_;
+    for (int64_t i = 0; i < size_; ++i) {
+      const auto word = static_cast<uint16_t>(words[static_cast<size_t>(i)]);
+      high[i] = static_cast<uint8_t>(word >> 8);
+      low[i] = static_cast<uint8_t>(word & 255);
+    }
+  }
+}
+
+const uint8_t* CompressedOperand::bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const {
+  const int64_t at = head * n_.t * size_ + first;
+  if (!has_4_bits_) return static_cast<const uint8_t*>(codes_.data) + at;
+  widen_codes(storage_, codes_.type, codes_.data, at, count, holder);
+  return holder;
+}
+
+// The number of the first element of a head.
+int64_t CompressedOperand::start(const Tensor& tensor, int64_t head) const {
+  const int64_t batch = head / n_.k, heads = dim(tensor, 1), of_head = dim(tensor, 2) * dim(tensor, 3);
+  return ((dim(tensor, 0) == 1 ? 0 : batch * heads) + (heads == 1 ? 0 : head % n_.k)) * of_head;
+}
+
+bool CompressedOperand::is_in_order(const Tensor& tensor) const {
+  const int64_t tokens = dim(tensor, is_transposed_ ? 3 : 2), groups = dim(tensor, is_transposed_ ? 2 : 3);
+  if (is_per_channel_) return groups == size_ && tokens == token_groups_ && (!is_transposed_ || tokens == 1);
+  return tokens == n_.t && groups == groups_ && (is_transposed_ || groups == 1);
+}
+
+// Calls copy(to, from) for the number of each element of the expanded form, and of its element of the tensor.
+template <class Copy>
+void CompressedOperand::each(const Tensor& tensor, int64_t head, const Copy& copy) const {
+  const int64_t first = start(tensor, head), columns = dim(tensor, 3);
+  const int64_t tokens = dim(tensor, is_transposed_ ? 3 : 2), groups = dim(tensor, is_transposed_ ? 2 : 3);
+  const int64_t of_token = tokens == 1 ? 0 : is_transposed_ ? 1 : columns;
+  const int64_t of_group = groups == 1 ? 0 : is_transposed_ ? columns : 1;
+  if (is_per_channel_) {
+    const int64_t size = size_ / groups;  // of a group
+    for (int64_t token = 0; token < token_groups_; ++token)
+      for (int64_t i = 0; i < size_; ++i) copy(token * size_ + i, first + token * of_token + i / size * of_group);
+    return;
+  }
+  const int64_t size = n_.t / std::max<int64_t>(tokens, 1);
+  for (int64_t group = 0; group < groups_; ++group)
+    for (int64_t t = 0; t < n_.t; ++t) copy(group * n_.t + t, first + group * of_group + t / size * of_token);
+}
+
+void CompressedOperand::read_zero_points(int64_t first, int64_t count, uint8_t* to) const {
+  const auto* data = static_cast<const uint8_t*>(zero_points_.data);
+  if (!has_4_bits_)
+    std::memcpy(to, data + first, static_cast<size_t>(count));
+  else
+    widen_codes(storage_of(zero_points_.type), zero_points_.type, data, first, count, to);
+}
+
+CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head) : operand(operand), head(head) {
+  const int64_t length = operand.length();
+  if (operand.is_float()) {
+    planes_ = memory<uint8_t>(2 * length * operand.size());
+    float_holder_ = memory<float>(length);
+    operand.quantize(head, planes_.get(), float_holder_.get());
+    scales = float_holder_.get();
+  } else {
+    scales = operand.scales(head, float_holder_);
+    zero_points = operand.zero_points(head, byte_holder_);
+  }
+  largest_scale = largest_magnitude(
+      scales, operand.is_per_channel() ? operand.token_groups() * operand.size() : operand.groups() * length);
+}
+
+void CompressedHead::pack(bool is_key, std::unique_ptr<AlignedArray<int16_t>>& panel_memory) {
+  const CompressedKernels& kernels = active_kernels().compressed;
+  const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
+  const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
+  // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed.
+  const int64_t depth = is_key ? group_size : length, cols = is_key ? tokens : group_size;
+  const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
+  parts_ = is_key ? operand.token_groups() * operand.groups() : operand.groups();
+  panel_stride_ = round_up(depth, 2) * columns;
+  part_stride_ = divide_up(cols, columns) * panel_stride_;
+  if (panel_memory == nullptr)
+    panel_memory =
+        std::make_unique<AlignedArray<int16_t>>(static_cast<int64_t>(operand.planes().size()) * parts_ * part_stride_);
+  panels_ = panel_memory->get();
+  constexpr int64_t kColumns = kMostPanelColumns;
+  const auto turned = memory<uint8_t>(is_turned ? depth * kColumns : 0);
+  const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * kColumns);
+  for (size_t plane = 0; plane < operand.planes().size(); ++plane)
+    for (int64_t part = 0; part < parts_; ++part) {
+      const int64_t group = is_key ? part % operand.groups() : part, token_group = is_key ? part / operand.groups() : 0;
+      int16_t* const panels = panels_ + (static_cast<int64_t>(plane) * parts_ + part) * part_stride_;
+      for (int64_t first = 0; first < cols; first += kColumns) {
+        PanelPack pack = {};
+        pack.depth = depth;
+        pack.cols = std::min(kColumns, cols - first);
+        pack.panels = panels + first / columns * panel_stride_;
+        pack.panel_stride = panel_stride_;
+        const int64_t token = token_group * tokens + first, element = group * group_size;
+        if (is_turned) {
+          const uint8_t* rows = bytes(plane, token * size, pack.cols * size, holder.get());
+          transpose_bytes(rows + element, size, pack.cols, depth, turned.get(), kColumns);
+          pack.codes = turned.get();
+          pack.code_stride = kColumns;
+        } else {
+          const int64_t stride = is_key ? length : size;
+          const int64_t at = is_key ? element * length + token : element + first;
+          pack.code_stride = stride;
+          if (!operand.has_4_bits()) {
+            pack.codes = bytes(plane, at, 0, nullptr);
+          } else {
+            for (int64_t d = 0; d < depth; ++d) bytes(plane, at + d * stride, pack.cols, holder.get() + d * kColumns);
+            pack.codes = holder.get();
+            pack.code_stride = kColumns;
+          }
+        }
+        if (zero_points != nullptr) {
+          const bool is_of_rows = !is_key || operand.is_per_channel();
+          pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size
+                                            : is_key                 ? group * length + token
+                                                                     : group * length);
+          pack.of_row = is_of_rows ? 1 : 0;
+          pack.of_column = is_of_rows ? 0 : 1;
+        }
+        kernels.pack[operand.planes()[plane].kind](pack);
+      }
+    }
+}
+
+float largest_magnitude(const float* x, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = to_bits(load(x + i)) & kMagnitudeBits;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest >= kInfiniteBits ? kInfinity : from_bits(largest);
+}
+
+}  // namespace dynq

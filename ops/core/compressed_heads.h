@@ -1,0 +1,118 @@
+// The keys or values of attention over codes: the codes, scales and zero points of each head, and their packed form.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/formats.h"
+#include "core/operator.h"
+#include "core/scratch.h"
+#include "kernels/compressed.h"
+
+namespace dynq {
+
+// One run: B batches; H heads of query, K of key and value; S rows of query, T of key and value; D and E elements of a
+// head of query and value.
+struct CompressedSizes {
+  int64_t b, h, k, s, t, d, e;
+
+  int64_t rows() const { return h / k * s; }  // of query for one head of key
+};
+
+// Bytes of codes by which words are multiplied; the sums are multiplied by `weight`.
+struct Plane {
+  CodeKind kind;
+  int weight;
+};
+
+// Keys or values: codes, or float32 that becomes words of two bytes, which are two planes of codes.
+class CompressedOperand {
+ public:
+  // `length` rows of `size` elements, or with `is_transposed` as many columns. The last dimensions of scales are
+  // token groups and groups along the head. `is_per_channel`: the scales are factors of the query, so they are
+  // expanded along the head instead of along the tokens.
+  CompressedOperand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points, const CompressedSizes& n,
+                    int64_t size, bool is_transposed, bool is_per_channel);
+
+  bool is_float() const { return codes_.type == kFloat; }
+  bool has_4_bits() const { return has_4_bits_; }  // two codes in a byte
+  bool is_transposed() const { return is_transposed_; }
+  bool is_per_channel() const { return is_per_channel_; }
+  int64_t length() const { return n_.t; }
+  int64_t size() const { return size_; }
+  // Parts of a head whose sums are scaled: all of it if the scales are factors of the query.
+  int64_t groups() const { return is_per_channel_ ? 1 : groups_; }
+  int64_t group_size() const { return size_ / groups(); }
+  int64_t token_groups() const { return is_per_channel_ ? token_groups_ : 1; }  // that have scales of channels
+  int64_t token_group_size() const { return n_.t / token_groups(); }
+  int64_t largest_code() const { return is_float() ? static_cast<int64_t>(kLargestWord) : 255; }
+  const std::vector<Plane>& planes() const { return planes_; }
+  bool has_zero_points() const;
+
+ private:
+  friend struct CompressedHead;
+
+  // The scales and zero points of a head: [groups, T], or [token groups, size] if they are of channels. `holder` has
+  // them if the tensor has another order.
+  const float* scales(int64_t head, std::unique_ptr<float[]>& holder) const;
+  const uint8_t* zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const;
+  // The words of a head of floats: [T, size] high bytes, then low bytes; and a scale for each row.
+  void quantize(int64_t head, uint8_t* bytes, float* scales) const;
+  // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
+  const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const;
+
+  int64_t start(const Tensor& tensor, int64_t head) const;
+  bool is_in_order(const Tensor& tensor) const;
+  template <class Copy>
+  void each(const Tensor& tensor, int64_t head, const Copy& copy) const;
+  void read_zero_points(int64_t first, int64_t count, uint8_t* to) const;
+
+  Tensor codes_, scales_, zero_points_;
+  Storage storage_;
+  CompressedSizes n_;
+  int64_t size_;
+  bool is_transposed_, is_per_channel_, has_4_bits_;
+  int64_t groups_, token_groups_;
+  std::vector<Plane> planes_;
+};
+
+// An operand of one head: its scales and zero points, its planes if it has floats, and its panels if it is packed.
+struct CompressedHead {
+  CompressedHead(const CompressedOperand& operand, int64_t head);
+
+  // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [planes,
+  // token groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [planes, groups, panels
+  // of elements, pairs of tokens].
+  // `panel_memory` holds the panels: that of another head of the same operand, or null.
+  void pack(bool is_key, std::unique_ptr<AlignedArray<int16_t>>& panel_memory);
+
+  // Codes [first, first + count) of a plane as bytes.
+  const uint8_t* bytes(size_t plane, int64_t first, int64_t count, uint8_t* holder) const {
+    if (!operand.is_float()) return operand.bytes(head, first, count, holder);
+    return planes_.get() + static_cast<int64_t>(plane) * operand.length() * operand.size() + first;
+  }
+
+  const CompressedOperand& operand;
+  int64_t head;
+  const float* scales;                   // [groups, T], or [token groups, size]
+  const uint8_t* zero_points = nullptr;  // likewise; null: 0
+  float largest_scale;                   // infinite if a scale is NaN or infinite
+
+  bool is_packed() const { return panels_ != nullptr; }
+  int64_t panel_stride() const { return panel_stride_; }
+  // The panels of a part: a token group and group of a key, or a group of a value.
+  const int16_t* panels(size_t plane, int64_t part) const {
+    return panels_ + (static_cast<int64_t>(plane) * parts_ + part) * part_stride_;
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> planes_, byte_holder_;
+  std::unique_ptr<float[]> float_holder_;
+  int16_t* panels_ = nullptr;
+  int64_t parts_ = 0, part_stride_ = 0, panel_stride_ = 0;
+};
+
+// The largest magnitude; infinite if a number is NaN or infinite.
+float largest_magnitude(const float* x, int64_t count);
+
+}  // namespace dynq
