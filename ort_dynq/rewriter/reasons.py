@@ -126,6 +126,7 @@ class Reason(Enum):
     )
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
+    TWO_QUANTIZED_ACTIVATIONS = "a product of two quantized activations, which takes as long in integers as in floats"
 
     # Weights of MatMulNBits
     NBITS_FLOAT_ACTIVATION = (
@@ -153,6 +154,7 @@ class Reason(Enum):
     SUMS_NOT_SCALED_BY_ACTIVATION = (
         "the sums are not converted to float32 and multiplied by the scale of the activation"
     )
+    SUMS_LENGTH = "the length of its sums of int64 is not known, or int32 may not hold them"
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"
     ADDED_NUMBERS = (
         "the integers added to the sums are neither the same for all rows, nor known corrections of zero points"

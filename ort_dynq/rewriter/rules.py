@@ -16,6 +16,7 @@ from .products import (
     integer_matmul,
     matmul_nbits,
     saturating_products,
+    two_activations,
     unconverted,
 )
 from .programs import row_program, tails
@@ -26,7 +27,8 @@ PHASES = (
     (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (
-        *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
+        *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
+        *(float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
     (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS),
