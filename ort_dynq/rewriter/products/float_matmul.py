@@ -53,6 +53,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.exact:
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
+    if a.dtype not in (ir.DataType.FLOAT, None):
+        activation_of(form, forms.values)  # says what is wrong with it
     grid = _grid(product, context)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
