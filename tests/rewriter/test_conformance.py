@@ -179,6 +179,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_if": WHOLE,
     "torch_half_token": PROGRAM,
     "torch_kv_cache": {"ort_dynq.RowProgram": 1, "ort_dynq.AffineDequantize": 1},
+    "torch_int8_cache": {"ort_dynq.RowProgram": 2, "ort_dynq.AffineDequantize": 2},
     "torch_llm_int8": PRODUCT,
     "torch_lsq_constant": {},
     "torch_quarot": PRODUCT | MIN_MAX,
@@ -237,10 +238,12 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
         "compressed_key_channel",
         "compressed_value",
     )
-}
+} | {"torch_int8_cache": {"ort_dynq.RowProgram": 4, "ort_dynq.CompressedAttention": 1}}
 
-# Models of models/build_compressed.py, which ONNX Runtime 1.32 recorded without AVX-512.
-COMPRESSED = [name for name in EXPECTED if name.startswith("compressed_") and "tensors" not in name]
+# Attention over codes and models like it, which ONNX Runtime 1.32 recorded without AVX-512.
+COMPRESSED = [
+    *("torch_int8_cache", *(name for name in EXPECTED if name.startswith("compressed_") and "tensors" not in name))
+]
 
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
 NOT_FOR_EXTENSIONS = {
