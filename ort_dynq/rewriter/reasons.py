@@ -126,6 +126,7 @@ class Reason(Enum):
     )
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
+    TWO_QUANTIZED_ACTIVATIONS = "a product of two quantized activations, which takes as long in integers as in floats"
 
     # Weights of MatMulNBits
     NBITS_FLOAT_ACTIVATION = (
@@ -153,6 +154,7 @@ class Reason(Enum):
     SUMS_NOT_SCALED_BY_ACTIVATION = (
         "the sums are not converted to float32 and multiplied by the scale of the activation"
     )
+    SUMS_LENGTH = "the length of its sums of int64 is not known, or int32 may not hold them"
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"
     ADDED_NUMBERS = (
         "the integers added to the sums are neither the same for all rows, nor known corrections of zero points"
@@ -162,7 +164,10 @@ class Reason(Enum):
     BIAS_OF_CHANNELS = "the bias is not known to have one float32 number for each output channel"
     BIAS_AT_RUN_TIME = "the bias is computed at run time, and the attribute beta of the Gemm is not 1"
     GEMM_ATTRIBUTES = "the attribute transA of the Gemm is set, or alpha multiplies weights that are rounded to float16"
-    NAN_CODES = "a row of zeros has NaN instead of codes: its divisor is not known to be larger than 0"
+    NAN_CODES = (
+        "a row of zeros has NaN instead of codes, since its divisor may be 0, or its inverse scale infinite: clamp the "
+        "largest magnitude away from 0"
+    )
     EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked ones as in MatMul"
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
