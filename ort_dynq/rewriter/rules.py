@@ -16,6 +16,7 @@ from .products import (
     integer_matmul,
     matmul_nbits,
     saturating_products,
+    two_activations,
     unconverted,
 )
 from .programs import row_program, tails
@@ -26,10 +27,11 @@ PHASES = (
     (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (
-        *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
+        *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
+        *(float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS),
+    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
     (tails.RULE,),
     (row_program.RULE,),
     (dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
@@ -51,5 +53,12 @@ FUSIONS = frozenset(
 )
 """The names of the rules of these phases."""
 
-IN_FLOAT32 = frozenset(rule.name for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE))
-"""The names of the rules that find chains of float16 models only with ONNX Runtime's Casts written into them."""
+IN_FLOAT32 = frozenset(
+    rule.name
+    for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE, compressed_attention.RULE, qdq.DEQUANTIZE)
+)
+"""The names of the rules that need ONNX Runtime's Casts in float16 models.
+
+Most find no chains without them. In the function of DynamicDequantize, ONNX Runtime would not round
+results where it rounds the original's, since other nodes are beside them.
+"""
