@@ -18,8 +18,8 @@ from ort_dynq.rewriter.functions import make_function
 
 _TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
 # Casts make inputs of types that NumPy has not, and floats of such outputs.
-_FOUR_BITS: dict[str, Any] = {"uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4}
-_NUMBERS = {"uint4": 21, "int4": 22}
+_AS_FLOATS: dict[str, Any] = {"uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4, "bfloat16": ml_dtypes.bfloat16}
+_NUMBERS = {"uint4": 21, "int4": 22, "bfloat16": 16}
 
 Attributes = dict[str, str | int]
 
@@ -37,14 +37,14 @@ def run_function(
         **attributes: The attributes.
     """
     types = tuple(str(array.dtype) for array in inputs)
-    arrays = [array.astype(np.float32) if str(array.dtype) in _FOUR_BITS else array for array in inputs]
+    arrays = [array.astype(np.float32) if str(array.dtype) in _AS_FLOATS else array for array in inputs]
     feeds = {value.name: array for value, array in zip(OPERATORS[operator].inputs, arrays, strict=True)}
     text, programs = attributes_text(operator, attributes), programs_of(operator, attributes)
     numbers = {name: value for name, value in complete(operator, attributes).items() if isinstance(value, int)}
     call = tuple(numbers.items()) if is_special else ()
     results = _session(operator, opset, types, text, programs, call).run(None, feeds)
     found = zip(results, _outputs(operator, types), strict=True)
-    return [result.astype(_FOUR_BITS[type_]) if type_ in _FOUR_BITS else result for result, type_ in found]
+    return [result.astype(_AS_FLOATS[type_]) if type_ in _AS_FLOATS else result for result, type_ in found]
 
 
 def complete(operator: str, attributes: Attributes) -> Attributes:
@@ -82,7 +82,8 @@ def make_model(
     Args:
         operator: The operator.
         opset: The version of the standard operators.
-        inputs: The element types of the inputs. Codes of 4 bits are float32 at the model's inputs and outputs.
+        inputs: The element types of the inputs. Codes of 4 bits and bfloat16 are float32 at the model's inputs and
+            outputs.
         given: The text of the attributes.
         programs: The programs of the function, if the operator has programs.
         call: The attributes for which the function is made; any if there are none.
@@ -91,11 +92,11 @@ def make_model(
     names, results = [value.name for value in spec.inputs], [value.name for value in spec.outputs]
     outputs, arguments, values, before, after = _outputs(operator, inputs), [*names], [*results], "", ""
     for i, type_ in enumerate(inputs):
-        if type_ in _FOUR_BITS:
+        if type_ in _AS_FLOATS:
             arguments[i] = f"{names[i]}_codes"
             before += f"{arguments[i]} = Cast<to = {_NUMBERS[type_]}>({names[i]}) "
     for i, type_ in enumerate(outputs):
-        if type_ in _FOUR_BITS:
+        if type_ in _AS_FLOATS:
             values[i] = f"{results[i]}_codes"
             after += f" {results[i]} = Cast<to = 1>({values[i]})"
     heads = ", ".join(f"{_TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(inputs, names, strict=True))

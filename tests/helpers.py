@@ -337,7 +337,7 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
     """Requires the same type, shape and bits, also for NaN and the sign of zeros."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    bits = f"u{actual.itemsize}" if actual.dtype.kind == "f" else actual.dtype
+    bits = f"u{actual.itemsize}" if _has_floats(actual) else actual.dtype
     wrong = np.asarray(actual).view(bits) != np.asarray(expected).view(bits)
     if np.any(wrong):
         at = tuple(np.argwhere(wrong)[0])
@@ -360,7 +360,11 @@ def explained(where: str) -> Iterator[None]:
 def with_one_nan(values: Any) -> Array:
     """Replaces every NaN by one: its sign and payload depend on the processor, and the kernels do not keep them."""
     array = np.asarray(values)
-    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if _has_floats(array) else array
+
+
+def _has_floats(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
 # Data

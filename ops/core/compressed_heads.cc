@@ -117,27 +117,25 @@ const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint
 }
 
 void CompressedOperand::quantize(int64_t head, uint8_t* bytes, float* scales) const {
-  const auto rows = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
-  const auto words = memory<int16_t>(size_);
+  const auto row_memory = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
+  const auto word_memory = memory<int16_t>(size_);
+  float* const rows = row_memory.get();
+  int16_t* const words = word_memory.get();
   const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
   const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
   for (int64_t t = 0; t < n_.t; ++t) {
     const float* numbers = from + t * size_;
     if (is_transposed_) {
-      const int64_t at = t % kTransposedRows;
+      const int64_t at = t % kTransposedRows, count = std::min(kTransposedRows, n_.t - t);
       if (at == 0)
         for (int64_t i = 0; i < size_; ++i)
-          for (int64_t j = 0; j < std::min(kTransposedRows, n_.t - t); ++j)
-            store(rows.get() + j * size_ + i, load(from + i * n_.t + t + j));
-      numbers = rows.get() + at * size_;
+          for (int64_t j = 0; j < count; ++j) store(rows + j * size_ + i, load(from + i * n_.t + t + j));
+      numbers = rows + at * size_;
     }
-    scales[t] = to_words(numbers, nullptr, size_, words.get());
-    uint8_t *high = bytes + t * size_, *low = high + n_.t * size_;
-    for (int64_t i = 0; i < size_; ++i) {
-      const auto word = static_cast<uint16_t>(words[static_cast<size_t>(i)]);
-      high[i] = static_cast<uint8_t>(word >> 8);
-      low[i] = static_cast<uint8_t>(word & 255);
-    }
+    scales[t] = to_words(numbers, nullptr, size_, words);
+    uint8_t *const high = bytes + t * size_, *const low = high + n_.t * size_;
+    for (int64_t i = 0; i < size_; ++i) high[i] = static_cast<uint8_t>(static_cast<uint16_t>(words[i]) >> 8);
+    for (int64_t i = 0; i < size_; ++i) low[i] = static_cast<uint8_t>(words[i] & 255);
   }
 }
 
@@ -186,12 +184,13 @@ void CompressedOperand::read_zero_points(int64_t first, int64_t count, uint8_t* 
     widen_codes(storage_of(zero_points_.type), zero_points_.type, data, first, count, to);
 }
 
-CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head) : operand(operand), head(head) {
+CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, HeadMemory& head_memory)
+    : operand(operand), head(head), memory_(head_memory) {
   const int64_t length = operand.length();
   if (operand.is_float()) {
-    planes_ = memory<uint8_t>(2 * length * operand.size());
+    if (memory_.planes == nullptr) memory_.planes = memory<uint8_t>(2 * length * operand.size());
     float_holder_ = memory<float>(length);
-    operand.quantize(head, planes_.get(), float_holder_.get());
+    operand.quantize(head, memory_.planes.get(), float_holder_.get());
     scales = float_holder_.get();
   } else {
     scales = operand.scales(head, float_holder_);
@@ -201,7 +200,7 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head) :
       scales, operand.is_per_channel() ? operand.token_groups() * operand.size() : operand.groups() * length);
 }
 
-void CompressedHead::pack(bool is_key, std::unique_ptr<AlignedArray<int16_t>>& panel_memory) {
+void CompressedHead::pack(bool is_key) {
   const CompressedKernels& kernels = active_kernels().compressed;
   const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
   const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
@@ -211,10 +210,10 @@ void CompressedHead::pack(bool is_key, std::unique_ptr<AlignedArray<int16_t>>& p
   parts_ = is_key ? operand.token_groups() * operand.groups() : operand.groups();
   panel_stride_ = round_up(depth, 2) * columns;
   part_stride_ = divide_up(cols, columns) * panel_stride_;
-  if (panel_memory == nullptr)
-    panel_memory =
+  if (memory_.panels == nullptr)
+    memory_.panels =
         std::make_unique<AlignedArray<int16_t>>(static_cast<int64_t>(operand.planes().size()) * parts_ * part_stride_);
-  panels_ = panel_memory->get();
+  panels_ = memory_.panels->get();
   constexpr int64_t kColumns = kMostPanelColumns;
   const auto turned = memory<uint8_t>(is_turned ? depth * kColumns : 0);
   const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * kColumns);

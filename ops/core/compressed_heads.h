@@ -76,20 +76,25 @@ class CompressedOperand {
   std::vector<Plane> planes_;
 };
 
+// The memory of a head, for heads of the same operand one after the other.
+struct HeadMemory {
+  std::unique_ptr<uint8_t[]> planes;
+  std::unique_ptr<AlignedArray<int16_t>> panels;
+};
+
 // An operand of one head: its scales and zero points, its planes if it has floats, and its panels if it is packed.
 struct CompressedHead {
-  CompressedHead(const CompressedOperand& operand, int64_t head);
+  CompressedHead(const CompressedOperand& operand, int64_t head, HeadMemory& memory);
 
   // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [planes,
   // token groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [planes, groups, panels
   // of elements, pairs of tokens].
-  // `panel_memory` holds the panels: that of another head of the same operand, or null.
-  void pack(bool is_key, std::unique_ptr<AlignedArray<int16_t>>& panel_memory);
+  void pack(bool is_key);
 
   // Codes [first, first + count) of a plane as bytes.
   const uint8_t* bytes(size_t plane, int64_t first, int64_t count, uint8_t* holder) const {
     if (!operand.is_float()) return operand.bytes(head, first, count, holder);
-    return planes_.get() + static_cast<int64_t>(plane) * operand.length() * operand.size() + first;
+    return memory_.planes.get() + static_cast<int64_t>(plane) * operand.length() * operand.size() + first;
   }
 
   const CompressedOperand& operand;
@@ -106,7 +111,8 @@ struct CompressedHead {
   }
 
  private:
-  std::unique_ptr<uint8_t[]> planes_, byte_holder_;
+  HeadMemory& memory_;
+  std::unique_ptr<uint8_t[]> byte_holder_;
   std::unique_ptr<float[]> float_holder_;
   int16_t* panels_ = nullptr;
   int64_t parts_ = 0, part_stride_ = 0, panel_stride_ = 0;

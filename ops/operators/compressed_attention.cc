@@ -99,8 +99,8 @@ struct Workspace {
   std::vector<float> inverses;
   std::unique_ptr<int16_t[]> words;  // [groups, rows, padded]
   std::vector<float> word_steps;
-  std::unique_ptr<double[]> totals;                  // [rows, E]
-  std::unique_ptr<AlignedArray<int16_t>> panels[2];  // of a head of key and of value
+  std::unique_ptr<double[]> totals;  // [rows, E]
+  HeadMemory heads[2];               // of key and of value
 };
 
 // Units use memory again: the system takes longer to give new pages than a unit does to fill them.
@@ -591,10 +591,10 @@ class CompressedAttention : public Node {
     }
     run_tasks(context, heads, [&](int64_t i) {
       std::unique_ptr<Workspace> workspace = workspaces.take();
-      CompressedHead key(run.key, i), value(run.value, i);
+      CompressedHead key(run.key, i, workspace->heads[0]), value(run.value, i, workspace->heads[1]);
       if (packs) {
-        key.pack(true, workspace->panels[0]);
-        value.pack(false, workspace->panels[1]);
+        key.pack(true);
+        value.pack(false);
       }
       for (int64_t row = 0; row < n.rows(); row += rows)
         attend_unit(run, key, value, row, std::min(rows, n.rows() - row), *workspace);
@@ -618,11 +618,12 @@ class CompressedAttention : public Node {
                          Workspaces& workspaces) {
     const CompressedSizes& n = run.n;
     std::vector<std::unique_ptr<CompressedHead>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
-    std::vector<std::unique_ptr<AlignedArray<int16_t>>> panels(static_cast<size_t>(2 * heads));
+    std::vector<HeadMemory> memories(static_cast<size_t>(2 * heads));
     run_tasks(context, 2 * heads, [&](int64_t i) {
       const bool is_key = i % 2 == 0;
-      auto head = std::make_unique<CompressedHead>(is_key ? run.key : run.value, i / 2);
-      if (packs) head->pack(is_key, panels[static_cast<size_t>(i)]);
+      auto head =
+          std::make_unique<CompressedHead>(is_key ? run.key : run.value, i / 2, memories[static_cast<size_t>(i)]);
+      if (packs) head->pack(is_key);
       (is_key ? keys : values)[static_cast<size_t>(i / 2)] = std::move(head);
     });
     const int64_t blocks = divide_up(n.rows(), rows), units = heads * blocks;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .function_text import largest, power_of_2, reshape, select
+from .function_text import cast_like, largest, power_of_2, reshape, select
 from .program_body import POWER_OF_2
 from .spec import Family, Input, Operator, Signature, flag
 
@@ -11,7 +11,8 @@ _SMALLEST_STEP = 2.0**-126
 _POWER_UNIT = 2.0**23
 _LOWEST = 126  # powers of 2 below 2^-126 are 0
 CODE_TYPES = ("uint8", "int8", "uint4", "int4")
-_OPERAND_TYPES = (*CODE_TYPES, "float32")
+_FLOAT_TYPES = ("float32", "float16", "bfloat16")
+_OPERAND_TYPES = (*CODE_TYPES, *_FLOAT_TYPES)
 
 
 def _words(name: str, value: str, opset: int) -> str:
@@ -32,10 +33,10 @@ def _words(name: str, value: str, opset: int) -> str:
 
 
 def _operand(name: str, size: str, opset: int) -> str:
-    """Sets ``{name}_factors`` [B, K, groups, T, size], doubles, and ``{name}_scales`` [B or 1, K or 1, groups, T or 1].
+    """Sets ``{name}_factors`` [B, K, T, groups, size], floats, and ``{name}_scales`` [B or 1, K or 1, groups, T].
 
     The body must define ``{name}_rows`` [B, K, T, size], and ``{name}_real_scale`` and ``{name}_real_zero_point``,
-    whose last dimensions are T and groups or 1.
+    whose last dimensions are token groups and groups.
     """
     flat = reshape(opset)
     return f"""{name}_scale_shape = Shape({name}_real_scale)
@@ -44,16 +45,80 @@ def _operand(name: str, size: str, opset: int) -> str:
     {name}_shape = Concat<axis = 0>(key_lead, key_count, {name}_groups, {name}_group_size)
     {name}_grouped = {flat}({name}_rows, {name}_shape)
     {_words(name, f"{name}_grouped", opset)}
-    {name}_zero_points = Unsqueeze({name}_real_zero_point, n4)
+    {_of_tokens(f"{name}_real_zero_point", f"{name}_whole_zero_point", opset)}
+    {name}_zero_points = Unsqueeze({name}_whole_zero_point, n4)
     {name}_codes = Sub({name}_grouped, {name}_zero_points)
     {name}_float_flag = Constant<value_int: int = @float_{name}>()
     {name}_is_float = Cast<to = 9>({name}_float_flag)
-    {name}_chosen = Where({name}_is_float, {name}_words, {name}_codes)
-    {name}_by_group = Transpose<perm = [0, 1, 3, 2, 4]>({name}_chosen)
-    {name}_factors = Cast<to = 11>({name}_by_group)
+    {name}_factors = Where({name}_is_float, {name}_words, {name}_codes)
     {name}_word_scale = Squeeze({name}_step, n4)
-    {name}_scale_chosen = Where({name}_is_float, {name}_word_scale, {name}_real_scale)
+    {_of_tokens(f"{name}_real_scale", f"{name}_whole_scale", opset)}
+    {name}_scale_chosen = Where({name}_is_float, {name}_word_scale, {name}_whole_scale)
     {name}_scales = Transpose<perm = [0, 1, 3, 2]>({name}_scale_chosen)"""
+
+
+def _of_tokens(value: str, to: str, opset: int) -> str:
+    """Sets `to` to scales or zero points [.., token groups, groups], repeated for the tokens: [.., T, groups]."""
+    return f"""{to}_shape = Shape({value})
+    {to}_tokens = Slice({to}_shape, n2, n3)
+    {to}_divisor = Max({to}_tokens, n1)
+    {to}_times = Div(key_count, {to}_divisor)
+    {to}_expansion = Concat<axis = 0>(n1, n1, n1, {to}_times, n1)
+    {to}_5d = Unsqueeze({value}, n3)
+    {to}_repeated = Expand({to}_5d, {to}_expansion)
+    {to}_lead = Slice({to}_shape, n0, n2)
+    {to}_groups = Slice({to}_shape, n3, end)
+    {to}_target = Concat<axis = 0>({to}_lead, key_count, {to}_groups)
+    {to} = {reshape(opset)}({to}_repeated, {to}_target)"""
+
+
+def _scores_of_groups(opset: int) -> str:
+    """Sets ``scores_of_groups_all``: words of the query, whose sums are multiplied by the scales of each group."""
+    flat = reshape(opset)
+    return f"""queries_shape = Concat<axis = 0>(key_lead, row_count, key_groups, key_group_size)
+    query_grouped = {flat}(query_rows, queries_shape)
+    query_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(query_grouped)
+    {_words("query", "query_by_group", opset)}
+    query_factors = Cast<to = 11>(query_words)
+    key_columns_real = Transpose<perm = [0, 1, 3, 4, 2]>(key_factors)
+    key_columns = Cast<to = 11>(key_columns_real)
+    exact_scores = MatMul(query_factors, key_columns)
+    real_scores = Cast<to = 1>(exact_scores)
+    scores_by_step = Mul(real_scores, query_step)
+    key_scale_rows = Unsqueeze(key_scales, n3)
+    scores_of_groups = Mul(scores_by_step, key_scale_rows)
+    group_axis = Constant<value = int32 {{2}}>()
+    cumulated = CumSum(scores_of_groups, group_axis)
+    cumulated_all = Slice(cumulated, last, end, n2)
+    scores_of_groups_all = {flat}(cumulated_all, scores_shape)"""
+
+
+def _scores_of_channels(opset: int) -> str:
+    """Sets ``scores_of_channels``: words of the query times the scales of each token group, [B, K, groups, rows, D]."""
+    flat = reshape(opset)
+    return f"""rows_shape = Concat<axis = 0>(key_lead, n1, row_count, query_size)
+    rows_of_query = {flat}(query_rows, rows_shape)
+    scale_5d = Unsqueeze(key_real_scale, n4)
+    widths = Concat<axis = 0>(n1, n1, n1, n1, key_group_size)
+    scale_repeated = Expand(scale_5d, widths)
+    scale_lead = Slice(key_scale_shape, n0, n3)
+    scale_rows_shape = Concat<axis = 0>(scale_lead, n1, query_size)
+    scale_rows = {flat}(scale_repeated, scale_rows_shape)
+    scaled_query = Mul(rows_of_query, scale_rows)
+    {_words("scaled", "scaled_query", opset)}
+    scaled_factors = Cast<to = 11>(scaled_words)
+    token_groups = Slice(key_scale_shape, n2, n3)
+    token_divisor = Max(token_groups, n1)
+    tokens_of_group = Div(key_count, token_divisor)
+    blocks_shape = Concat<axis = 0>(key_lead, token_groups, tokens_of_group, query_size)
+    key_blocks = {flat}(key_factors, blocks_shape)
+    block_columns_real = Transpose<perm = [0, 1, 2, 4, 3]>(key_blocks)
+    block_columns = Cast<to = 11>(block_columns_real)
+    exact_of_blocks = MatMul(scaled_factors, block_columns)
+    real_of_blocks = Cast<to = 1>(exact_of_blocks)
+    scores_of_blocks = Mul(real_of_blocks, scaled_step)
+    scores_by_row = Transpose<perm = [0, 1, 3, 2, 4]>(scores_of_blocks)
+    scores_of_channels = {flat}(scores_by_row, scores_shape)"""
 
 
 def _by_row(name: str, value: str) -> str:
@@ -88,6 +153,7 @@ def _body(opset: int) -> str:
     value_rows = Cast<to = 1>(value)
     value_real_scale = Cast<to = 1>(value_scale)
     value_real_zero_point = Cast<to = 1>(value_zero_point)
+    query_rows = Cast<to = 1>(query)
     query_shape = Shape(query)
     query_lead = Slice(query_shape, n0, n3)
     query_size = Slice(query_shape, n3, end)
@@ -104,22 +170,13 @@ def _body(opset: int) -> str:
     repeats = Div(heads, least_heads)
     length = Slice(query_shape, n2, n3)
     row_count = Mul(repeats, length)
-    queries_shape = Concat<axis = 0>(key_lead, row_count, key_groups, key_group_size)
-    query_grouped = {flat}(query, queries_shape)
-    query_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(query_grouped)
-    {_words("query", "query_by_group", opset)}
-    query_factors = Cast<to = 11>(query_words)
-    key_columns = Transpose<perm = [0, 1, 2, 4, 3]>(key_factors)
-    exact_scores = MatMul(query_factors, key_columns)
-    real_scores = Cast<to = 1>(exact_scores)
-    scores_by_step = Mul(real_scores, query_step)
-    key_scale_rows = Unsqueeze(key_scales, n3)
-    scores_of_groups = Mul(scores_by_step, key_scale_rows)
-    group_axis = Constant<value = int32 {{2}}>()
-    cumulated = CumSum(scores_of_groups, group_axis)
-    cumulated_all = Slice(cumulated, last, end, n2)
     scores_shape = Concat<axis = 0>(query_lead, key_count)
-    all_scores = {flat}(cumulated_all, scores_shape)
+    channel_flag = Constant<value_int: int = @scale_query>()
+    is_of_channels = Cast<to = 9>(channel_flag)
+    all_scores = If(is_of_channels) <
+        then_branch = of_channels () => (float[] scores_of_channels) {{ {_scores_of_channels(opset)} }},
+        else_branch = of_groups () => (float[] scores_of_groups_all) {{ {_scores_of_groups(opset)} }}
+    >
     one_element = Constant<value_ints = [1]>()
     factor = Mul(scale, log2e)
     factor_1d = Reshape(factor, one_element)
@@ -154,13 +211,16 @@ def _body(opset: int) -> str:
     weights = Mul(powers, value_scale_rows)
     {_words("weight", "weights", opset)}
     weight_factors = Cast<to = 11>(weight_words)
-    exact_result = MatMul(weight_factors, value_factors)
+    value_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(value_factors)
+    value_columns = Cast<to = 11>(value_by_group)
+    exact_result = MatMul(weight_factors, value_columns)
     real_result = Cast<to = 1>(exact_result)
     result_by_step = Mul(real_result, weight_step)
     result = Mul(result_by_step, inverse)
     by_row = Transpose<perm = [0, 1, 3, 2, 4]>(result)
     dst_shape = Concat<axis = 0>(query_lead, value_size)
-    dst = {flat}(by_row, dst_shape)
+    dst_real = {flat}(by_row, dst_shape)
+    {cast_like("dst", "dst_real", "query", opset)}
 }}"""
 
 
@@ -171,6 +231,8 @@ _OPERATOR = Operator(
     "words(x) = round(x / step(x)), where step(x) = max(2^-126, the largest |x| / 32512)\n"
     "exact_g = sum over d in g of words(query[i, g])[d] * (key[j, d] - key_zero_point[j, g])\n"
     "score = sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g]\n"
+    "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d]:\n"
+    "    float32(sum over d of words(z)[d] * (key[j, d] - key_zero_point[j, d])) * step(z)\n"
     "s_j = score * (scale * log2(e)) + bias[i, j] * log2(e)\n"
     "y_j = max(s_j - max over j of s_j, -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where n = round(y_j), "
     "r = y_j - n,\n"
@@ -179,26 +241,27 @@ _OPERATOR = Operator(
     "exact = sum over j of words(w)[j] * (value[j, c] - value_zero_point[j, g])\n"
     "dst = float32(exact) * step(w) * (1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
     (
-        Input("query", ("float32",), "[B, H, S, D]. The kernels take at most 2^22 for T, D and E."),
+        Input("query", _FLOAT_TYPES, "[B, H, S, D]. The kernels take at most 2^22 for T, D and E."),
         Input(
             "key",
             _OPERAND_TYPES,
             "[B, K, T, D], or [B, K, D, T] if transposed_key. K divides H: adjacent heads of "
-            "query share a head of key and value.",
+            "query share a head of key and value. Floats have the type of `query`.",
         ),
         Input(
             "key_scale",
-            ("float32",),
-            "[B or 1, K or 1, T or 1, groups], or [.., groups, T or 1] if transposed_key. "
-            "The number of groups divides D. For float32 keys: a number, not read, of shape [1, 1, 1, 1].",
+            _FLOAT_TYPES,
+            "[B or 1, K or 1, token groups, groups], or [.., groups, token groups] if transposed_key. "
+            "The number of token groups divides T, that of groups divides D. The type of `query`. For keys of floats: "
+            "a number, not read, of shape [1, 1, 1, 1].",
         ),
         Input(
             "key_zero_point",
             _OPERAND_TYPES,
-            "The type of `key`; the dimensions of key_scale, or 1. Not read for float32 keys.",
+            "The type of `key`; the dimensions of key_scale, or 1. Not read for keys of floats.",
         ),
-        Input("value", _OPERAND_TYPES, "[B, K, T, E]."),
-        Input("value_scale", ("float32",), "As key_scale, [B or 1, K or 1, T or 1, groups]."),
+        Input("value", _OPERAND_TYPES, "[B, K, T, E]. Floats have the type of `query`."),
+        Input("value_scale", _FLOAT_TYPES, "As key_scale, [B or 1, K or 1, token groups, groups]."),
         Input("value_zero_point", _OPERAND_TYPES, "As key_zero_point."),
         Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to the scores: masks have -infinity."),
         Input("scale", ("float32",), "One element, by which the products are multiplied."),
@@ -206,22 +269,29 @@ _OPERATOR = Operator(
     (
         Input(
             "dst",
-            ("float32",),
-            "[B, H, S, E]. NaN in rows in which every score is -infinity, one is NaN or infinity, or the query has a "
-            "NaN or infinity; and in a group of columns if the scale of any row, also of a hidden one, is NaN or "
-            "infinity.",
+            _FLOAT_TYPES,
+            "[B, H, S, E], of the type of `query`, rounded once. NaN in rows in which every score is -infinity, one is "
+            "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row, "
+            "also of a hidden one, is NaN or infinity.",
         ),
     ),
     (
         flag("transposed_key", 0, "1: `key` is [B, K, D, T]."),
-        flag("float_key", 0, "1: `key` is float32. Each row becomes words, which take the place of the codes."),
-        flag("float_value", 0, "1: `value` is float32, likewise."),
+        flag("float_key", 0, "1: `key` has floats. Each row becomes words, which take the place of the codes."),
+        flag("float_value", 0, "1: `value` has floats, likewise."),
+        flag(
+            "scale_query",
+            0,
+            "1: the query is multiplied by the scales of the keys, for each token group, before it becomes words: for "
+            "scales of channels, which vary along the head and hardly along the tokens.",
+        ),
     ),
     tuple(
-        Signature(("float32", key, "float32", key, value, "float32", value, "float32", "float32"), ("float32",))
-        for key in _OPERAND_TYPES
-        for value in _OPERAND_TYPES
-        if (key, value) != ("float32", "float32")
+        Signature((type_, key, type_, key, value, type_, value, "float32", "float32"), (type_,))
+        for type_ in _FLOAT_TYPES
+        for key in (*CODE_TYPES, type_)
+        for value in (*CODE_TYPES, type_)
+        if (key, value) != (type_, type_)
     ),
     _body,
 )
@@ -229,8 +299,9 @@ _OPERATOR = Operator(
 FAMILY = Family(
     "Attention over compressed keys and values",
     "Keys and values, such as those of a cache, are codes of 8 or 4 bits with scales and zero points of groups along "
-    'the head. Queries, and the powers of softmax times the scales of values, become integers of 16 bits, "words". '
-    "Sums are exact, so results do not depend on the layout, on other rows, or on how many queries there are. A row "
-    "that a bias of -infinity hides has the weight 0.",
+    "the head, and of groups of tokens. Queries, and the powers of softmax times the scales of values, become "
+    'integers of 16 bits, "words". Sums are exact, so results do not depend on the layout, on other rows, or on how '
+    "many queries there are. A row that a bias of -infinity hides has the weight 0. float16 and bfloat16 are converted "
+    "to float32, exactly.",
     (_OPERATOR,),
 )

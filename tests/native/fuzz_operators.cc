@@ -276,7 +276,7 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
 // QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
 // CompressedAttention: the sizes and groups.
 struct CompressedCache {
-  int64_t heads, keys, columns, key_groups, value_groups;
+  int64_t heads, keys, columns, key_groups, value_groups, key_tokens = 0, value_tokens = 0;
   bool is_transposed;
 
   CompressedCache(Bytes& bytes, const std::vector<Type>& types, std::vector<ort_dynq_attribute>& given, Shape& src)
@@ -290,14 +290,19 @@ struct CompressedCache {
     columns *= value_groups;
     given.push_back({"transposed_key", nullptr, is_transposed});
     given.push_back({"float_key", nullptr, is_float(types, 1) != bytes.one_in(32)});
+    given.push_back({"scale_query", nullptr, (!is_float(types, 1) || bytes.one_in(32)) && bytes.one_in(3)});
     given.push_back({"float_value", nullptr, is_float(types, 4) != bytes.one_in(32)});
     const int64_t size = key_groups * (1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(300) : bytes.below(40)));
     src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), heads * (1 + static_cast<int64_t>(bytes.below(3))),
-                    1 + static_cast<int64_t>(bytes.below(9)), size});
+                    1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(40) : bytes.below(9)), size});
+    key_tokens = bytes.one_in(3) && keys % 3 == 0 ? keys / 3 : keys;
+    value_tokens = bytes.one_in(3) && keys % 2 == 0 ? keys / 2 : keys;
   }
 
   static bool is_float(const std::vector<Type>& types, size_t index) {
-    return index < types.size() && types[index] == dynq::kFloat;
+    if (index >= types.size()) return false;
+    const Type type = types[index];
+    return type == dynq::kFloat || type == dynq::kFloat16 || type == dynq::kBfloat16;
   }
 
   Shape shape_of_input(Bytes& bytes, const std::vector<Type>& types, size_t index, const Shape& src) const {
@@ -309,18 +314,18 @@ struct CompressedCache {
       case 2:
       case 3:
         if (is_float(types, 1)) return shape_of({1, 1, 1, 1});
-        if (index == 2 && is_transposed) return shape_of({some(b), some(heads), key_groups, some(keys)});
-        if (index == 2) return shape_of({some(b), some(heads), some(keys), key_groups});
-        return shape_of(
-            {some(b), some(heads), some(is_transposed ? key_groups : keys), some(is_transposed ? keys : key_groups)});
+        if (index == 2 && is_transposed) return shape_of({some(b), some(heads), key_groups, some(key_tokens)});
+        if (index == 2) return shape_of({some(b), some(heads), some(key_tokens), key_groups});
+        return shape_of({some(b), some(heads), some(is_transposed ? key_groups : key_tokens),
+                         some(is_transposed ? key_tokens : key_groups)});
       case 4:
         return shape_of({b, heads, keys, columns});
       case 5:
         if (is_float(types, 4)) return shape_of({1, 1, 1, 1});
-        return shape_of({some(b), some(heads), some(keys), value_groups});
+        return shape_of({some(b), some(heads), some(value_tokens), value_groups});
       case 6:
         if (is_float(types, 4)) return shape_of({1, 1, 1, 1});
-        return shape_of({some(b), some(heads), some(keys), some(value_groups)});
+        return shape_of({some(b), some(heads), some(value_tokens), some(value_groups)});
       case 7:
         return shape_of({some(b), some(src.dims[1]), some(src.dims[2]), some(keys)});
       default:

@@ -115,14 +115,14 @@ def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
 
 
 def compressed_caches(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """n rows of query, n keys, n elements of a head; scales of groups, of keys and of all."""
+    """n rows of query, n keys, n elements of a head; scales of groups, of keys, of blocks of them and of all."""
     for i, (s, t, d, e) in enumerate(((n, 3, 4, 2), (2, n, 6, 6), (3, 17, 2 * n, 2), (1, 3, 4, 2 * n))):
-        for transposed, groups, length in ((0, 1, t), (1, 2, t), (0, 2, 1), (1, 1, 1)):
+        for transposed, groups, length, scale_query in ((0, 1, t, 0), (1, 2, t, 0), (0, 2, 1, 1), (1, 1, 1, 0)):
             parameters = [(1, 2, length, groups), (1, 2, groups, length)]
             key, value = ((1, 2, d, t) if transposed else (1, 2, t, d)), (1, 2, t, e)
             shapes = [(1, 4, s, d), key, *[parameters[transposed]] * 2, value, *[parameters[0]] * 2]
             bias = [(1, 1, 1, 1), (1, 4, s, t), (1, 1, 1, t)][i % 3]
-            yield [*shapes, bias, ()], {"transposed_key": transposed}
+            yield [*shapes, bias, ()], {"transposed_key": transposed, "scale_query": scale_query}
 
 
 def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
@@ -207,8 +207,10 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
         result |= {"nan_code": 2 if code == 1 else n % 2, "quant_min": 0, "quant_max": 127}
         result |= {"scaling": n % 3, "rounding_order": n // 3 % 5}
     if operator.name == "CompressedAttention":
-        result |= {"float_key": int(signature.inputs[1] == "float32")}
-        result |= {"float_value": int(signature.inputs[4] == "float32")}
+        result |= {"float_key": int("float" in signature.inputs[1])}
+        result |= {"float_value": int("float" in signature.inputs[4])}
+        if result["float_key"]:
+            result["scale_query"] = 0
     if operator.name == "QuantizedConvProgram" and signature.outputs == ("float16",) and "program" in given:
         result["program"] = f"dst = Clip(x, {n % 3 - 2.0}, {n % 5 + 1.0})"
     return result
@@ -231,7 +233,7 @@ def inputs_of(
     rng: np.random.Generator, operator: Operator, signature: Signature, given: Sequence[Given]
 ) -> list[Array]:
     if operator.name == "CompressedAttention":  # floats have one scale and one zero point
-        floats = [i + k for i in (1, 4) if signature.inputs[i] == "float32" for k in (1, 2)]
+        floats = [i + k for i in (1, 4) if "float" in signature.inputs[i] for k in (1, 2)]
         given = [(1, 1, 1, 1) if i in floats else one for i, one in enumerate(given)]
     return [
         one if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))

@@ -92,8 +92,8 @@ def attributes_of(operator: Operator, signature: Signature) -> dict[str, str | i
     given = defaults_of(operator)
     if operator.name == "CompressedAttention":
         return given | {
-            "float_key": int(signature.inputs[1] == "float32"),
-            "float_value": int(signature.inputs[4] == "float32"),
+            "float_key": int("float" in signature.inputs[1]),
+            "float_value": int("float" in signature.inputs[4]),
         }
     code = {"uint8": 2, "int8": 3}.get(signature.outputs[0], 1)
     if "output_dtype" in given:
@@ -121,7 +121,7 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     if operator.name == "QuantizedRecurrence":
         return recurrence_inputs(rng, 3, 2, 1, 1)
     if operator.name == "CompressedAttention":
-        return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1))
+        return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
     if operator.name == "QuantizedAttention":
         return [
             *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),
