@@ -97,7 +97,7 @@ ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import
         q_wide = Cast<to = 6>(q)
         k_wide = Cast<to = 6>(k)
         s = MatMul(q_wide, k_wide)
-        s_float = Cast<to = 1>(s)
+        s_float = CastLike(s, scale)
         p = Softmax<axis = -1>(s_float)
         p_codes = QuantizeLinear(p, scale, zero)
         y = QLinearMatMul(p_codes, scale, zero, v, scale, zero, scale, zero)
