@@ -143,6 +143,20 @@ class Reason(Enum):
     NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
     # Fusions
+    CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
+    CODES_SCALES = (
+        "attention over codes: the {what} are not codes of 8 or 4 bits with one scale for all, or scales of heads, "
+        "tokens and groups along the head, or nodes are between the dequantization and the product"
+    )
+    CODES_QUERY = "attention over codes: its query is {dtype}, expected float32"
+    CODES_HEADS = (
+        "attention over codes: query, key and value are not known to have the same batches and heads, or the size of a "
+        "head is not known"
+    )
+    CODES_SCORES = "attention over codes: numbers of several elements, or masks of other shapes, change the scores"
+    CODES_SAFE_SOFTMAX = (
+        "attention over codes: the model replaces NaN after Softmax, and masks may hide all keys of a row"
+    )
     NEARLY_FUNCTION = (
         "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
     )

@@ -41,7 +41,7 @@ PHASES = (
         *(float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS),
+    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
     (tails.RULE,),
     (row_program.RULE,),
     (dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
