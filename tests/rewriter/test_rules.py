@@ -120,6 +120,8 @@ def test_match_changes_nothing() -> None:
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]
         convert(moved, meets, fuse=True)
+    unfused = ir.from_proto(ATTENTION_OVER_CODES)
+    convert(unfused, [[meets_every_node(unfused, concerned)]])  # without fusions, a rule gives a reason
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 
