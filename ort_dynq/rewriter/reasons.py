@@ -146,9 +146,10 @@ class Reason(Enum):
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
     CODES_SCALES = (
         "attention over codes: the {what} are not codes of 8 or 4 bits with one scale for all, or scales of heads, "
-        "tokens and groups along the head, or nodes are between the dequantization and the product"
+        "tokens, groups of tokens and groups of 8 or more elements along the head (or channels of keys); or nodes are "
+        "between the dequantization and the product; or keys of floats are [batch, heads, size, tokens]"
     )
-    CODES_QUERY = "attention over codes: its query is {dtype}, expected float32"
+    CODES_QUERY = "attention over codes: its query is {dtype}, expected float32 or the type of the scales"
     CODES_HEADS = (
         "attention over codes: query, key and value are not known to have the same batches and heads, or the size of a "
         "head is not known"

@@ -79,7 +79,11 @@ def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
     groups = q.reshape(*q.shape[:3], keys.shape[3], -1)
     with np.errstate(all="ignore"):
         s = np.einsum("bhsgd,bhtgd->bhst", groups, keys) * factor.reshape(-1)[0] + bias
-        roundings = np.einsum("bhsg,bhtg->bhst", np.abs(groups).max(-1, initial=0), np.abs(keys).sum(-1))
+        if node.attributes.get_int("scale_query", 0):  # the words are of the products with the scales of all groups
+            scaled = np.abs(groups[:, :, :, None] * k_scale[:, :, None, ..., None])  # [B, H, S, T, groups, size]
+            roundings = scaled.max((-1, -2), initial=0) * np.abs(k).sum((-1, -2))[:, :, None]
+        else:
+            roundings = np.einsum("bhsg,bhtg->bhst", np.abs(groups).max(-1, initial=0), np.abs(keys).sum(-1))
         size = scale * np.einsum("bhsgd,bhtgd->bhst", np.abs(groups), np.abs(keys))
         if node.attributes.get_int("float_key", 0):
             roundings = roundings + np.einsum(
@@ -102,8 +106,14 @@ def _grouped(x: Array, scale: Array, zero_point: Array, *, is_float: bool) -> tu
     if is_float:
         return x[..., None, :], np.ones((*x.shape[:3], 1))
     whole = (*x.shape[:3], scale.shape[-1])
+    scale, zero_point = (_of_tokens(each, x.shape[2]) for each in (scale, zero_point))
     grouped = x.reshape(*whole, -1) - np.broadcast_to(zero_point, whole)[..., None]
     return grouped, np.broadcast_to(scale, whole)
+
+
+def _of_tokens(parameters: Array, tokens: int) -> Array:
+    """Returns scales or zero points [.., token groups, groups] for each token."""
+    return np.repeat(parameters, tokens // max(parameters.shape[2], 1), 2)
 
 
 def _split(x: Array, heads: int) -> Array:

@@ -3,8 +3,10 @@
 MatMul(q, dequantized k), scale, masks and biases, Softmax, MatMul by dequantized v -> CompressedAttention
 
 Key, value or both are dequantized: DequantizeLinear, DynamicDequantize, or (Cast(codes) [- zero point]) * scale, with
-scales of all elements, of each token, or of groups along the head. The codes may be any tensor, such as a cache
-to which those of new tokens are appended. The key is [B, H, T, D] before a Transpose, or [B, H, D, T].
+scales of all elements, of heads, of tokens and groups of them, of channels of keys and of groups along the head. Groups
+may be a dimension that a Reshape joins to its neighbor. The codes may be any tensor, such as a cache to which those of
+new tokens are appended. Heads may be repeated for several heads of query (Expand). The key is [B, H, T, D] before a
+Transpose, or [B, H, D, T].
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of, skip_identity, uncast
+from ..analysis.nodes import is_standard, producer_of, skip_identity
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
 from ..edit import Edit, call
@@ -33,6 +35,7 @@ from .scores import (
     attention_of,
     factor_of,
     may_mask_rows,
+    skip_casts,
     split_scalars,
     sum_of,
     times,
@@ -40,9 +43,11 @@ from .scores import (
 )
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
-_SCALES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _FARTHEST = 8  # nodes between a dequantization and its product
+_LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
+_LEAST_FLOAT16_MASK = -6e4  # absorbs a score of float16 that it is added to
 _LOWEST = -1e38  # a finite bias below it would become -inf as a multiple of log(2)
 
 
@@ -54,12 +59,18 @@ class _Operand:
         value: The codes, or floats; of four dimensions.
         scale, zero_point: Of the codes. None: of floats, or no zero point.
         shape: The shape that scale and zero point are reshaped to; None: they have four dimensions.
+        squeezed: The axis that scale and zero point lose, which has one element; None: they have four dimensions.
+        code_shape: The shape that the codes are reshaped to; None: they have four dimensions.
+        is_per_channel: Whether the scales of keys vary along the head more than along the tokens.
     """
 
     value: ir.Value
     scale: ir.Value | None = None
     zero_point: ir.Value | None = None
     shape: tuple[int, ...] | None = None
+    squeezed: int | None = None
+    code_shape: ir.Value | None = None
+    is_per_channel: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class _Match:
         is_transposed: Whether the key is [B, H, D, T].
         factor, scalars: The numbers by which scores are multiplied.
         steps: The masks and biases, the innermost first.
-        lowers_biases: Whether a bias may be finite and lower than the operator takes.
+        least_bias: The number below which a finite bias absorbs scores; None if no bias is below it.
         product: MatMul(probabilities, value).
     """
 
@@ -82,7 +93,7 @@ class _Match:
     factor: float
     scalars: tuple[Scalar, ...]
     steps: Steps
-    lowers_biases: bool
+    least_bias: float | None
     product: ir.Node
 
 
@@ -110,19 +121,21 @@ def _attention(node: ir.Node, context: Context) -> _Match | None:
     Raises:
         Unconverted: It is attention over codes in a form that the operator does not compute.
     """
-    found = attention_of(node)
+    found = attention_of(node, through_casts=True)
     if found is None:
         return None
     scores, product, is_safe = found
     p = node.outputs[0]
     values = context.shared(Values)
     query = unscaled(scores.query, scores.scalars)
-    key_value = unscaled(scores.key, scores.scalars)
+    key_value = skip_casts(unscaled(scores.key, scores.scalars))
     transpose = producer_of(key_value, "Transpose")
     is_transposed = transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 1, 3, 2]
     if transpose is not None and not is_transposed:
-        key_value = unscaled(skip_identity(_first(transpose)), scores.scalars)
-    value_value = None if product.inputs[1] is None else skip_identity(product.inputs[1])
+        key_value = skip_casts(unscaled(skip_identity(_first(transpose)), scores.scalars))
+    value_value = None if product.inputs[1] is None else skip_casts(product.inputs[1])
+    key_value = _unrepeated(key_value)
+    value_value = None if value_value is None else _unrepeated(value_value)
     if value_value is None or not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
     if is_safe and may_mask_rows(scores.steps, values):
@@ -133,17 +146,25 @@ def _attention(node: ir.Node, context: Context) -> _Match | None:
             raise Unconverted(Reason.CODES_SCALES, what=what)
     assert key is not None
     assert value is not None
-    if query.dtype != ir.DataType.FLOAT:
+    has_float_columns = key.scale is None and is_transposed  # it takes longer to quantize them than it saves
+    if value.is_per_channel or has_float_columns:
+        raise Unconverted(Reason.CODES_SCALES, what="keys" if has_float_columns else "values")
+    types = {each.dtype for operand in (key, value) for each in (operand.scale,) if each is not None}
+    if query.dtype not in _FLOATS or (query.dtype != ir.DataType.FLOAT and types != {query.dtype}):
         raise Unconverted(Reason.CODES_QUERY, dtype=query.dtype)
-    if not _is_attention(query, key.value, value.value, is_transposed):
+    if not _is_attention(query, key_value, value_value, is_transposed):
         raise Unconverted(Reason.CODES_HEADS)
     constants, scalars = split_scalars(scores.scalars)
     factor = factor_of(constants)
     are_numbers = all(has_one_element(each.value, 4) for each in scalars) and math.isfinite(factor)
     if not are_numbers or not all(_fits(step, p) for step in scores.steps):
         raise Unconverted(Reason.CODES_SCORES)
-    lowers = any(isinstance(step, Added) and values.known(step.value).low < _LOWEST for step in scores.steps)
-    return _Match(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), lowers, product)
+    added = [step.value for step in scores.steps if isinstance(step, Added)]
+    is_half = any(each.dtype == ir.DataType.FLOAT16 or skip_casts(each).dtype == ir.DataType.FLOAT16 for each in added)
+    least: float | None = _LEAST_FLOAT16_MASK if is_half else _LOWEST
+    if not any(values.known(each).low < (_LEAST_FLOAT16_MASK if is_half else _LOWEST) for each in added):
+        least = None
+    return _Match(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), least, product)
 
 
 def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
@@ -186,8 +207,35 @@ def _is_attention(query: ir.Value, key: ir.Value, value: ir.Value, is_transposed
         return False
     if k[2 if is_transposed else 3] != q[3] or not isinstance(v[3], int):
         return False
-    heads = (q[1], k[1], v[1])
-    return all(isinstance(each, int) for each in heads) and len({*heads}) == 1 and _same(q[0], k[0], v[0])
+    heads, key_heads = q[1], k[1]
+    if not isinstance(heads, int) or not isinstance(key_heads, int) or key_heads != v[1] or key_heads == 0:
+        return False
+    return heads % key_heads == 0 and _same(q[0], k[0], v[0])
+
+
+def _unrepeated(value: ir.Value) -> ir.Value:
+    """Returns the key or value whose heads are repeated: Reshape(Expand(Unsqueeze(value, 2))); else the value itself.
+
+    Heads of the query that are adjacent then share a head, as in the operator.
+    """
+    reshape = producer_of(value, "Reshape")
+    expand = None if reshape is None else producer_of(skip_casts(_first(reshape)), "Expand")
+    lift = None if expand is None else producer_of(skip_casts(_first(expand)), "Unsqueeze", "Reshape")
+    if reshape is None or expand is None or lift is None:
+        return value
+    source = skip_casts(_first(lift))
+    whole, repeated, lifted, narrow = map(dims_of, (value, expand.outputs[0], lift.outputs[0], source))
+    if not len(whole) == len(narrow) == 4 or not len(repeated) == len(lifted) == 5:
+        return value
+    repeats, heads = repeated[2], narrow[1]
+    if not isinstance(repeats, int) or not isinstance(heads, int) or lifted[2] != 1:
+        return value
+    stays = all(
+        _is_length(a, b) and (i > 1 or is_equal(a, b))
+        for one in (lifted, repeated, [whole[0], heads, 1, *whole[2:]])
+        for i, (a, b) in enumerate(zip(narrow, [*one[:2], *one[3:]], strict=True))
+    )
+    return source if stays and whole[1] == heads * repeats else value
 
 
 def _same(*dims: Dim) -> bool:
@@ -195,30 +243,32 @@ def _same(*dims: Dim) -> bool:
 
 
 def _operand(value: ir.Value | None, axis: int) -> _Operand | None:
-    """Returns a key or value, dequantized or float32; None if it is neither. `axis`: the one of the tokens."""
+    """Returns a key or value, dequantized or floats; None if it is neither. `axis`: the one of the tokens."""
     if value is None:
         return None
     node = value.producer()
     found = None
-    if node is not None and value.dtype == ir.DataType.FLOAT and not value.is_graph_output():
+    if node is not None and value.dtype in _FLOATS and not value.is_graph_output():
         if (node.op_type == "DequantizeLinear" and node.domain in STANDARD_DOMAINS) or (
             node.op_type == "DynamicDequantize" and node.domain == DOMAIN
         ):
             found = _of_linear(node, axis)
         elif is_standard(node, "Mul"):
             found = _of_product(node, axis)
+        elif is_standard(node, "Reshape"):
+            found = _of_blocks(node, axis)
     if found is not None:
         return found
-    return _Operand(value) if value.dtype == ir.DataType.FLOAT and len(dims_of(value)) == 4 else None
+    return _Operand(value) if value.dtype in _FLOATS and len(dims_of(value)) == 4 else None
 
 
 def _of_linear(node: ir.Node, axis: int) -> _Operand | None:
     """Returns the operand that DequantizeLinear or DynamicDequantize makes; None if its scales are of other groups."""
     codes, scale, *rest = node.inputs
     zero_point = rest[0] if rest else None
-    if codes is None or scale is None or not _are_codes(codes, scale, zero_point):
+    if codes is None or scale is None or not _are_codes(codes, scale, zero_point) or len(dims_of(codes)) != 4:
         return None
-    if node.attributes.get_int("output_dtype", 0) not in (0, int(ir.DataType.FLOAT)):
+    if node.attributes.get_int("output_dtype", 0) not in (0, *map(int, _FLOATS)):
         return None
     if scale.shape is None or (zero_point is not None and zero_point.shape is None):
         return None
@@ -226,64 +276,134 @@ def _of_linear(node: ir.Node, axis: int) -> _Operand | None:
         return _Operand(codes, scale, zero_point, (1, 1, 1, 1))
     if len(scale.shape) == 1 and (zero_point is None or len(zero_point.shape or ()) == 1):  # per channel
         channel = node.attributes.get_int("axis", 1) % 4
-        if node.attributes.get_string("qtype", "per_channel") == "per_tensor" or channel not in (1, axis):
+        if node.attributes.get_string("qtype", "per_channel") == "per_tensor" or channel == 0:
             return None
-        return _Operand(codes, scale, zero_point, tuple(-1 if i == channel else 1 for i in range(4)))
+        shape = tuple(-1 if i == channel else 1 for i in range(4))
+        return _Operand(codes, scale, zero_point, shape, is_per_channel=channel == 5 - axis)
     found, block = _grouped(codes, scale, zero_point, axis), node.attributes.get_int("block_size", 0)
     if found is None or block == 0:
         return found
-    head = 5 - axis
-    size, groups = dims_of(codes)[head], dims_of(scale)[head]
+    along = node.attributes.get_int("axis", 1) % 4
+    size, groups = dims_of(codes)[along], dims_of(scale)[along]
     is_whole = isinstance(size, int) and isinstance(groups, int) and block * groups == size
-    return found if is_whole and node.attributes.get_int("axis", 1) % 4 == head else None
+    return found if is_whole and along in (2, 3) else None
 
 
 def _of_product(node: ir.Node, axis: int) -> _Operand | None:
     """Returns the operand that (Cast(codes) [- zero point]) * scale makes."""
+    found = _product_of_codes(node)
+    return None if found is None or len(dims_of(found[0])) != 4 else _grouped(*found, axis)
+
+
+def _product_of_codes(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
+    """Returns codes, scale and zero point of (Cast(codes) [- zero point]) * scale."""
     for codes_index in (0, 1):
         difference, scale = node.inputs[codes_index], node.inputs[1 - codes_index]
         if difference is None or scale is None:
             continue
         zero_point = None
-        sub = producer_of(skip_identity(difference), "Sub")
+        sub = producer_of(skip_casts(difference), "Sub")
         if sub is not None:
-            difference, zero_point = sub.inputs[0], uncast(sub.inputs[1])
+            difference, zero_point = sub.inputs[0], _uncast(sub.inputs[1])
             if zero_point is None:
                 continue
-        codes = uncast(difference)
-        if codes is None or codes is difference or not _are_codes(codes, scale, zero_point):
+        codes = _uncast(difference)
+        scale = skip_casts(scale)
+        if codes is not None and _are_codes(codes, scale, zero_point):
+            return codes, scale, zero_point
+    return None
+
+
+def _uncast(value: ir.Value | None) -> ir.Value | None:
+    """Returns the codes whose Cast to floats is a value; None if it is none."""
+    cast = None if value is None else producer_of(skip_casts(value), "Cast")
+    codes = None if cast is None else cast.inputs[0]
+    return codes if codes is not None and codes.dtype in _CODES else None
+
+
+def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
+    """Returns the operand of a Reshape that joins groups of tokens, or along the head, after their dequantization.
+
+    [B, H, groups, tokens of a group, D] or [B, H, T, groups, elements of a group] become [B, H, T, D].
+    """
+    mul, target = producer_of(skip_casts(_first(node)), "Mul"), node.inputs[1]
+    found = None if mul is None else _product_of_codes(mul)
+    if found is None or target is None:
+        return None
+    codes, scale, zero_point = found
+    whole, blocks, parts = dims_of(node.outputs[0]), dims_of(codes), dims_of(scale)
+    points = parts if zero_point is None else dims_of(zero_point)
+    if len(whole) != 4 or not len(blocks) == len(parts) == len(points) == 5:
+        return None
+    for at in (2, 3):  # the dimension of groups; the next one is that of their elements
+        size = blocks[at + 1]
+        if not isinstance(size, int) or size < 1 or parts[at + 1] != 1 or points[at + 1] != 1:
             continue
-        if dims_of(scale)[-1:] == [1] and (found := _grouped(codes, scale, zero_point, axis)) is not None:
-            return found
+        kept = [i for i in range(4) if i != at]
+        if not all(_is_length(blocks[i + (i > at)], whole[i]) for i in kept):
+            continue
+        is_per_channel = _is_per_channel(
+            whole,
+            [*parts[: at + 1], *parts[at + 2 :]],
+            [*points[: at + 1], *points[at + 2 :]],
+            axis,
+            blocks[at] if at == axis and size >= _LEAST_GROUP else None,
+        )
+        if is_per_channel is not None:
+            return _Operand(codes, scale, zero_point, squeezed=at + 1, code_shape=target, is_per_channel=is_per_channel)
     return None
 
 
 def _are_codes(codes: ir.Value, scale: ir.Value, zero_point: ir.Value | None) -> bool:
-    has_types = codes.dtype in _CODES and scale.dtype in _SCALES and len(dims_of(codes)) == 4
+    has_types = codes.dtype in _CODES and scale.dtype in _FLOATS
     return has_types and (zero_point is None or zero_point.dtype == codes.dtype)
 
 
 def _grouped(codes: ir.Value, scale: ir.Value, zero_point: ir.Value | None, axis: int) -> _Operand | None:
-    """Returns the operand if scales are of heads or tokens, and of groups along the head that divide it."""
-    whole, parts = dims_of(codes), dims_of(scale)
+    """Returns the operand if scales are of heads, of tokens or groups of them, and of groups that divide the head."""
+    points = dims_of(scale if zero_point is None else zero_point)
+    is_per_channel = _is_per_channel(dims_of(codes), dims_of(scale), points, axis)
+    return None if is_per_channel is None else _Operand(codes, scale, zero_point, is_per_channel=is_per_channel)
+
+
+def _is_per_channel(
+    whole: list[Dim], parts: list[Dim], points: list[Dim], axis: int, token_groups: Dim | None = None
+) -> bool | None:
+    """Returns whether scales are rather of channels than of tokens; None if the operator does not take them.
+
+    Args:
+        whole: The dimensions of the codes.
+        parts, points: Those of scales and zero points.
+        axis: The one of the tokens.
+        token_groups: The number of groups of tokens, if they are known to have the same size, of 8 or more.
+    """
     head = 5 - axis
-    if len(parts) != 4 or any(dims[head] is None or is_dynamic(dims[head]) for dims in (whole, parts)):
+    if not len(parts) == len(points) == 4:
         return None
     size, groups = whole[head], parts[head]
-    assert isinstance(size, int)
-    assert isinstance(groups, int)
-    is_of_tokens = _is_length(parts[axis], whole[axis])
-    if groups < 1 or size % groups or not (is_of_tokens or parts[axis] == 1):
+    if not isinstance(size, int) or not isinstance(groups, int) or groups < 1 or size % groups:
         return None
-    if not all(is_equal(parts[i], whole[i]) or parts[i] == 1 for i in (0, 1)):
+    is_of_groups = token_groups is not None and is_equal(parts[axis], token_groups)
+    tokens = _LEAST_GROUP if is_of_groups else _tokens_of_group(parts[axis], whole[axis])
+    if tokens is None or not all(is_equal(parts[i], whole[i]) or parts[i] == 1 for i in (0, 1)):
         return None
-    points = parts if zero_point is None else dims_of(zero_point)
-    if len(points) != 4 or not all(
+    if not all(
         a == 1 or is_equal(a, b) or (i == axis and _is_length(a, b))
         for i, (a, b) in enumerate(zip(points, parts, strict=True))
     ):
         return None
-    return _Operand(codes, scale, zero_point)
+    if size // groups >= min(_LEAST_GROUP, size):
+        return False
+    return True if tokens >= _LEAST_GROUP else None
+
+
+def _tokens_of_group(groups: Dim, tokens: Dim) -> float | None:
+    """Returns how many tokens share a scale: many if all do; None if that is not known, or groups have other sizes."""
+    if groups == 1:
+        return math.inf
+    if isinstance(groups, int) and isinstance(tokens, int) and groups > 0 and tokens % groups == 0:
+        return tokens // groups
+    return 1 if _is_length(groups, tokens) else None
 
 
 def _is_length(a: Dim, b: Dim) -> bool:
@@ -303,28 +423,42 @@ def _build(match: _Match, edit: Edit) -> None:
         "CompressedAttention",
         [
             match.query,
-            *_inputs(match.key, edit, before),
-            *_inputs(match.value, edit, before),
+            *_inputs(match.key, match.query.dtype, edit, before),
+            *_inputs(match.value, match.query.dtype, edit, before),
             _bias(match, edit),
             scale,
         ],
         transposed_key=int(match.is_transposed),
         float_key=int(match.key.scale is None),
         float_value=int(match.value.scale is None),
+        scale_query=int(match.key.is_per_channel),
     )
     edit.replace(match.product.outputs[0], edit.insert_main(main, before=before))
 
 
-def _inputs(operand: _Operand, edit: Edit, before: ir.Node) -> list[ir.Value]:
-    """Returns the codes or floats, the scale as float32, and the zero point."""
+def _cast(value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node) -> ir.Value:
+    """Returns a value as floats of a type."""
+    assert dtype is not None
+    return value if value.dtype == dtype else edit.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+
+
+def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, before: ir.Node) -> list[ir.Value]:
+    """Returns the codes or floats, the scale and the zero point; floats of the type of the query."""
     dtype = operand.value.dtype
     assert dtype is not None
     if operand.scale is None:
-        one = edit.add_constant(np.ones((1, 1, 1, 1), np.float32), before=before)
-        return [operand.value, one, edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before)]
-    scale, zero_point = operand.scale, operand.zero_point
-    if scale.dtype != ir.DataType.FLOAT:
-        scale = edit.insert(ir.node("Cast", [scale], {"to": int(ir.DataType.FLOAT)}), before=before)
+        one = _cast(edit.add_constant(np.ones((1, 1, 1, 1), np.float32), before=before), float_type, edit, before)
+        zero = _cast(edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before), float_type, edit, before)
+        return [_cast(operand.value, float_type, edit, before), one, zero]
+    scale, zero_point = _cast(operand.scale, float_type, edit, before), operand.zero_point
+    codes = operand.value
+    if operand.code_shape is not None:
+        codes = edit.insert(ir.node("Reshape", [codes, operand.code_shape]), before=before)
+    if operand.squeezed is not None:
+        axis = edit.add_constant(np.array([operand.squeezed]), before=before)
+        scale = edit.insert(ir.node("Squeeze", [scale, axis]), before=before)
+        if zero_point is not None:
+            zero_point = edit.insert(ir.node("Squeeze", [zero_point, axis]), before=before)
     if operand.shape is not None:
         shape = edit.add_constant(np.array(operand.shape), before=before)
         scale = edit.insert(ir.node("Reshape", [scale, shape]), before=before)
@@ -332,7 +466,7 @@ def _inputs(operand: _Operand, edit: Edit, before: ir.Node) -> list[ir.Value]:
             zero_point = edit.insert(ir.node("Reshape", [zero_point, shape]), before=before)
     if zero_point is None:
         zero_point = edit.add_constant(np.zeros((1, 1, 1, 1), dtype.numpy()), before=before)
-    return [operand.value, scale, zero_point]
+    return [codes, scale, zero_point]
 
 
 def _bias(match: _Match, edit: Edit) -> ir.Value:
@@ -341,9 +475,9 @@ def _bias(match: _Match, edit: Edit) -> ir.Value:
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
     steps: Steps = tuple(
-        Masked(step.value, step.keeps, max(step.number, _LOWEST) if math.isfinite(step.number) else step.number)
+        Masked(step.value, step.keeps, _LOWEST if math.isfinite(step.number) else step.number)
         if isinstance(step, Masked)
-        else step
+        else Added(_cast(step.value, ir.DataType.FLOAT, edit, node))
         for step in match.steps
     )
     total = sum_of(steps, edit)
@@ -351,9 +485,10 @@ def _bias(match: _Match, edit: Edit) -> ir.Value:
     if rank < 4:
         axes = edit.add_constant(np.arange(4 - rank), before=node)
         total = edit.insert(ir.node("Unsqueeze", [total, axes]), before=node)
-    if match.lowers_biases:
-        lowest = edit.add_constant(np.float32(_LOWEST), before=node)
-        higher = edit.insert(ir.node("Max", [total, lowest]), before=node)
+    if match.least_bias is not None:  # a lower one absorbs scores
+        least, lowest = (edit.add_constant(np.float32(each), before=node) for each in (match.least_bias, _LOWEST))
+        is_low = edit.insert(ir.node("Less", [total, least]), before=node)
+        higher = edit.insert(ir.node("Where", [is_low, lowest, total]), before=node)
         infinite = edit.insert(ir.node("IsInf", [total]), before=node)
         total = edit.insert(ir.node("Where", [infinite, total, higher]), before=node)
     return total

@@ -17,6 +17,8 @@ from ..edit import Edit
 from .heads import Heads, dims_of, heads_by_token, heads_of
 
 _LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+_LARGEST_MASK_OF_FLOAT16 = -6e4  # likewise: scores of float16 are far from it
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FARTHEST = 16  # nodes between the product and Softmax
 
 
@@ -62,36 +64,67 @@ class Scores:
     steps: list[Added | Masked] = field(default_factory=list)
 
 
-def attention_of(softmax: ir.Node) -> tuple[Scores, ir.Node, bool] | None:
-    """Returns the scores, MatMul(probabilities, value), and whether the softmax is safe; None if it is no attention."""
+def attention_of(softmax: ir.Node, *, through_casts: bool = False) -> tuple[Scores, ir.Node, bool] | None:
+    """Returns the scores, MatMul(probabilities, value), and whether the softmax is safe; None if it is no attention.
+
+    With `through_casts`, Casts from floats to floats may stand between the nodes, as in float16 models.
+    """
     p = softmax.outputs[0]
     if not is_standard(softmax, "Softmax") or len(dims_of(p)) != 4:
         return None
     if softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    scores, found = scores_of(softmax), product_of(softmax)
+    scores, found = scores_of(softmax, through_casts=through_casts), product_of(softmax, through_casts=through_casts)
     return None if scores is None or found is None else (scores, *found)
 
 
-def scores_of(user: ir.Node, index: int = 0, distance: int = 0) -> Scores | None:
-    """Returns the scores that Softmax, or a node before it, reads as one of its inputs, if nothing else uses them."""
+def scores_of(
+    user: ir.Node, index: int = 0, distance: int = 0, *, through_casts: bool = False, is_half: bool = False
+) -> Scores | None:
+    """Returns the scores that Softmax, or a node before it, reads as one of its inputs, if nothing else uses them.
+
+    `is_half`: whether they become float16 later.
+    """
     value = user.inputs[index]
     node = None if value is None else value.producer()
     if value is None or node is None or node.graph is not user.graph or distance > _FARTHEST:
         return None
     if value.is_graph_output() or not all(_serves(user, index, *use) for use in value.uses()):
         return None
-    if skip_identity(value) is not value:
-        return scores_of(node, 0, distance + 1)
+    is_half = is_half or value.dtype == ir.DataType.FLOAT16
+
+    def before(at: int) -> Scores | None:
+        assert node is not None
+        return scores_of(node, at, distance + 1, through_casts=through_casts, is_half=is_half)
+
+    if skip_identity(value) is not value or (through_casts and is_float_cast(node)):
+        return before(0)
     if is_standard(node, "MatMul"):
         query, key = node.inputs
         return None if query is None or key is None else Scores(query, key)
     if not is_standard(node, "Add", "Mul", "Div", "Where"):
         return None
+    limit = _LARGEST_MASK_OF_FLOAT16 if is_half else _LARGEST_MASK
     for i, other in _operands(node):
-        if (scores := scores_of(node, i, distance + 1)) is not None:
-            return scores if other is not None and _apply(node, i, other, scores) else None
+        if (scores := before(i)) is not None:
+            return scores if other is not None and _apply(node, i, other, scores, limit) else None
     return None
+
+
+def is_float_cast(node: ir.Node) -> bool:
+    """Returns whether a node is a Cast from floats to floats."""
+    source = node.inputs[0] if is_standard(node, "Cast") else None
+    return source is not None and source.dtype in _FLOATS and node.outputs[0].dtype in _FLOATS
+
+
+def skip_casts(value: ir.Value) -> ir.Value:
+    """Returns the value before any Identity and any Cast from floats to floats."""
+    while True:
+        value = skip_identity(value)
+        node = value.producer()
+        if node is None or not is_float_cast(node) or node.inputs[0] is None:
+            return value
+        value = node.inputs[0]
 
 
 def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
@@ -103,8 +136,11 @@ def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
     return expanded is not None and expanded.node is user
 
 
-def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores) -> bool:
-    """Adds a node that reads scores to what is done to them; returns whether that is possible."""
+def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores, limit: float) -> bool:
+    """Adds a node that reads scores to what is done to them; returns whether that is possible.
+
+    `limit`: the largest number that hides keys.
+    """
     value = node.inputs[index]
     assert value is not None
     if node.op_type == "Add":
@@ -112,7 +148,7 @@ def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores) -> bool:
         return True
     if node.op_type == "Where":
         number, condition = constant_scalar(other), node.inputs[0]
-        if condition is None or number is None or number > _LARGEST_MASK:
+        if condition is None or number is None or number > limit:
             return False
         scores.steps.append(Masked(_unexpanded(condition, value), index == 1, number))
         return does_not_grow(_unexpanded(other, value), value)
@@ -206,7 +242,7 @@ def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:
     return bool(np.isneginf(low))
 
 
-def product_of(softmax: ir.Node) -> tuple[ir.Node, bool] | None:
+def product_of(softmax: ir.Node, *, through_casts: bool = False) -> tuple[ir.Node, bool] | None:
     """Returns MatMul(probabilities, value), and whether the softmax is safe; None if the model uses them elsewhere."""
     value, is_safe = softmax.outputs[0], False
     while not value.is_graph_output():
@@ -222,7 +258,8 @@ def product_of(softmax: ir.Node) -> tuple[ir.Node, bool] | None:
         if is_standard(node, "MatMul"):
             return (node, is_safe) if node.inputs[0] is value else None
         result = node.outputs[0]
-        if skip_identity(result) is result and not _is_idle_dropout(node):
+        is_copy = skip_identity(result) is not result or (through_casts and is_float_cast(node))
+        if not is_copy and not _is_idle_dropout(node):
             return None
         value = result
     return None
