@@ -34,6 +34,12 @@ PLACES: dict[str, tuple[tuple[int, ...], list[int], str, str]] = {
         f"float[15, {K}] x",
         "g = Reshape(dx, tokens) y = MatMul(g, w)",
     ),
+    "heads and back": (
+        (3, 5, K),
+        [2],
+        f"float[B, 5, {K}] x",
+        "i = Reshape(dx, heads) g = Reshape(i, merged) y = MatMul(g, w)",
+    ),
     "frames": ((2, 3, 16, 12, 12), [2, 3, 4], "float[2, 3, 16, 12, 12] x", "g = Reshape(dx, images) y = Conv(g, k)"),
     "frames of a sample": (
         (2, 3, 16, 12, 12),
@@ -52,6 +58,7 @@ def test_rows_are_merged_or_split(place: str, form: str) -> None:
         -1, *[1] * len(shape[1:])
     )
     constants = {"axes": np.array(axes), "images": np.array([-1, 16, 12, 12]), "matrix": np.array([-1, K])}
+    constants |= {"heads": np.array([-1, 4, K // 4]), "merged": np.array([3, 5, K])}
     constants |= {"tokens": np.array([-1, 5, K]), "w": CODES.astype(F) * F(0.01), "k": KERNELS.astype(F) * F(0.01)}
     model = model_of(FORMS[form] + product, constants, inputs=inputs)
     result = rewrite(model)
