@@ -95,7 +95,9 @@ class Reason(Enum):
     ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"
     GROUPS_DO_NOT_DIVIDE = "groups of {group_size} elements that share a scale do not divide a row of {depth}"
     GROUPS_UNIT = "groups of {group_size} elements share a scale, expected a multiple of {unit}"
-    CODES_NOT_PROVEN = "the codes are not clipped, and not proven to fit 8 bits: clip them"
+    CODES_NOT_PROVEN = (
+        "the codes are not clipped, and not proven to fit 8 bits: clip them, or clamp the largest magnitude away from 0"
+    )
     CODES_TOO_WIDE = "the codes do not fit 8 bits"
     CODES_RESHAPED = "the codes are reshaped after their zero points are subtracted"
     ZERO_POINT_NOT_CLIPPED = "the zero point is not clipped to the codes' range"
@@ -186,6 +188,7 @@ class Reason(Enum):
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
+    TENSORRT = "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear instead"
     NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"
@@ -228,6 +231,7 @@ class Reason(Enum):
 
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
+    FOR_SPEED = "stays in float: integers make the model slower on this CPU"
     EXCLUDED = "excluded by {pattern}"
     NCHWC = (
         "ONNX Runtime's optimizer wrote this convolution for one kind of CPU (domain com.microsoft.nchwc); use the "

@@ -5,7 +5,17 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 
 from __future__ import annotations
 
-from .chains import dequantization, dynamic_quantize_linear, masked, narrowing, qdq, reductions, repeated, truncation
+from .chains import (
+    cast_like,
+    dequantization,
+    dynamic_quantize_linear,
+    masked,
+    narrowing,
+    qdq,
+    reductions,
+    repeated,
+    truncation,
+)
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, compressed_attention, normalization, quantized_activations
@@ -23,7 +33,7 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (masked.RULE, repeated.RULE),
+    (cast_like.RULE, masked.RULE, repeated.RULE),
     (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (

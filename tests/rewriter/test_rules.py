@@ -97,7 +97,7 @@ ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import
         q_wide = Cast<to = 6>(q)
         k_wide = Cast<to = 6>(k)
         s = MatMul(q_wide, k_wide)
-        s_float = Cast<to = 1>(s)
+        s_float = CastLike(s, scale)
         p = Softmax<axis = -1>(s_float)
         p_codes = QuantizeLinear(p, scale, zero)
         y = QLinearMatMul(p_codes, scale, zero, v, scale, zero, scale, zero)
@@ -120,6 +120,8 @@ def test_match_changes_nothing() -> None:
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]
         convert(moved, meets, fuse=True)
+    unfused = ir.from_proto(ATTENTION_OVER_CODES)
+    convert(unfused, [[meets_every_node(unfused, concerned)]])  # without fusions, a rule gives a reason
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 
