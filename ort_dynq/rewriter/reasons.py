@@ -232,6 +232,7 @@ class Reason(Enum):
 
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
+    FOR_SPEED = "stays in float: integers make the model slower on this CPU"
     EXCLUDED = "excluded by {pattern}"
     NCHWC = (
         "ONNX Runtime's optimizer wrote this convolution for one kind of CPU (domain com.microsoft.nchwc); use the "

@@ -42,11 +42,8 @@ def with_merged_rows(param: Param, node: ir.Node, after: ir.Value, before: ir.Va
     rows = [-1]
     if last != 1:
         lengths = constant_array(node.inputs[1])
-        if (
-            lengths is None
-            or node.attributes.get_int("allowzero", 0)
-            or any(length == 0 and i >= first for i, length in enumerate(lengths[:last]))
-        ):
+        allows_zero = node.attributes.get_int("allowzero", 0) == 1
+        if lengths is None or any(not n and (allows_zero or i >= first) for i, n in enumerate(lengths[:last])):
             return None
         rows = lengths[:last].tolist()
     shared = [1] * rank
