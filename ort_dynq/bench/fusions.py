@@ -22,7 +22,15 @@ from ..rewriter.grouping import pattern, pattern_key
 from ..rewriter.metadata import RULE
 from ..rewriter.rules import FUSIONS
 
-_OPERATORS = ("RowProgram", "QuantizedAttention", "MultiHeadAttention", "Gelu", "FastGelu", "QuickGelu")
+_OPERATORS = (
+    "RowProgram",
+    "QuantizedAttention",
+    "CompressedAttention",
+    "MultiHeadAttention",
+    "Gelu",
+    "FastGelu",
+    "QuickGelu",
+)
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 _MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")
 _PROGRAMS = ("QuantizedMatMulProgram", "QuantizedConvProgram")
