@@ -7,6 +7,8 @@ scales of all elements, of heads, of tokens and groups of them, of channels of k
 may be a dimension that a Reshape joins to its neighbor. The codes may be any tensor, such as a cache to which those of
 new tokens are appended. Heads may be repeated for several heads of query (Expand). The key is [B, H, T, D] before a
 Transpose, or [B, H, D, T].
+
+More than 450 lines: the forms of keys and values are one match, whose parts nothing else uses.
 """
 
 from __future__ import annotations
