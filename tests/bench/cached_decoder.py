@@ -24,7 +24,7 @@ from .texts import library_texts
 
 VOCABULARY = 128
 """Tokens are bytes of ASCII."""
-_BATCH, _LENGTH, _RATE = 8, 128, 2e-3
+_BATCH, _LENGTH, _RATE = 4, 128, 2e-3
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +77,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, hidden)
         self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(hidden, 1e-6), nn.Linear(hidden, VOCABULARY, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.02)
         size = hidden // heads
         angles = torch.outer(torch.arange(longest), 10000.0 ** -(torch.arange(0, size, 2) / size)).repeat(1, 2)
         self.register_buffer("cosine", angles.cos(), persistent=False)
@@ -151,7 +152,7 @@ def train(steps: int, track: Track = iter) -> Decoder:
     """Returns a decoder of 4 layers with hidden size 256 that has read bytes of English text (texts.py).
 
     Args:
-        steps: The number of steps, with 1024 bytes each.
+        steps: The number of steps, with 512 bytes each.
         track: Shows the progress.
     """
     torch.manual_seed(0)

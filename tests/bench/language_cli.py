@@ -93,7 +93,7 @@ def _cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contexts", type=positives, metavar="N[,N]", help="tokens in the cache (default: 256,1024,4096)"
     )
-    parser.add_argument("--steps", type=positive, metavar="N", help="steps of training, of 1024 bytes (default: 300)")
+    parser.add_argument("--steps", type=positive, metavar="N", help="steps of training, of 512 bytes (default: 600)")
     add_timing(parser, threads="1", time="2")
     add_backend(parser)
 
