@@ -21,6 +21,8 @@ import onnx.parser
 import onnxruntime as ort
 from onnx import numpy_helper
 
+from ort_dynq.four_bits import run_of
+
 Array = npt.NDArray[Any]
 
 HERE = Path(__file__).resolve().parent
@@ -143,8 +145,7 @@ def run(model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(with_exact_products(model), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    outputs: list[Array] = session.run(None, dict(zip(names, inputs, strict=True)))
-    return outputs
+    return run_of(session)(None, dict(zip(names, inputs, strict=True)))
 
 
 def write(name: str, example: Example) -> None:

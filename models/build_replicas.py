@@ -678,6 +678,55 @@ def experts() -> Example:
     return Example(model, [activations(1, 7, 48, zero_row=True)])
 
 
+def frames() -> Example:
+    """A convolution of the frames of a video: one scale for each frame, without an epsilon or a Clip."""
+    rng = np.random.default_rng(15)
+    codes = int8_weights(rng, 16, 16, 3, 3)
+    codes[:, 0, 0, 0] = 127
+    model = parse(
+        """frames (float[1, 2, 16, 12, 12] x) => (float[2, 16, 12, 12] y) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, axes)  s = Div(m, c127)
+            d = Div(x, s)  c = Round(d)  f = Mul(c, s)
+            images = Reshape(f, shape)  y = Conv<pads = [1, 1, 1, 1]>(images, w)
+        }""",
+        18,
+        w=codes.astype(np.float32) * rng.uniform(0.001, 0.01, (16, 1, 1, 1)).astype(np.float32),
+        axes=np.array([2, 3, 4]),
+        shape=np.array([-1, 16, 12, 12]),
+        c127=np.float32(127),
+    )
+    return Example(model, [activations(2, 16 * 12 * 12).reshape(1, 2, 16, 12, 12)])
+
+
+def integer_attention() -> Example:
+    """Attention of an integer network, whose products are of two activations, in int32; Relu stands for Softmax.
+
+    Query and key: symmetric per token. Probabilities and value: symmetric per tensor.
+    """
+    largest = "{0}a = Abs({0})  {0}m = ReduceMax<keepdims = {1}>({0}a{2})  {0}l = Max({0}m, epsilon)  "
+    codes = "{0}s = Div({0}l, c127)  {0}d = Div({0}, {0}s)  {0}r = Round({0}d)  {0}c = Clip({0}r, low, c127)  "
+    codes += "{0}8 = Cast<to = 3>({0}c)  {0}32 = Cast<to = 6>({0}8)"
+    tokens, tensor = (largest.format("{0}", *each) + codes for each in ((1, ", last"), (0, "")))
+    model = parse(
+        f"""attention (float[1, 2, 7, 16] q, float[1, 2, 9, 16] k, float[1, 2, 9, 16] v) => (float[1, 2, 7, 16] y) {{
+            {tokens.format("q")}
+            {tokens.format("k")}
+            kt = Transpose<perm = [0, 1, 3, 2]>(k32)  kst = Transpose<perm = [0, 1, 3, 2]>(ks)
+            dots = MatMul(q32, kt)  real = Cast<to = 1>(dots)  of_q = Mul(real, qs)  scores = Mul(of_q, kst)
+            p = Relu(scores)
+            {tensor.format("p")}
+            {tensor.format("v")}
+            sums = MatMul(p32, v32)  real_sums = Cast<to = 1>(sums)  scale = Mul(ps, vs)  y = Mul(real_sums, scale)
+        }}""",
+        18,
+        last=np.array([-1]),
+        c127=np.float32(127),
+        low=np.float32(-128),
+        epsilon=np.float32(1e-5),
+    )
+    return Example(model, [activations(1, 2, rows, 16, seed=seed) for seed, rows in enumerate((7, 9, 9))])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "tf2onnx_channel_last": partial(tf2onnx, 2),
     "tf2onnx_channel_last_unsigned": partial(tf2onnx, 2, signed=False),
@@ -708,6 +757,8 @@ MODELS: dict[str, Callable[[], Example]] = {
     "kv_cache_float_bias": float_bias,
     "qat_unfolded_weights": unfolded_weights,
     "experts_token": experts,
+    "frame_unclipped": frames,
+    "integer_attention": integer_attention,
 }
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import onnxscript.optimizer
 import torch
 import torch.ao.quantization.fx._decomposed  # registers torch.ops.quantized_decomposed
 from _common import Array, Example, activations, main
+from bench.cached_decoder import VOCABULARY, Decoder
+from bench.cached_decoder import export as export_decoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -453,6 +455,20 @@ class KeyValueCache(nn.Module):
         return torch.softmax(query @ keys.transpose(-1, -2), dim=-1), codes, scales
 
 
+def decoder_with_codes() -> Example:
+    """A decoder of one layer whose cache of keys and values holds int8 codes, with past and new tokens."""
+    torch.manual_seed(0)
+    decoder = Decoder(32, 2, 1, longest=64)
+    rng = np.random.default_rng(6)
+    cache = [
+        rng.integers(-127, 128, (1, 2, 9, 16)).astype(np.int8)
+        if i % 2 == 0
+        else rng.uniform(0.005, 0.02, (1, 2, 9, 1)).astype(np.float32)
+        for i in range(4)
+    ]
+    return Example(export_decoder(decoder, is_float=False), [rng.integers(0, VOCABULARY, (1, 3)), *cache])
+
+
 class LearnedStep(nn.Module):
     """LSQ: the step is a parameter, so the quantization is static."""
 
@@ -583,6 +599,7 @@ MODELS: dict[str, Callable[[], Example]] = {
         names=("query", "key", "past_codes", "past_scales"),
         dynamic={"past_codes": {2: "past"}, "past_scales": {2: "past"}},
     ),
+    "torch_int8_cache": decoder_with_codes,
     "torch_lsq_constant": partial(export, partial(LearnedStep, 20, 13), SIGNED),
     "torch_half_token": partial(export, partial(half_linear, per_token), HALF_TOKENS, dynamic=TWO_AXES),
     "torchscript_half_token": partial(

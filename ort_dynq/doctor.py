@@ -306,7 +306,9 @@ def _function(
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(type_)))
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": _OPSET, DOMAIN: VERSION}, name="doctor")
     programs = [str(text) for name, text in attributes if name == "program"]
-    model = ir.Model(graph, ir_version=10, functions=[make_function(operator, _OPSET, programs)])
+    numbers = {name: value for name, value in attributes if isinstance(value, int)}
+    function = ir.serde.deserialize_function(make_function(operator, _OPSET, programs, [numbers]))
+    model = ir.Model(graph, ir_version=10, functions=[function])
     return runtime.open_session(model, runtime.session_options(threads=1, optimize=False))
 
 

@@ -13,6 +13,8 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
 """The domain of convolutions and pools that ONNX Runtime's optimizer writes for this CPU, in a layout of their own."""
+TENSORRT = "trt"
+"""The domain of operators that ModelOpt writes, and only TensorRT has."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
 

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
-import onnx_ir as ir
 import onnxruntime as ort
 from helpers import Array, stock_session
 
@@ -25,13 +24,25 @@ _NUMBERS = {"uint4": 21, "int4": 22}
 Attributes = dict[str, str | int]
 
 
-def run_function(operator: str, inputs: Sequence[Array], opset: int = 21, **attributes: str | int) -> list[Array]:
-    """The outputs of the function. Attributes that are left out have their defaults."""
+def run_function(
+    operator: str, inputs: Sequence[Array], opset: int = 21, is_special: bool = True, **attributes: str | int
+) -> list[Array]:
+    """The outputs of the function. Attributes that are left out have their defaults.
+
+    Args:
+        operator: The operator.
+        inputs: Its inputs.
+        opset: The version of the standard operators.
+        is_special: Whether the function serves only nodes with these attributes, as in a rewritten model.
+        **attributes: The attributes.
+    """
     types = tuple(str(array.dtype) for array in inputs)
     arrays = [array.astype(np.float32) if str(array.dtype) in _FOUR_BITS else array for array in inputs]
     feeds = {value.name: array for value, array in zip(OPERATORS[operator].inputs, arrays, strict=True)}
     text, programs = attributes_text(operator, attributes), programs_of(operator, attributes)
-    results = _session(operator, opset, types, text, programs).run(None, feeds)
+    numbers = {name: value for name, value in complete(operator, attributes).items() if isinstance(value, int)}
+    call = tuple(numbers.items()) if is_special else ()
+    results = _session(operator, opset, types, text, programs, call).run(None, feeds)
     found = zip(results, _outputs(operator, types), strict=True)
     return [result.astype(_FOUR_BITS[type_]) if type_ in _FOUR_BITS else result for result, type_ in found]
 
@@ -59,7 +70,12 @@ def attributes_text(operator: str, attributes: Attributes) -> str:
 
 
 def make_model(
-    operator: str, opset: int, inputs: Sequence[str], given: str, programs: Sequence[str] = ()
+    operator: str,
+    opset: int,
+    inputs: Sequence[str],
+    given: str,
+    programs: Sequence[str] = (),
+    call: Sequence[tuple[str, int]] = (),
 ) -> onnx.ModelProto:
     """A model that calls the operator's function once; all ranks are unknown.
 
@@ -69,6 +85,7 @@ def make_model(
         inputs: The element types of the inputs. Codes of 4 bits are float32 at the model's inputs and outputs.
         given: The text of the attributes.
         programs: The programs of the function, if the operator has programs.
+        call: The attributes for which the function is made; any if there are none.
     """
     spec = OPERATORS[operator]
     names, results = [value.name for value in spec.inputs], [value.name for value in spec.outputs]
@@ -88,7 +105,7 @@ def make_model(
         f"g ({heads}) => ({tails}) "
         f"{{ {before}{', '.join(values)} = ort_dynq.{operator} {given} ({', '.join(arguments)}){after} }}"
     )
-    model.functions.append(_function(operator, opset, tuple(programs)))
+    model.functions.append(_function(operator, opset, tuple(programs), tuple(call)))
     return model
 
 
@@ -98,12 +115,19 @@ def _outputs(operator: str, inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=100)
-def _function(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
-    return ir.to_proto(make_function(operator, opset, programs))
+def _function(
+    operator: str, opset: int, programs: tuple[str, ...], call: tuple[tuple[str, int], ...]
+) -> onnx.FunctionProto:
+    return make_function(operator, opset, programs, [dict(call)] if call else ())
 
 
 @functools.lru_cache(maxsize=2)  # the cases of one node are adjacent, in float32 and float16
 def _session(
-    operator: str, opset: int, inputs: tuple[str, ...], given: str, programs: tuple[str, ...]
+    operator: str,
+    opset: int,
+    inputs: tuple[str, ...],
+    given: str,
+    programs: tuple[str, ...],
+    call: tuple[tuple[str, int], ...],
 ) -> ort.InferenceSession:
-    return stock_session(make_model(operator, opset, inputs, given, programs))
+    return stock_session(make_model(operator, opset, inputs, given, programs, call))

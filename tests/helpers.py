@@ -21,6 +21,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
+from ort_dynq import four_bits
 from ort_dynq.backends.options import Backend
 from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
@@ -155,7 +156,9 @@ def make_session(
     model: bytes | onnx.ModelProto, backend: Backend, *, optimize: bool = False, threads: int = 1
 ) -> ort.InferenceSession:
     """A session with ort_dynq's operators. Models from the rewriter must load without preparation."""
-    return open_registered(with_exact_products(model), ort_dynq.register(options(threads, optimize), backend))
+    return _taking_four_bits(
+        open_registered(with_exact_products(model), ort_dynq.register(options(threads, optimize), backend))
+    )
 
 
 def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
@@ -166,7 +169,16 @@ def handwritten(model: onnx.ModelProto, backend: str) -> onnx.ModelProto:
 def stock_session(model: bytes | onnx.ModelProto, *, optimize: bool = False, threads: int = 1) -> ort.InferenceSession:
     """A session of ONNX Runtime without ort_dynq."""
     content = with_exact_products(model)
-    return ort.InferenceSession(content, options(threads, optimize), providers=["CPUExecutionProvider"])
+    return _taking_four_bits(
+        ort.InferenceSession(content, options(threads, optimize), providers=["CPUExecutionProvider"])
+    )
+
+
+def _taking_four_bits(session: ort.InferenceSession) -> ort.InferenceSession:
+    """Makes `run` take and return arrays of 4-bit integers."""
+    if four_bits.has_four_bits(session):
+        session.run = four_bits.run_of(session)
+    return session
 
 
 def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.ModelProto:

@@ -145,7 +145,7 @@ def bench_generation(
             ours = open_folder(Path(temporary) / "rewritten")
         else:
             ours, report = open_folder(rewritten), None
-        timings = tuple(_time(folder, ours, case, settings, seed) for case in track(cases))
+        timings = tuple(time_case(folder, ours, case, settings, seed) for case in track(cases))
         files = decoder_of(folder), decoder_of(ours)
         openings = measure_opening(*files, settings.backend)
         before, after = (DecoderFile(storage.size(file), each) for file, each in zip(files, openings, strict=True))
@@ -176,7 +176,12 @@ def _lengths(folder: Folder, prompts: Sequence[int] | None, contexts: Sequence[i
     return [*((each, 0) for each in prompts), *((1, each) for each in contexts if each)]
 
 
-def _time(folder: Folder, ours: Folder, case: GenerationCase, settings: Settings, seed: int) -> GenerationTiming:
+def time_case(folder: Folder, ours: Folder, case: GenerationCase, settings: Settings, seed: int) -> GenerationTiming:
+    """Times the decoders of a folder and of the one that was made from it.
+
+    Raises:
+        DynqError: A decoder is a pipeline of several models, or does not run.
+    """
     session = open_session(decoder_of(folder), "A")
     inputs, outputs = session.get_inputs(), session.get_outputs()
     del session

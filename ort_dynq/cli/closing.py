@@ -15,9 +15,11 @@ from .render import format_shape, one_line, working
 
 if TYPE_CHECKING:
     from ..accuracy import Accuracy
+    from ..genai import Folder, FolderResult
     from ..rewriter import Result
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
+_TOKENS = 128  # of a prompt, and before a decoded token
 _MEGA, _KILO = 1e6, 1e3
 
 
@@ -27,7 +29,7 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
         "--no-timing",
         action="store_false",
         dest="timing",
-        help="do not measure how much faster OUT, a single model, is on this CPU",
+        help="do not measure how much faster OUT is on this CPU",
     )
 
 
@@ -85,11 +87,7 @@ class Closing:
 
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
-        sizes = f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}"
-        facts = [
-            sizes,
-            f"{self.integer_layers} layer{'s' if self.integer_layers != 1 else ''} integer, {self.float_layers} float",
-        ]
+        facts = _facts(source, self.bytes_before, target, self.bytes_after, (self.integer_layers, self.float_layers))
         if self.snr_db is not None:
             facts.append(f"{self.snr_db:.0f} dB")
         if self.speed is not None:
@@ -122,6 +120,87 @@ def closing_of(
             not_timed = str(error)
     snr_db = None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
     return Closing(original.bytes, size(target), *result.report.layers, snr_db, speed, shapes, not_timed)
+
+
+@dataclass(frozen=True)
+class FolderClosing:
+    """What a new folder of onnxruntime-genai is, beside the one that it was made from.
+
+    Attributes:
+        bytes_before, bytes_after: The sizes of the models of both folders, with external data.
+        integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
+        speeds: The time of the decoder in stock ONNX Runtime / the time of the new one, by what it did; empty if it was
+            not measured.
+        not_timed: Why the speed was not measured; empty if it was, or was not asked for.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    integer_layers: int
+    float_layers: int
+    speeds: Mapping[str, float]
+    not_timed: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return asdict(self)
+
+    def text(self, source: Path, target: Path) -> str:
+        """Returns the line."""
+        facts = _facts(source, self.bytes_before, target, self.bytes_after, (self.integer_layers, self.float_layers))
+        if self.speeds:
+            speeds = ", ".join(f"{speed:.1f} times ({case})" for case, speed in self.speeds.items())
+            facts.append(f"speed on this CPU about {speeds}")
+        elif self.not_timed:
+            facts.append(f"speed: `ort-dynq bench-generate {source} --rewritten {target}`")
+        return one_line("; ".join(facts))
+
+
+def _bytes_of(folder: Folder) -> int:
+    """Returns the size of the models of a folder, with external data."""
+    from ..storage import size
+
+    return sum(size(folder.path / name) for name in folder.models)
+
+
+def folder_closing_of(arguments: argparse.Namespace, target: Path, found: FolderResult) -> FolderClosing:
+    """Measures a folder that was written, and the one that it was made from.
+
+    Args:
+        arguments: They name the seed, the backend, and whether to time.
+        target: The path of the new folder.
+        found: The original and the reports.
+    """
+    from ..genai import open_folder
+
+    ours, speeds, not_timed = open_folder(target), dict[str, float](), ""
+    if arguments.timing and any(each.report.rewritten for each in found.results.values()):
+        try:
+            speeds = _folder_speeds(arguments, found.folder, ours)
+        except DynqError as error:
+            not_timed = str(error)
+    layers = [each.report.layers for each in found.results.values()]
+    integer, floats = (sum(counts) for counts in zip(*layers, strict=True))
+    return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, speeds, not_timed)
+
+
+def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) -> dict[str, float]:
+    with working("timing both decoders"):
+        from ..bench.generation import GenerationCase, time_case
+        from ..measuring.timing import Settings
+
+        tokens = min(_TOKENS, (folder.context_length or _TOKENS) - 1)
+        settings = Settings(seconds=_SECONDS, backend=arguments.backend)
+        cases = (GenerationCase(tokens, 0, 1), GenerationCase(1, tokens, 1))
+        return {str(case): time_case(folder, ours, case, settings, arguments.seed).ratio for case in cases}
+
+
+def _facts(source: Path, before: int, target: Path, after: int, layers: tuple[int, int]) -> list[str]:
+    integer, floats = layers
+    return [
+        f"{source} {_size(before)} -> {target} {_size(after)}",
+        f"{integer} layer{'s' if integer != 1 else ''} integer, {floats} float",
+    ]
 
 
 def _speed(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_exact, add_keep_fused, add_weights_only, changes_of, positive
+from .arguments import add_changes, changes_of, positive
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -23,9 +23,7 @@ _OPSET, _OLDEST_OPSET = 21, 10
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
-    add_exact(parser)
-    add_weights_only(parser)
-    add_keep_fused(parser)
+    add_changes(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--values",
@@ -57,12 +55,12 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:
-        return _program(arguments.model, arguments.program, **_changes(arguments))
+        return _program(arguments.model, arguments.program, **changes_of(arguments))
     with working(f"inspecting {arguments.model}"):
         from ..rewriter import inspect
         from ..rewriter.grouping import grouped
 
-        report = inspect(arguments.model, **_changes(arguments))
+        report = inspect(arguments.model, **changes_of(arguments))
     groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:
@@ -76,10 +74,6 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     data = {"input": arguments.model, **report.to_dict(), "groups": list(map(asdict, groups))}
     return Outcome(data, text)
-
-
-def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in changes_of(arguments).items() if name != "fuse"}
 
 
 def _groups(title: str, last: str, color: str, groups: Sequence[Group]) -> Iterator[RenderableType]:

@@ -15,7 +15,7 @@ from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, se
 from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, original_of
 from .command import FAILED, Command, Outcome
-from .render import one_line, progress, table, working
+from .render import Figure, format_shape, one_line, progress, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..accuracy import Reference
     from ..quantizer.options import Forms
     from ..quantizer.selection import Selection
+    from ..quantizer.speed import FasterLayers
     from ..rewriter import Finding, Report, Result
 
 
@@ -95,6 +96,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "output has this signal-to-noise ratio on the data",
     )
     parser.add_argument(
+        "--only-if-faster",
+        action="store_true",
+        help="keep layers in float that make the model slower as integers, measured on this CPU with one thread at the "
+        "shapes of the data",
+    )
+    parser.add_argument(
         "--no-fusion",
         action="store_false",
         dest="fuse",
@@ -123,9 +130,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
-    compares = arguments.verify or arguments.min_snr is not None
+    if arguments.only_if_faster and arguments.min_snr is not None:
+        raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
+    compares = arguments.verify or arguments.min_snr is not None or arguments.only_if_faster
     if not compares and (arguments.data or arguments.input or arguments.shape):
-        raise DynqError("--data, --input and --shape are the data of a comparison; give --verify or --min-snr as well")
+        raise DynqError(
+            "--data, --input and --shape are the data of a comparison; give --verify, --min-snr or --only-if-faster "
+            "as well"
+        )
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
@@ -148,8 +160,15 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     def quantize(forms: Forms = options.forms) -> Result:
         return quantize_layers(source, replace(options, forms=forms))
 
-    selection, cost, accuracy = None, None, None
-    if reference is None or arguments.min_snr is None:
+    selection, cost, accuracy, faster = None, None, None, None
+    if reference is not None and arguments.only_if_faster:
+        from ..quantizer.speed import select_faster
+
+        with progress() as track:
+            feeds = reference.data.sets[0]
+            faster = select_faster(source, quantize, feeds, backend=arguments.backend, track=track)
+        result = faster.result
+    elif reference is None or arguments.min_snr is None:
         with working(f"quantizing {source}"):
             result = quantize()
     else:
@@ -158,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     report = result.report
     quantized = [finding for finding in report.rewritten if not finding.fuses]
     is_written = bool(quantized) or arguments.allow_none
-    if reference is not None and is_written:
+    if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
         with progress() as track:
             from ..accuracy import measure
 
@@ -175,6 +194,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
+        if faster is not None:
+            yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
         if closing is not None:
@@ -192,6 +213,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "before": dict(report.before),
         "after": dict(report.after),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
+        "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
         "cpu": cpu_name(),
         "gain": gain,
@@ -226,6 +248,23 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         if counts:
             yield ""
             yield table((title, "operator", last), [(count, *each) for each, count in counts.most_common()])
+
+
+def _faster(found: FasterLayers) -> Iterator[RenderableType]:
+    rows = [
+        (
+            len(kind.layers),
+            kind.operator,
+            " ".join(map(format_shape, kind.weights)),
+            Figure(kind.gain, 2),
+            "float" if kind.stays_float else "integers",
+            kind.layers[0],
+        )
+        for kind in found.kinds
+    ]
+    yield ""
+    yield "time of the model with these layers in float / with integers (1 thread):"
+    yield table(("layers", "operator", "weights", "ratio", "become", "such as"), rows)
 
 
 def _outcome(finding: Finding) -> str:

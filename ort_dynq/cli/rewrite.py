@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import DynqError
 from ..formats import check_file
 from .arguments import add_changes, add_data, changes_of, check_target, given_data
-from .closing import add_timing, closing_of, original_of
+from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import Command, Outcome
 from .render import one_line, table, working
 from .verify import compare, exit_status, verdict, verification_text
@@ -91,13 +91,14 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     if passed:
         with working(f"writing {target}"):
             found.save(target, force=arguments.force)
+    closing = folder_closing_of(arguments, target, found) if passed else None
 
     def text() -> Iterator[RenderableType]:
         for name, result in found.results.items():
             yield one_line(f"{source / name}: {result.report.summary}")
             yield from _findings(result.report)
             yield ""
-        yield one_line(f"{target} is written" if passed else f"{target} is not written")
+        yield one_line(f"{target} is not written") if closing is None else closing.text(source, target)
         for name, each in verifications.items():
             yield "\n" + one_line(f"{name}:")
             yield from verification_text(each, verbose=arguments.verbose > 0, a="IN", b="OUT")
@@ -107,6 +108,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     for name, model in models.items():
         model["verification"] = verifications[name].to_dict() if name in verifications else None
     data = {"input": str(source), "output": str(target) if passed else None, "models": models}
+    data["closing"] = None if closing is None else closing.to_dict()
     return Outcome(data, text, exit_status(verifications.values()))
 
 

@@ -17,14 +17,15 @@ def integer(value: int) -> str:
     return f"i{int(value)}"
 
 
-def select(name: str, condition: str, then: str, otherwise: str) -> str:
-    """Sets `name`, a float32 tensor, to one of two values.
+def select(name: str, condition: str, then: str, otherwise: str, element: str = "float") -> str:
+    """Sets `name`, a tensor of elements of type `element`, to one of two values.
 
-    The operator is If, because ONNX Runtime's Where loses the sign of -0.
+    The operator is If, because ONNX Runtime's Where loses the sign of -0, and because the rewriter removes an If whose
+    branch is known.
     """
 
     def branch(which: str, value: str) -> str:
-        return f"{which}_{name} () => (float[] {name}_{which}) {{ {name}_{which} = Identity({value}) }}"
+        return f"{which}_{name} () => ({element}[] {name}_{which}) {{ {name}_{which} = Identity({value}) }}"
 
     return f"""{name} = If({condition}) <
         then_branch = {branch("then", then)},
@@ -89,21 +90,14 @@ def unsigned_codes(src: str, zero_points: str) -> str:
         minus_1 = Constant<value_ints = [-1]>()
         behind_all = Constant<value_ints = [{2**63 - 1}]>()
         below_all = Constant<value_float = -1000.0>()
-        no_offset = Constant<value = int32 {{0}}>()
         points_and_zero = Pad({zero_points}, one_more)
         zero_codes = Slice(points_and_zero, minus_1, behind_all)
         zero_code = Squeeze(zero_codes)
         lowest_code = QuantizeLinear(below_all, one, zero_code)
         lowest = Cast<to = 6>(lowest_code)
-        is_signed = Less(lowest, no_offset)
-        codes_of_src = If(is_signed) <
-            then_branch = shifted_codes () => (uint8[] then_codes) {{
-                wide_codes = Cast<to = 6>({src})
-                codes_from_0 = Sub(wide_codes, lowest)
-                then_codes = Cast<to = 2>(codes_from_0)
-            }},
-            else_branch = same_codes () => (uint8[] else_codes) {{ else_codes = Cast<to = 2>({src}) }}
-        >"""
+        wide_codes = Cast<to = 6>({src})
+        codes_from_0 = Sub(wide_codes, lowest)
+        codes_of_src = Cast<to = 2>(codes_from_0)"""
 
 
 def scaled(value: str) -> str:
@@ -113,13 +107,18 @@ def scaled(value: str) -> str:
     """
     return f"""is_scales_first = Equal(scale_order, {integer(ScaleOrder.SCALES_FIRST)})
         is_row_first = Equal(scale_order, {integer(ScaleOrder.ROW_FIRST)})
-        scales = Mul(row, column)
         {select("first_of_two", "is_row_first", "row", "column")}
         {select("second_of_two", "is_row_first", "column", "row")}
-        {select("first", "is_scales_first", "scales", "first_of_two")}
-        {select("second", "is_scales_first", "one", "second_of_two")}
-        scaled_once = Mul({value}, first)
-        scaled = Mul(scaled_once, second)"""
+        scaled = If(is_scales_first) <
+            then_branch = by_both () => (float[] by_scales) {{
+                scales = Mul(row, column)
+                by_scales = Mul({value}, scales)
+            }},
+            else_branch = one_by_one () => (float[] by_second) {{
+                by_first = Mul({value}, first_of_two)
+                by_second = Mul(by_first, second_of_two)
+            }}
+        >"""
 
 
 def rows(src: str, opset: int) -> str:
@@ -136,7 +135,7 @@ def rows(src: str, opset: int) -> str:
     first_axis = Constant<value_ints = [0]>()
     block_length = Unsqueeze(block_size, first_axis)
     blocks_shape = Concat<axis = 0>(any_number, block_length)
-    rows_shape = Where(has_blocks, blocks_shape, flat_shape)
+    {select("rows_shape", "has_blocks", "blocks_shape", "flat_shape", "int64")}
     rows = {reshape(opset)}(flat, rows_shape)"""
 
 
@@ -152,7 +151,7 @@ def parameter_shape(has_blocks: bool = False) -> str:
     last = Constant<value_ints = [9223372036854775807]>()
     row_lengths = Slice(shape, axis_1d, last)
     counts = Div(row_lengths, divisor_of_length)
-    parameters_of_row = Where(has_blocks, counts, ones)"""
+    """ + select("parameters_of_row", "has_blocks", "counts", "ones", "int64")
     return f"""start = Constant<value_ints = [0]>()
     axis = Constant<value_int: int = @axis>()
     axis_1d = Unsqueeze(axis, start)

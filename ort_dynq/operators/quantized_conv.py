@@ -76,8 +76,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         is_lower = Equal(auto_pad, {integer(AutoPad.SAME_LOWER)})
         same_begin = Where(is_lower, larger_pads, smaller_pads)
         same_end = Where(is_lower, smaller_pads, larger_pads)
-        begin = Where(is_explicit, given_begin, same_begin)
-        behind = Where(is_explicit, given_end, same_end)
+        {select("begin", "is_explicit", "given_begin", "same_begin", "int64")}
+        {select("behind", "is_explicit", "given_end", "same_end", "int64")}
 
         zero_point_size = Size(zero_point)
         zero_point_count = Unsqueeze(zero_point_size, n0)
@@ -121,7 +121,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
         is_channels = Equal(quad_axis, {integer(QuadAxis.CHANNELS)})
         width = Slice(kernel, n2, end)
-        inner = Where(is_channels, group_channels, width)
+        {select("inner", "is_channels", "group_channels", "width", "int64")}
         outer = Div(depth, inner)
         inner_and_3 = Add(inner, n3)
         quads = Div(inner_and_3, n4)
@@ -139,14 +139,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         axes = Concat<axis = 0>(n1, n2)
         matrix = Slice(padded_weights, starts, ends, axes)
         matrix_codes = Cast<to = 2>(matrix)
-        channels_first = If(is_channels) <
-            then_branch = channels_inside () => (uint8[] transposed) {{
-                transposed = Transpose<perm = [1, 0, 2]>(matrix_codes)
-            }},
-            else_branch = channels_outside () => (uint8[] same) {{
-                same = Identity(matrix_codes)
-            }}
-        >
+        matrix_of_channels = Transpose<perm = [1, 0, 2]>(matrix_codes)
+        {select("channels_first", "is_channels", "matrix_of_channels", "matrix_codes", "uint8")}
         columns_shape = Concat<axis = 0>(depth, groups, group_outputs)
         columns = {flat}(channels_first, columns_shape)
         weights = Transpose<perm = [1, 0, 2]>(columns)

@@ -79,10 +79,10 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         has_terms = Equal(terms, i2)
         given_sizes = Unsqueeze(given_size, n0)
         has_groups = Greater(given_sizes, n0)
-        size = Where(has_groups, given_sizes, depth)
+        {select("size", "has_groups", "given_sizes", "depth", "int64")}
         divisor = Max(size, n1)
         quotient = Div(depth, divisor)
-        groups = Where(has_groups, quotient, n1)
+        {select("groups", "has_groups", "quotient", "n1", "int64")}
 
         is_4bit = Equal(bits, four_bits)
         stacked_matrices = Concat<axis = 0>(stacked, packed_matrix)
@@ -143,14 +143,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         signed_codes = Cast<to = 6>(weights)
         centered_weights = Sub(signed_codes, weights_zero_points)
         computed_sums = {sum_of_weights}
-        sums_shape = Shape(column_sum)
-        sum_rows = Slice(sums_shape, minus_2, last)
-        sum_rows_0 = Squeeze(sum_rows)
-        no_rows = Equal(sum_rows_0, i0)
-        sums = If(no_rows) <
-            then_branch = without_sums () => (int32[] then_sums) {{ then_sums = Identity(computed_sums) }},
-            else_branch = with_sums () => (int32[] else_sums) {{ else_sums = Identity(column_sum) }}
-        >
+        given_and_computed = Concat<axis = -2>(column_sum, computed_sums)
+        sums = Slice(given_and_computed, n0, groups, minus_2)
         sums_of_columns = Unsqueeze(sums, minus_2)
         correction = Mul(zero_point_groups, sums_of_columns)
         exact = Sub(centered, correction)
@@ -161,8 +155,10 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         columns_shape = Shape(column_groups)
         column_group_count = Slice(columns_shape, minus_3, minus_2)
         row_group_count = Slice(scale_groups_shape, minus_3, minus_2)
-        columns_vary = Greater(column_group_count, n1)
-        rows_vary_1 = Greater(row_group_count, n1)
+        has_column_groups = Greater(column_group_count, n1)
+        has_row_groups = Greater(row_group_count, n1)
+        columns_vary = And(has_groups, has_column_groups)
+        rows_vary_1 = And(has_groups, has_row_groups)
         one_varies_1 = Or(columns_vary, rows_vary_1)
         one_varies = Squeeze(one_varies_1)
         rows_vary = Squeeze(rows_vary_1)
@@ -223,7 +219,6 @@ def _per_row(flat: str, name: str, value: str) -> str:
     Each term of a row is a row here. The scale of the first of two terms is multiplied by their ratio.
     """
     is_scale = name == "scale"
-    type_ = "float" if is_scale else "int32"
     return f"""
         {name}_lead = Concat<axis = 0>(lead, n1)
         {name}_rows = Expand({value}, {name}_lead)
@@ -233,10 +228,7 @@ def _per_row(flat: str, name: str, value: str) -> str:
         {name}_last = {flat}({name}_rows, {name}_terms_shape)
         {f"{name}_first = Mul({name}_last, term_ratio)" if is_scale else f"{name}_first = Identity({name}_last)"}
         {name}_both = Concat<axis = 1>({name}_first, {name}_last)
-        {name}_of_terms = If(has_terms) <
-            then_branch = {name}_two () => ({type_}[] {name}_then) {{ {name}_then = Identity({name}_both) }},
-            else_branch = {name}_one () => ({type_}[] {name}_else) {{ {name}_else = Identity({name}_last) }}
-        >
+        {select(f"{name}_of_terms", "has_terms", f"{name}_both", f"{name}_last", "float" if is_scale else "int32")}
         {name}_matrix_shape = Concat<axis = 0>(matrices, rows, {name}_count)
         {name}_matrix = {flat}({name}_of_terms, {name}_matrix_shape)
         {name}_by_group = Transpose<perm = [0, 2, 1]>({name}_matrix)

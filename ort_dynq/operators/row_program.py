@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .dynamic_range import BLOCK_SIZE
 from .encodings import CodeType
-from .function_text import cast_like, parameter_shape, reshape
+from .function_text import cast_like, parameter_shape, reshape, select
 from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
 from .program_body import body_of, saturated
 from .program_reference import DOC
@@ -44,7 +44,8 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     begin = Constant<value_ints = [0]>()
     last = Constant<value_ints = [-1]>()
     block_size = Constant<value_int: int = @block_size>()
-    has_blocks = Cast<to = 9>(block_size)
+    no_elements = Constant<value_int = 0>()
+    has_blocks = Greater(block_size, no_elements)
     one_element = Constant<value_ints = [1]>()
     before_last = Slice(src_shape, begin, last)
     behind_last = Constant<value_ints = [{2**63 - 1}]>()
@@ -53,14 +54,14 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     divisor = Max(block_length, one_element)
     block_count = Div(length, divisor)
     blocks_shape = Concat<axis = 0>(before_last, block_count, block_length)
-    {_chosen("shape", "blocks_shape", "src_shape")}
+    {select("shape", "has_blocks", "blocks_shape", "src_shape", "int64")}
     x = {reshape(opset)}(src_real, shape)
     rows = Flatten<axis: int = @axis>(x)
     rows_shape = Shape(rows)
     like_real = Cast<to = 1>(like)
     {parameter_shape()}
     without_last = Slice(parameter_shape, begin, last)
-    {_chosen("scale_shape", "without_last", "parameter_shape")}
+    {select("scale_shape", "has_blocks", "without_last", "parameter_shape", "int64")}
     branch = Constant<value_int: int = @branch>()
     {selected(programs, {output: f"{output}_real" for output in OUTPUTS}, opset, has_blocks=True)}
     lows = Constant<value_floats = [{lowest}]>()
@@ -74,14 +75,6 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     scale = Identity(scale_real)
     number = Identity(number_real)
 }}"""
-
-
-def _chosen(name: str, of_blocks: str, of_rows: str) -> str:
-    """Sets `name` to one of two shapes, as ``has_blocks`` says."""
-    return f"""{name} = If(has_blocks) <
-        then_branch = blocks_{name} () => (int64[] {name}_b) {{ {name}_b = Identity({of_blocks}) }},
-        else_branch = rows_{name} () => (int64[] {name}_r) {{ {name}_r = Identity({of_rows}) }}
-    >"""
 
 
 def tail_text(programs: Sequence[str], opset: int) -> str:

@@ -30,15 +30,17 @@ _MOST_NAMES = 3  # in a message
 
 
 class Forms(NamedTuple):
-    """The names of layers that have another form than the options give them, for `min_snr` (selection.py).
+    """The names of layers that have another form than the options give them (selection.py, speed.py).
 
     Attributes:
-        two_terms: Layers whose activation gets two terms.
-        floats: Layers that stay in float.
+        two_terms: Layers whose activation gets two terms, for `min_snr`.
+        floats: Layers that stay in float, for `min_snr`.
+        slow: Layers that stay in float because integers are not faster.
     """
 
     two_terms: frozenset[str] = frozenset()
     floats: frozenset[str] = frozenset()
+    slow: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ class Options:
         """Checks that a layer is not excluded.
 
         Raises:
-            Unconverted: Its name matches a pattern, or it stays in float for `min_snr`.
+            Unconverted: Its name matches a pattern, or it stays in float for `min_snr` or for its speed.
         """
+        if label(node) in self.forms.slow:
+            raise Unconverted(Reason.FOR_SPEED)
         if label(node) in self.forms.floats:
             raise Unconverted(Reason.FOR_MIN_SNR)
         for pattern in self.exclude:

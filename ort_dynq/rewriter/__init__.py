@@ -164,13 +164,20 @@ def rewrite(
     return Result(rewritten, report, lacks_functions=True)
 
 
-def inspect(model: Model, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False) -> Report:
+def inspect(
+    model: Model,
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = "keep",
+    keep_fused: bool = False,
+) -> Report:
     """Returns the report of a rewrite alone: the model is not changed.
 
     Args:
-        model, exact, weights_only, keep_fused: As for :func:`rewrite`.
+        model, exact, fuse, weights_only, keep_fused: As for :func:`rewrite`.
 
     Raises:
         DynqError: As :func:`rewrite`.
     """
-    return rewrite(model, exact=exact, weights_only=weights_only, keep_fused=keep_fused).report
+    return rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused).report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx.parser
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..graphs import graphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 from .analysis.nodes import attributes_of
+from .specialization import specialized
 
 # The first version of the model format in which functions have attributes.
 _OLDEST_IR_VERSION = 8
@@ -34,14 +35,15 @@ def declare_functions(model: ir.Model) -> None:
 def add_functions(model: ir.Model, opset: int) -> None:
     """Adds the functions of ort_dynq's operators that the model calls, and the imports of their domain.
 
+    A function has what the model's calls run, and nothing else. One that the model has already is made again, since
+    there may be other calls now.
+
     Args:
         model: The rewritten model.
-        opset: The version of the standard operators in the functions' bodies. A function that the model has already
-            stays as it is: a name of an operator has one meaning in all releases. A function of programs is
-            made again, for the programs that the nodes have now.
+        opset: The version of the standard operators in the functions' bodies.
     """
     declare_functions(model)
-    for proto in _missing(model, opset):
+    for proto in _functions(model, opset):
         function = ir.serde.deserialize_function(proto)
         model.functions[function.identifier()] = function
 
@@ -49,8 +51,8 @@ def add_functions(model: ir.Model, opset: int) -> None:
 def append_functions(proto: onnx.ModelProto, model: ir.Model, opset: int) -> None:
     """Appends to a serialized model what :func:`add_functions` would add to the model, in a fraction of the time."""
     known = {function.name: function for function in proto.functions if function.domain == DOMAIN}
-    for function in _missing(model, opset):
-        if function.name in known:  # of the programs before the rewrite
+    for function in _functions(model, opset):
+        if function.name in known:
             known[function.name].CopyFrom(function)
         else:
             proto.functions.append(function)
@@ -66,19 +68,30 @@ def _called(model: ir.Model) -> dict[str, list[ir.Node]]:
     return called
 
 
-def _missing(model: ir.Model, opset: int) -> list[onnx.FunctionProto]:
-    """The functions that a model calls and does not have, or has for other programs."""
-    missing = []
-    for operator, nodes in _called(model).items():
-        programs = _programs(nodes) if OPERATORS[operator].body_of_programs is not None else []
-        if programs or (DOMAIN, operator, "") not in model.functions:
-            missing.append(_function_proto(operator, opset, tuple(programs)))
-    return missing
+def _functions(model: ir.Model, opset: int) -> list[onnx.FunctionProto]:
+    """The functions that a model calls."""
+    return [
+        _function_proto(
+            operator,
+            opset,
+            tuple(_programs(nodes)) if OPERATORS[operator].body_of_programs is not None else (),
+            tuple(sorted({_numbers(node) for node in nodes})),
+        )
+        for operator, nodes in _called(model).items()
+    ]
+
+
+def _numbers(node: ir.Node) -> tuple[tuple[str, int], ...]:
+    """The attributes of a call that are numbers, without that which selects a program."""
+    given = attributes_of(node).items()
+    return tuple((name, value) for name, value in given if isinstance(value, int) and name != "branch")
 
 
 @functools.lru_cache(maxsize=256)
-def _function_proto(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
-    proto = ir.serde.serialize_function(make_function(operator, opset, programs))
+def _function_proto(
+    operator: str, opset: int, programs: tuple[str, ...], calls: tuple[tuple[tuple[str, int], ...], ...]
+) -> onnx.FunctionProto:
+    proto = make_function(operator, opset, programs, [dict(call) for call in calls])
     proto.doc_string = f"{OPERATORS[operator].doc}\n\n{OPERATORS[operator].formula}"  # viewers of models show it
     return proto
 
@@ -92,16 +105,20 @@ def _programs(nodes: Sequence[ir.Node]) -> list[str]:
     return list(programs)
 
 
-def make_function(operator: str, opset: int, programs: Sequence[str] = ()) -> ir.Function:
+def make_function(
+    operator: str, opset: int, programs: Sequence[str] = (), calls: Sequence[Mapping[str, int]] = ()
+) -> onnx.FunctionProto:
     """Returns the function of one operator; its body has standard operators of version `opset`.
 
     Args:
         operator: The name of the operator.
         opset: The version.
         programs: The programs of the model's nodes, if the operator has programs.
+        calls: The attributes of the model's nodes that are numbers, all or some. The function has only what these nodes
+            run. Without calls, it serves any node.
 
     Raises:
         DynqError: One of them is not a program.
     """
-    text = OPERATORS[operator].function(DOMAIN, opset, programs)
-    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
+    function = onnx.parser.parse_function(OPERATORS[operator].function(DOMAIN, opset, programs))
+    return specialized(function, calls) if calls else function

@@ -75,19 +75,25 @@ class Listing:
 
 
 def listing_of(
-    model: Model, name: str, *, exact: bool = False, weights_only: str = "keep", keep_fused: bool = False
+    model: Model,
+    name: str,
+    *,
+    exact: bool = False,
+    fuse: bool = False,
+    weights_only: str = "keep",
+    keep_fused: bool = False,
 ) -> Listing:
     """Rewrites a copy of a model, and returns the program of one of its nodes.
 
     Args:
-        model, exact, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`. A model that was rewritten before keeps
-            its programs.
+        model, exact, fuse, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`. A model that was rewritten before
+            keeps its programs.
         name: The name of the node, as a report has it.
 
     Raises:
         DynqError: The model cannot be rewritten, or its rewritten form has no node of this name with a program.
     """
-    result = rewrite(named(load(model)), exact=exact, weights_only=weights_only, keep_fused=keep_fused)
+    result = rewrite(named(load(model)), exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
     nodes = [(path, node) for path, graph in graphs(result.model) for node in graph]
     having = [(path, node) for path, node in nodes if program_of(node)]
     for path, node in having:

@@ -95,7 +95,9 @@ class Reason(Enum):
     ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"
     GROUPS_DO_NOT_DIVIDE = "groups of {group_size} elements that share a scale do not divide a row of {depth}"
     GROUPS_UNIT = "groups of {group_size} elements share a scale, expected a multiple of {unit}"
-    CODES_NOT_PROVEN = "the codes are not clipped, and not proven to fit 8 bits: clip them"
+    CODES_NOT_PROVEN = (
+        "the codes are not clipped, and not proven to fit 8 bits: clip them, or clamp the largest magnitude away from 0"
+    )
     CODES_TOO_WIDE = "the codes do not fit 8 bits"
     CODES_RESHAPED = "the codes are reshaped after their zero points are subtracted"
     ZERO_POINT_NOT_CLIPPED = "the zero point is not clipped to the codes' range"
@@ -126,6 +128,7 @@ class Reason(Enum):
     )
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
+    TWO_QUANTIZED_ACTIVATIONS = "a product of two quantized activations, which takes as long in integers as in floats"
 
     # Weights of MatMulNBits
     NBITS_FLOAT_ACTIVATION = (
@@ -140,6 +143,20 @@ class Reason(Enum):
     NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
     # Fusions
+    CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
+    CODES_SCALES = (
+        "attention over codes: the {what} are not codes of 8 or 4 bits with one scale for all, or scales of heads, "
+        "tokens and groups along the head, or nodes are between the dequantization and the product"
+    )
+    CODES_QUERY = "attention over codes: its query is {dtype}, expected float32"
+    CODES_HEADS = (
+        "attention over codes: query, key and value are not known to have the same batches and heads, or the size of a "
+        "head is not known"
+    )
+    CODES_SCORES = "attention over codes: numbers of several elements, or masks of other shapes, change the scores"
+    CODES_SAFE_SOFTMAX = (
+        "attention over codes: the model replaces NaN after Softmax, and masks may hide all keys of a row"
+    )
     NEARLY_FUNCTION = (
         "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
     )
@@ -153,6 +170,7 @@ class Reason(Enum):
     SUMS_NOT_SCALED_BY_ACTIVATION = (
         "the sums are not converted to float32 and multiplied by the scale of the activation"
     )
+    SUMS_LENGTH = "the length of its sums of int64 is not known, or int32 may not hold them"
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"
     ADDED_NUMBERS = (
         "the integers added to the sums are neither the same for all rows, nor known corrections of zero points"
@@ -162,11 +180,15 @@ class Reason(Enum):
     BIAS_OF_CHANNELS = "the bias is not known to have one float32 number for each output channel"
     BIAS_AT_RUN_TIME = "the bias is computed at run time, and the attribute beta of the Gemm is not 1"
     GEMM_ATTRIBUTES = "the attribute transA of the Gemm is set, or alpha multiplies weights that are rounded to float16"
-    NAN_CODES = "a row of zeros has NaN instead of codes: its divisor is not known to be larger than 0"
+    NAN_CODES = (
+        "a row of zeros has NaN instead of codes, since its divisor may be 0, or its inverse scale infinite: clamp the "
+        "largest magnitude away from 0"
+    )
     EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked ones as in MatMul"
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
+    TENSORRT = "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear instead"
     NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"
@@ -209,6 +231,7 @@ class Reason(Enum):
 
     # Layers of a float model that is quantized
     FOR_MIN_SNR = "stays in float for the signal-to-noise ratio of the outputs"
+    FOR_SPEED = "stays in float: integers make the model slower on this CPU"
     EXCLUDED = "excluded by {pattern}"
     NCHWC = (
         "ONNX Runtime's optimizer wrote this convolution for one kind of CPU (domain com.microsoft.nchwc); use the "

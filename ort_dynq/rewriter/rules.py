@@ -5,7 +5,17 @@ A new rule is one file in the folder of its subject and one entry here. Rules do
 
 from __future__ import annotations
 
-from .chains import dequantization, dynamic_quantize_linear, masked, narrowing, qdq, reductions, repeated, truncation
+from .chains import (
+    cast_like,
+    dequantization,
+    dynamic_quantize_linear,
+    masked,
+    narrowing,
+    qdq,
+    reductions,
+    repeated,
+    truncation,
+)
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, compressed_attention, normalization, quantized_activations
@@ -16,20 +26,22 @@ from .products import (
     integer_matmul,
     matmul_nbits,
     saturating_products,
+    two_activations,
     unconverted,
 )
 from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (masked.RULE, repeated.RULE),
+    (cast_like.RULE, masked.RULE, repeated.RULE),
     (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (
-        *(integer_matmul.RULE, integer_conv.RULE, float_matmul.RULE, float_conv.RULE),
+        *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
+        *(float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS),
+    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
     (tails.RULE,),
     (row_program.RULE,),
     (dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
@@ -51,5 +63,12 @@ FUSIONS = frozenset(
 )
 """The names of the rules of these phases."""
 
-IN_FLOAT32 = frozenset(rule.name for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE))
-"""The names of the rules that find chains of float16 models only with ONNX Runtime's Casts written into them."""
+IN_FLOAT32 = frozenset(
+    rule.name
+    for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE, compressed_attention.RULE, qdq.DEQUANTIZE)
+)
+"""The names of the rules that need ONNX Runtime's Casts in float16 models.
+
+Most find no chains without them. In the function of DynamicDequantize, ONNX Runtime would not round
+results where it rounds the original's, since other nodes are beside them.
+"""

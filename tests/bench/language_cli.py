@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ort_dynq import kernels
-from ort_dynq.cli.arguments import add_backend, positive
+from ort_dynq.cli.arguments import add_backend, positive, positives
 from ort_dynq.cli.command import Command, Outcome
 from ort_dynq.cli.render import Figure, one_line, progress, table
+from ort_dynq.cli.timing import add_timing, timed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bench.perplexity import Distance
+    from ort_dynq.measuring.progress import Track
+    from ort_dynq.measuring.timing import Settings
 
 _PROGRAM = "python tests/bench"
 
@@ -85,6 +88,45 @@ def _perplexity(arguments: argparse.Namespace) -> Outcome:
     return Outcome({"machine": asdict(here), **found.to_dict()}, text)
 
 
+def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the models; if it is missing, they are made")
+    parser.add_argument(
+        "--contexts", type=positives, metavar="N[,N]", help="tokens in the cache (default: 256,1024,4096)"
+    )
+    parser.add_argument("--steps", type=positive, metavar="N", help="steps of training, of 512 bytes (default: 600)")
+    add_timing(parser, threads="1", time="2")
+    add_backend(parser)
+
+
+def _cache(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    from bench.cached_decoding import CONTEXTS, GENERATED, PROMPTS, STEPS, bench_cache, write
+
+    if not arguments.folder.exists():
+        write(arguments.folder, steps=arguments.steps or STEPS, track=track)
+    contexts = arguments.contexts or CONTEXTS
+    found = bench_cache(arguments.folder, settings, contexts=contexts, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "tokens/s: of the fastest step from a context of so many tokens, cache included"
+        yield "same %: tokens of prompts with the same most probable successor; dB: signal-to-noise ratio of the logits"
+        yield f"greedy: of {GENERATED} generated tokens, those before the first other one; mean of {PROMPTS} prompts\n"
+        head = ("cache", *(f"tokens/s, {context}" for context in contexts), "bytes/token", "same %", "dB", "greedy")
+        rows = [
+            (
+                each.name,
+                *(Figure(each.tokens_per_second[context], 0) for context in contexts),
+                Figure(each.cache_bytes, 0),
+                Figure(None if each.agreement is None else 100 * each.agreement, 2, "-"),
+                Figure(each.snr_db, 1, "-"),
+                Figure(each.generated, 1, "-"),
+            )
+            for each in found.forms
+        ]
+        yield table(head, rows)
+
+    return Outcome(found.to_dict(), text)
+
+
 COMMANDS = (
     Command(
         "train",
@@ -101,5 +143,13 @@ COMMANDS = (
         (f"{_PROGRAM} perplexity lm/",),
         _perplexity_arguments,
         _perplexity,
+    ),
+    Command(
+        "cache",
+        "measures a small decoder whose cache of keys and values holds int8 codes, beside one with a cache of floats; "
+        "the first time, it trains and exports it, which needs torch and onnxscript",
+        (f"{_PROGRAM} cache decoder/",),
+        _cache_arguments,
+        lambda arguments: timed(arguments, _cache, time=2),
     ),
 )

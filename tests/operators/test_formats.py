@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from helpers import Array, Shape, assert_same, make_session, parse, spread, stock_session, tie_dense
@@ -262,7 +261,7 @@ def test_function_bodies(codes: str) -> None:
         )
         add_constants(model, z=np.array(LIMITS[codes][1] - 3, CODES[codes]))
         for name in ("DynamicQuantize", "DynamicDequantize"):
-            model.functions.append(ir.to_proto(make_function(name, 21)))
+            model.functions.append(make_function(name, 21))
         feeds = {"x": src, "s": scales}
         expected = stock_session(model).run(None, feeds)[0]
         assert_same(make_session(model, "native").run(None, feeds)[0], expected)

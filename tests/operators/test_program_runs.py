@@ -12,7 +12,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from convolutions import conv_inputs, output_shape
 from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
@@ -171,7 +170,7 @@ def test_a_function_has_a_branch_for_each_program(count: int) -> None:
     )
     outputs = ", ".join(f"float[] d{i}, float[] n{i}" for i in range(count))
     model = parse("float[a, b] x, uint8 like, float[1] one", outputs, nodes, opset=OPSET)
-    model.functions.append(ir.to_proto(make_function("RowProgram", OPSET, texts)))
+    model.functions.append(make_function("RowProgram", OPSET, texts))
     feeds = {"x": finite_numbers(np.random.default_rng(1), (3, 5)), "like": np.array(0, np.uint8), "one": UNUSED[0]}
     expected = stock_session(model).run(None, feeds)
     for i in range(count):

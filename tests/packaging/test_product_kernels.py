@@ -31,6 +31,8 @@ AMX_STAND_IN = ('-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"', "-DkAmxProducts=kA
 PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts",)
 EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
 
+LAUNCHER = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache: tests share most object files
+
 Part = tuple[Path, tuple[str, ...]]  # a source file and its compiler options
 
 
@@ -75,7 +77,7 @@ def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, check
 
     def compile_one(part: Part, output: str) -> None:
         path, options = part
-        subprocess.run([compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
+        subprocess.run([*LAUNCHER, compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, [*mains, *parts], objects))

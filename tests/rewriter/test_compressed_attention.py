@@ -13,6 +13,7 @@ from helpers import Array, assert_same, make_session, stock_session
 from rewriting import nodes_of, parse
 
 import ort_dynq
+from ort_dynq.rewriter import inspect
 
 F = np.float32
 H, D, E, G = 2, 32, 24, 8
@@ -133,11 +134,51 @@ PER_ELEMENT = (
 OTHER_HEADS = (CHANNELS[0].replace(f"float[B, {H}, T, {E}] v", f"float[B, 1, T, {E}] v"), CHANNELS[1])
 
 
-@pytest.mark.parametrize("form", [PER_CHANNEL, WIDE_CODES, PER_ELEMENT, OTHER_HEADS])
-def test_what_stays(form: tuple[str, str]) -> None:
-    result = ort_dynq.rewrite(model_of(form), fuse=True).to_proto()
-    assert count(result, "CompressedAttention") == 0
+REPEATED = (  # a key head for two query heads
+    CHANNELS[0].replace(f"int8[B, {H}", "int8[B, 1").replace(f"float[{H}] ks", "float[1] ks"),
+    CHANNELS[1].replace(
+        "kt = Transpose<perm = [0, 1, 3, 2]>(k)",
+        f"n = Constant<value_ints = [1, {H}, 1, 1]>() ke = Expand(k, n) kt = Transpose<perm = [0, 1, 3, 2]>(ke)",
+    ),
+)
+KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one scale for all, "
 
 
-def test_without_fusions_nothing_changes() -> None:
-    assert count(ort_dynq.rewrite(model_of(BLOCKS)).to_proto(), "CompressedAttention") == 0
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (PER_CHANNEL, KEYS),
+        (PER_ELEMENT, KEYS),
+        (REPEATED, KEYS),
+        (OTHER_HEADS, "attention over codes: query, key and value are not known to have the same batches and heads, "),
+        (WIDE_CODES, KEYS),
+    ],
+)
+def test_what_stays(form: tuple[str, str], reason: str) -> None:
+    result = ort_dynq.rewrite(model_of(form), fuse=True)
+    assert count(result.to_proto(), "CompressedAttention") == 0
+    reasons = [each.reason for each in result.report.unconverted if each.op_type == "Softmax"]
+    assert [each[: len(reason)] for each in reasons] == [reason]
+    assert inspect(model_of(form), fuse=True).unconverted == result.report.unconverted
+
+
+def test_scores_that_stay() -> None:
+    model = parse(
+        f"{NUMBERS} {BLOCKS[1]} m = Mul(s, scales) {END}",
+        inputs=f"{BLOCKS[0]}, float[{H}, 1, 1] scales",
+        outputs=f"float[B, {H}, S, {E}] y",
+        opset=21,
+    )
+    found = [each.reason for each in inspect(model, fuse=True).unconverted if each.op_type == "Softmax"]
+    assert found == [
+        "attention over codes: numbers of several elements, or masks of other shapes, change the scores",
+    ]
+
+
+def test_without_fusions_it_is_reported() -> None:
+    for form in (BLOCKS, CACHE):
+        result = ort_dynq.rewrite(model_of(form))
+        assert count(result.to_proto(), "CompressedAttention") == 0
+        reasons = [each.reason for each in result.report.unconverted if each.op_type == "Softmax"]
+        assert reasons == ["attention over codes: --fuse makes one operator of it, which never dequantizes them"]
+    assert not [each for each in inspect(model_of(BLOCKS), exact=True).unconverted if each.op_type == "Softmax"]

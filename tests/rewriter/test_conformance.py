@@ -69,10 +69,26 @@ EXPECTED: dict[str, dict[str, int]] = {
     "blocked_token": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
     "brevitas_tensor": PRODUCT,
     "channel_sigmoid": PAIR | MIN_MAX,
+    "compressed_4_bits": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_4_bits_half": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_bert": {"ort_dynq.DynamicQuantize": 2},
+    "compressed_bert_half": {"ort_dynq.DynamicDequantize": 4, "ort_dynq.DynamicQuantize": 2},
+    "compressed_both": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_both_half": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_causal": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_causal_half": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_key": {"ort_dynq.DynamicDequantize": 1},
+    "compressed_key_channel": {"ort_dynq.DynamicDequantize": 1},
+    "compressed_key_channel_half": {"ort_dynq.DynamicDequantize": 1},
+    "compressed_key_half": {"ort_dynq.DynamicDequantize": 1},
+    "compressed_mlp": {"ort_dynq.DynamicDequantize": 3},
+    "compressed_mlp_half": {"ort_dynq.DynamicDequantize": 3},
     "compressed_tensors_asymmetric": PROGRAM,
     "compressed_tensors_module": PRODUCT,
     "compressed_tensors_symmetric": PROGRAM,
     "compressed_tensors_symmetric_static": PROGRAM,
+    "compressed_value": {"ort_dynq.DynamicDequantize": 1},
+    "compressed_value_half": {"ort_dynq.DynamicDequantize": 1},
     "decoder_token_weights": ENCODER,
     "dynamic_quantize_conv": convolutions(0, 1) | {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
     "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1},
@@ -92,8 +108,10 @@ EXPECTED: dict[str, dict[str, int]] = {
     "encoder_token_integer": ENCODER,
     "encoder_torchao": ENCODER,
     "experts_token": PRODUCT_PROGRAM,
+    "frame_unclipped": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedConv": 1},
     "function_in_branch": WHOLE,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
+    "integer_attention": {"ort_dynq.RowProgram": 4},
     "integer_token_int32": PRODUCT,
     "integer_token_einsum": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_s8": PRODUCT,
@@ -163,6 +181,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torch_if": WHOLE,
     "torch_half_token": PROGRAM,
     "torch_kv_cache": {"ort_dynq.RowProgram": 1, "ort_dynq.AffineDequantize": 1},
+    "torch_int8_cache": {"ort_dynq.RowProgram": 2, "ort_dynq.AffineDequantize": 2},
     "torch_llm_int8": PRODUCT,
     "torch_lsq_constant": {},
     "torch_quarot": PRODUCT | MIN_MAX,
@@ -210,11 +229,36 @@ EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "torchscript_half_token": {},
 }
 
-# Models whose operators take float16, which onnxruntime-extensions does not carry.
-FLOAT16_OPERATORS = ("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half")
+# The calls in models that change with --fuse: attention over codes.
+EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
+    name: {"ort_dynq.CompressedAttention": 1}
+    for name in (
+        "compressed_4_bits",
+        "compressed_both",
+        "compressed_causal",
+        "compressed_key",
+        "compressed_key_channel",
+        "compressed_value",
+    )
+} | {"torch_int8_cache": {"ort_dynq.RowProgram": 4, "ort_dynq.CompressedAttention": 1}}
+
+# Attention over codes and models like it, which ONNX Runtime 1.32 recorded without AVX-512.
+COMPRESSED = [
+    *("torch_int8_cache", *(name for name in EXPECTED if name.startswith("compressed_") and "tensors" not in name))
+]
+
+# Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
+NOT_FOR_EXTENSIONS = {
+    *(name for name in COMPRESSED if name.endswith(("_half", "4_bits", "mlp"))),
+    *("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half"),
+}
 
 # The oldest onnxruntime that runs the original, for models that need a newer one than this package does.
 OLDEST_RUNTIME = {
+    "compressed_4_bits": (1, 23),  # Cast of 4-bit codes, in functions
+    "compressed_4_bits_half": (1, 23),
+    "compressed_mlp": (1, 23),
+    "compressed_mlp_half": (1, 23),
     "ort_dynamic_speech": (1, 24),  # ConvInteger of int8 weights
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
 }
@@ -276,8 +320,8 @@ def test_models_are_there() -> None:
 
 
 def loadable(name: str, content: bytes, backend: str) -> bytes | onnx.ModelProto:
-    """A rewritten model, prepared if it has operators of float16."""
-    return handwritten(onnx.ModelProto.FromString(content), backend) if name in FLOAT16_OPERATORS else content
+    """A rewritten model, prepared if the backend requires it."""
+    return handwritten(onnx.ModelProto.FromString(content), backend) if name in NOT_FOR_EXTENSIONS else content
 
 
 def run(session: ort.InferenceSession, name: str) -> list[list[Array]]:
@@ -350,10 +394,28 @@ def test_without_the_plugin(name: str, exact: bool) -> None:
     assert_equal(run(stock_session(rewritten(name, exact)[1]), name), expected)
 
 
+@pytest.mark.parametrize("name", [each for each in RUNNABLE if each.values[0] in EXPECTED_WITH_FUSIONS])
+def test_fusions(isas: Sequence[str], name: str) -> None:
+    """The fused operators have the bits of their functions in both backends; `verify` compares with the original."""
+    model = rewrite(load(name), fuse=True).to_proto()
+    assert operators(model) == EXPECTED_WITH_FUSIONS[name]
+    expected = run(stock_session(model), name)
+    for backend in BACKENDS:
+        assert_equal(run(make_session(loadable(name, model.SerializeToString(), backend), backend), name), expected)
+    for isa in {*isas} - {kernels.isa()}:
+        with kernels.use_isa(isa):
+            assert_equal(run(make_session(model, "native"), name), expected)
+    for inputs, _ in data_sets(name):
+        verification = verify(load(name), model, inputs=inputs)
+        assert verification.passed, verification
+        assert any(each.is_fusion for each in verification.products)
+
+
 @models
 def test_recorded_outputs(name: str) -> None:
     """Stock ONNX Runtime computes the recorded outputs; its float products differ between versions and CPUs."""
     as_recorded = ort.__version__.startswith("1.31.") and "avx512" in kernels.supported_isas()
+    as_recorded &= name not in COMPRESSED
     for actual, (_, recorded) in zip(outputs_of_original(name), data_sets(name), strict=True):
         same = all(a.tobytes() == b.tobytes() for a, b in zip(actual, recorded.values(), strict=True))
         if not (same or as_recorded):

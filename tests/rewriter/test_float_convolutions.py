@@ -332,6 +332,13 @@ def test_convolutions_of_few_positions_stay(samples: int, image: tuple[int, int]
     assert alone == (is_left or math.prod(image) < 8)
 
 
+def test_a_float_product_after_a_convolution() -> None:
+    """The results of a convolution are no codes, and one more product of them stays float."""
+    body = ACTIVATIONS["symmetric"] + "g = Conv(dx, w)\n y = MatMul(g, v)"
+    weights = WEIGHTS["folded"][1] | {"v": np.eye(6, dtype=F) * F(0.01)}
+    check_converted(model_of(body, weights), images(9, 8))
+
+
 def test_depthwise_convolutions_stay() -> None:
     """They are faster in float, whatever the size of the image. Long kernels of single channels are not."""
     for kernel, is_left in (((3, 3), True), ((12, 12), False)):

@@ -91,6 +91,7 @@ def asymmetric(opset: int = 18) -> str:
 ACTIVATIONS = {
     "symmetric": symmetric() + "dx = Mul(c, s)\n",
     "symmetric through int8": symmetric() + "q = Cast<to = 3>(c)\n f = Cast<to = 1>(q)\n dx = Mul(f, s)\n",
+    "symmetric through CastLike": symmetric() + "q = Cast<to = 3>(c)\n f = CastLike(q, x)\n dx = Mul(f, s)\n",
     "asymmetric": asymmetric() + "v = Sub(c, z)\n dx = Mul(v, s)\n",
     "inverse scale": f"a = Abs(x)\n m = {reduced('Max', 'a', 18)}\n m0 = Max(m, eps)\n r0 = Reciprocal(m0)\n"
     "s = Mul(r0, c127)\n t = Mul(x, s)\n r = Round(t)\n c = Clip(r, low, high)\n dx = Div(c, s)\n",

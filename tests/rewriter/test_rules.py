@@ -91,6 +91,18 @@ ATTENTION_OVER_CODES = onnx.parser.parse_model("""<ir_version: 10, opset_import:
         y = MatMul(p, v_float)
     }""")
 
+ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (int8[1, 2, 3, 32] q, int8[1, 2, 32, 19] k, int8[1, 2, 19, 24] v) => (int8[1, 2, 3, 24] y)
+    <float scale = {0.02}, int8 zero = {0}> {
+        q_wide = Cast<to = 6>(q)
+        k_wide = Cast<to = 6>(k)
+        s = MatMul(q_wide, k_wide)
+        s_float = CastLike(s, scale)
+        p = Softmax<axis = -1>(s_float)
+        p_codes = QuantizeLinear(p, scale, zero)
+        y = QLinearMatMul(p_codes, scale, zero, v, scale, zero, scale, zero)
+    }""")
+
 
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
@@ -103,10 +115,13 @@ def test_match_changes_nothing() -> None:
         *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
         *("integer_token_einsum", "torch_quarot", "torch_quarot_group"),
     )
-    for model in (*(load(MODELS / name / "model.onnx") for name in names), ir.from_proto(ATTENTION_OVER_CODES)):
+    written = map(ir.from_proto, (ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS))
+    for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]
         convert(moved, meets, fuse=True)
+    unfused = ir.from_proto(ATTENTION_OVER_CODES)
+    convert(unfused, [[meets_every_node(unfused, concerned)]])  # without fusions, a rule gives a reason
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
 
 

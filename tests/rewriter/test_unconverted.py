@@ -161,3 +161,51 @@ def test_a_rewritten_model_says_so() -> None:
     assert isinstance(model, onnx.ModelProto)
     again = rewrite(model).report
     assert again.summary.endswith("1 ort_dynq.RowProgram, from a rewrite")
+
+
+HALF = "w16 = Cast<to = 10>(w) one16 = Cast<to = 10>(eps) l16 = Cast<to = 10>(low) h16 = Cast<to = 10>(high)"
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("lost", ["Relu(f)", "Add(f, x)", "CumSum(f, axis)"])
+def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bool) -> None:
+    """The reason names the node where codes stop to be codes times a scale."""
+    dtype = "float16" if is_half else "float"
+    cast = "Cast<to = 10>" if is_half else "Identity"
+    nodes = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) t = {0}(eps) o = Max(m, t) u = {0}(c127) s = Div(o, u)"
+    nodes += " d = Div(x, s) r = Round(d) l = {0}(low) c = Clip(r, l, u) f = Mul(c, s) axis = Constant<value_int = 1>()"
+    nodes = nodes.format(cast) + f" g = {lost} v = {cast}(w) y = MatMul(g, v)"
+    if is_inner:
+        nodes = f"y = If(b) <then_branch = then () => ({dtype}[N, M] y) {{ {nodes} }},"
+        nodes += f" else_branch = otherwise () => ({dtype}[N, M] n) {{ n = Identity(x) }}>"
+    model = model_of(nodes, f"{dtype}[48, 48] x, bool b", f"{dtype}[N, M] y")
+    if is_inner:
+        model.graph.initializer.append(numpy_helper.from_array(CONSTANTS["w"], "w"))
+    (finding,) = [each for each in rewrite(model).report.unconverted if each.op_type == "MatMul"]
+    assert finding.unconverted is not None
+    assert finding.unconverted.reason == Reason.FORM_LOST
+    is_computed_in_half = is_half and lost.startswith("Relu")  # so are the nodes before it
+    assert f"after {'Mul f' if is_computed_in_half else lost[: lost.index('(')] + ' g'}" in finding.reason
+    assert ("in float16" in finding.reason) == is_computed_in_half
+
+
+def test_operators_of_tensorrt() -> None:
+    model = model_of("q, s = trt.TRT_MXFP8DynamicQuantize(x) d = trt.TRT_MXFP8DequantizeLinear(q, s) y = MatMul(d, w)")
+    model.opset_import.append(helper.make_opsetid("trt", 1))
+    (finding,) = rewrite(model).report.unconverted
+    assert finding.unconverted is not None
+    assert finding.unconverted.reason == Reason.TENSORRT
+
+
+def test_an_offset_is_not_where_codes_are_lost() -> None:
+    """A product of floats behind a product of codes with a float offset multiplies no codes."""
+    nodes = "h = ReduceMax<keepdims = 1>(x, one) l = ReduceMin<keepdims = 1>(x, one) e = Sub(h, l) k = Max(e, eps)"
+    nodes += " s = Div(k, c255) o = Sub(x, l) d = Div(o, s) r = Round(d) t = Mul(r, s) f = Add(t, l)"
+    model = model_of(f"{nodes} p = MatMul(f, v) g = Erf(p) y = MatMul(g, w)")
+    codes = np.random.default_rng(0).integers(-127, 128, (48, 48))
+    codes[0] = 127
+    model.graph.initializer.append(numpy_helper.from_array((codes * 0.01).astype(np.float32), "v"))
+    report = rewrite(model).report
+    assert [each.operator for each in report.rewritten if each.op_type == "MatMul"] == ["QuantizedMatMul"]
+    assert not report.unconverted

@@ -63,10 +63,12 @@ class Layers:
             rank = len(shape)
             odd = ["Identity", "Cast", "x * 1", "x + 0", "x - 0", "x / 1", "Dropout", "Reshape, Reshape", "Concat"]
             odd += ["Unsqueeze, Squeeze", "Transpose, Transpose", "x * 0.5", "Neg", "Relu"]
+            if self.opset >= 15:
+                odd += ["CastLike"]
             if is_conv:
                 odd += ["Pad"]
             else:
-                odd += ["Slice", "Split", "Gather"]
+                odd += ["Slice", "Split", "Gather", "Reshape to heads and back"]
                 if rank > 2:
                     odd += ["Reshape to rows", "Flatten", "Transpose of rows"]
                 elif self.kind == "MatMul":
@@ -76,6 +78,10 @@ class Layers:
                     v = g("Identity", v)
                 case "Cast":
                     v = g.cast(v, g.dtype)
+                case "CastLike":
+                    v = g("CastLike", v, g.constant(0.0), shape=shape)
+                case "Reshape to heads and back":
+                    v = g.reshape(g.reshape(v, [*shape[:-1], 4, shape[-1] // 4]), shape)
                 case "x * 1":
                     v = g("Mul", v, 1.0)
                 case "x + 0":

@@ -22,7 +22,7 @@ NEAR_MISSES = {
     },
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
-    "half of the range": {"clip": "none", "scheme": "symmetric"},
+    "half of the range": {"clip": "none", "scheme": "symmetric", "highest code": "127"},  # 7 gives codes up to 14
     "one range for each element of K": {"scope": "token"},
     "scales along the wrong axis": {"scheme": "symmetric", "scope": "token", "rows": "square", "clip": "after Round"},
     "percentile": {"clip": "none", "scheme": "symmetric"},
@@ -164,7 +164,7 @@ class Steps:
         odd = "Expand|Expand to Shape" if g.opset >= 8 else ""
         odd += "|Tile|Unsqueeze, Expand, Reshape" if ranked and g.opset >= 8 else ""
         is_of_rows = ranked and g.shapes[v] == (*shape[:-1], 1)
-        odd += "|Reshape, Tile, Reshape" if is_of_rows and g.opset >= 8 else ""
+        odd += "|Reshape, Tile, Reshape|Reshape, Tile, Reshape to Shape" if is_of_rows and g.opset >= 8 else ""
         match self.draw(f"broadcast of the {name}", "none", odd, rate=0.6):
             case "Expand":
                 return g("Expand", v, g.integers(*shape), shape=shape)
@@ -172,10 +172,12 @@ class Steps:
                 return g("Expand", v, g("Shape", self.x, shape=(len(shape),)), shape=shape)
             case "Tile":
                 return g("Tile", v, g.integers(*(n // m for n, m in zip(shape, g.shapes[v], strict=True))), shape=shape)
-            case "Reshape, Tile, Reshape":
+            case "Reshape, Tile, Reshape" | "Reshape, Tile, Reshape to Shape" as form:
                 rows = int(np.prod(shape[:-1]))
-                column = g.reshape(v, (rows, 1))
-                return g.reshape(g("Tile", column, g.integers(1, shape[-1]), shape=(rows, shape[-1])), shape)
+                matrix = g("Tile", g.reshape(v, (rows, 1)), g.integers(1, shape[-1]), shape=(rows, shape[-1]))
+                if not form.endswith("Shape"):
+                    return g.reshape(matrix, shape)
+                return g("Reshape", matrix, g("Shape", self.x, shape=(len(shape),)), shape=shape)
             case "Unsqueeze, Expand, Reshape":
                 longer = (*shape, 1)
                 new = g.unsqueeze(v, len(shape))

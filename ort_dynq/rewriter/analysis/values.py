@@ -42,12 +42,14 @@ class Known:
         is_integer: Whether all finite ones are integers.
         is_regular: Whether NaN and infinities come from those of the model's inputs, not from a divisor near 0. A Cast
             of NaN to int32 gives a number beyond all bounds.
+        overflows: Whether some come from finite numbers that are rounded to a narrower type, as an inverse scale is.
     """
 
     low: float = -INF
     high: float = INF
     is_integer: bool = False
     is_regular: bool = True
+    overflows: bool = False
 
     def within(self, low: float, high: float) -> Known:
         """Returns the same for elements that are also known to lie within further bounds."""
@@ -129,7 +131,12 @@ class Values:
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
+            given = inputs[0] if node.op_type == "Cast" else found
             found = _cast(found, value.dtype)  # it is rounded to this type
+            if _is_finite(given) and not _is_finite(found):
+                found = replace(found, is_regular=False, overflows=True)
+        if any(each.overflows for each in inputs):
+            found = replace(found, overflows=not is_bounded)
         found = found.within(of_type.low, of_type.high)
         is_number = found.low == found.high and float(found.low).is_integer()
         return replace(found, is_integer=found.is_integer or of_type.is_integer or is_number)
@@ -197,6 +204,10 @@ class NearValues(Values):
 
     def _smallest_divisor(self, node: ir.Node) -> float:
         return 0
+
+
+def _is_finite(known: Known) -> bool:
+    return math.isfinite(known.low) and math.isfinite(known.high)
 
 
 def _of_type(dtype: ir.DataType | None) -> Known:

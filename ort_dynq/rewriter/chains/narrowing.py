@@ -37,18 +37,21 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
         return None
     known = values.known(node.outputs[0])
     is_signed = known.fits(-128, 127)
-    if not (is_signed or known.fits(0, 255)) or not _is_multiplied(node.outputs[0], context.facts):
+    if not (is_signed or known.fits(0, 255)) or not _is_multiplied(node.outputs[0], context.facts, values):
         return None
     return ir.DataType.INT8 if is_signed else ir.DataType.UINT8
 
 
-def _is_multiplied(value: ir.Value, facts: Facts, steps: int = 0) -> bool:
-    """Returns whether a product with constant weights reads a value, moved or minus a zero point."""
+def _is_multiplied(value: ir.Value, facts: Facts, values: Values, steps: int = 0) -> bool:
+    """Returns whether a product by constant weights, or by other codes, reads a value, moved or minus a zero point."""
     uses = [(node, i) for node, i in value.uses() if node.domain in STANDARD_DOMAINS]
-    if any(node.op_type in _PRODUCTS and i == 0 and facts.is_constant(node.inputs[-1]) for node, i in uses):
-        return True
+    for node, i in uses:
+        other = node.inputs[1 - i] if node.op_type in _PRODUCTS and len(node.inputs) == 2 else None
+        if other is not None and (i == 0 if facts.is_constant(other) else values.known(other).fits(-255, 255)):
+            return True
     between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type in ("Concat", "Sub"))]
-    return steps < _MOST and any(_is_multiplied(each, facts, steps + 1) for node in between for each in node.outputs)
+    outputs = (each for node in between for each in node.outputs)
+    return steps < _MOST and any(_is_multiplied(each, facts, values, steps + 1) for each in outputs)
 
 
 def _build(dtype: ir.DataType, edit: Edit) -> None:

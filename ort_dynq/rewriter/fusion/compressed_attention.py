@@ -22,6 +22,7 @@ from ..analysis.nodes import is_standard, producer_of, skip_identity, uncast
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
 from ..edit import Edit, call
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .heads import Dim, dims_of, is_dynamic, is_equal, is_unknown
 from .scores import (
@@ -40,6 +41,8 @@ from .scores import (
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
 _SCALES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_FARTHEST = 8  # nodes between a dequantization and its product
 _LOWEST = -1e38  # a finite bias below it would become -inf as a multiple of log(2)
 
 
@@ -84,34 +87,77 @@ class _Match:
 
 
 def _match(node: ir.Node, context: Context) -> _Match | None:
-    found = attention_of(node) if context.fuse else None
+    return _attention(node, context) if context.fuse else None
+
+
+def _match_unfused(node: ir.Node, context: Context) -> None:
+    """Reports attention over codes that are not of this run, such as those of a cache."""
+    if context.fuse or context.exact:
+        return
+    try:
+        found = _attention(node, context)
+    except Unconverted:  # nobody has asked for a fusion
+        return
+    codes = [] if found is None else [each.value for each in (found.key, found.value) if each.scale is not None]
+    makers = [each.producer() for each in codes]
+    if any(maker is None or is_standard(maker, *_MOVES) for maker in makers):
+        raise Unconverted(Reason.CODES_NEED_FUSE)
+
+
+def _attention(node: ir.Node, context: Context) -> _Match | None:
+    """Returns attention over codes that ends in a Softmax; None if the node is no such Softmax.
+
+    Raises:
+        Unconverted: It is attention over codes in a form that the operator does not compute.
+    """
+    found = attention_of(node)
     if found is None:
         return None
     scores, product, is_safe = found
     p = node.outputs[0]
     values = context.shared(Values)
-    if is_safe and may_mask_rows(scores.steps, values):
-        return None
     query = unscaled(scores.query, scores.scalars)
     key_value = unscaled(scores.key, scores.scalars)
     transpose = producer_of(key_value, "Transpose")
     is_transposed = transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 1, 3, 2]
     if transpose is not None and not is_transposed:
         key_value = unscaled(skip_identity(_first(transpose)), scores.scalars)
-    key = _operand(key_value, 3 if is_transposed else 2)
-    value = _operand(skip_identity(product.inputs[1]) if product.inputs[1] is not None else None, 2)
-    if key is None or value is None or (key.scale is None and value.scale is None):
+    value_value = None if product.inputs[1] is None else skip_identity(product.inputs[1])
+    if value_value is None or not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
-    if query.dtype != ir.DataType.FLOAT or not _is_attention(query, key.value, value.value, is_transposed):
-        return None
+    if is_safe and may_mask_rows(scores.steps, values):
+        raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
+    key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
+    for what, given, operand in (("keys", key_value, key), ("values", value_value, value)):
+        if operand is None or (operand.scale is None and _dequantizes(given)):
+            raise Unconverted(Reason.CODES_SCALES, what=what)
+    assert key is not None
+    assert value is not None
+    if query.dtype != ir.DataType.FLOAT:
+        raise Unconverted(Reason.CODES_QUERY, dtype=query.dtype)
+    if not _is_attention(query, key.value, value.value, is_transposed):
+        raise Unconverted(Reason.CODES_HEADS)
     constants, scalars = split_scalars(scores.scalars)
-    if not all(has_one_element(each.value, 4) for each in scalars):
-        return None
     factor = factor_of(constants)
-    if not math.isfinite(factor) or not all(_fits(step, p) for step in scores.steps):
-        return None
+    are_numbers = all(has_one_element(each.value, 4) for each in scalars) and math.isfinite(factor)
+    if not are_numbers or not all(_fits(step, p) for step in scores.steps):
+        raise Unconverted(Reason.CODES_SCORES)
     lowers = any(isinstance(step, Added) and values.known(step.value).low < _LOWEST for step in scores.steps)
     return _Match(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), lowers, product)
+
+
+def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
+    """Returns whether a key or value is dequantized codes, perhaps moved, repeated or joined afterwards."""
+    node = None if value is None else value.producer()
+    if node is None or distance > _FARTHEST:
+        return False
+    if node.op_type == "DequantizeLinear" or (node.op_type == "DynamicDequantize" and node.domain == DOMAIN):
+        return True
+    if is_standard(node, "Mul", "Sub"):
+        return any(_dequantizes(each, distance + 1) for each in node.inputs)
+    if is_standard(node, "Cast") and node.inputs[0] is not None and node.inputs[0].dtype in _CODES:
+        return True
+    return is_standard(node, *_MOVES) and _dequantizes(node.inputs[0], distance + 1)
 
 
 def _first(node: ir.Node) -> ir.Value:
@@ -314,3 +360,4 @@ def _bias(match: _Match, edit: Edit) -> ir.Value:
 
 
 RULE = Rule("attention over codes", OPSET, _match, _build, fuses=True)
+UNFUSED: Rule[None] = Rule("attention over codes that is not fused", OPSET, _match_unfused)

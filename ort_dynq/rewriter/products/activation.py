@@ -83,16 +83,18 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
-    if form.value.dtype not in (ir.DataType.FLOAT, None):
-        raise Unconverted(Reason.ACTIVATION_FORM)
     if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     may_be_nan = form.divisor is None and _may_be_nan(form, values)
     marked_form = _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
-    if (may_be_nan and form.is_rounded) or (form.divisor is not None and not _is_scaled_by(form, form.divisor)):
+    if (may_be_nan and (form.is_rounded or values.known(form.root).overflows)) or (
+        form.divisor is not None and not _is_scaled_by(form, form.divisor)
+    ):
         raise Unconverted(Reason.NAN_CODES)
+    if form.value.dtype not in (ir.DataType.FLOAT, None):
+        raise Unconverted(Reason.ACTIVATION_TYPE, dtype=str(form.value.dtype).lower())
     blocks = {param.block for param in form.params if not param.is_one}
     if len(blocks) > 1:
         raise Unconverted(Reason.ACTIVATION_SCALES)

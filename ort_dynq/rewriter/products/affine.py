@@ -32,6 +32,7 @@ from ..analysis.shapes import (
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
+from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import (
     ROUNDINGS,
@@ -50,6 +51,7 @@ from .affine_form import (
     unsqueezed,
 )
 from .estimates import is_estimate
+from .merged_rows import with_merged_rows
 from .sources import source_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
@@ -171,7 +173,8 @@ class AffineForms:
 
     def _lose(self, node: ir.Node, why: str = "it is not affine") -> Unconverted | None:
         """Returns why a form is lost at a node, if one of its inputs has a form or has lost it; None for a product."""
-        if node.op_type in PRODUCTS:
+        is_of_product = node.op_type == "Add" and ADDED in node.metadata_props  # adds the product of an offset
+        if node.op_type in PRODUCTS or is_of_product:
             return None
         for each in node.inputs:
             if (lost := self.lost(each)) is not None:
@@ -337,6 +340,8 @@ class AffineForms:
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
         if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
             return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
+        if value.dtype == ir.DataType.FLOAT16:
+            return self._lose(node, "ONNX Runtime computes it in float16, expected float32")
         return self._lose(node, f"no operand is known to be one number for each row, or for all{_repeated(node)}")
 
     @staticmethod
@@ -418,6 +423,7 @@ class AffineForms:
         def moved_param(name: str, param: Param) -> Param:
             of_others = [each.param(name) for each in others]
             found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
+            found = found or with_merged_rows(param, node, value, data)
             if found is None:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it")
             return found

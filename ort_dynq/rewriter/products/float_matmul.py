@@ -53,6 +53,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.exact:
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
+    if a.dtype not in (ir.DataType.FLOAT, None):
+        activation_of(form, forms.values)  # says what is wrong with it
     grid = _grid(product, context)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
@@ -90,11 +92,12 @@ def _grid(product: MatrixProduct, context: Context) -> Grid:
     """Returns the grid of alpha times the weights.
 
     Raises:
-        Unconverted: They are not constant, not known or not a grid.
+        Unconverted: They are computed at run time, not known or not a grid.
     """
     b, is_transposed = product.b, product.has_transposed_b
     if not context.facts.is_constant(b):
-        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
+        is_activation = context.shared(AffineForms).of(b) is not None
+        raise Unconverted(Reason.TWO_QUANTIZED_ACTIVATIONS if is_activation else Reason.WEIGHTS_AT_RUN_TIME)
     if product.has_transposed_a:
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
     search = functools.partial(_grid_of, b, is_transposed, context.facts)

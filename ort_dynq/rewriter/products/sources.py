@@ -69,7 +69,8 @@ def source_of(node: ir.Node, values: Values) -> Source | None:
         Unconverted: The codes cannot be multiplied as uint8.
     """
     has_other_types = any(value is None or value.dtype in _OTHER_TYPES for value in node.inputs)
-    if node.domain != DOMAIN or has_other_types or len(node.inputs) < _FEWEST_INPUTS.get(node.op_type, 9):
+    fewest = _FEWEST_INPUTS.get(node.op_type)
+    if node.domain != DOMAIN or has_other_types or fewest is None or len(node.inputs) < fewest:
         return None
     if node.op_type == "DynamicRangeFakeQuantize":
         return None if attributes_of(node)["block_size"] else _range_source(node)

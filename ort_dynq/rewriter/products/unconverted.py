@@ -2,6 +2,7 @@
 
 MatMul | Gemm | Conv | ... of data that were quantized before it    -> unconverted
 Conv of com.microsoft.nchwc                                         -> unconverted
+Quantization of domain trt (ModelOpt)                               -> unconverted
 
 The reason is the first value on the way from the codes to the product that is not codes times a scale (affine.py).
 A product that multiplies weights only, or floats that were never quantized, is not reported.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS
+from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
 from ..analysis.nodes import only_use, producer_of, program_of, skip_identity
 from ..analysis.shapes import RESHAPES
@@ -32,6 +33,8 @@ _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
 
 def _match(node: ir.Node, context: Context) -> None:
     """Reports a product of data that were quantized before it."""
+    if node.domain == TENSORRT and node.op_type.endswith(("Quantize", "QuantizeLinear", "QDQ")):
+        raise Unconverted(Reason.TENSORRT)
     if node.domain == NCHWC and node.op_type == "Conv":
         raise Unconverted(Reason.NCHWC)
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:

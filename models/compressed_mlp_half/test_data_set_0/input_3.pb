@@ -1,0 +1,1 @@
+0Bgate_pointsJxˆy™wy—™x˜w‰‰‰‰w˜wxxyw˜x‡™x‡—‡ˆ‡™—‡x˜x—˜‡wˆxw˜—y‡ˆx˜xw˜‡™x‡—‰—x™ˆy‰x™ˆ—™—xˆ—xy—x‰x—w‡wxw‰w‡w™x‡‰™——w‡w™w‰™ˆ—‡xˆ‡ˆ˜™xyxxw‰

@@ -1,0 +1,1 @@
+0B	up_pointsJxyy™xy‡‡‰‰—x™y‡‰˜™w‡yyw™wxˆx™—‡‰——™w‡™y‡‰‡w‰ˆwww˜xx‰ˆx‡xwx‡w—‡‡‡˜‡xw‡™™™—w—™‰w—‰x˜x˜wxˆy‡‰xwy˜—‡xˆw‡ˆx˜‡—™™y—w‰‡˜˜x‡ˆ‰ˆˆ‰

@@ -1,0 +1,1 @@
+PBdown_pointsJxxx‡yww‰™x‰wˆ‡—ˆˆ—ˆ˜—˜——xwˆ—ww‰——w™ˆ‰ˆyy™ˆ‰—ˆwx˜‡—y‡wyxwx‡‡y‡˜yy‡ˆˆ—xˆˆwxw˜‰ˆw™™ˆ‰—xˆ™‰˜y™˜‡y‡™ˆyy˜x™˜w—ˆxxwx‡‡y˜‰wˆ—‰™yˆ

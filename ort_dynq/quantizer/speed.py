@@ -1,0 +1,129 @@
+"""Selects the layers that stay in float because integers make the model slower, measured on this CPU.
+
+Layers of one operator and of weights of equal shapes take the same time, and often share a quantized activation. So
+they are one kind: all of them are quantized, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graphs import graphs, label, named
+from ..inputs import Array
+from ..measuring.plain import plain
+from ..measuring.progress import Track
+from ..measuring.timing import Settings, interleave, session_contender
+from ..rewriter import Result
+from ..storage import load
+from .options import LAYERS, Forms
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
+    from ..storage import Model
+
+_SLOWER = 0.99
+"""Layers stay in float if this makes the model at least so much faster: smaller differences are noise, and integers are
+smaller."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Layers of one operator and of weights of equal shapes.
+
+    Attributes:
+        operator: The operator.
+        weights: The shapes of the weights.
+        layers: The names of the layers.
+        gain: The time of the model if these layers stay in float / the time if they are quantized, all others being
+            quantized.
+        stays_float: Whether they stay in float.
+    """
+
+    operator: str
+    weights: tuple[tuple[int, ...], ...]
+    layers: tuple[str, ...]
+    gain: float
+    stays_float: bool
+
+
+@dataclass(frozen=True)
+class FasterLayers:
+    """The quantized model, in which no kind of layers is slower than in float.
+
+    Attributes:
+        result: The model and its report.
+        kinds: The kinds of layers, as the model has them.
+    """
+
+    result: Result
+    kinds: tuple[Kind, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"kinds": plain(self.kinds)}
+
+
+def select_faster(
+    model: Model,
+    quantize: Callable[[Forms], Result],
+    feeds: Mapping[str, Array],
+    *,
+    seconds: float = 0.5,
+    backend: Backend = "native",
+    track: Track = iter,
+) -> FasterLayers:
+    """Keeps kinds of layers in float without which the quantized model is faster, at the shapes of the given inputs.
+
+    The model with all layers quantized is compared with the models in which one kind is float. Both run in turns on one
+    thread, at ONNX Runtime's default optimization level, and the fastest runs are compared.
+
+    Args:
+        model: The float model.
+        quantize: Quantizes the model, with other forms for the layers of these names.
+        feeds: Its inputs.
+        seconds: The time for each kind.
+        backend: How the sessions get the operators.
+        track: Shows the progress.
+
+    Raises:
+        DynqError: A model does not run.
+    """
+    first = quantize(Forms())
+    quantized = {each.node for each in first.report.rewritten if not each.fuses}
+    found = []
+    for (operator, weights), layers in track([*_kinds(model, quantized).items()]):
+        candidate = quantize(Forms(slow=frozenset(layers)))
+        gain = _time_ratio(candidate.model, first.model, feeds, seconds, backend)
+        found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
+    slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
+    return FasterLayers(quantize(Forms(slow=slow)) if slow else first, tuple(found))
+
+
+def _kinds(model: Model, quantized: set[str]) -> dict[tuple[str, tuple[tuple[int, ...], ...]], list[str]]:
+    """Returns the names of the quantized layers, by operator and shapes of weights."""
+    found: dict[tuple[str, tuple[tuple[int, ...], ...]], list[str]] = {}
+    for _, graph in graphs(named(load(model))):
+        for node in graph:
+            if node.op_type in LAYERS and label(node) in quantized:
+                weights = tuple(
+                    _shape(each) for each in node.inputs if each is not None and each.const_value is not None
+                )
+                found.setdefault((node.op_type, weights), []).append(label(node))
+    return found
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    assert value.const_value is not None
+    return tuple(map(int, value.const_value.shape.numpy()))
+
+
+def _time_ratio(a: ir.Model, b: ir.Model, feeds: Mapping[str, Array], seconds: float, backend: Backend) -> float:
+    """Returns the time of one quantized model / the time of another one."""
+    contenders = [session_contender("the quantized model", each, feeds, 1, backend=backend) for each in (a, b)]
+    times = [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds, backend=backend), 1)]
+    return times[0] / times[1]

@@ -1,0 +1,146 @@
+"""The rule for matrix products of two factors of 8-bit codes that are quantized at run time: attention in integers.
+
+Cast of codes to int32 or int64, [Sub zero point], MatMul or Einsum of two of them   -> MatMulInteger of uint8 codes
+QLinearMatMul of int8 codes                                                         -> QLinearMatMul of uint8 codes
+
+The sums are the same integers. ONNX Runtime multiplies wide integers, and int8 by int8, one by one, and uint8 codes in
+vectors.
+integer_matmul.py makes uint8 codes of MatMulInteger of two activations. QuantizedMatMul would have to pack one factor
+in each run (decisions.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ...operators.quantized_matmul import LONGEST_SUM
+from ..analysis.constants import constant_scalar
+from ..analysis.shapes import has_one_element
+from ..analysis.types import WIDE_TYPES
+from ..edit import Edit
+from ..reasons import Reason, Unconverted
+from ..rule import Context, Rule
+from .matrix_product import MatrixProduct, matrix_product_of
+from .unsigned_codes import UnsignedCodes
+from .wide_codes import WideCodes, wide_codes_of
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A product of two activations.
+
+    Attributes:
+        product: The product of wide integers.
+        factors: The codes in each of its factors.
+    """
+
+    product: MatrixProduct
+    factors: tuple[WideCodes, WideCodes]
+
+
+_ZERO_POINTS = (2, 5, 7)  # inputs of QLinearMatMul
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul"):
+        return None
+    if any(each is None or each.dtype not in WIDE_TYPES or context.facts.is_constant(each) for each in node.inputs):
+        return None
+    found = [None if each is None else wide_codes_of(each) for each in node.inputs]
+    if len(found) != 2 or found[0] is None or found[1] is None:
+        return None
+    product = matrix_product_of(node)
+    if product is None:
+        return None
+    for each in found:
+        assert each is not None
+        _check_zero_point(each)
+    if product.has_transposed_b and product.b.shape is None:
+        raise Unconverted(Reason.RANK_NOT_KNOWN)
+    if node.outputs[0].dtype != ir.DataType.INT32 and not _is_short(product.a):  # int64 does not wrap around
+        raise Unconverted(Reason.SUMS_LENGTH)
+    return _Match(product, (found[0], found[1]))
+
+
+def _check_zero_point(factor: WideCodes) -> None:
+    """Checks that MatMulInteger takes the zero point of a factor.
+
+    Raises:
+        Unconverted: It is not one number, or not a code.
+    """
+    if factor.zero_point is None:
+        return
+    if not has_one_element(factor.zero_point):
+        raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
+    number, lowest = constant_scalar(factor.zero_point), _lowest(factor)
+    if number is not None and not lowest <= number <= lowest + 255:
+        raise Unconverted(Reason.ZERO_POINT_NO_CODE)
+
+
+def _lowest(factor: WideCodes) -> int:
+    return -128 if factor.codes.dtype == ir.DataType.INT8 else 0
+
+
+def _is_short(a: ir.Value) -> bool:
+    """Returns whether the sums of a product by A, [..., M, K], are known to fit int32."""
+    depth = None if a.shape is None or not len(a.shape) else a.shape[-1]
+    return isinstance(depth, int) and depth <= LONGEST_SUM
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    node, product, unsigned = edit.node, match.product, edit.shared(UnsignedCodes)
+    a, b = (unsigned.of_wide(each, edit) for each in (product.a, product.b))
+    if product.has_transposed_b:
+        assert product.b.shape is not None
+        *lead, rows, columns = range(len(product.b.shape))
+        b = edit.insert(ir.node("Transpose", [b], {"perm": [*lead, columns, rows]}), before=node)
+    zero_points = [_zero_point(each, edit) for each in match.factors]
+    sums = edit.insert_main(ir.node("MatMulInteger", [a, b, *zero_points]), before=node)
+    dtype = node.outputs[0].dtype
+    if dtype is not None and dtype != ir.DataType.INT32:
+        edit.facts.note(sums, ir.DataType.INT32, node.outputs[0].shape)
+        sums = edit.insert(ir.node("Cast", [sums], {"to": int(dtype)}), before=node)
+    edit.replace(node.outputs[0], sums)
+
+
+def _zero_point(factor: WideCodes, edit: Edit) -> ir.Value:
+    """Returns the zero point of the uint8 codes of a factor, a scalar."""
+    number = 0.0 if factor.zero_point is None else constant_scalar(factor.zero_point)
+    if number is not None:
+        return edit.add_constant(np.uint8(int(number) - _lowest(factor)), before=edit.node)
+    assert factor.zero_point is not None
+    scalar = edit.add_constant(np.zeros(0, np.int64), before=edit.node)
+    value = edit.shared(UnsignedCodes).of(factor.zero_point, edit)
+    return edit.insert(ir.node("Reshape", [value, scalar]), before=edit.node)
+
+
+def _match_linear(node: ir.Node, context: Context) -> tuple[ir.Value, ...] | None:
+    """Returns the factors and zero points, all of int8, of a QLinearMatMul of two activations."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != "QLinearMatMul" or len(node.inputs) != 8:
+        return None
+    values = [each for each in (node.inputs[0], node.inputs[3], *(node.inputs[i] for i in _ZERO_POINTS)) if each]
+    if len(values) != 5 or any(each.dtype != ir.DataType.INT8 for each in values):
+        return None
+    return None if any(map(context.facts.is_constant, values[:2])) else tuple(values)
+
+
+def _build_linear(values: tuple[ir.Value, ...], edit: Edit) -> None:
+    """Puts the uint8 form in place: its codes and zero points are 128 larger, also those of the result."""
+    node, unsigned = edit.node, edit.shared(UnsignedCodes)
+    inputs = list(node.inputs)
+    for i, value in zip((0, 3, *_ZERO_POINTS), values, strict=True):
+        inputs[i] = unsigned.shifted(value, edit)
+    codes = edit.insert_main(ir.node("QLinearMatMul", inputs), before=node)
+    edit.facts.note(codes, ir.DataType.UINT8, node.outputs[0].shape)
+    wide = edit.insert(ir.node("Cast", [codes], {"to": int(ir.DataType.INT32)}), before=node)
+    half = edit.add_constant(np.array(128, np.int32), before=node)
+    signed = edit.insert(ir.node("Sub", [wide, half]), before=node)
+    edit.replace(node.outputs[0], edit.insert(ir.node("Cast", [signed], {"to": int(ir.DataType.INT8)}), before=node))
+
+
+RULE: Rule[_Match] = Rule("integer product of two activations", 13, _match, _build)
+LINEAR: Rule[tuple[ir.Value, ...]] = Rule("QLinearMatMul of two activations", 13, _match_linear, _build_linear)

@@ -1,0 +1,81 @@
+"""--only-if-faster: the layers that stay in float because integers make the model slower."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from helpers import parse
+from onnx import numpy_helper
+
+from ort_dynq import cli
+from ort_dynq.quantizer import checked, quantize_layers, speed
+from ort_dynq.quantizer.options import Forms
+from ort_dynq.rewriter import Result
+
+DATA = {"x": np.random.default_rng(0).standard_normal((6, 256), np.float32)}
+
+
+def model_of() -> onnx.ModelProto:
+    """Two layers of 256 x 256 weights, and one of 256 x 192."""
+    model = parse(
+        "float[N, 256] x",
+        "float[N, 192] y",
+        "a = MatMul(x, w1) b = Relu(a) c = MatMul(b, w2) d = Relu(c) y = MatMul(d, w3)",
+    )
+    del model.opset_import[1]
+    rng = np.random.default_rng(1)
+    for i, columns in enumerate((256, 256, 192), 1):
+        weights = rng.standard_normal((256, columns), np.float32) / 16
+        model.graph.initializer.append(numpy_helper.from_array(weights, f"w{i}"))
+    return model
+
+
+def products(model: ir.Model) -> int:
+    return sum(node.op_type.startswith("QuantizedMatMul") for node in model.graph)
+
+
+def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, options = model_of(), checked("int8", None, "token", False, ())
+
+    def ratio(a: ir.Model, b: ir.Model, feeds: Any, *_: Any) -> float:
+        assert products(b) == 3
+        assert feeds is DATA
+        return 0.9 if products(a) == 1 else 1.5
+
+    def quantize(forms: Forms) -> Result:
+        return quantize_layers(model, replace(options, forms=forms))
+
+    monkeypatch.setattr(speed, "_time_ratio", ratio)
+    found = speed.select_faster(model, quantize, DATA)
+    assert [(each.weights, each.layers, each.gain, each.stays_float) for each in found.kinds] == [
+        (((256, 256),), ("a", "c"), 0.9, True),
+        (((256, 192),), ("y",), 1.5, False),
+    ]
+    assert products(found.result.model) == 1
+    reasons = {each.node: each.reason for each in found.result.report.unconverted}
+    assert reasons == dict.fromkeys("ac", "stays in float: integers make the model slower on this CPU")
+    monkeypatch.setattr(speed, "_time_ratio", lambda *_: 0.995)  # noise
+    assert products(speed.select_faster(model, quantize, DATA).result.model) == 3
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "m.onnx", str(tmp_path / "q.onnx")
+    onnx.save(model_of(), source)
+    arguments = ["quantize", str(source), "-o", target, "--only-if-faster", "--allow-none", "--shape", "x=6x256"]
+    assert cli.main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    kinds = data["faster"]["kinds"]
+    assert [each["layers"] for each in kinds] == [["a", "c"], ["y"]]
+    assert all(each["stays_float"] == (each["gain"] < 0.99) for each in kinds)
+    assert data["accuracy"] is None
+    assert cli.main([*arguments, "--no-timing"]) == 0
+    assert "time of the model with these layers in float / with integers" in capsys.readouterr().out
+    assert cli.main([*arguments, "--min-snr", "20"]) == 2
+    assert "--only-if-faster and --min-snr both choose" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Products of two activations that are quantized at run time: which become products of uint8 codes, and which stay.
+
+The sums are integers, so every output keeps its bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from rewriting import check, found, rows
+from test_products import model_of
+
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.reasons import Reason
+
+F = np.float32
+ROWS, K = 7, 33
+DATA = {"q": rows((2, ROWS, K), seed=1), "k": rows((2, 5, K), seed=2)}
+INPUTS = f"float[B, M, {K}] q, float[B, N, {K}] k"
+SCALES = "kst = Transpose<perm = [0, 2, 1]>(ks)\n f = Cast<to = 1>(i)\n g = Mul(f, qs)\n y = Mul(g, kst)"
+
+
+def codes(name: str, casts: str = "3") -> str:
+    """Computes the scale {name}s and the codes {name}8 of the rows of a value, after some Casts."""
+    text = f"{name}a = Abs({name})\n {name}m = ReduceMax<keepdims = 1>({name}a, last)\n {name}l = Max({name}m, eps)\n"
+    text += f"{name}s = Div({name}l, c127)\n {name}d = Div({name}, {name}s)\n {name}r = Round({name}d)\n"
+    value = f"{name}c"
+    text += f"{value} = Clip({name}r, low, high)\n"
+    for dtype in casts.split():
+        text += f"{name}{dtype}_ = Cast<to = {dtype}>({value})\n"
+        value = f"{name}{dtype}_"
+    return text + f"{name}w = Identity({value})\n"
+
+
+TRANSPOSED = "kt = Transpose<perm = [0, 2, 1]>(kw)\n"
+PRODUCTS = {
+    "int32": codes("q", "3 6") + codes("k", "3 6") + TRANSPOSED + "i = MatMul(qw, kt)\n",
+    "int32 at once": codes("q", "6") + codes("k", "6") + TRANSPOSED + "i = MatMul(qw, kt)\n",
+    "int64": codes("q", "3 7") + codes("k", "3 7") + TRANSPOSED + "i = MatMul(qw, kt)\n",
+    "Einsum": codes("q", "3 6") + codes("k", "3 6") + 'i = Einsum<equation = "bmk,bnk->bmn">(qw, kw)\n',
+    "constant zero points": codes("q", "3 6")
+    + codes("k", "3 6")
+    + "qz = Sub(qw, three)\n kz = Sub(kw, four)\n kt = Transpose<perm = [0, 2, 1]>(kz)\n i = MatMul(qz, kt)\n",
+    "zero points at run time": codes("q", "3 6")
+    + codes("k", "3 6")
+    + "z32 = Cast<to = 6>(z)\n qz = Sub(qw, z32)\n kz = Sub(kw, z32)\n kt = Transpose<perm = [0, 2, 1]>(kz)\n"
+    "i = MatMul(qz, kt)\n",
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_wide_integers(product: str) -> None:
+    inputs, data = INPUTS, DATA
+    if "at once" in product:  # ONNX does not define the Cast of NaN to int32
+        data = {name: array[:, np.isfinite(array).all((0, 2))] for name, array in DATA.items()}
+    if "run time" in product:
+        inputs, data = inputs + ", int8[1, 1, 1] z", data | {"z": np.full((1, 1, 1), -128, np.int8)}
+    model = model_of(PRODUCTS[product] + SCALES, {"three": np.int32(3), "four": np.int32(-4)}, inputs=inputs)
+    for exact in (False, True):
+        assert "MatMulInteger" in found(check(model, data, exact=exact))
+    assert types_of(model, "MatMulInteger") == {TensorProto.UINT8}
+
+
+def types_of(model: onnx.ModelProto, operator: str) -> set[int]:
+    """Returns the types of the zero points, which are those of the codes, of the only node of an operator."""
+    nodes = rewrite(model).to_proto().graph.node
+    made = {node.output[0]: node for node in nodes}
+    (product,) = (node for node in nodes if node.op_type == operator)
+    found = set()
+    for name in product.input[2:4] if operator == "MatMulInteger" else (product.input[2], product.input[5]):
+        node = made[name]
+        while node.op_type == "Reshape":
+            node = made[node.input[0]]
+        (attribute,) = node.attribute
+        found.add(attribute.i if node.op_type == "Cast" else attribute.t.data_type)
+    return found
+
+
+@pytest.mark.parametrize(("body", "reason"), [
+    ("qw = Cast<to = 7>(q)\n kw = Cast<to = 7>(k)\n" + TRANSPOSED + "y = MatMul(qw, kt)", Reason.SUMS_LENGTH),
+    (
+        "q6 = Cast<to = 6>(q)\n kw = Cast<to = 6>(k)\n z6 = Cast<to = 6>(z)\n qw = Sub(q6, z6)\n"
+        + TRANSPOSED
+        + "y = MatMul(qw, kt)",
+        Reason.ACTIVATION_ONE_ZERO_POINT,
+    ),
+    (
+        "q6 = Cast<to = 6>(q)\n kw = Cast<to = 6>(k)\n qw = Sub(q6, big)\n" + TRANSPOSED + "y = MatMul(qw, kt)",
+        Reason.ZERO_POINT_NO_CODE,
+    ),
+])  # fmt: skip
+def test_products_of_wide_integers_that_stay(body: str, reason: Reason) -> None:
+    wide = "int64[] y" if "7>" in body else "int32[] y"
+    depth = "D" if "7>" in body else K
+    model = model_of(
+        body,
+        {"big": np.int32(200)},
+        inputs=f"int8[2, M, {depth}] q, int8[2, N, {depth}] k, int8[2, M, 1] z",
+        outputs=wide,
+    )
+    reasons = [each.unconverted.reason for each in rewrite(model).report.findings if each.unconverted]
+    assert reasons == [reason]
+
+
+def test_float_products_stay() -> None:
+    """Packing and scaling cost more than integers save."""
+    body = codes("q", "3 1") + codes("k", "3 1") + "qf = Mul(qw, qs)\n kf = Mul(kw, ks)\n"
+    model = model_of(body + "kt = Transpose<perm = [0, 2, 1]>(kf)\n y = MatMul(qf, kt)", {}, inputs=INPUTS)
+    report = check(model, DATA, exact=True)
+    reasons = [each.unconverted.reason for each in rewrite(model).report.findings if each.unconverted]
+    assert reasons == [Reason.TWO_QUANTIZED_ACTIVATIONS]
+    assert found(report) == ["RowProgram", "RowProgram"]
+
+
+def test_qlinear_matmul() -> None:
+    """Halves are rounded to even before the zero point is added, so codes that are 128 larger round alike."""
+    text = "y = QLinearMatMul(q, qs, qz, k, ks, kz, ys, yz)"
+    inputs = "int8[2, 7, 33] q, int8[2, 33, 40] k, float qs, float ks, float ys, int8 qz, int8 kz, int8 yz"
+    model = model_of(text, {}, inputs=inputs, outputs="int8[] y")
+    rng = np.random.default_rng(0)
+    data = {"q": rng.integers(-128, 128, (2, 7, 33), np.int8), "k": rng.integers(-128, 128, (2, 33, 40), np.int8)}
+    for scale in (2.0**-9, 0.0013):
+        scales = {"qs": np.array(scale, F), "ks": np.array(1, F), "ys": np.array(1, F)}
+        zeros = {"qz": np.array(-128, np.int8), "kz": np.array(5, np.int8), "yz": np.array(-7, np.int8)}
+        assert found(check(model, data | scales | zeros, exact=True)) == ["QLinearMatMul"]
+    assert types_of(model, "QLinearMatMul") == {TensorProto.UINT8}
