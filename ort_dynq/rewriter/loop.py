@@ -119,11 +119,14 @@ def _apply_rules(
     rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context, findings: _Findings
 ) -> None:
     """Applies the rules to each node of a graph in turn, until one has a finding, and adds the findings."""
+    usable = [(rule, problem) for rule in rules if not (problem := _problem(rule, context)) or rule.reports_opset]
     for node in list(graph):
         if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
             continue
-        for rule in rules:
-            applied = _apply(rule, node, context)
+        if context.facts.is_folded(node):
+            continue
+        for rule, problem in usable:
+            applied = _apply(rule, node, context, problem)
             if applied is not None and rule.prepares:
                 findings.is_prepared = True
             elif applied is not None:
@@ -132,27 +135,35 @@ def _apply_rules(
                 break
 
 
-def _apply(rule: Rule[Any], node: ir.Node, context: Context) -> tuple[Finding, ir.Node | None] | None:
-    """Applies one rule to one node; returns its finding and the node that it became, or None if it does not apply."""
-    problem = _problem(rule, context)
-    if problem and not rule.reports_opset:
-        return None
-    if context.facts.is_folded(node):
-        return None
-    found = Finding(label(node), node.op_type, context.path, rule.name, fuses=rule.fuses)
+def _apply(
+    rule: Rule[Any], node: ir.Node, context: Context, problem: Unconverted | None
+) -> tuple[Finding, ir.Node | None] | None:
+    """Applies one rule to one node; returns its finding and the node that it became, or None if it does not apply.
+
+    Args:
+        rule: The rule.
+        node: The node.
+        context: What the rule knows.
+        problem: Why the rule cannot convert nodes in this place, or None.
+    """
     try:
         match = rule.match(node, context)
     except Unconverted as why:
-        return replace(found, unconverted=problem or why), None
+        return _found(rule, node, context, unconverted=problem or why), None
     if match is None:
         return None
     if problem:
-        return replace(found, unconverted=problem), None
+        return _found(rule, node, context, unconverted=problem), None
+    found = _found(rule, node, context)  # before the node changes
     edit = Edit(node, context.facts, context.shared)
     rule.build(match, edit)
     edit.apply(rule.name)
     program = "" if edit.main is None else program_of(edit.main)
     return replace(found, operator=edit.operator, note=edit.note, program=program), edit.main
+
+
+def _found(rule: Rule[Any], node: ir.Node, context: Context, unconverted: Unconverted | None = None) -> Finding:
+    return Finding(label(node), node.op_type, context.path, rule.name, unconverted=unconverted, fuses=rule.fuses)
 
 
 def _problem(rule: Rule[Any], context: Context) -> Unconverted | None:

@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from compressed import compressed_cases
@@ -880,11 +879,10 @@ def test_zero_points_that_are_not_integers(isas: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_printed_body_is_the_function(operator: str, opset: int) -> None:
-    """It parses, and gives the nodes that the rewriter writes."""
-    printed = ir.from_proto(onnx.parser.parse_function(body_text(operator, opset)))
-    assert ir.to_proto(printed) == make_function(operator, opset)
+def test_printed_body_is_the_function(opset: int) -> None:
+    """It parses, and gives the nodes of which the rewriter writes those that a model runs."""
+    for operator in OPERATORS:
+        assert onnx.parser.parse_function(body_text(operator, opset)) == make_function(operator, opset), operator
 
 
 def test_printed_body_of_an_unknown_operator() -> None:
@@ -905,7 +903,6 @@ def test_the_model_needs_its_function(operator: str, opset: int) -> None:
     for value, array in zip(values, arrays, strict=True):
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, array.shape))
     onnx.checker.check_model(model, full_check=True)
-    stock_session(model)
     del model.functions[:]
     with pytest.raises(Exception, match=operator):
         stock_session(model)

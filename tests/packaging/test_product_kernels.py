@@ -31,6 +31,8 @@ AMX_STAND_IN = ('-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"', "-DkAmxProducts=kA
 PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts",)
 EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
 
+LAUNCHER = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache: tests share most object files
+
 Part = tuple[Path, tuple[str, ...]]  # a source file and its compiler options
 
 
@@ -75,7 +77,7 @@ def build_all(folder: Path, compiler: str, parts: list[Part], *flags: str, check
 
     def compile_one(part: Part, output: str) -> None:
         path, options = part
-        subprocess.run([compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
+        subprocess.run([*LAUNCHER, compiler, *FLAGS, *flags, *options, "-c", str(path), "-o", output], check=True)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, [*mains, *parts], objects))
@@ -98,10 +100,9 @@ def all_kinds(*names: str) -> set[str]:
     tile_kinds = ("gemm_qc8w_tiles", "gemm_qb8w_tiles", "gemm_qb4w_tiles", "conv_tiles")
     in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     winograd = {f"{name} winograd" for name in names if "amx" not in name}
-    strassen = {
-        f"{name} {kind}" for name in names if name in ("avx2", "avx512") for kind in ("strassen", "conv_strassen")
-    }
-    return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles | winograd | strassen
+    kinds_of_words = ("strassen", "conv_strassen", "gemm_qb4w without sums")
+    of_words = {f"{name} {kind}" for name in names if name in ("avx2", "avx512") for kind in kinds_of_words}
+    return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles | winograd | of_words
 
 
 @pytest.fixture
