@@ -18,6 +18,7 @@ namespace dynq {
 // A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kLongestTileGroup k, whose
 // sums are exact as floats.
 constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512, kMostSummedRows = 5;
+constexpr int64_t kLongestSummedGroup = 4096, kLeastSummingRows = 12;
 static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
 // The sum of such a group minus the zero point times the sum of the column fits int32 within this bound.
@@ -54,7 +55,8 @@ struct ProductColumns {
   const uint16_t* halves;  // float16, in place of scales; null if the block has no row of ones
   int64_t scales_stride;
   int64_t scale_groups;  // 1, or the number of groups
-  const int32_t* sums;   // [groups][columns], of the weights minus zero points; null if the block has a row of ones
+  // [groups][columns], of the weights minus zero points; null if the block has a row of ones or the kernel makes them
+  const int32_t* sums;
   int64_t sums_stride;
   const float* bias;  // [columns]
 };
@@ -97,6 +99,9 @@ struct ProductKernels {
   ProductKernel gemm_qb4w;  // one group or more
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
   bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
+  // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of
+  // up to kLongestSummedGroup k. That is fast from kLeastSummingRows rows on.
+  bool makes_sums_4bit;
   // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;
   ProductKernel gemm_qb8w_tiles;

@@ -129,7 +129,11 @@ class QuantizedMatMul : public Node {
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
     all.codes.has_ones =
         all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows && stack.elements() == 1;
-    product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
+    const bool makes_sums = kernels.makes_sums_4bit && bits_ == 4 && !product.in_tiles && !all.codes.has_ones &&
+                            all.rows >= kLeastSummingRows && depth > 0 && depth == all.depth &&
+                            depth <= all.groups * kLongestSummedGroup;
+    if (all.columns.sums == nullptr && !makes_sums)
+      product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
     all.rows += all.codes.has_ones;
     product.code_rows += all.codes.has_ones;
     const bool has_zps_of_8 = is_one_zp && (all.weights.zp & 15) == 8;
@@ -166,11 +170,11 @@ class QuantizedMatMul : public Node {
     void* dst;
     Storage dst_storage;
     int64_t terms;
-    const float* bias_of_terms = nullptr;  // which is added to their sum; all.columns.bias has no effect then
-    ColumnSumKernel sum_columns;
-    ProductCodes codes_of_ones;  // a row for sum_columns
-    bool in_tiles;               // the codes are in tiles
-    const Tail* tail;            // or null
+    const float* bias_of_terms = nullptr;   // which is added to their sum; all.columns.bias has no effect then
+    ColumnSumKernel sum_columns = nullptr;  // if neither the model nor the kernel of the product has the sums
+    ProductCodes codes_of_ones;             // a row for sum_columns
+    bool in_tiles;                          // the codes are in tiles
+    const Tail* tail;                       // or null
     ProgramTensors tail_tensors;
     Scratch<uint8_t, 4096> codes, ones;
     Scratch<int32_t, 64> row_sums, zps, sums_of_ones;
@@ -216,7 +220,7 @@ class QuantizedMatMul : public Node {
       all.codes.sums = sums;
       if (all.codes.has_ones)
         set_ones(depth, copy + given * all.depth, needs_sums ? sums + given * all.groups : nullptr);
-      else if (all.columns.sums == nullptr)
+      else if (sum_columns != nullptr)
         set_ones(depth, ones.allocate(all.depth), sums_of_ones.allocate(all.groups));
       if (!copies && !needs_sums) return;
       const int64_t tasks = part_count(given * depth, given);
@@ -310,10 +314,11 @@ class QuantizedMatMul : public Node {
     }
 
     // Tasks are matrices, or strips of their columns: the weights of a strip stay in the caches for all rows. Strips
-    // are cut into rows only if there are too few of them.
+    // are cut into rows only if there are too few of them, and many of them only into parts of whole units.
     void run(Context& context, ProductKernel kernel, int64_t bits) const {
       const int64_t strips = (all.cols + kStrip - 1) / kStrip, unit = in_tiles ? 2 * kTileRows : kRowUnit;
-      const int64_t units = (all.rows + unit - 1) / unit, tasks = task_count(bits);
+      const int64_t fewest_strips = 8, tasks = task_count(bits);
+      const int64_t units = std::max((all.rows + (strips < fewest_strips ? unit - 1 : 0)) / unit, int64_t{1});
       const int64_t pair_tasks = std::clamp(tasks, int64_t{1}, pair_count);
       const int64_t tasks_of_pair = (tasks + pair_tasks - 1) / pair_tasks;
       const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, strips);
@@ -321,7 +326,8 @@ class QuantizedMatMul : public Node {
       run_tasks(context, pair_tasks * column_tasks * row_tasks, [&](int64_t index) {
         const int64_t pair_task = index / (column_tasks * row_tasks);
         const int64_t column_task = index / row_tasks % column_tasks, row_task = index % row_tasks;
-        const int64_t row = units * row_task / row_tasks * unit, end = units * (row_task + 1) / row_tasks * unit;
+        const int64_t row = units * row_task / row_tasks * unit;
+        const int64_t end = row_task + 1 < row_tasks ? units * (row_task + 1) / row_tasks * unit : all.rows;
         const int64_t col = strips * column_task / column_tasks * kStrip;
         const int64_t end_col = strips * (column_task + 1) / column_tasks * kStrip;
         for (int64_t i = pair_count * pair_task / pair_tasks; i < pair_count * (pair_task + 1) / pair_tasks; ++i) {
@@ -375,7 +381,7 @@ class QuantizedMatMul : public Node {
     }
 
     void run_block(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
-      if (all.codes.has_ones || (all.columns.sums != nullptr && all.columns.halves == nullptr))
+      if (all.codes.has_ones || (sum_columns == nullptr && all.columns.halves == nullptr))
         run_task(kernel, block, row, col);
       else
         run_summed(kernel, block, row, col);
@@ -392,7 +398,7 @@ class QuantizedMatMul : public Node {
     template <int64_t kSmall>
     void run_strip(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col, Scratch<int32_t, kSmall>& sums,
                    Scratch<float, kSmall>& wide) const {
-      if (block.columns.sums == nullptr) {
+      if (sum_columns != nullptr) {
         ProductBlock of_ones = block;
         of_ones.codes = codes_of_ones;
         int32_t* to = sums.allocate(all.groups * block.cols);
@@ -402,9 +408,14 @@ class QuantizedMatMul : public Node {
       }
       if (block.columns.halves != nullptr) {
         float* to = wide.allocate(block.columns.scale_groups * block.cols);
-        for (int64_t group = 0; group < block.columns.scale_groups; ++group)
-          storage_of(kFloat16).widen(block.columns.halves + group * block.columns.scales_stride,
-                                     to + group * block.cols, block.cols);
+        // Hardware does not prefetch lines so far apart, and they may share a set of the first-level cache.
+        constexpr int64_t kAhead = 6, kElements = 32;  // of a line
+        for (int64_t group = 0; group < block.columns.scale_groups; ++group) {
+          const uint16_t* from = block.columns.halves + group * block.columns.scales_stride;
+          for (int64_t i = 0; i < block.cols && group + kAhead < block.columns.scale_groups; i += kElements)
+            ORT_DYNQ_PREFETCH(from + kAhead * block.columns.scales_stride + i);
+          storage_of(kFloat16).widen(from, to + group * block.cols, block.cols);
+        }
         block.columns.scales = to;
         block.columns.halves = nullptr;
         block.columns.scales_stride = block.cols;

@@ -9,6 +9,7 @@ from .chains import (
     cast_like,
     dequantization,
     dynamic_quantize_linear,
+    einsum_of_heads,
     masked,
     narrowing,
     qdq,
@@ -33,7 +34,7 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (cast_like.RULE, masked.RULE, repeated.RULE),
+    (cast_like.RULE, masked.RULE, repeated.RULE, einsum_of_heads.RULE),
     (narrowing.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
     (

@@ -283,7 +283,11 @@ std::vector<int32_t> row_sums(const Problem& problem) {
   return sums;
 }
 
-void check(const std::string& name, const Problem& problem, dynq::ProductKernel kernel, bool in_tiles, Random& random) {
+// Who makes the sums of the columns.
+enum ColumnSums { kGiven, kByKernel };
+
+void check(const std::string& name, const Problem& problem, dynq::ProductKernel kernel, bool in_tiles, Random& random,
+           ColumnSums column_sums = kGiven) {
   static Arena arenas[11];
   const int64_t rows = problem.rows - problem.has_ones();
   const bool at_end = !random.one_in(3), stream = random.one_in(2), aligned = random.one_in(2);
@@ -310,7 +314,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.codes.zps = arenas[4].place(problem.zps, at_end, 0);
   block.codes.scale_groups = problem.row_groups;
   const bool may_have_row_sums = problem.bits == 4 && !in_tiles && random.one_in(2);
-  if (problem.needs_row_sums() || problem.has_ones() || may_have_row_sums)
+  if (problem.needs_row_sums() || problem.has_ones() || may_have_row_sums || column_sums == kByKernel)
     block.codes.sums = arenas[5].place(row_sums(problem), at_end, 0);
   if (problem.zps_vary) block.weights.zps = arenas[6].place(problem.weight_zps, at_end, offset()) + problem.first;
   block.weights.zp = problem.zps_vary ? 0 : problem.weight_zp;
@@ -339,6 +343,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
     if (!in_tiles) all.codes.scale_groups = 1;
     block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all, problem.bits);
   }
+  if (column_sums == kByKernel) block.columns.sums = nullptr;
   kernel(block);
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < block.output.stride; ++i) {
@@ -417,6 +422,11 @@ struct Counter {
       const dynq::ColumnSumKernel sum = problem.bits == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
       check_sums(name + " sum_columns", problem, sum, random);
       ++blocks[name + " sum_columns"];
+      if (kernels.makes_sums_4bit && problem.bits == 4 && problem.depth > 0 && problem.depth % (2 * kQuad) == 0 &&
+          problem.depth <= problem.groups * dynq::kLongestSummedGroup) {
+        check(name + " gemm_qb4w without sums", problem, kernels.gemm_qb4w, false, random, kByKernel);
+        ++blocks[name + " gemm_qb4w without sums"];
+      }
       if (problem.rows <= dynq::kMostSummedRows && (problem.row_groups > 1 || problem.column_groups > 1)) {
         check(name + " " + kind + " with ones", problem.with_ones(), in_groups, false, random);
         ++blocks[name + " " + kind + " with ones"];

@@ -100,10 +100,9 @@ def all_kinds(*names: str) -> set[str]:
     tile_kinds = ("gemm_qc8w_tiles", "gemm_qb8w_tiles", "gemm_qb4w_tiles", "conv_tiles")
     in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     winograd = {f"{name} winograd" for name in names if "amx" not in name}
-    strassen = {
-        f"{name} {kind}" for name in names if name in ("avx2", "avx512") for kind in ("strassen", "conv_strassen")
-    }
-    return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles | winograd | strassen
+    kinds_of_words = ("strassen", "conv_strassen", "gemm_qb4w without sums")
+    of_words = {f"{name} {kind}" for name in names if name in ("avx2", "avx512") for kind in kinds_of_words}
+    return {f"{name} {kind}" for name in names for kind in kinds} | in_tiles | winograd | of_words
 
 
 @pytest.fixture

@@ -34,6 +34,10 @@ CONSTANTS: dict[str, Array] = {
     "column": np.full(32, 0.01, np.float32),
     "of_channel": np.full(16, 0.75, np.float32),
     "first": np.array([0]),
+    "of_heads": RNG.integers(-127, 128, (48, 4, 8)).astype(np.int32),
+    "keys": RNG.integers(-127, 128, (1, 2, 32, 19)).astype(np.int8),
+    "values": RNG.integers(-127, 128, (1, 2, 19, 24)).astype(np.int8),
+    "queries": RNG.normal(size=(1, 2, 3, 32)).astype(np.float32),
     "half": RNG.normal(size=(64, 48)).astype(np.float16),
 }
 
@@ -51,6 +55,13 @@ CASES = {
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
     "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",
     "truncated codes": f"{ABS_MAX} d = Div(w, s) t = Cast<to = 3>(d)",
+    "CastLike": f"{CODES} qf = CastLike(q, w) t = Mul(qf, s)",
+    "Einsum of heads": CODES.replace("to = 3", "to = 6") + ' t = Einsum<equation = "bk,khd->bhd">(q, of_heads)',
+    "integer product of two activations": "i = Cast<to = 6>(codes) it = Transpose(i) t = MatMul(i, it)",
+    "QLinearMatMul of two activations": "ct = Transpose(codes)"
+    " t = QLinearMatMul(codes, step, no_shift, ct, step, no_shift, step, no_shift)",
+    "attention over codes that is not fused": "kf = DequantizeLinear(keys, step) vf = DequantizeLinear(values, step)"
+    " sums = MatMul(queries, kf) p = Softmax<axis = -1>(sums) t = MatMul(p, vf)",
     "integer matrix product": f"{CODES} i = MatMulInteger(q, matrix) j = Cast<to = 1>(i) k = Mul(j, s)"
     " t = Mul(k, column)",
     "codes in wider integers": f"{CODES.replace('to = 3', 'to = 6')} i = MatMul(q, wide) t = Cast<to = 1>(i)",
@@ -83,6 +94,7 @@ MORE = " v = Abs(x) k = ReduceMax<keepdims = 1>(v) xs = Div(k, c127) z = Quantiz
 OTHERS = ("MatMulNBits", "DynamicQuantizeLSTM", "fused integer product")
 RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name not in OTHERS}
 REPORT_ONLY = ("truncated codes", "unconverted product", "unconverted float product")
+REPORT_ONLY += ("attention over codes that is not fused",)
 
 
 def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx.ModelProto:

@@ -402,7 +402,7 @@ constexpr ProductKernels product_kernels(const StrassenKernels* strassen = nullp
   table.gemm_qb4w = gemm<4, false, P::kGroupBlocks>;
   table.sum_columns_8bit = sum_columns<8>;
   table.sum_columns_4bit = sum_columns<4>;
-  table.sums_codes_4bit = P::kSteps == 2;
+  table.sums_codes_4bit = table.makes_sums_4bit = P::kSteps == 2;
   table.conv = conv;
   table.conv_quad_bytes = kConvQuadBytes;
   table.sum_conv_codes = sum_conv_codes;

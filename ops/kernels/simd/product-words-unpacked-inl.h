@@ -1,23 +1,24 @@
 // Matrix products of many rows by 4-bit weights, for instruction sets whose products of bytes are sums of two in int16:
 // a part of product-inl.h, which includes this file after product-words-inl.h. The weights of some groups and 16
 // columns are unpacked once, to bytes minus 8, which stay in the first-level cache for all rows, as scales and sums of
-// columns do. Other zero points than 8 come off the sums.
+// columns do. Other zero points than 8 come off the sums. Sums of columns that the block does not have are made of the
+// unpacked weights: that takes a sixth of the time of sum_columns(), which unpacks them again.
 
 // More rows of one scale by weights whose zero points are 8 than product-words-inl.h multiplies as fast, and the fewest
 // others.
 constexpr int64_t kLeastUnpackedRows = 32, kLeastOtherRows = 12;
+static_assert(kLeastOtherRows == kLeastSummingRows, "such blocks may have no sums of columns");
 
 // Groups are unpacked together up to kQuadsAtOnce; longer ones are unpacked one by one.
 constexpr int64_t kUnpackedQuads = 1024, kQuadsAtOnce = 128;
+static_assert(kUnpackedQuads * kQuad == kLongestSummedGroup, "such a group fits");
 constexpr int64_t kUnpackedRows = 128;  // at once: their floats wait for further groups
 
 // Blocks of these functions have up to 16 columns.
 
-// Prefetches what the next 16 columns have, `stride` bytes later: hardware does not know that they come next.
-inline void unpack_quads(const int8_t* packed, int64_t stride, int64_t quads, int8_t* to) {
+inline void unpack_quads(const int8_t* packed, int64_t quads, int8_t* to) {
   const auto zps = P::zps4(P::set1(8));
   for (int64_t quad = 0; quad < quads; quad += 2, packed += kBlockBytes, to += 2 * kBlockBytes) {
-    ORT_DYNQ_PREFETCH(packed + stride);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = v * P::kLanes * kQuad;
@@ -29,17 +30,43 @@ inline void unpack_quads(const int8_t* packed, int64_t stride, int64_t quads, in
   }
 }
 
-// Sets the sums of `count` groups from `first` on, whose weights are unpacked. `Type` is P: only a template may call
-// functions that P does not have.
+// Sets the sums of the columns of unpacked weights.
+template <class Type = P>
+inline void sum_unpacked_columns(const int8_t* weights, int64_t count, int64_t quads, int32_t (*to)[kBlockColumns]) {
+  const auto ones = Type::same_bytes(1);
+  for (int64_t group = 0; group < count; ++group)
+    for (int64_t done = 0; done < quads; done += kChain) {
+      typename P::I words[kVectors] = {};
+      const int64_t end = quads - done < kChain ? quads - done : kChain;
+      for (int64_t quad = 0; quad < end; ++quad, weights += kBlockBytes)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+          words[v] =
+              Type::dot_words(words[v], ones, P::load(static_cast<const void*>(weights + v * P::kLanes * kQuad)));
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        void* const at = to[group] + v * P::kLanes;
+        const auto sum = Type::sum_words(words[v]);
+        P::store(at, done == 0 ? sum : P::add(P::load(static_cast<const void*>(at)), sum));
+      }
+    }
+}
+
+// Sets the sums of `count` groups from `first` on, whose weights are unpacked. The first tile of rows prefetches the
+// packed weights `ahead`, which are unpacked next: hardware does not read them while it multiplies. `Type` is P: only a
+// template may call functions that P does not have.
 template <int kRows, class Type = P>
 ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
-                                    const int8_t* weights, GroupSums<kRows>* to) {
+                                    const int8_t* weights, const int8_t* ahead, GroupSums<kRows>* to) {
   const int64_t stride = block.codes.stride, quads = block.depth / kQuad / block.groups;
+  const int64_t ahead_step = row == 0 ? kBlockBytes : 0;
   const uint8_t* codes = block.codes.data + row * stride + first * quads * kQuad;
   for (int64_t group = 0; group < count; ++group) {
     for (int64_t done = 0; done < quads; done += kChain) {
       typename P::I words[kRows][kVectors];
       const auto add_two_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
+        ORT_DYNQ_PREFETCH(ahead);
+        ahead += ahead_step;
         typename P::I low[kVectors], high[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
@@ -107,13 +134,15 @@ struct ColumnGroup {
   T sums[kBlockColumns], zps[kBlockColumns];
 };
 
-// Returns whether the sums are within the bound.
+// Returns whether the sums are within the bound. `made` has the sums of the unpacked weights if the block has no sums.
 template <class T, class Type = P>
-bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_t count, ColumnGroup<T>* to) {
+bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_t count,
+                  const int32_t (*made)[kBlockColumns], ColumnGroup<T>* to) {
+  const bool is_given = block.columns.sums != nullptr;
   const bool scales_vary = block.columns.scale_groups > 1, in_groups = scales_vary || block.codes.scale_groups > 1;
   auto beyond = P::set1(0);
   for (int64_t i = 0; i < count; ++i) {
-    ORT_DYNQ_PREFETCH(block.columns.sums + (first + i) * block.columns.sums_stride + kBlockColumns);
+    if (is_given) ORT_DYNQ_PREFETCH(block.columns.sums + (first + i) * block.columns.sums_stride + kBlockColumns);
     if (scales_vary)
       ORT_DYNQ_PREFETCH(block.columns.scales + (first + i) * block.columns.scales_stride + kBlockColumns);
   }
@@ -127,17 +156,19 @@ bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_
     };
     auto scales = in_groups && !scales_vary ? load_scales(block.columns.scales + at) : P::set1(1.0f);
     auto zps = P::set1(block.weights.zp);
+    const auto group_size = P::set1(static_cast<int32_t>(block.depth / block.groups));
     for (int64_t i = 0; i < count; ++i) {
       const int64_t group = first + i;
-      const auto sums = load_sums(block.columns.sums + group * block.columns.sums_stride + at);
+      if (block.weights.zps != nullptr)
+        zps = P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, left);
+      const auto offsets = P::sub(P::low_nibbles(zps), P::set1(8));
+      const auto sums = is_given ? load_sums(block.columns.sums + group * block.columns.sums_stride + at)
+                                 : P::sub(P::load(static_cast<const void*>(made[i] + at)), P::mul(group_size, offsets));
       beyond = Type::either_bits(beyond, P::add(sums, P::set1(kUnpackedColumnSum)));
       store_as(to[i].sums + at, sums);
       if (scales_vary) scales = load_scales(block.columns.scales + group * block.columns.scales_stride + at);
       P::store(to[i].scales + at, scales);
-      if (!has_zps) continue;
-      if (block.weights.zps != nullptr)
-        zps = P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, left);
-      store_as(to[i].zps + at, P::sub(P::low_nibbles(zps), P::set1(8)));
+      if (has_zps) store_as(to[i].zps + at, offsets);
     }
   }
   int32_t lanes[P::kLanes];
@@ -237,9 +268,9 @@ inline AddSums<T, kRows> adder(bool has_zps, VaryingScales scales) {
 
 template <class T, int kRows>
 void unpacked_tile(const ProductBlock& block, int64_t row, int64_t first, int64_t count, const ColumnGroup<T>* columns,
-                   const int8_t* unpacked, float (*reals)[kBlockColumns]) {
+                   const int8_t* unpacked, const int8_t* ahead, float (*reals)[kBlockColumns]) {
   alignas(kLine) GroupSums<kRows> sums[kGroupsAtOnce];
-  sum_unpacked<kRows>(block, row, first, count, unpacked, sums);
+  sum_unpacked<kRows>(block, row, first, count, unpacked, ahead, sums);
   const VaryingScales scales = block.codes.scale_groups > 1     ? kBothScales
                                : block.columns.scale_groups > 1 ? kColumnScales
                                                                 : kNoScales;
@@ -247,6 +278,7 @@ void unpacked_tile(const ProductBlock& block, int64_t row, int64_t first, int64_
 }
 
 inline bool fits_unpacked(const ProductBlock& block) {
+  if (block.columns.sums == nullptr) return !block.codes.has_ones;
   const int64_t fewest = fits_words(block) ? kLeastUnpackedRows : kLeastOtherRows;
   return block.rows >= fewest && block.depth > 0 && block.depth <= block.groups * kUnpackedQuads * kQuad &&
          !block.codes.has_ones && (has_zps_of_8(block) || block.codes.sums != nullptr);
@@ -265,14 +297,18 @@ bool multiply_unpacked(const ProductBlock& block) {
     for (float& total : totals[row]) total = -0.0f;
   for (int64_t group = 0; group < block.groups; group += at_once) {
     const int64_t count = block.groups - group < at_once ? block.groups - group : at_once;
-    if (!copy_columns(block, has_zps, group, count, columns) && kIsFloat<T>) return false;
-    unpack_quads(block.weights.packed + group * quads / 2 * kBlockBytes, block.weights.stride, count * quads, unpacked);
+    const int8_t* const packed = block.weights.packed + group * quads / 2 * kBlockBytes;
+    unpack_quads(packed, count * quads, unpacked);
+    alignas(kLine) int32_t made[kGroupsAtOnce][kBlockColumns];
+    if (block.columns.sums == nullptr) sum_unpacked_columns(unpacked, count, quads, made);
+    if (!copy_columns(block, has_zps, group, count, made, columns) && kIsFloat<T>) return false;
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
       const int64_t rows = left >= 2 * kWordRows ? kWordRows : left > kWordRows ? (left + 1) / 2 : left;
       constexpr decltype(&unpacked_tile<T, 1>) kTiles[] = {unpacked_tile<T, 1>, unpacked_tile<T, 2>,
                                                            unpacked_tile<T, 3>, unpacked_tile<T, 4>};
-      kTiles[rows - 1](block, row, group, count, columns, unpacked, totals + row);
+      kTiles[rows - 1](block, row, group, count, columns, unpacked, packed + count * quads / 2 * kBlockBytes,
+                       totals + row);
       row += rows;
     }
   }
@@ -298,7 +334,7 @@ void gemm_unpacked(const ProductBlock& all, ProductKernel gemm_direct) {
       block.weights.packed += col / kBlockColumns * all.weights.stride;
       if (all.weights.zps != nullptr) block.weights.zps += col;
       block.columns.scales += col;
-      block.columns.sums += col;
+      if (all.columns.sums != nullptr) block.columns.sums += col;
       block.columns.bias += col;
       if (!multiply(block)) gemm_direct(block);
     }

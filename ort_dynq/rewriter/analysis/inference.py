@@ -17,6 +17,7 @@ from ...operators.program import OUTPUTS
 from .constants import constant_array
 from .folding import folded_values
 from .microsoft import stand_ins
+from .nodes import producer_of
 from .shape_inference import ShapeInference
 
 Dims: TypeAlias = "list[int | ir.SymbolicDim]"
@@ -94,7 +95,7 @@ class Facts:
 
     def is_constant(self, value: ir.Value | None) -> bool:
         """Returns whether constant folding would compute a value before run time; True for an absent value (None)."""
-        return value is None or value in self._folded
+        return value is None or value in self._folded or producer_of(value, "Constant") is not None  # a new one
 
     def is_folded(self, node: ir.Node) -> bool:
         """Returns whether ONNX Runtime removes a node before run time. It does not fold DequantizeLinear."""
