@@ -238,7 +238,6 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
         "compressed_causal",
         "compressed_key",
         "compressed_key_channel",
-        "compressed_value",
     )
 } | {"torch_int8_cache": {"ort_dynq.RowProgram": 4, "ort_dynq.CompressedAttention": 1}}
 
