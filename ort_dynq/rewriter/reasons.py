@@ -46,39 +46,14 @@ class Reason(Enum):
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
     SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"
+    ZERO_POINT_NO_CODE = "the zero point is not one of the codes"
     ZERO_POINT_TYPE = "the zero point is of another type than the codes"
 
     # Ranges, and the scales and zero points that are computed from them
-    RANGE_IN_ANOTHER_GRAPH = "the range is computed in another graph than the quantization"
-    RANGE_NOT_OF_X = "the scale is not computed from the range of x"
-    RANGE_FACTOR_NOT_POSITIVE = "the range is multiplied or divided by a number that is not positive"
-    RANGE_ROUNDED = "the range is rounded to float16 instead of the minimum and the maximum"
-    RANGE_BOUNDED_TWICE = "the range is bounded twice"
-    RANGE_OF_NO_DIMENSION = "the range reduces no dimension"
-    RANGE_NOT_OF_LAST_DIMENSIONS = "the range is not over the last dimensions"
-    RANGE_DIMENSIONS_AT_RUN_TIME = "the dimensions of the range are computed at run time"
     RANK_NOT_KNOWN = "the rank of x is not known"
-    INVERSE_SCALE_OF_ANOTHER_RANGE = "an inverse scale is computed from another range than the maximum of |x|"
-    MAGNITUDE_OF_MINUS_ZERO = "the scale is computed from the magnitude of a range that may be -0"
-    MAGNITUDE_OF_NEGATIVE = "the scale is computed from the magnitude of a negative number"
-    MAXIMUM_OF_ANOTHER_VALUE = "the scale is computed from the maximum of another value than |x|"
     MAGNITUDES_USED_ELSEWHERE = "other nodes also use the magnitudes"
-    CLIP_BOUNDS_AT_RUN_TIME = "a Clip's bounds are computed at run time"
-    WHERE_CONDITION = "the condition of a Where is not scale == 0"
-    ENDS_NOT_OF_X = "the range does not consist of the minimum and the maximum of x"
-    ENDS_OF_OTHER_DIMENSIONS = "minimum and maximum are taken over different dimensions"
-    ENDS_ROUNDED_APART = "only one of minimum and maximum is rounded to float16"
-    ENDS_BOUNDED_APART = "the bounds of the minimum and of the maximum do not match"
-    ENDS_BOUNDED_AWAY_FROM_ZERO = "the minimum and the maximum are bounded away from 0"
-    ZERO_POINT_NOT_OF_RANGE = "the zero point is not computed from the range of x"
-    ZERO_POINT_UNKNOWN_WAY = "the zero point is computed from the range of x in an unknown way"
-    ZERO_POINT_CAST = "the zero point is cast to another type than uint8 or int8"
-    ZERO_POINT_INT32 = "the zero point is cast to int32, expected uint8 or int8"
-    ZERO_POINT_CLIPPED_TO_ANOTHER_RANGE = "the zero point is clipped to another range than the codes"
-    ZERO_POINT_MINUS_ZERO = "the zero point stays a float, which may be -0"
 
     # Activations of products
-    ACTIVATION_QUANTIZATION = "the quantization before it is unconverted: {cause}"
     FORM_LOST = "its activation is no longer codes times a scale after {operator} {name}: {why}"
     ACTIVATION_FORM = "its activation is quantized in a form that has no integer product"
     ACTIVATION_SCALES = "the activation is not known to have one scale for each row"
@@ -98,10 +73,7 @@ class Reason(Enum):
     CODES_NOT_PROVEN = (
         "the codes are not clipped, and not proven to fit 8 bits: clip them, or clamp the largest magnitude away from 0"
     )
-    CODES_TOO_WIDE = "the codes do not fit 8 bits"
     CODES_RESHAPED = "the codes are reshaped after their zero points are subtracted"
-    ZERO_POINT_NOT_CLIPPED = "the zero point is not clipped to the codes' range"
-    ZERO_POINT_NO_CODE = "the zero point is not one of the codes"
     ZERO_POINT_OF_ROWS = "the zero point is not known to be one number for each row, or for all codes"
 
     # Weights of products

@@ -36,23 +36,24 @@ from .recurrent import dynamic_lstm
 PHASES = (
     (cast_like.RULE, masked.RULE, repeated.RULE, einsum_of_heads.RULE),
     (narrowing.RULE,),
-    (qdq.QUANTIZE, qdq.DEQUANTIZE, truncation.RULE),
+    (truncation.RULE,),
     (
         *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
         *(float_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (float_weights.RULE, batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
+    (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
     (tails.RULE,),
     (row_program.RULE,),
-    (dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
+    (qdq.QUANTIZE, qdq.DEQUANTIZE),
+    (float_weights.RULE, dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
-"""Each phase goes over the whole model before the next one begins: first the types of codes, then QuantizeLinear and
-DequantizeLinear, then products of quantized data, then the weights of products that stay float, normalizations after
-other products and the report of those that stay, then programs of products and of chains, then the remaining
-dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of products that stay ONNX Runtime's.
-The last phase reports the other unconverted products and removes Casts."""
+"""Each phase goes over the whole model before the next one begins: first the types of codes, then products of quantized
+data, then normalizations after products and the report of those that stay float, then programs of products and of
+chains, then the remaining QuantizeLinear and DequantizeLinear, then the weights of products that stay float, the
+remaining dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of products that stay ONNX
+Runtime's. The last phase reports the other unconverted products and removes Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

@@ -67,7 +67,7 @@ def test_incorrect_kernel_fails_the_self_test(
 
     def wrong(operator: str, inputs: Any, **attributes: Any) -> Any:
         outputs = right(operator, inputs, **attributes)
-        if operator == "DynamicRangeFakeQuantize" and kernels.isa() == "portable" and outputs[0].shape[1] == 1023:
+        if operator == "DynamicFakeQuantize" and kernels.isa() == "portable" and outputs[0].shape[1] == 1023:
             outputs[0].view("u4")[-1, -1] ^= 1
         return outputs
 
@@ -76,9 +76,7 @@ def test_incorrect_kernel_fails_the_self_test(
     assert [name for name, passed in checks(data).items() if not passed] == ["self-test portable"]
     assert cli.main(["doctor"]) == 1
     *_, advice, last = capsys.readouterr().out.splitlines()
-    assert advice.startswith(
-        "self-test portable: DynamicRangeFakeQuantize on 5x1023 elements differs from its function; "
-    )
+    assert advice.startswith("self-test portable: DynamicFakeQuantize on 5x1023 elements differs from its function; ")
     assert last == "FAILED"
 
 

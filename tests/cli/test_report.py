@@ -94,14 +94,14 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     before, after = report.before_profile.kinds, report.after_profile.kinds
     assert before["ours"] == 0 < before["chains"]
     assert after["chains"] == 0 < after["ours"]
-    # Integer products take codes instead of the output of DynamicRangeFakeQuantize.
+    # Programs compute the codes that integer products take.
     ours = {each.op_type for each in report.operators if each.ours}
-    assert ours == {"DynamicRangeQuantize", "QuantizedMatMul", "QuantizedMatMulProgram"}
+    assert ours == {"RowProgram", "QuantizedMatMul", "QuantizedMatMulProgram"}
     kinds = {group.op_type: group.kind for group in report.after_profile.groups}
-    assert kinds["DynamicRangeQuantize"] == "ours"
+    assert kinds["RowProgram"] == "ours"
     assert kinds["QuantizedMatMul"] == kinds["QuantizedMatMulProgram"] == "products"
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
-    assert calls["DynamicRangeQuantize"] == (0, 16)
+    assert calls["RowProgram"] == (0, 16)
     assert calls["Round"] == (16, 0)
 
 
@@ -153,7 +153,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     from ort_dynq import rewriter
 
     result = rewriter.rewrite(ENCODER)
-    (node, *_) = (node for node in result.model.graph if node.op_type == "DynamicRangeQuantize")
+    (node, *_) = (node for node in result.model.graph if node.op_type == "RowProgram")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
     assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.05"]) == 1
@@ -356,7 +356,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
     assert {f"{value:.{digits}f}" for value in (median, median * 1e3) for digits in (1, 2, 3)} & {*page.words}
     for expected in (
         "node_QuantizeLinear_*",
-        "DynamicRangeFakeQuantize",
+        "RowProgram",
         "QuantizedMatMul",
         "dst = Add(tensor1, x)",
         "PASSED",

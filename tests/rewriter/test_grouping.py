@@ -13,7 +13,7 @@ from ort_dynq.rewriter import Finding, rewrite
 from ort_dynq.rewriter.grouping import brief, grouped, pattern, program_pattern
 
 
-def finding(node: str, graph: str = "main", operator: str | None = "DynamicRangeQuantize", reason: str = "") -> Finding:
+def finding(node: str, graph: str = "main", operator: str | None = "RowProgram", reason: str = "") -> Finding:
     return Finding(node, "Round", graph, "decomposed quantization", operator, reason)
 
 
@@ -51,7 +51,7 @@ def test_equal_layers_form_one_group() -> None:
 def test_findings_with_different_outcomes_are_not_grouped() -> None:
     findings = [
         finding("a_1"),
-        finding("a_2", operator="AffineQuantize"),
+        finding("a_2", operator="DynamicQuantize"),
         finding("a_3", operator=None, reason="sums of 4096 products may overflow"),
         finding("a_4", operator=None, reason="sums of 8192 products may overflow"),
         finding("a_5", operator=None, reason="the scale is constant"),

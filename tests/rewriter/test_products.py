@@ -24,7 +24,6 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriting import check, found, nodes_of, products, rows
 
 import ort_dynq
-from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.reasons import Reason
 
@@ -804,34 +803,6 @@ def activations_of(model: onnx.ModelProto) -> set[int]:
             given = {attribute.name: attribute.i for attribute in source.attribute}
             types.add(given["to"] if source.op_type == "Cast" else given.get("code_type") or given["output_dtype"])
     return types
-
-
-@pytest.mark.parametrize(
-    ("node", "zero_point"),
-    [
-        ("AffineFakeQuantize", True),
-        ("DynamicFakeQuantize", True),
-        ("DynamicDequantize", True),
-        ("DynamicDequantize", False),
-    ],
-)
-def test_operators_written_by_hand(node: str, zero_point: bool) -> None:
-    """A model written by hand may omit attributes, and the zero point of DynamicDequantize."""
-    kind = "int8" if node == "DynamicDequantize" else "float"
-    given = "(x, s, z)" if zero_point else "(x, s)"
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18, "ort_dynq": {VERSION}]>
-        g ({kind}[7, {K}] x, float s) => (float[7, {N}] y)
-        <int8 z = {{3}}> {{ dx = ort_dynq.{node}{given} y = MatMul(dx, w) }}""")
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS["folded"][1]["w"], "w"))
-    result = rewrite(model)
-    assert found(result.report) == ["QuantizedMatMul"]
-    x = {
-        "x": np.random.default_rng(0).integers(-100, 100, (7, K)).astype(np.int8 if kind == "int8" else F),
-        "s": np.array(0.5, F),
-    }
-    expected, actual = (make_session(each, "native").run(None, x)[0] for each in (model, result.to_proto()))
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("form", transformers.FORMS)

@@ -118,11 +118,13 @@ def test_truncated_codes(nodes: str, reason: str) -> None:
 
 
 def test_codes_of_other_roundings() -> None:
-    """They become a program, and the Cast stays, in which they may wrap around."""
+    """They become a program, in which they may wrap around."""
     nodes = f"{TRUNCATED} c = Floor(d) y = Cast<to = 2>(c)"
     model = model_of(nodes, outputs="uint8[] y")
     assert found(check(model, {"x": rows((48, 48))})) == ["RowProgram"]
-    assert programs(rewrite(model).to_proto()) == ["dst = Floor(Div(x, Div(ReduceMax(Abs(x)), 127.0)))"]
+    assert programs(rewrite(model).to_proto()) == [
+        "r1 = Floor(Div(x, Div(ReduceMax(Abs(x)), 127.0))); codes = Sub(r1, Mul(Floor(Div(r1, 256.0)), 256.0))"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,14 @@ CODES = """m = Constant<value = float {-128.0}>() p = Constant<value = float {12
     peak = ReduceMax<axes = [-1]>(magnitude) scale = Div(peak, p)
     quotient = Div(wide, scale) rounded = Round(quotient) code = Clip(rounded, m, p)"""
 FLAT = "flat = Constant<value_ints = [0, -1]>()"
-# The attributes of DynamicRangeQuantize that say the same; outputs are uint8.
-QUANTIZE = """no = Constant<value = uint8 {0}>()
-    codes, scales, zeros = ort_dynq.DynamicRangeQuantize<axis = -1, range_kind = 0, inverse_scale = 0,
-        zero_point_rule = 0, zero_point_before_epsilon = 0, zero_point_type = 1, scaling = 0, rounding_order = 2,
-        code_type = 3, quant_min = -128, quant_max = 127, clip = 1, nan_code = 0, output_dtype = 2>(wide, limits, no)"""
-LIMITS = np.array([-np.inf, np.inf, -np.inf, np.inf, 127, 1, -np.inf, np.inf, np.nan], np.float32)
+# A program that says the same; outputs are uint8.
+PROGRAM = (
+    "s = Div(ReduceMax(Abs(x)), 127.0); codes = Add(Int8(Clip(Round(Div(x, s)), -128.0, 127.0)), 128.0); "
+    "zero_point = 128.0; scale = Add(s, Mul(Div(s, s), 0.0))"
+)
+QUANTIZE = f"""no = Constant<value = uint8 {{0}}>() unused = Constant<value_floats = [0.0]>()
+    codes, zeros, dst, dst_2, scales, number = ort_dynq.RowProgram<program = "{PROGRAM}",
+        axis = -1, block_size = 0, code_type = 2, branch = 0>(wide, no, unused, unused, unused, unused)"""
 
 
 class Pair:
@@ -80,7 +82,6 @@ class Pair:
             opset=17,
         )
         constants = {
-            "limits": LIMITS,
             "weight": pack(w, bits),
             "weight_zero_point": zero_point,
             "column_scale": scale,

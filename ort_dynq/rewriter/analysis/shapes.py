@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...operators import DOMAIN
 from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
-from .nodes import attributes_of, producer_of, skip_identity
+from .nodes import producer_of, skip_identity
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
-_UNARY = ("Abs", "Neg", "Round", "Floor", "Ceil", "Reciprocal", "Sqrt", "Cast", "Clip")
+_UNARY = (
+    "Abs",
+    "Neg",
+    "Round",
+    "Floor",
+    "Ceil",
+    "Reciprocal",
+    "Sqrt",
+    "Cast",
+    "Clip",
+    "QuantizeLinear",
+    "DequantizeLinear",
+)
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *COMPARISONS)
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
-_RANGE_OPERATORS = ("DynamicRangeQuantize", "DynamicRangeFakeQuantize")
 _MOST_NODES = 64
 
 
@@ -123,7 +133,7 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
         x: The tensor of the rows.
         is_shared: Whether several rows may share a number, such as one number for each matrix of a batch.
     """
-    if _is_parameter_of(skip_identity(value), _uncast(x), is_shared):
+    if _is_parameter_of(skip_identity(value), _uncast(x)):
         return True
     if value.shape is None:
         return False
@@ -150,7 +160,7 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
     length = None if x.shape is None or whole.shape is None or not len(whole.shape) else whole.shape[-1]
     if not isinstance(length, int) or length < 1 or x.shape is None or x.shape[-1] != length:
         return False
-    if _is_parameter_of(numbers, whole, is_shared=False):
+    if _is_parameter_of(numbers, whole):
         return True
     if numbers.shape is None or whole.shape is None:
         return False
@@ -159,21 +169,10 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
     return len(mine) == len(its) and all(map(_is_equal, mine, its))
 
 
-def _is_parameter_of(value: ir.Value, codes: ir.Value, is_shared: bool) -> bool:
+def _is_parameter_of(value: ir.Value, codes: ir.Value) -> bool:
     """Returns whether `value` is computed from the range of each row of a tensor, and `codes` from its elements."""
-    of_value, of_codes = value.producer(), codes.producer()
-    if of_value is None or of_value.domain != DOMAIN or value not in of_value.outputs[1:3]:
-        x = _reduced_by_rows(value)
-        return x is not None and x in _leaves(codes, x, ()) and _is_computed_from(codes, x)
-    if of_codes is None or of_codes.domain != DOMAIN or codes is not of_codes.outputs[0]:
-        return False
-    if of_value.op_type not in _RANGE_OPERATORS or not of_codes.op_type.endswith("Quantize"):
-        return False
-    given = attributes_of(of_value)
-    axis = given["axis"]
-    if given["block_size"]:
-        return False
-    return of_value.inputs[0] is of_codes.inputs[0] and (axis in (-1, 0) or (is_shared and axis < 0))
+    x = _reduced_by_rows(value)
+    return x is not None and x in _leaves(codes, x, ()) and _is_computed_from(codes, x)
 
 
 def _reduced_by_rows(value: ir.Value) -> ir.Value | None:

@@ -4,12 +4,10 @@ QuantizeLinear(x, s[, z])                                       -> DynamicQuanti
 DequantizeLinear(x, s[, z])                                     -> DynamicDequantize(x, s, z)
 QuantizeLinear, DequantizeLinear                                -> DynamicFakeQuantize(x, s, z)
 DynamicQuantizeLinear(x), DequantizeLinear                      -> DynamicQuantizeDequantizeLinear(x)
-range, scale, zero point, QuantizeLinear                        -> DynamicRangeQuantize
-range, scale, zero point, QuantizeLinear, DequantizeLinear      -> DynamicRangeFakeQuantize
 
 Opset 10 and newer, per tensor, per axis and in blocks. The first two are also for float16, bfloat16, uint4 and int4. A
-DequantizeLinear becomes part of the operator if it is the only use of the codes. The last two apply if scale and zero
-point are computed from the range of x, from opset 13 on (range_scale.py).
+DequantizeLinear becomes part of the operator if it is the only use of the codes. Products and programs have taken the
+nodes that they can compute: those behind the range of x become RowProgram.
 """
 
 from __future__ import annotations
@@ -19,33 +17,28 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
-from ...opsets import OPSET
 from ...runtime import version
-from ..analysis.constants import constant_scalar, is_zero
-from ..analysis.inference import Facts
 from ..analysis.nodes import data_type, producer_of
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
 from ..policy.cost import too_small
-from ..policy.ort_fusions import fused_by_onnxruntime
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .quantize_linear import (
     FLOATS,
     LinearNode,
+    arithmetic_of,
     build_linear,
     check_parameters,
     dequantize_linear,
-    granularity_of,
+    fused,
     inputs_of,
+    is_dynamic,
 )
-from .range_chain import RangeChain, build_range_chain
-from .range_scale import Recipe, recipe_of
 
 _OLDEST_OPSET_OF_PRECISION = 23
-_ROUNDS_FLOAT16, _SATURATES_FLOAT16 = (1, 30), (1, 32)
+_ROUNDS_FLOAT16 = 1, 30
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,9 @@ class _DynamicPair:
     x: ir.Value
 
 
-def _match_quantize(node: ir.Node, context: Context) -> RangeChain | LinearNode | None:
+def _match_quantize(node: ir.Node, context: Context) -> LinearNode | None:
     facts = context.facts
-    if not _is_dynamic(node, "QuantizeLinear", facts):
+    if not is_dynamic(node, "QuantizeLinear", facts):
         return None
     x, _, zero_point = inputs_of(node)
     check_type("x", x, FLOATS)
@@ -66,32 +59,26 @@ def _match_quantize(node: ir.Node, context: Context) -> RangeChain | LinearNode 
         raise Unconverted(Reason.PRECISION)
     default = ir.DataType.UINT8 if zero_point is None else zero_point.dtype
     codes = check_parameters(node, data_type(node, "output_dtype") or default)
-    _raise(_fused(node, context))
+    _raise(fused(node, context))
     if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
         return _without_dequantizer(node, context, codes)
     dq = _only_dequantizer(node, context)
-    chain = _range_chain(node, context, codes, dq)
-    if chain is not None:
-        return chain
     if dq is not None:
         return LinearNode(node, "DynamicFakeQuantize", codes, dq.outputs[0])
     _raise(too_small(node))
     return LinearNode(node, "DynamicQuantize", codes, node.outputs[0])
 
 
-def _build_quantize(match: RangeChain | LinearNode, edit: Edit) -> None:
-    if isinstance(match, RangeChain):
-        build_range_chain(match, edit)
-    else:
-        build_linear(match, edit)
+def _build_quantize(match: LinearNode, edit: Edit) -> None:
+    build_linear(match, edit)
     if match.dequantizes:
         edit.metadata[DEQUANTIZES] = "1"
 
 
 def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearNode | None:
-    if not _is_dynamic(node, "DequantizeLinear", context.facts):
+    if not is_dynamic(node, "DequantizeLinear", context.facts):
         return None
-    _raise(_fused(node, context))
+    _raise(fused(node, context))
     pair = _dynamic_pair(node)
     if pair is not None:
         return pair
@@ -108,9 +95,7 @@ def _build_dequantize(match: _DynamicPair | LinearNode, edit: Edit) -> None:
     edit.metadata[DEQUANTIZES] = "1"
 
 
-QUANTIZE: Rule[RangeChain | LinearNode] = Rule(
-    "QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True
-)
+QUANTIZE: Rule[LinearNode] = Rule("QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True)
 DEQUANTIZE: Rule[_DynamicPair | LinearNode] = Rule(
     "DequantizeLinear", 10, _match_dequantize, _build_dequantize, reports_opset=True
 )
@@ -121,24 +106,6 @@ def _raise(reason: Unconverted | None) -> None:
         raise reason
 
 
-def _fused(node: ir.Node, context: Context) -> Unconverted | None:
-    """Returns why a node must stay if ONNX Runtime fuses it correctly.
-
-    Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
-    """
-    keep_products = context.keep_fused or context.exact
-    return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
-
-
-def _is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
-    """Returns whether a node is an `op_type` with run-time parameters."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type:
-        return False
-    if len(node.inputs) < 2 or None in node.inputs[:2]:
-        return False
-    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
-
-
 def _without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType) -> LinearNode:
     """Recognizes a QuantizeLinear of 16-bit floats or to 4-bit codes."""
     is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
@@ -147,8 +114,7 @@ def _without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType) ->
     if is_float16 and version() < _ROUNDS_FLOAT16:
         raise Unconverted(Reason.FLOAT16_QUOTIENT_TRUNCATED)
     _raise(too_small(node))
-    arithmetic = "wrapping" if is_float16 and version() < _SATURATES_FLOAT16 else "onnx"
-    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0], arithmetic)
+    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0], arithmetic_of(node))
 
 
 def _dynamic_pair(node: ir.Node) -> _DynamicPair | None:
@@ -163,48 +129,6 @@ def _dynamic_pair(node: ir.Node) -> _DynamicPair | None:
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
         return None
     return _DynamicPair(node, quantizer.inputs[0])
-
-
-def _range_chain(node: ir.Node, context: Context, codes: ir.DataType, dq: ir.Node | None) -> RangeChain | None:
-    """Returns the chain from the range of x to `node` or to its DequantizeLinear `dq`, or None."""
-    if context.facts.opset < OPSET:
-        return None
-    x, scale, zero_point = inputs_of(node)
-    low, high = (0, 255) if codes == ir.DataType.UINT8 else (-128, 127)
-    zero = None if is_zero(constant_scalar(zero_point)) else zero_point
-    try:
-        recipe = recipe_of(x, scale, zero, (low, high), node.graph)
-    except Unconverted:  # scale and zero point have another formula
-        return None
-    if recipe.inverse_scale or recipe.zero_point.type not in (CodeType.FLOAT32, codes):
-        return None
-    if not _is_granularity_of(node, recipe):
-        return None
-    attributes = {
-        "scaling": int(Scaling.DIVIDE),
-        "rounding_order": int(RoundingOrder.ROUND_THEN_ADD),
-        "code_type": int(codes),
-        "output_dtype": int(codes),
-        "quant_min": low,
-        "quant_max": high,
-        "clip": 1,
-        "nan_code": int(NanCode.QUANT_MIN),
-    }
-    last = node.outputs[0] if dq is None else dq.outputs[0]
-    return RangeChain(x, scale, zero, recipe, attributes, last, dequantizes=dq is not None)
-
-
-def _is_granularity_of(node: ir.Node, recipe: Recipe) -> bool:
-    """Returns whether each scale is computed from the range of exactly the elements that share it."""
-    x, scale, _ = inputs_of(node)
-    if x.shape is None or scale.shape is None:
-        return False
-    rank, granularity = len(x.shape), granularity_of(node)
-    if granularity == "per_tensor":
-        return recipe.axis == 0
-    # One scale for each index of the first dimension. Its length may be 1 at run time.
-    is_first = _attribute(node, "axis") in (0, -rank)
-    return granularity != "per_group" and len(scale.shape) == 1 and is_first and recipe.axis == 1 - rank
 
 
 def _only_dequantizer(node: ir.Node, context: Context) -> ir.Node | None:
@@ -222,7 +146,7 @@ def _only_dequantizer(node: ir.Node, context: Context) -> ir.Node | None:
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))
         and dq.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT)
     )
-    return dq if is_inverse and _fused(dq, context) is None else None
+    return dq if is_inverse and fused(dq, context) is None else None
 
 
 def _attribute(node: ir.Node, name: str) -> int:

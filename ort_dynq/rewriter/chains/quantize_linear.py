@@ -12,13 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ...graphs import STANDARD_DOMAINS
 from ...runtime import version
+from ..analysis.inference import Facts
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
+from ..policy.ort_fusions import dequantizer, fused_by_onnxruntime
 from ..reasons import Reason, Unconverted
+from ..rule import Context
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_CASTS_4_BITS = (1, 23)
+_CASTS_4_BITS, _SATURATES_FLOAT16 = (1, 23), (1, 32)
 _CODES = (*CODE_TYPES, ir.DataType.UINT4, ir.DataType.INT4)
 
 
@@ -44,6 +48,36 @@ class LinearNode:
     def dequantizes(self) -> bool:
         """Whether the result is floats."""
         return self.operator != "DynamicQuantize"
+
+
+def is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
+    """Returns whether a node is an `op_type` with run-time parameters."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type:
+        return False
+    if len(node.inputs) < 2 or None in node.inputs[:2]:
+        return False
+    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
+
+
+def fused(node: ir.Node, context: Context) -> Unconverted | None:
+    """Returns why a QuantizeLinear or DequantizeLinear must stay if ONNX Runtime fuses it correctly.
+
+    Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
+    """
+    keep_products = context.keep_fused or context.exact
+    return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
+
+
+def check_fused(product: ir.Node, context: Context) -> None:
+    """Checks that ONNX Runtime does not fuse a product correctly with a DequantizeLinear before it.
+
+    Raises:
+        Unconverted: It does.
+    """
+    for value in product.inputs:
+        dq = None if value is None else dequantizer(value)
+        if dq is not None and is_dynamic(dq, "DequantizeLinear", context.facts) and (why := fused(dq, context)):
+            raise why
 
 
 def dequantize_linear(node: ir.Node) -> LinearNode:
@@ -89,6 +123,12 @@ def check_parameters(node: ir.Node, codes: ir.DataType | None) -> ir.DataType:
     return codes
 
 
+def arithmetic_of(node: ir.Node) -> str:
+    """Returns how ONNX Runtime computes a QuantizeLinear: the attribute of DynamicQuantize."""
+    is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
+    return "wrapping" if is_float16 and version() < _SATURATES_FLOAT16 else "onnx"
+
+
 def granularity_of(node: ir.Node) -> str:
     """Returns the granularity if shapes tell it; otherwise ``auto``, which decides at run time as ONNX does."""
     if node.attributes.get_int("block_size", 0) > 0:
@@ -102,6 +142,12 @@ def granularity_of(node: ir.Node) -> str:
     return "per_channel" if isinstance(shape[0], int) else "auto"
 
 
+def granularity_attributes(node: ir.Node) -> dict[str, str | int]:
+    """Returns the attributes of the operator of a QuantizeLinear or DequantizeLinear that select its scales."""
+    axis, block_size = (node.attributes.get_int(*each) for each in (("axis", 1), ("block_size", 0)))
+    return {"qtype": granularity_of(node), "axis": axis, "block_size": block_size}
+
+
 def build_linear(match: LinearNode, edit: Edit) -> None:
     """Puts the operator in place of the nodes."""
     node = match.node
@@ -111,9 +157,7 @@ def build_linear(match: LinearNode, edit: Edit) -> None:
     main = call(
         match.operator,
         [x, scale, zero_point],
-        qtype=granularity_of(node),
-        axis=node.attributes.get_int("axis", 1),
-        block_size=node.attributes.get_int("block_size", 0),
+        **granularity_attributes(node),
         arithmetic=match.arithmetic,
     )
     edit.replace(match.last, edit.insert_main(main, before=node))

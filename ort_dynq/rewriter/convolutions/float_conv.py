@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
+from ..chains.quantize_linear import check_fused
 from ..edit import Edit
 from ..products.activation import Activation, activation_of
 from ..products.affine import AffineForms
@@ -55,6 +56,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     form = forms.of(a)
     if form is None:
         return None
+    check_fused(node, context)
     if context.exact:
         raise Unconverted(Reason.EXACT)
     if not all(param.is_of_samples(a.shape) for param in form.params):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.nodes import attributes_of
+from ..analysis.nodes import is_standard
 from ..analysis.shapes import reshapes_of
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
@@ -87,9 +87,9 @@ def saves_with_function(function: ir.Node, count: int) -> bool:
 def too_small(node: ir.Node) -> Unconverted | None:
     """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
 
-    A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not, and before an integer
-    product of int8 codes, which become uint8. If no dimension is fixed, the size is not known. If some dimensions are
-    fixed, such as a layer's width, the others are assumed to be short.
+    A node is converted at any size next to an operator that ONNX Runtime fuses, correctly or not. If no dimension is
+    fixed, the size is not known. If some dimensions are fixed, such as a layer's width, the others are assumed to be
+    short.
 
     Args:
         node: A QuantizeLinear or DequantizeLinear.
@@ -110,22 +110,21 @@ def too_small(node: ir.Node) -> Unconverted | None:
     has_kernels = scale.dtype == ir.DataType.FLOAT and code_type(node) in CODE_TYPES  # which ONNX Runtime fuses
     if elements >= _FEWEST_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
         return None
-    is_multiplied = quantizes and any(use.node.op_type == "MatMulInteger" for use in node.outputs[0].uses())
-    if is_multiplied and code_type(node) != ir.DataType.UINT8:
-        return None
     assumed = f", with {_ASSUMED} for each dynamic dimension" if unknown else ""
     return Unconverted(Reason.TENSOR_TOO_SMALL, elements=elements, assumed=assumed)
 
 
-def is_tiny_product_of_rows(source: ir.Node, columns: int) -> bool:
+def is_tiny_product_of_rows(source: ir.Node | None, columns: int) -> bool:
     """Returns whether a product saves less than the nodes cost that reshape the scales of its rows.
 
     Args:
-        source: The operator of ort_dynq that quantizes the activation. Scales of rank 1 need these nodes.
+        source: The node that quantizes the activation. Scales of rank 1 of a QuantizeLinear need these nodes.
         columns: The number of output channels.
     """
-    x = source.inputs[0]
-    if source.op_type != "DynamicFakeQuantize" or attributes_of(source)["qtype"] != "per_channel":
+    if source is None or not is_standard(source, "QuantizeLinear"):
+        return False
+    x, scale = source.inputs[:2]
+    if scale is None or scale.shape is None or len(scale.shape) != 1 or scale.shape[0] == 1:
         return False
     if x is None or x.shape is None or not x.shape.is_static():
         return False

@@ -103,7 +103,7 @@ def is_fused_with_neighbors(node: ir.Node, is_constant: Callable[[ir.Value | Non
     if node.op_type not in _FUSED | {"Relu", "Clip"}:
         return False
     around = [value.producer() for value in node.inputs if value is not None]
-    around += [use.node for output in node.outputs for use in output.uses()]
+    around += [use.node for output in node.outputs for use in output.uses() if use.idx == 0]
     linear = (each for each in around if each is not None and each.op_type in ("QuantizeLinear", "DequantizeLinear"))
     return any(fused_by_onnxruntime(each, is_constant) is not None for each in linear)
 

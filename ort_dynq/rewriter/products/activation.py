@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import NanCode
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import LARGEST, all_bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.magnitudes import SMALLEST_DIVISOR
-from ..analysis.nodes import attributes_of
 from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Known, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, OfCodes, Op, Term, divisor_of, dtype_of, marked, quotient_of, scaled_value
+from .affine_form import Affine, Op, Term, divisor_of, dtype_of, marked, quotient_of, scaled_value
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if len(blocks) > 1:
         raise Unconverted(Reason.ACTIVATION_SCALES)
     zero, number, is_code = form.zero_point, None, True
-    if zero is not None and not isinstance(zero.term, OfCodes):
+    if zero is not None:
         known = _known(zero.term, values)
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
@@ -116,12 +113,7 @@ def _may_be_nan(form: Affine, values: Values) -> bool:
     zero = form.zero_point
     if zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular:
         return True
-    if form.source is None:
-        return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
-    node = form.source.node
-    if node.op_type != "AffineFakeQuantize" or attributes_of(node)["nan_code"] != NanCode.NAN:
-        return False
-    return values.known(node.inputs[1]).low < SMALLEST_DIVISOR
+    return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
 
 
 def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
@@ -129,7 +121,7 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
 
     None if the divisor is no factor of the scale, or the scale is the divisor itself.
     """
-    divisor = None if form.source is not None or form.scale is None else divisor_of(form.root, values)
+    divisor = None if form.scale is None else divisor_of(form.root, values)
     if divisor is None or form.scale is None or not isinstance(form.scale.term, Op):
         return None
     scale = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
@@ -142,7 +134,7 @@ def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
     Raises:
         Unconverted: Such codes are possible, and the range is not known.
     """
-    if form.root.dtype != ir.DataType.FLOAT or form.source is not None or form.scale is None:
+    if form.root.dtype != ir.DataType.FLOAT or form.scale is None:
         return None
     if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
         return None

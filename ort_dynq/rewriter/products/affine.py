@@ -15,13 +15,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
-from ...operators import DOMAIN
-from ...operators.encodings import CodeType, Scaling, ZeroPointRule
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
-from ..analysis.nodes import attributes_of, cast_to, producer_of, skip_identity
+from ..analysis.nodes import cast_to, producer_of, skip_identity
 from ..analysis.shapes import (
     broadcasts,
     has_one_element,
@@ -32,19 +30,18 @@ from ..analysis.shapes import (
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
+from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import (
     ROUNDINGS,
     Affine,
     Move,
-    OfCodes,
     Param,
     combined,
     concatenated,
     divisor_of,
     is_unnamed,
-    lead,
     like,
     moved,
     rank_of,
@@ -52,7 +49,6 @@ from .affine_form import (
 )
 from .estimates import is_estimate
 from .merged_rows import with_merged_rows
-from .sources import source_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -156,11 +152,11 @@ class AffineForms:
         return False
 
     def _of_node(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
-        if node.domain == DOMAIN:
-            return self._of_own_operator(node, value)
         if node.domain not in STANDARD_DOMAINS:
             return self._lose(node)
         op_type = node.op_type
+        if op_type == "DequantizeLinear":
+            return self._dequantize_linear(node, value)
         if op_type == "Cast":
             return self._cast(node, value)
         if op_type == "Neg" and (form := self.of(node.inputs[0])) is not None:
@@ -192,91 +188,43 @@ class AffineForms:
     def _lost(self, node: ir.Node, why: str) -> Unconverted:
         return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=node.outputs[0].name or "", why=why)
 
-    # Operators of ort_dynq
+    # Dequantizations
 
-    def _of_own_operator(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
-        if value is not node.outputs[0] or None in node.inputs or not node.inputs:
-            return None
-        if value.dtype in CODE_TYPES:
-            return None  # a root
-        x = node.inputs[0]
-        assert x is not None
-        if node.op_type in ("AffineDequantize", "DynamicDequantize"):
-            form = self.of(x)
-            if form is None or form.params:
-                return self._lose(node)
-            scale, zero_point = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-            return self._dequantized(form, value, scale, zero_point, node)
-        source = source_of(node, self.values)
-        if source is None:
+    def _dequantize_linear(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
+        """Returns the form of the result of a DequantizeLinear: (codes - zero point) * scale."""
+        codes, scale, zero_point = inputs_of(node)
+        form = self.of(codes)
+        if form is None or form.params:
             return self._lose(node)
-        if node.op_type == "DynamicQuantizeDequantizeLinear" or node.op_type == "DynamicRangeFakeQuantize":
-            axes: frozenset[int] | None = None
-            if source.has_one_scale:
-                axes = frozenset()
-            elif (axis := attributes_of(node)["axis"]) != -1:
-                if x.shape is None:
-                    raise Unconverted(Reason.ACTIVATION_SCALES)
-                axes = lead(len(x.shape), axis if axis < 0 else axis - len(x.shape))
-            rank = 0 if node.op_type == "DynamicQuantizeDequantizeLinear" else rank_of(x)
-            params = [Param(OfCodes(value, is_zero), axes, rank) for is_zero in (False, True)]
-            if source.attributes.get("zero_point_rule") == ZeroPointRule.NONE:
-                is_signed = source.attributes["code_type"] == CodeType.INT8
-                params[1] = Param(np.array(128 if is_signed else 0, np.float32))
-            return Affine(value, value, 0, 255, source, (), params[0], params[1])
-        form = Affine(value, value, *((0, 255) if source.is_unsigned else (-128, 127)), source)
-        found = self._dequantized(form, value, node.inputs[1], node.inputs[2], node)
-        if found.scale is not None and attributes_of(node).get("scaling") == Scaling.MULTIPLY:
-            return replace(found, scale=found.scale.of("Reciprocal"))
-        return found
-
-    def _dequantized(
-        self,
-        form: Affine,
-        value: ir.Value,
-        scale: ir.Value | None,
-        zero_point: ir.Value | None,
-        node: ir.Node | None = None,
-    ) -> Affine:
-        """Returns the form of (codes - zero point) * scale."""
-        codes, dtype = form.value, None if scale is None else scale.dtype
+        if all(map(self._facts.is_constant, node.inputs[1:])):
+            raise Unconverted(Reason.STATIC)
+        dtype = scale.dtype
         if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             raise Unconverted(Reason.ACTIVATION_SCALES)
-        params: list[Param | None] = []
-        for each in (scale, zero_point):
-            if each is None:
-                params.append(None)
-            else:
-                params.append(
-                    Param(each, rank=rank_of(each)) if has_one_element(each) else self._scales_of(node, each, codes)
-                )
+        if node.attributes.get_int("output_dtype", 0) not in (0, dtype):
+            raise Unconverted(Reason.OUTPUT_DTYPE)
         if zero_point is not None and constant_scalar(zero_point) == 0:
-            params[1] = None
-        return replace(
-            form, value=value, scale=params[0], zero_point=params[1], is_rounded=dtype == ir.DataType.FLOAT16
-        )
+            zero_point = None
+        params = [None if each is None else self._param_of_linear(node, each, codes) for each in (scale, zero_point)]
+        is_rounded = dtype == ir.DataType.FLOAT16
+        return replace(form, value=value, scale=params[0], zero_point=params[1], is_rounded=is_rounded)
 
-    def _scales_of(self, node: ir.Node | None, value: ir.Value | None, codes: ir.Value) -> Param:
-        """Returns the scales or zero points that an operator of ort_dynq reads.
+    def _param_of_linear(self, node: ir.Node, value: ir.Value, codes: ir.Value) -> Param:
+        """Returns the scales or zero points of a DequantizeLinear.
 
         Raises:
             Unconverted: They are not known to belong to rows, blocks or an axis.
         """
-        assert value is not None
-        attributes = {} if node is None else attributes_of(node)
-        rank, qtype, axis = rank_of(codes), attributes.get("qtype", "affine"), attributes.get("axis", 0)
-        if qtype == "per_tensor":
+        rank, granularity, axis = rank_of(codes), granularity_of(node), node.attributes.get_int("axis", 1)
+        if granularity == "per_tensor" or has_one_element(value):
             return Param(value, rank=rank_of(value))
-        if qtype in ("per_channel", "auto") and rank is not None and rank_of(value) == 1:
+        if granularity in ("per_channel", "auto") and rank is not None and rank_of(value) == 1:
             behind = rank - 1 - axis % rank
             param = Param(value, frozenset({-1 - behind}), 1)
             return param if not behind else replace(unsqueezed(param, [-1 - i for i in range(behind)]), rank=1 + behind)
-        if qtype == "per_group" and axis in (-1, (rank or 0) - 1) and not is_shape_of_rows(value, codes):
-            return Param(value, None, rank, int(attributes["block_size"]))
-        param_ = self._param(value, codes)
-        if param_ is None:
-            raise Unconverted(Reason.ACTIVATION_SCALES)
-        return param_
+        if granularity == "per_group" and axis in (-1, (rank or 0) - 1):
+            return Param(value, None, rank, node.attributes.get_int("block_size", 0))
+        raise Unconverted(Reason.ACTIVATION_SCALES)
 
     # Standard operators
 

@@ -16,7 +16,6 @@ from ..analysis.nodes import producer_of, skip_identity
 from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
-from .sources import Source
 
 ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _DEEPEST = 16
@@ -40,25 +39,13 @@ class Op:
 
 
 @dataclass(frozen=True)
-class OfCodes:
-    """The scale, or the zero point, that is computed together with the codes of a fake quantization.
-
-    Attributes:
-        root: The output of the fake quantization.
-    """
-
-    root: ir.Value
-    is_zero_point: bool
-
-
-@dataclass(frozen=True)
 class CodesOf:
     """The codes of a value after a move."""
 
     moved: ir.Value
 
 
-Term = ir.Value | Op | OfCodes | CodesOf | np.ndarray[Any, Any]
+Term = ir.Value | Op | CodesOf | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -117,8 +104,6 @@ def scope_of(param: Param) -> str:
 
 def dtype_of(term: Term) -> ir.DataType:
     """Returns the element type of a term."""
-    if isinstance(term, OfCodes):
-        return ir.DataType.UINT8 if term.is_zero_point else ir.DataType.FLOAT
     if isinstance(term, np.ndarray):
         return ir.DataType.from_numpy(term.dtype)
     if isinstance(term, CodesOf):
@@ -304,9 +289,8 @@ class Affine:
 
     Attributes:
         value: The value.
-        root: The codes before all moves, of any type; or the output of a fake quantization, whose codes they are.
+        root: The codes before all moves, of any type.
         low, high: The bounds of the codes.
-        source: The fake quantization; None if there is none.
         moves: The nodes that move the codes, the first one first.
         scale: None for 1.
         zero_point: None for 0.
@@ -319,7 +303,6 @@ class Affine:
     root: ir.Value
     low: int
     high: int
-    source: Source | None = None
     moves: tuple[Move, ...] = ()
     scale: Param | None = None
     zero_point: Param | None = None

@@ -1,36 +1,26 @@
 """Builds the codes of quantized activations, which products multiply in place of the floats.
 
-A fake quantization of ort_dynq becomes the same operator without dequantization. Other codes stay as the model computes
-them, and become uint8. Codes, scales and zero points are moved as the model moves the floats.
+They are the model's codes, as uint8. Codes, scales and zero points are moved as the model moves the floats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ..analysis.inference import Facts
+from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
-from ..edit import Edit, call, constant
+from ..edit import Edit, constant
 from .activation import Activation
-from .affine_form import Affine, CodesOf, OfCodes, Op, Param, Term, dtype_of, key_of
-from .sources import Source
+from .affine_form import Affine, CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
-_AS_THEY_ARE = {
-    "scaling": int(Scaling.DIVIDE),
-    "rounding_order": int(RoundingOrder.ROUND_THEN_ADD),
-    "code_type": int(CodeType.UINT8),
-    "output_dtype": int(CodeType.UINT8),
-    "quant_min": 0,
-    "quant_max": 255,
-    "nan_code": int(NanCode.ZERO),
-}
-"""The attributes of an AffineQuantize that turns codes into uint8, and adds the zero point."""
+_MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
 
 
 class Codes(NamedTuple):
@@ -64,7 +54,7 @@ class ActivationCodes:
     def __init__(self, facts: Facts) -> None:
         """Starts without any codes."""
         self._facts = facts
-        self._of_root: dict[ir.Value, Codes] = {}
+        self._of_root: dict[ir.Value, ir.Value] = {}
         self.moved: dict[ir.Value, ir.Value] = {}
         self._found: dict[tuple[object, ...], Codes] = {}
 
@@ -80,7 +70,7 @@ class ActivationCodes:
         if key not in self._found:
             before = form.value.producer()
             assert before is not None
-            terms = _Terms(self, form, before, edit)
+            terms = _Terms(self, before, edit)
             codes = self._codes(form, edit)
             scale = None if form.scale is None else terms.of_rows(form.scale, activation)
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:
@@ -101,17 +91,15 @@ class ActivationCodes:
             )
         return self._found[key]
 
-    def root(self, form: Affine, edit: Edit) -> Codes:
-        """Returns the codes before all moves, uint8; scale and zero point if they are computed with the codes."""
+    def root(self, form: Affine, edit: Edit) -> ir.Value:
+        """Returns the codes before all moves, uint8."""
         if form.root not in self._of_root:
-            source = form.source
-            build = _build_plain if source is None else _BUILD[source.node.op_type]
-            self._of_root[form.root] = found = build(form, edit)
-            self._facts.note(found.codes, ir.DataType.UINT8, form.root.shape)
+            self._of_root[form.root] = codes = _unsigned(form, edit)
+            self._facts.note(codes, ir.DataType.UINT8, form.root.shape)
         return self._of_root[form.root]
 
     def _codes(self, form: Affine, edit: Edit) -> ir.Value:
-        codes = self.root(form, edit).codes
+        codes = self.root(form, edit)
         for move in form.moves:
             node, moved = move.node, move.node.outputs[move.output]
             if moved not in self.moved:
@@ -136,15 +124,22 @@ class ActivationCodes:
             return terms.constant(np.uint8(number + form.shift)), offset
         dtype = dtype_of(zero.term)
         is_code = (dtype, form.shift) in ((ir.DataType.UINT8, 0), (ir.DataType.INT8, 128))
-        value = terms.of_rows(zero, activation, is_code=is_code)
         if is_code:
-            return value, offset
-        if dtype != ir.DataType.FLOAT:
-            value = terms.insert("Cast", value, to=int(ir.DataType.FLOAT))
-        inputs = [value, terms.constant(np.float32(1)), terms.constant(np.uint8(form.shift))]
-        rounded = terms.insert_node(call("AffineQuantize", inputs, **_AS_THEY_ARE))
+            codes = edit.shared(UnsignedCodes)
+            return terms.of_rows(zero, activation, as_code=lambda value: codes.of(value, edit)), offset
+
+        def as_code(value: ir.Value) -> ir.Value:
+            value = value if dtype == ir.DataType.FLOAT else terms.insert("Cast", value, to=int(ir.DataType.FLOAT))
+            value = value if activation.has_code_zero_point else terms.insert("Round", value)
+            value = terms.insert("Add", value, terms.constant(np.float32(form.shift))) if form.shift else value
+            value = terms.insert("Clip", value, terms.constant(np.float32(0)), terms.constant(np.float32(255)))
+            return terms.insert("Cast", value, to=int(ir.DataType.UINT8))
+
+        rounded = terms.of_rows(zero, activation, as_code=as_code)
         if activation.has_code_zero_point:
             return rounded, offset
+        value = terms.of_rows(zero, activation)
+        value = value if dtype == ir.DataType.FLOAT else terms.insert("Cast", value, to=int(ir.DataType.FLOAT))
         code = terms.insert("Cast", rounded, to=int(ir.DataType.FLOAT))
         if form.shift:
             code = terms.insert("Sub", code, terms.constant(np.float32(form.shift)))
@@ -160,8 +155,8 @@ def _has_one(param: Param | None) -> bool:
 class _Terms:
     """Builds terms as nodes before the node that computes an activation."""
 
-    def __init__(self, codes: ActivationCodes, form: Affine, before: ir.Node, edit: Edit) -> None:
-        self._codes, self._form, self._before, self._edit = codes, form, before, edit
+    def __init__(self, codes: ActivationCodes, before: ir.Node, edit: Edit) -> None:
+        self._codes, self._before, self._edit = codes, before, edit
         self._built: dict[object, ir.Value] = {}
 
     def insert_node(self, node: ir.Node) -> ir.Value:
@@ -173,12 +168,14 @@ class _Terms:
     def constant(self, number: np.generic | np.ndarray[Any, Any]) -> ir.Value:
         return self._edit.add_constant(number, before=self._before, origin=self._before)
 
-    def of_rows(self, param: Param, activation: Activation, *, is_code: bool = False) -> ir.Value:
+    def of_rows(
+        self, param: Param, activation: Activation, *, as_code: Callable[[ir.Value], ir.Value] | None = None
+    ) -> ir.Value:
         """Returns a parameter as numbers for the rows of the product, or for their groups; or as one number.
 
-        A zero point that `is_code` becomes uint8, as codes do.
+        A zero point may become codes, by `as_code`, before it moves as codes do.
         """
-        value = self._of(param.term, is_code)
+        value = self._of(param.term, as_code)
         if param.is_one:
             rank = None if activation.value.shape is None else len(activation.value.shape)
             if param.rank != 0 and (param.rank is None or rank is None or param.rank > rank):
@@ -189,27 +186,22 @@ class _Terms:
             value = self.insert("Gather", value, self.constant(indices), axis=-1)
         return value
 
-    def _of(self, term: Term, is_code: bool) -> ir.Value:
-        is_code = is_code and _has_value(term)  # shapes and constants are the same for scales and zero points
-        if (key := (is_code, key_of(term))) not in self._built:
-            self._built[key] = self._build(term, is_code)
+    def _of(self, term: Term, as_code: Callable[[ir.Value], ir.Value] | None) -> ir.Value:
+        as_code = as_code if _has_value(term) else None  # shapes and constants are the same for scales and zero points
+        if (key := (as_code is not None, key_of(term))) not in self._built:
+            self._built[key] = self._build(term, as_code)
         return self._built[key]
 
-    def _build(self, term: Term, is_code: bool) -> ir.Value:
+    def _build(self, term: Term, as_code: Callable[[ir.Value], ir.Value] | None) -> ir.Value:
+        if as_code is not None and not (isinstance(term, Op) and term.op_type in _MOVES):
+            return as_code(self._of(term, None))
         if isinstance(term, ir.Value):
-            if is_code:
-                return self._edit.shared(UnsignedCodes).of(self._edit.facts.current(term), self._edit)
-            return self._edit.facts.current(self._edit.shared(UnsignedCodes).scale_of(term))
+            return self._edit.facts.current(term)
         if isinstance(term, np.ndarray):
             return self.constant(term)
         if isinstance(term, CodesOf):
             return self._codes.moved[term.moved]
-        if isinstance(term, OfCodes):
-            codes = self._codes.root(self._form, self._edit)
-            found = codes.zero_point if term.is_zero_point else codes.scale
-            assert found is not None
-            return found
-        inputs = [self._of(each, is_code) for each in term.inputs]
+        inputs = [self._of(each, as_code) for each in term.inputs]
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
         self.insert_node(new)
         return new.outputs[term.output]
@@ -219,13 +211,12 @@ def _has_value(term: Term) -> bool:
     return isinstance(term, ir.Value) or (isinstance(term, Op) and any(map(_has_value, term.inputs)))
 
 
-def _build_plain(form: Affine, edit: Edit) -> Codes:
+def _unsigned(form: Affine, edit: Edit) -> ir.Value:
     """Returns the model's own codes as uint8. A Cast makes 0 of NaN, which is the code of 0 without a zero point."""
     root = edit.facts.current(form.root)
     node = root.producer()
-    unused = root  # the zero point of a form stands in the form
     if root.dtype in CODE_TYPES:
-        return Codes(edit.shared(UnsignedCodes).of(root, edit), None, unused)
+        return edit.shared(UnsignedCodes).of(root, edit)
     assert node is not None
     nodes: list[ir.Node] = []
 
@@ -246,88 +237,4 @@ def _build_plain(form: Affine, edit: Edit) -> Codes:
     codes = add("Cast", real, to=int(to))
     edit.facts.note(codes, to, root.shape)
     nodes += nodes_of_unsigned(codes) if form.shift == 128 else []
-    return Codes(edit.insert_after(*nodes, after=node), None, unused)
-
-
-def _build_range(form: Affine, edit: Edit) -> Codes:
-    source = _source(form)
-    node, (src, constants) = source.node, source.inputs(2)
-    if source.constants is not None:
-        constants = edit.add_constant(np.array(source.constants, np.float32), before=node, origin=node)
-    like = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
-    new = call("DynamicRangeQuantize", [src, constants, like], **source.attributes)
-    edit.insert(new, before=node, origin=node)
-    codes, scale, zero_point = new.outputs
-    edit.facts.note(scale, ir.DataType.FLOAT, node.outputs[1].shape)
-    edit.facts.note(zero_point, ir.DataType.UINT8, node.outputs[2].shape)
-    if source.attributes["inverse_scale"]:
-        scale = edit.insert(ir.node("Reciprocal", [scale]), before=node, origin=node)
-    if source.is_nan_by_infinity:
-        zero, nan = (edit.add_constant(np.float32(each), before=node, origin=node) for each in (0, np.nan))
-        is_zero = edit.insert(ir.node("Equal", [scale, zero]), before=node, origin=node)
-        scale = edit.insert(ir.node("Where", [is_zero, nan, scale]), before=node, origin=node)
-        edit.facts.note(scale, ir.DataType.FLOAT, node.outputs[1].shape)
-    return Codes(codes, scale, zero_point)
-
-
-def _build_affine(form: Affine, edit: Edit) -> Codes:
-    source = _source(form)
-    node, (src, scale, zero_point) = source.node, source.inputs(3)
-
-    def insert(op_type: str, *inputs: ir.Value) -> ir.Value:
-        return edit.insert(ir.node(op_type, list(inputs)), before=node, origin=node)
-
-    def number(elements: np.generic) -> ir.Value:
-        return edit.add_constant(elements, before=node, origin=node)
-
-    is_code = source.zero_point is not None or zero_point.dtype in CODE_TYPES
-    if not is_code and zero_point.dtype != ir.DataType.FLOAT:
-        cast = ir.node("Cast", [zero_point], {"to": int(ir.DataType.FLOAT)})
-        zero_point = edit.insert(cast, before=node, origin=node)
-    if source.adds_zero_point:
-        scaling = node.attributes.get_int("scaling", 0)
-        factor = insert("Reciprocal", scale) if scaling == Scaling.MULTIPLY_BY_THE_RECIPROCAL else scale
-        src = insert("Div" if scaling == Scaling.DIVIDE else "Mul", src, factor)
-        if node.attributes.get_int("rounding_order", 0) == RoundingOrder.ROUND_THEN_ADD:
-            src = insert("Round", src)
-        src, scale, zero_point = insert("Add", src, zero_point), number(np.float32(1)), number(np.uint8(form.shift))
-    elif source.zero_point is not None:
-        zero_point = number(np.uint8(source.zero_point))
-    elif not is_code:
-        inputs = [zero_point, number(np.float32(1)), number(np.uint8(form.shift))]
-        zero_point = edit.insert(call("AffineQuantize", inputs, **_AS_THEY_ARE), before=node, origin=node)
-    else:
-        zero_point = edit.shared(UnsignedCodes).of(zero_point, edit)
-    codes = call("AffineQuantize", [src, scale, zero_point], **source.attributes)
-    return Codes(edit.insert(codes, before=node, origin=node), None, zero_point)
-
-
-def _build_dynamic(form: Affine, edit: Edit) -> Codes:
-    source = _source(form)
-    node, (src, scales, zps) = source.node, source.inputs(3)
-    zero_point = edit.shared(UnsignedCodes).of(zps, edit)
-    new = call("DynamicQuantize", [src, scales, zero_point], **source.attributes)
-    return Codes(edit.insert(new, before=node, origin=node), None, zero_point)
-
-
-def _build_linear(form: Affine, edit: Edit) -> Codes:
-    node = _source(form).node
-    new = ir.node("DynamicQuantizeLinear", list(node.inputs[:1]), num_outputs=3)
-    edit.insert(new, before=node, origin=node)
-    codes, scale, zero_point = new.outputs
-    edit.facts.note(scale, ir.DataType.FLOAT, ir.Shape([]))
-    edit.facts.note(zero_point, ir.DataType.UINT8, ir.Shape([]))
-    return Codes(codes, scale, zero_point)
-
-
-def _source(form: Affine) -> Source:
-    assert form.source is not None
-    return form.source
-
-
-_BUILD = {
-    "DynamicRangeFakeQuantize": _build_range,
-    "AffineFakeQuantize": _build_affine,
-    "DynamicFakeQuantize": _build_dynamic,
-    "DynamicQuantizeDequantizeLinear": _build_linear,
-}
+    return edit.insert_after(*nodes, after=node)

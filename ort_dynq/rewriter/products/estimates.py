@@ -10,17 +10,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from ...operators import DOMAIN
-from ...operators.encodings import RangeKind
-from ..analysis.bounds import LARGEST
-from ..analysis.code_ranges import ratio_of
 from ..analysis.magnitudes import largest_ratio
-from ..analysis.nodes import attributes_of, is_standard
+from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
 from ..analysis.values import Values
-from .affine_form import Affine, OfCodes, Param, Scaled, scaled_value
-from .sources import range_constants_of
+from .affine_form import Affine, Param, Scaled, scaled_value
 
+_CODES_OF_DYNAMIC = 255  # the largest abs(x) / scale of DynamicQuantizeLinear
 _LARGEST_RATIO = 2  # of abs(x) to the number of codes times the scale
 
 
@@ -36,15 +32,13 @@ def is_estimate(form: Affine, x: ir.Value, values: Values) -> bool:
     """
     if form.scale is None or any(move.node.op_type not in RESHAPES for move in form.moves):
         return False
-    scale = Scaled(1, form.root) if isinstance(form.scale.term, OfCodes) else scaled_value(form.scale.term)
+    scale = scaled_value(form.scale.term)
     if scale is None or scale.number <= 0:
         return False
     largest = _LARGEST_RATIO * (form.high - form.low + 1) * scale.number
     node = unreshaped(scale.value).producer()
-    if node is not None and (own := _largest_of_own_range(node, x)) is not None:
-        is_inverse = node.domain == DOMAIN and bool(attributes_of(node).get("inverse_scale", 0))
-        is_same = isinstance(form.scale.term, OfCodes) or scale.is_inverse == is_inverse
-        return own <= largest and is_same
+    if node is not None and _quantizes(node, x):
+        return largest >= _CODES_OF_DYNAMIC and not scale.is_inverse
     for dividend, divisor in _quotients(form, form.scale, scale, x):
         ratio = largest_ratio(dividend, divisor, values.known, 0, is_inverse=scale.is_inverse)
         if ratio is not None and ratio <= largest:
@@ -76,20 +70,7 @@ def _without_offset(form: Affine, x: ir.Value) -> Iterator[ir.Value]:
             yield use.node.outputs[0]
 
 
-def _largest_of_own_range(node: ir.Node, x: ir.Value) -> float | None:
-    """Returns the largest abs(x) / scale of a node that quantizes x by its range; None if its range may be another."""
-    if not node.inputs or node.inputs[0] is None or unreshaped(node.inputs[0]) is not unreshaped(x):
-        return None
-    if node.op_type in ("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"):
-        return 255
-    constants = range_constants_of(node) if node.domain == DOMAIN and "Range" in node.op_type else None
-    if constants is None:
-        return None
-    attributes = attributes_of(node)
-    is_limited = constants.highest_range < LARGEST or constants.highest_scale < LARGEST
-    has_inverse = bool(attributes["inverse_scale"]) and constants.lowest_scale > 0
-    kinds = (RangeKind.ABS_MAX, RangeKind.MIN_MAX_WITH_ZERO)
-    ends = min(-constants.lowest_minimum, constants.highest_maximum)
-    if attributes["range_kind"] not in kinds or is_limited or has_inverse or ends < LARGEST:
-        return None
-    return ratio_of(attributes["inverse_scale"], constants)
+def _quantizes(node: ir.Node, x: ir.Value) -> bool:
+    """Returns whether a node is a DynamicQuantizeLinear of x."""
+    whole = node.inputs[0] if is_standard(node, "DynamicQuantizeLinear") else None
+    return whole is not None and unreshaped(whole) is unreshaped(x)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..chains.quantize_linear import check_fused
 from ..edit import Edit
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
 from ..reasons import Reason, Unconverted
@@ -50,6 +51,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     form = None if product is None else forms.of(product.a)
     if form is None or product is None:
         return None
+    check_fused(node, context)
     if context.exact:
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
@@ -59,7 +61,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     bias = bias_of(product, channels, facts)
-    if form.source is not None and is_tiny_product_of_rows(form.source.node, columns):
+    if is_tiny_product_of_rows(form.root.producer(), columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
     group_size = group_size_of(form, depth)
     common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group

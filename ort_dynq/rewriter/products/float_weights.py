@@ -88,10 +88,10 @@ RULE: Rule[_Folded | LinearNode] = Rule("weights of a float product", 10, _match
 
 
 def _forms(dq: ir.Node) -> list[ir.Value]:
-    """Returns the output of a DequantizeLinear and its transposes."""
+    """Returns the output of a DequantizeLinear, and what a Transpose or a Cast makes of it."""
     output = dq.outputs[0]
-    transposes = [use.node for use in output.uses() if producer_of(use.node.outputs[0], "Transpose") is use.node]
-    return [output, *(node.outputs[0] for node in transposes)]
+    moved = [use.node for use in output.uses() if producer_of(use.node.outputs[0], "Transpose", "Cast") is use.node]
+    return [output, *(node.outputs[0] for node in moved)]
 
 
 def _products(weights: ir.Value) -> list[Use]:

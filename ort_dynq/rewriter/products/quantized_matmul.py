@@ -13,7 +13,6 @@ from .codes import Codes
 from .corrections import Correction
 from .grid import Grid, stacked
 from .tail import Tail
-from .unsigned_codes import UnsignedCodes
 
 
 def build_quantized_matmul(
@@ -88,10 +87,7 @@ def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.
     """
     size, stack, shared = tail.channels.size, tail.channels.stack, edit.shared(SharedInitializers)
     scale = tail.row if codes.scale is None else codes.scale
-    if scale is not None:
-        row = edit.shared(UnsignedCodes).scale_of(scale)
-    else:
-        row = edit.add_constant(np.float32(1), before=edit.node)
+    row = edit.add_constant(np.float32(1), before=edit.node) if scale is None else scale
     if tail.is_row_moved:
         shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
         row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)

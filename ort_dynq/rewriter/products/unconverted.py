@@ -88,11 +88,6 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
         )
         is_fused = is_linear and (node.op_type == "MatMulIntegerToFloat" or _is_scaled(node.outputs[0]))
         return Unconverted(Reason.FUSED_MATMUL_INTEGER if is_fused else Reason.SUMS_NOT_SCALED)
-    if lost is not None and lost.details.get("operator") == "DequantizeLinear":
-        causes = (why for each, why in context.reported.items() if each.outputs[0].name == lost.details["name"])
-        if (cause := next(causes, None)) is None:
-            return Unconverted(Reason.STATIC)
-        return cause if cause.reason == Reason.FUSED else Unconverted(Reason.ACTIVATION_QUANTIZATION, cause=cause)
     if lost is not None:
         return lost
     if node.domain not in STANDARD_DOMAINS:

@@ -12,16 +12,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators import DOMAIN
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
-from ..analysis.nodes import attributes_of
+from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
+from ..chains.quantize_linear import arithmetic_of, granularity_attributes, inputs_of
 from ..edit import Edit, call, constant
 
 MOVES = ("Identity", "Transpose", *RESHAPES)
-_QUANTIZERS = ("DynamicRangeQuantize", "AffineQuantize", "DynamicQuantize")
 
 
 class UnsignedCodes:
@@ -31,7 +30,6 @@ class UnsignedCodes:
         """Starts without any value."""
         self._facts = facts
         self._unsigned: dict[ir.Value, ir.Value] = {}
-        self._scales: dict[ir.Value, ir.Value] = {}
 
     def of(self, value: ir.Value, edit: Edit) -> ir.Value:
         """Returns the uint8 form of codes or of a zero point: shifted if they are int8, else the value itself."""
@@ -63,15 +61,12 @@ class UnsignedCodes:
         self._facts.note(unsigned, ir.DataType.UINT8, value.shape)
         return unsigned
 
-    def scale_of(self, value: ir.Value) -> ir.Value:
-        """Returns the scale that replaced `value` when the codes of its operator became uint8, or `value`."""
-        return self._scales.get(value, value)
-
     def _shift(self, value: ir.Value, edit: Edit) -> None:
         node = value.producer()
         elements = constant_array(value)
-        if elements is not None and node is not None:
-            self._unsigned[value] = edit.add_constant(unsigned_array(elements), before=node, origin=node)
+        if elements is not None:
+            before = node or _graph_of(value)[0]
+            self._unsigned[value] = edit.add_constant(unsigned_array(elements), before=before, origin=before)
         elif node is not None and _is_quantizer(node):
             self._shift_quantizer(node, edit)
         elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in MOVES:
@@ -88,30 +83,34 @@ class UnsignedCodes:
         self._facts.note(self._unsigned[value], ir.DataType.UINT8, value.shape)
 
     def _shift_quantizer(self, node: ir.Node, edit: Edit) -> None:
-        """Inserts the same operator with uint8 outputs."""
-        inputs = [each for each in node.inputs if each is not None]
-        if node.op_type == "DynamicRangeQuantize":
-            inputs[2] = edit.add_constant(np.zeros((), np.uint8), before=node, origin=node)
+        """Inserts the same QuantizeLinear to uint8 codes, or its operator, which has one zero point for all scales."""
+        x, scale, zero_point = inputs_of(node)
+        attributes = {name: each for name, each in node.attributes.items() if name != "output_dtype"}
+        half, shape = np.uint8(128), scale.shape
+        if zero_point is not None:
+            new = ir.node(node.op_type, [x, scale, self.shifted(zero_point, edit)], attributes)
+        elif shape is not None and shape.is_static():
+            zeros = edit.add_constant(np.full(shape.numpy(), half), before=node, origin=node)
+            new = ir.node(node.op_type, [x, scale, zeros], attributes)
         else:
-            inputs[2] = self.shifted(inputs[2], edit)
-        new = call(node.op_type, inputs, **{**attributes_of(node), "output_dtype": int(ir.DataType.UINT8)})
-        edit.insert(new, before=node, origin=node)
-        for i, (old, output) in enumerate(zip(node.outputs, new.outputs, strict=True)):
-            if i == 1:  # the scale
-                edit.replace(old, output)
-                self._scales[old] = output
-            else:
-                self._unsigned[old] = output
+            zero_point = edit.add_constant(half, before=node, origin=node)
+            new = call("DynamicQuantize", [x, scale, zero_point], **granularity_attributes(node))
+        self._unsigned[node.outputs[0]] = edit.insert(new, before=node, origin=node)
 
     def _shift_by_nodes(self, value: ir.Value, edit: Edit) -> None:
         """Inserts primitive operators after the node that provides the codes, or at the start of the graph."""
-        nodes, producer, graph = nodes_of_unsigned(value), value.producer(), value.graph
-        assert graph is not None
+        nodes, producer = nodes_of_unsigned(value), value.producer()
         if producer is not None:
             edit.insert_after(*nodes, after=producer)
         else:
-            edit.insert(*nodes, before=graph[0], origin=graph[0])
+            first = _graph_of(value)[0]
+            edit.insert(*nodes, before=first, origin=first)
         self._unsigned[value] = nodes[-1].outputs[0]
+
+
+def _graph_of(value: ir.Value) -> ir.Graph | ir.Function:
+    assert value.graph is not None
+    return value.graph
 
 
 def unsigned_array(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -128,11 +127,5 @@ def nodes_of_unsigned(codes: ir.Value) -> list[ir.Node]:
 
 
 def _is_quantizer(node: ir.Node) -> bool:
-    """Returns whether a node is an operator of ort_dynq whose output type follows from its input 2."""
-    if node.domain != DOMAIN or node.op_type not in _QUANTIZERS:
-        return False
-    if node.op_type != "DynamicQuantize":
-        return True
-    # A sum that wraps around becomes another code if the zero point changes.
-    has_zero_points = len(node.inputs) > 2 and node.inputs[2] is not None
-    return has_zero_points and attributes_of(node)["arithmetic"] != "wrapping"
+    """Returns whether all codes of a node move by as much as its zero point: none of its sums wraps around."""
+    return is_standard(node, "QuantizeLinear") and arithmetic_of(node) == "onnx"

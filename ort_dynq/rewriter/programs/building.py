@@ -8,9 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.program import OUTPUTS
+from ..analysis.nodes import Use, is_standard
 from ..edit import Edit, constant
+from ..metadata import DEQUANTIZES
 from .region import Region
 from .rows import Kind, Rows
+
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 
 
 def build(match: tuple[Region, Rows], edit: Edit) -> None:
@@ -26,14 +30,33 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
         axis=rows.axis,
     )
     edit.insert_main(main, before=before)
+    if any((node := old.producer()) is not None and is_standard(node, "DequantizeLinear") for old in region.outputs):
+        edit.metadata[DEQUANTIZES] = "1"
     replaced = set[str]()
     for old, output in region.outputs.items():
         new = main.outputs[list(OUTPUTS).index(output)]
+        if products := _products_of_one_number(old, region, rows):
+            for use in products:
+                edit.replace_input(use.node, use.idx, new)
+            continue
         nodes = list(_conversion(new, old, rows))
         if not nodes and output in replaced:
             nodes = [ir.node("Identity", [new])]
         edit.replace(old, edit.insert(*nodes, before=before) if nodes else new)
         replaced.add(output)
+
+
+def _products_of_one_number(value: ir.Value, region: Region, rows: Rows) -> list[Use]:
+    """Returns the uses of a number for all of x, if these are products of the rank of x: they take any shape of it."""
+    uses = [use for use in map(Use._make, value.uses()) if use.node not in region.nodes]
+    x = rows.x.shape
+    if rows.kind(value) != Kind.SQUEEZED or rows.axis != 0 or x is None or value.is_graph_output():
+        return []
+    for use in uses:
+        shape = use.node.outputs[0].shape
+        if not use.node.op_type.startswith(_PRODUCTS) or shape is None or len(shape) < len(x):
+            return []
+    return uses
 
 
 def _conversion(new: ir.Value, old: ir.Value, rows: Rows) -> Iterator[ir.Node]:

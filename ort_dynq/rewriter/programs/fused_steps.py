@@ -11,19 +11,9 @@ import onnx_ir as ir
 
 from ...errors import DynqError
 from ...operators import DOMAIN
-from ...operators.encodings import (
-    AddedEpsilon,
-    CodeType,
-    InverseScale,
-    NanCode,
-    RangeConstants,
-    RangeKind,
-    RoundingOrder,
-    Scaling,
-    ZeroPointRule,
-)
+from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
-from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, is_standard
 from .rows import Kind, Rows, axis_of
 from .steps import SUMS, Translation, elements_of
@@ -37,22 +27,6 @@ _SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
 _OF_QUANTIZATION = {"codes", "zero_point", "scale"}
 _TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
-_RANGES = (
-    (RangeKind.ABS_MAX, ZeroPointRule.NONE),
-    (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.ROUND_CLIPPED),
-    (RangeKind.MIN_MAX_WITH_ZERO, ZeroPointRule.SUBTRACT_ROUNDED),
-)
-_PLAIN = {
-    "axis": -1,
-    "block_size": 0,
-    "inverse_scale": InverseScale.NONE,
-    "added_epsilon": AddedEpsilon.NONE,
-    "zero_point_before_epsilon": 0,
-    "float16_range": 0,
-    "float16_scale": 0,
-    "clip": 1,
-    "nan_code": NanCode.ZERO,
-}
 
 
 def is_norm(node: ir.Node) -> bool:
@@ -67,25 +41,14 @@ def is_activation(node: ir.Node) -> bool:
 
 def is_quantization(node: ir.Node) -> bool:
     """Returns whether a node quantizes rows with steps that programs have."""
-    if node.domain != DOMAIN or node.op_type not in ("RowProgram", "DynamicRangeQuantize"):
+    if node.domain != DOMAIN or node.op_type != "RowProgram":
         return False
     given = attributes_of(node)
-    if node.op_type == "RowProgram":
-        return (
-            "codes" in parse(given["program"]).outputs
-            and given["code_type"] in _TO_CODE
-            and given["axis"] == -1
-            and not given["block_size"]
-        )
-    kind, rule = given["range_kind"], given["zero_point_rule"]
-    is_symmetric = rule == ZeroPointRule.NONE
-    orders = (RoundingOrder.ROUND_THEN_ADD, *([RoundingOrder.NO_ZERO_POINT] if is_symmetric else []))
     return (
-        (kind, rule) in _RANGES
-        and (is_symmetric or given["zero_point_type"] in (CodeType.FLOAT32, given["code_type"]))
-        and given["scaling"] in (Scaling.DIVIDE, Scaling.MULTIPLY_BY_THE_RECIPROCAL)
-        and given["rounding_order"] in orders
-        and given.items() >= _PLAIN.items()
+        "codes" in parse(given["program"]).outputs
+        and given["code_type"] in _TO_CODE
+        and given["axis"] == -1
+        and not given["block_size"]
     )
 
 
@@ -109,9 +72,9 @@ class FusedRows(Rows):
 
     def of_result(self, node: ir.Node) -> Kind | None:
         """Returns the kind of the first output of a node."""
-        if node.op_type == "RowProgram" and is_quantization(node):
+        if is_quantization(node):
             return self._of_program(node)
-        if is_quantization(node) or is_norm(node) or is_activation(node):
+        if is_norm(node) or is_activation(node):
             return self._of_vector(node)
         if is_standard(node, *SUMS):
             return self._of_sum(node)
@@ -120,9 +83,8 @@ class FusedRows(Rows):
     def _find(self, value: ir.Value) -> Kind | None:
         node = value.producer()
         if node is not None and value is not node.outputs[0] and self.of_result(node) == Kind.VECTOR:
-            if node.op_type == "RowProgram":
-                return Kind.VECTOR if [*OUTPUTS.values()][value.index() or 0] else Kind.NUMBER
-            return Kind.NUMBER if is_quantization(node) else Kind.VECTOR
+            is_vector = node.op_type != "RowProgram" or [*OUTPUTS.values()][value.index() or 0]
+            return Kind.VECTOR if is_vector else Kind.NUMBER
         return super()._find(value)
 
     def _of_operands(self, operands: list[ir.Value]) -> Kind | None:
@@ -171,7 +133,7 @@ class FusedTranslation(Translation):
         """Returns the values of the outputs of a node, empty ones if they are not known; none if it is no step."""
         add, x = self.program.add, self.term(node.inputs[0])
         if is_quantization(node):
-            return self._program(node) if node.op_type == "RowProgram" else self._quantized(x, node)
+            return self._program(node)
         if is_norm(node):
             return self._normalized(x, node)
         match node.op_type:
@@ -253,53 +215,6 @@ class FusedTranslation(Translation):
             if last is None or last.operator != to_code:
                 found[name] = self.program.add(to_code, found[name])
         return [found.get(output, "") for output in OUTPUTS]
-
-    def _quantized(self, x: str, node: ir.Node) -> list[str]:
-        """The formula of DynamicRangeQuantize."""
-        add, given = self.program.add, attributes_of(node)
-        array = constant_array(node.inputs[1])
-        if array is None:
-            return []
-        constants = RangeConstants(*map(float, array))
-        is_symmetric = given["range_kind"] == RangeKind.ABS_MAX
-        if is_symmetric:
-            low, span = "", add("ReduceMax", add("Abs", x))
-        else:
-            low = add("Clip", add("ReduceMin", x), literal(constants.lowest_minimum), "0.0")
-            high = add("Clip", add("ReduceMax", x), "0.0", literal(constants.highest_maximum))
-            span = add("Sub", high, low)
-        scale = self._bounded(span, constants.lowest_range, constants.highest_range)
-        scale = add("Div", scale, literal(constants.divisor))
-        scale = scale if constants.factor == 1 else add("Mul", scale, literal(constants.factor))
-        scale = self._bounded(scale, constants.lowest_scale, constants.highest_scale)
-        least = max(constants.lowest_scale, constants.lowest_range / constants.divisor * constants.factor)
-        if least < _SMALLEST_SCALE and constants.scale_of_zero != 0:
-            if math.isnan(constants.scale_of_zero):  # programs have no such number
-                return []
-            scale = add("Where", add("Equal", scale, "0.0"), literal(constants.scale_of_zero), scale)
-        ends = literal(given["quant_min"]), literal(given["quant_max"])
-        to_code = "Int8" if given["code_type"] == CodeType.INT8 else "Uint8"
-        zero_point = "0.0"
-        if not is_symmetric:
-            steps = add("Div", low, scale)
-            if given["zero_point_rule"] == ZeroPointRule.SUBTRACT_ROUNDED:
-                steps = add("Round", steps)
-            zero_point = add("Clip", add("Sub", ends[0], steps), *ends)
-            if given["zero_point_rule"] == ZeroPointRule.ROUND_CLIPPED or given["zero_point_type"] != CodeType.FLOAT32:
-                zero_point = add(to_code, zero_point)
-        is_divided = given["scaling"] == Scaling.DIVIDE
-        codes = add("Div", x, scale) if is_divided else add("Mul", x, add("Reciprocal", scale))
-        codes = add("Round", codes)
-        codes = codes if is_symmetric else add("Add", codes, zero_point)
-        codes = add("Clip", codes, *ends)
-        if given["output_dtype"] != given["code_type"]:  # stored with an offset, also that of NaN
-            offset = literal(128 if given["code_type"] == CodeType.INT8 else -128)
-            codes = add("Add", add(to_code, codes), offset)
-            zero_point = offset if is_symmetric else add("Add", zero_point, offset)
-        return [codes, scale, zero_point]
-
-    def _bounded(self, x: str, low: float, high: float) -> str:
-        return x if (low, high) == (-math.inf, math.inf) else self.program.add("Clip", x, literal(low), literal(high))
 
 
 def _row_length(value: ir.Value | None) -> int | None:

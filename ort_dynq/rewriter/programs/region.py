@@ -176,7 +176,7 @@ class _Draft:
                 if rows.kind(value) != Kind.LITERAL:
                     self._readers.setdefault(value, []).append(node)
         self._members = set(nodes)
-        self._kept = {node.inputs[0] for node in nodes if node.op_type in ("RowProgram", "DynamicRangeQuantize")}
+        self._kept = {node.inputs[0] for node in nodes if node.op_type == "RowProgram"}
         self._inside = {output: node for node in nodes for output in node.outputs}
         self._unneeded: dict[ir.Node, tuple[int, int]] = {}  # the largest depth that holds, the least that does not
 

@@ -1,10 +1,10 @@
-"""The rule for quantizations that no specialised operator computes: they become RowProgram.
+"""The rule for quantizations with scales that are computed at run time: they become RowProgram.
 
 range, scale, zero point, quantize, dequantize, and what stands around them    -> RowProgram
 
 Each node becomes a step that computes the same bits, so that any spelling is converted, also in products whose codes
 and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, and
-to the operator of a QuantizeLinear with such a scale.
+to a QuantizeLinear with such a scale.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..analysis.nodes import is_standard, operand, producer_of, skip_identity
 from ..analysis.shapes import is_elementwise_of, same_shape
 from ..analysis.types import check_type
 from ..analysis.values import Values
+from ..chains.quantize_linear import fused, is_dynamic
 from ..policy.cost import saves_passes
 from ..policy.float_fusions import may_begin_fusion, may_end_fusion
 from ..policy.ort_fusions import is_fused_with_neighbors
@@ -37,7 +38,9 @@ _FARTHEST = 64
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
-    if not is_standard(node, "Round", "Floor", "Ceil") and not is_linear(node):
+    if not is_standard(node, "Round", "Floor", "Ceil", "QuantizeLinear"):
+        return None
+    if node.op_type == "QuantizeLinear" and not _is_step(node, context):
         return None
     before = _before(node, context.facts)
     for rows in _rows_of(before, context.facts):
@@ -56,7 +59,7 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
 def _saves(node: ir.Node, region: Region) -> bool:
     """Returns whether a program saves passes: one with the range and a quantization in one node always does."""
     has_range = any(step.operator in REDUCTIONS for step in region.program.steps)
-    return has_range if is_linear(node) else saves_passes(region.passes)
+    return has_range if node.op_type == "QuantizeLinear" else saves_passes(region.passes)
 
 
 RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
@@ -87,12 +90,17 @@ def _check_quotient(node: ir.Node, facts: Facts) -> None:
             raise Unconverted(Reason.SCALE_BROADCAST_TO_X)
 
 
+def _is_step(node: ir.Node, context: Context) -> bool:
+    """Returns whether a QuantizeLinear or DequantizeLinear may be a step: ONNX Runtime does not fuse it."""
+    return is_linear(node) and is_dynamic(node, node.op_type, context.facts) and fused(node, context) is None
+
+
 class _Choice:
     """Chooses the nodes that a program may have: those that ONNX Runtime neither folds nor fuses with others."""
 
     def __init__(self, before: list[ir.Node], rows: Rows, context: Context) -> None:
         self._rows, self._values, self._facts = rows, context.shared(Values), context.facts
-        self._fuses = context.fuse
+        self._context = context
         after = [use.node for use in rows.x.uses()]
         for each in after:
             if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *MOVES, *REDUCTIONS):
@@ -104,10 +112,12 @@ class _Choice:
         is_constant = self._facts.is_constant
         if self._facts.is_folded(node) or is_fused_with_neighbors(node, is_constant):
             return False
+        if is_standard(node, "QuantizeLinear", "DequantizeLinear"):
+            return _is_step(node, self._context)
         if self._rows.kind(node.outputs[0]) != Kind.VECTOR or node.domain == DOMAIN:
             return True
         if node not in self._after:  # fusions take it together with what is before it
-            return not self._fuses and not may_end_fusion(node, is_constant)
+            return not self._context.fuse and not may_end_fusion(node, is_constant)
         is_quantization = node in self._before or any(self._values.known(each).is_integer for each in elements_of(node))
         return is_quantization or not may_begin_fusion(node)
 
@@ -134,7 +144,7 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
     axes = dict.fromkeys([*(axis for each in reductions if (axis := axis_of(each)) is not None), -1])
     for node in before:
         factors = node.inputs[:2]
-        if not is_standard(node, "Div", "Mul") and not is_linear(node):
+        if not is_standard(node, "Div", "Mul", "QuantizeLinear"):
             continue
         if None in factors or any(map(facts.is_constant, factors)):
             continue
@@ -142,7 +152,7 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
         for x, scale in ((a, b),) if node.op_type != "Mul" else ((a, b), (b, a)):
             for axis in dict.fromkeys([*axes, *_axis_of_numbers(scale, x)]):
                 rows = Rows(x, axis)
-                is_squeezed = axis == 0 or is_linear(node)
+                is_squeezed = axis == 0 or node.op_type == "QuantizeLinear"
                 kinds = (Kind.COLUMN, *([Kind.SQUEEZED] if is_squeezed else []))
                 if (rows.kind(scale) in kinds or rows.is_number(scale)) and rows.of_result(node) == Kind.VECTOR:
                     yield rows

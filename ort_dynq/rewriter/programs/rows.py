@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import attributes_of, is_standard
+from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
+from ..chains.quantize_linear import granularity_of
 from .steps import ELEMENTWISE, elements_of, is_linear, is_own_step
 
 _DEEPEST = 64
@@ -136,10 +137,10 @@ class Rows:
         There may be one row at run time, so that a scale for each row is one for x.
         """
         x, *parameters = elements_of(node)
-        given, rank = attributes_of(node), None if self.x.shape is None else len(self.x.shape)
-        scale = parameters[0].shape
-        is_whole = given["qtype"] == "per_tensor" or (given["qtype"] == "auto" and scale is not None and not len(scale))
-        if not is_whole and (rank is None or given["axis"] not in (0, -rank) or self.axis != 1 - rank):
+        axis, rank = node.attributes.get_int("axis", 1), None if self.x.shape is None else len(self.x.shape)
+        granularity, scale = granularity_of(node), parameters[0].shape
+        is_whole = granularity == "per_tensor" or (scale is not None and not len(scale))
+        if not is_whole and (rank is None or axis not in (0, -rank) or self.axis != 1 - rank):
             return None
         kinds = {Kind.LITERAL, Kind.SQUEEZED} if not is_whole else {Kind.LITERAL, Kind.NUMBER, Kind.PART}
         if self.axis == 0:

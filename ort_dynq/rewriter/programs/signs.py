@@ -61,7 +61,7 @@ class Signs:
 
     def _is_of_zeros(self, step: Step) -> bool:
         """Returns whether the sign of a result is unknown only because that of max(x, 0) - min(x, 0) is."""
-        if step.operator == "Sub" and self._vanishing_with(step) - {*step.operands}:
+        if step.operator in ("Sub", "Max") and self._vanishing_with(step) - {*step.operands}:
             return True
         unknown = [each for each in step.operands if each in self._either]
         is_choice = step.operator in ("Max", "Min", "Where")
@@ -75,6 +75,9 @@ class Signs:
         if operator == "Sub":  # of max(x, 0) and min(x, 0)
             ends = [self._end(each, bound) for each, bound in zip(operands, ("Max", "Min"), strict=True)]
             return {*operands, *({ends[0]} & {ends[1]})} if all(ends) else set()
+        if operator == "Max":  # of min(x) / -128 and max(x) / 127: both are 0 where x is
+            sides = {*map(self._side, operands)}
+            return {x for _, x in sides} if {bound for bound, _ in sides} == {"Min", "Max"} else set()
         return set()
 
     def _unsigned(self, value: str) -> str:
@@ -93,6 +96,22 @@ class Signs:
         inner = self._program.step(next((each for each in step.operands if each != "0.0"), "x"))
         is_range = inner is not None and inner.operator == f"Reduce{bound}"
         return inner.operands[0] if inner is not None and is_range else bound
+
+    def _side(self, value: str) -> tuple[str, str]:
+        """Returns "Min" and x if a value is a negative multiple of the minimum of x, "Max" and x if one of its maximum.
+
+        Otherwise two empty texts.
+        """
+        step = self._program.step(value)
+        sign = 1.0
+        if step is not None and step.operator == "Neg":
+            sign, value = -1.0, step.operands[0]
+        elif step is not None and step.operator == "Div" and is_literal(step.operands[1]):
+            sign, value = float(step.operands[1]), step.operands[0]
+        range_ = self._program.step(value)
+        if range_ is None or (range_.operator, sign > 0) not in (("ReduceMin", False), ("ReduceMax", True)):
+            return "", ""
+        return range_.operator.removeprefix("Reduce"), range_.operands[0]
 
     def _is_positive(self, step: Step) -> bool:
         are_positive = [each in self._positive or (is_literal(each) and each != "-0.0") for each in step.operands]

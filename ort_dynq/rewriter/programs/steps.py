@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from ...errors import DynqError
 from ...operators import DOMAIN
-from ...operators.encodings import CodeType, NanCode, RoundingOrder, Scaling
 from ...operators.program import (
     COMPARISONS,
     OPERANDS,
@@ -51,19 +50,7 @@ ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.F
 """The steps that a Cast of numbers of this type is, if they fit the type."""
 _LARGEST_INTEGER = 2.0**24
 _16_BITS = "-32768.0", "32767.0"
-_INPUTS_OF_LINEAR = 3
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
-_PLAIN = {
-    "scaling": Scaling.DIVIDE,
-    "rounding_order": RoundingOrder.ROUND_THEN_ADD,
-    "code_type": CodeType.UINT8,
-    "output_dtype": CodeType.UINT8,
-    "quant_min": 0,
-    "quant_max": 255,
-    "nan_code": NanCode.ZERO,
-}
-
-
 _ENDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
 
 
@@ -80,39 +67,31 @@ def elements_of(node: ir.Node) -> list[ir.Value]:
             if is_input(each, OPERANDS) and each != "x"
         )
         return [each for each in (node.inputs[0], *(node.inputs[1 + i] for i in read)) if each is not None]
-    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS, "DynamicRangeQuantize")
+    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS)
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
-def is_own_step(node: ir.Node) -> bool:
-    """Returns whether a node is an operator of ort_dynq that a program can have as steps.
-
-    It is an AffineDequantize, an AffineQuantize of floats that are codes already, as products make it, or the operator
-    of a QuantizeLinear.
-    """
-    if is_linear(node):
-        return True
-    if node.domain != DOMAIN or node.op_type != "AffineQuantize":
-        return node.domain == DOMAIN and node.op_type == "AffineDequantize"
-    numbers = [constant_scalar(each) for each in node.inputs[1:]]
-    return numbers[0] == 1 and numbers[1] is not None and _PLAIN.items() <= attributes_of(node).items()
-
-
 def is_linear(node: ir.Node) -> bool:
-    """Returns whether a node quantizes float32 to 8 bits as QuantizeLinear does, per tensor or per channel."""
-    if node.domain != DOMAIN or node.op_type not in ("DynamicQuantize", "DynamicFakeQuantize"):
+    """Returns whether a node is a QuantizeLinear or DequantizeLinear of float32 and 8 bits, per tensor or channel."""
+    if not is_standard(node, "QuantizeLinear", "DequantizeLinear") or len(node.inputs) < 2 or None in node.inputs[:2]:
         return False
-    given = attributes_of(node)
-    types = [None if each is None else each.dtype for each in node.inputs]
+    quantizes = node.op_type == "QuantizeLinear"
+    codes, real = (node.outputs[0], node.inputs[0]) if quantizes else (node.inputs[0], node.outputs[0])
+    assert codes is not None
+    assert real is not None
     return (
-        len(types) == _INPUTS_OF_LINEAR
-        and types[:2] == [ir.DataType.FLOAT] * 2
-        and types[2] in CODE_TYPES
-        and given["qtype"] != "per_group"
-        and not given["block_size"]
-        and given.get("arithmetic", "onnx") == "onnx"
-        and given.get("output_dtype", 0) in (0, types[2])
+        type_of(codes) in CODE_TYPES
+        and type_of(real) == ir.DataType.FLOAT
+        and node.inputs[1] is not None
+        and node.inputs[1].dtype == ir.DataType.FLOAT
+        and not node.attributes.get_int("block_size", 0)
+        and node.attributes.get_int("precision", 0) in (0, ir.DataType.FLOAT)
     )
+
+
+def is_own_step(node: ir.Node) -> bool:
+    """Returns whether a node is the operator of ort_dynq that a program can have as steps: AffineDequantize."""
+    return node.domain == DOMAIN and node.op_type == "AffineDequantize"
 
 
 def type_of(value: ir.Value) -> ir.DataType | None:
@@ -126,9 +105,11 @@ def type_of(value: ir.Value) -> ir.DataType | None:
     if is_standard(node, "Cast"):
         return cast_to(node)
     if is_own_step(node):
-        if node.op_type == "DynamicQuantize":
-            return type_of(elements_of(node)[2])
-        return ir.DataType.UINT8 if node.op_type == "AffineQuantize" else ir.DataType.FLOAT
+        return type_of(elements_of(node)[1])
+    if is_standard(node, "QuantizeLinear"):
+        return type_of(elements_of(node)[2]) if len(elements_of(node)) > 2 else ir.DataType.UINT8
+    if is_standard(node, "DequantizeLinear"):
+        return type_of(elements_of(node)[1])
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
     source = elements_of(node)[1 if node.op_type == "Where" else 0]
@@ -188,12 +169,12 @@ class Translation:
             raise _NoStepError
         x, *others = map(self.term, elements_of(node))
         match op_type:
-            case "AffineQuantize":
-                return add("Uint8", add("Add", add("Round", x), others[1]))
+            case "QuantizeLinear":
+                return self._quantized(type_of(node.outputs[0]), x, *others)
             case "AffineDequantize":
                 return add("Mul", add("Sub", x, others[1]), others[0])
-            case "DynamicQuantize" | "DynamicFakeQuantize":
-                return self._linear(node, x, *others)
+            case "DequantizeLinear":
+                return add("Mul", self._moved(x, "Sub", *others[1:]), others[0])
             case "Max" | "Min":
                 for other in others:
                     x = add(op_type, x, other)
@@ -214,19 +195,17 @@ class Translation:
                 return add("Clip", others[1], literal(bounded.least), literal(bounded.most))
         return x if op_type in MOVES else add(op_type, x, *others)
 
-    def _linear(self, node: ir.Node, x: str, scale: str, zero_point: str) -> str:
-        """QuantizeLinear, whose code of NaN is the lowest one, and DequantizeLinear."""
-        add, zero_point_type = self.program.add, node.inputs[2]
-        assert zero_point_type is not None
+    def _quantized(self, dtype: ir.DataType | None, x: str, scale: str, zero_point: str = "0.0") -> str:
+        """QuantizeLinear, whose code of NaN is the lowest one."""
+        add, code = self.program.add, self.program.add("Div", x, scale)
+        if dtype == ir.DataType.UINT8:
+            return add("Uint8", self._moved(add("Round", code), "Add", zero_point))
+        code = add("Int32", add("Clip", code, *_16_BITS))  # -2**31 of NaN
+        return add("Int8", self._moved(code, "Add", zero_point))
+
+    def _moved(self, code: str, operator: str, zero_point: str = "0.0") -> str:
         is_zero = is_literal(zero_point) and float(zero_point) == 0
-        if zero_point_type.dtype == ir.DataType.UINT8:
-            code, to_code = add("Round", add("Div", x, scale)), "Uint8"
-        else:  # Int32 makes -2**31 of NaN
-            code, to_code = add("Int32", add("Clip", add("Div", x, scale), *_16_BITS)), "Int8"
-        code = add(to_code, code if is_zero else add("Add", code, zero_point))
-        if node.op_type == "DynamicQuantize":
-            return code
-        return add("Mul", code if is_zero else add("Sub", code, zero_point), scale)
+        return code if is_zero else self.program.add(operator, code, zero_point)
 
     def _bounds(self, node: ir.Node) -> list[str]:
         """Returns the bounds of a Clip; without one, ONNX Runtime clips floats to the largest finite float."""
@@ -290,7 +269,7 @@ class Translation:
             if not of_any.is_integer or not any(step.operator in REDUCTIONS for step in self.program.steps):
                 raise _NoStepError
             is_wrapped = is_clipped or not self._values.known(real).fits(*ends)  # an infinity may become a bound
-            if is_wrapped and producer_of(skip_identity(real), "Round") is None:
+            if is_wrapped and producer_of(skip_identity(real), "Round", "Floor", "Ceil") is None:
                 raise _NoStepError
             x = self._wrapped(x, to) if is_wrapped else self._without_infinities(x)
         return self.program.add(ROUNDINGS[to], x)

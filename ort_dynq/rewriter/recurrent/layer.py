@@ -16,7 +16,6 @@ from ..edit import Edit, call
 from ..products.codes import Codes
 from ..products.grid import Grid
 from ..products.tail import check_sums
-from ..products.unsigned_codes import UnsignedCodes
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
 from .cell import Cell, cell_of
@@ -150,7 +149,7 @@ def input_products(codes: Codes, grid: Grid, bias: npt.NDArray[np.float32], edit
         edit: The edit of the layer.
     """
     assert codes.scale is not None
-    shared, row = edit.shared(SharedInitializers), edit.shared(UnsignedCodes).scale_of(codes.scale)
+    shared, row = edit.shared(SharedInitializers), codes.scale
     constants = (shared.of(each, edit) for each in (pack(grid.codes), grid.zero_point, grid.scale, grid.sums, bias))
     product = call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *constants], terms=codes.terms)
     return edit.insert(product, before=edit.node)
