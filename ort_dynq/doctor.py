@@ -316,7 +316,6 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     """Operators with inputs and attributes; the inputs have `length` columns."""
     import numpy as np
 
-    from .operators.encodings import RangeConstants
     from .operators.packing import pack
 
     rng, shape = np.random.default_rng(length), (_ROWS, length)
@@ -332,8 +331,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     yield "DynamicQuantize", [x, scales[:1], np.zeros(1, np.uint8)], {"arithmetic": "onednn"}
     yield "DynamicDequantize", [codes, scales, zps.view(np.int8)], per_column
     yield "DynamicFakeQuantize", [x, scales, zps], per_column
-    constants, unused = RangeConstants(divisor=127, lowest_scale=1e-5), np.zeros(1, np.float32)
-    yield "DynamicRangeFakeQuantize", [x, np.array(constants, np.float32)], {}
+    unused = np.zeros(1, np.float32)
     for bits, depth, size in ((8, 70, 0), (8, 64, 32), (4, 64, 16)):
         groups, zero_point = depth // size if size else 1, np.array(0 if bits == 8 else 8, np.int8)
         weights = rng.integers(-128 if bits == 8 else 0, 128 if bits == 8 else 16, (depth, length), np.int8)

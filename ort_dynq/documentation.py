@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .errors import DynqError
 from .operators import DOMAIN, FAMILIES, OPERATORS, VERSION, Attribute, Family, Input, Operator
-from .operators.encodings import RANGE_CONSTANT_MEANINGS, Encoding, RangeConstants
+from .operators.encodings import Encoding
 
 PAGE = Path(__file__).parent / "docs" / "operators.md"
 
@@ -81,7 +81,7 @@ def _page() -> Iterator[str]:
     for family in FAMILIES:
         names = ", ".join(f"[{operator.name}](#{operator.name.lower()})" for operator in family.operators)
         yield f"- {family.title}: {names}"
-    yield "- [Encodings](#encodings), [the input constants](#the-input-constants)"
+    yield "- [Encodings](#encodings)"
     for family in FAMILIES:
         yield ""
         yield from _family(family)
@@ -92,14 +92,6 @@ def _page() -> Iterator[str]:
     for encoding in Encoding.__subclasses__():
         yield ""
         yield from _encoding(encoding)
-    yield ""
-    yield "## The input constants"
-    yield ""
-    yield _CONSTANTS_INTRODUCTION
-    yield "| index | name | default | meaning |"
-    yield "|---|---|---|---|"
-    for index, (name, default) in enumerate(RangeConstants._field_defaults.items()):
-        yield f"| {index} | `{name}` | {_number(default)} | {RANGE_CONSTANT_MEANINGS[name]}. |"
 
 
 def _family(family: Family) -> Iterator[str]:

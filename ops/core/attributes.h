@@ -17,18 +17,11 @@ struct NamedValue {
 using NamedValues = std::vector<NamedValue>;
 
 // The values of each enumeration; the argument only selects the enumeration.
-const NamedValues& values_of(Scaling);
-const NamedValues& values_of(RoundingOrder);
 const NamedValues& values_of(ScaleOrder);
 const NamedValues& values_of(AutoPad);
 const NamedValues& values_of(QuadAxis);
 const NamedValues& values_of(Direction);
 const NamedValues& values_of(LastGate);
-const NamedValues& values_of(RangeKind);
-const NamedValues& values_of(InverseScale);
-const NamedValues& values_of(AddedEpsilon);
-const NamedValues& values_of(ZeroPointRule);
-const NamedValues& values_of(NanCode);
 
 // "1 (min max)"
 std::string text_of(int64_t value, const NamedValues& values);
@@ -48,13 +41,7 @@ Encoding read_encoding(const char* op, const Attributes& attributes, const char*
 // 0 or 1.
 bool read_flag(const char* op, const Attributes& attributes, const char* name, bool absent);
 
-// uint8 or int8.
-Type read_code_type(const char* op, const Attributes& attributes, const char* name, Type absent);
-
 // uint8, int8, uint4 or int4.
 Type read_any_code_type(const char* op, const Attributes& attributes, const char* name, Type absent);
-
-// float32, uint8 or int8.
-Type read_code_or_float_type(const char* op, const Attributes& attributes, const char* name, Type absent);
 
 }  // namespace dynq

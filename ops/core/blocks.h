@@ -17,18 +17,9 @@ constexpr int64_t kStagedOfRows = 2048;   // likewise, with parameters per row; 
 constexpr int64_t kStagedColumns = 1024;  // columns of a piece with parameters per column
 constexpr int64_t kStagedZps = 256;
 
-// The affine kernels take float zero points, the others int32.
+// The kernels of fake quantization take float zero points, the others int32.
 template <class Work>
-using ZeroPointOf = std::conditional_t<std::is_same_v<Work, AffineWork>, float, int32_t>;
-
-// A zero point as the kernels of this work take it.
-template <class Work>
-int32_t kernel_zp(const Work&, int32_t zp) {
-  return zp;
-}
-inline float kernel_zp(const AffineWork& work, int32_t zp) {
-  return work.constants.integer_codes ? static_cast<float>(zp) - work.constants.code_offset : static_cast<float>(zp);
-}
+using ZeroPointOf = std::conditional_t<std::is_same_v<Work, FakeQuantizeWork>, float, int32_t>;
 
 // The scales and zero points of some rows or columns as kernels take them (adjacent, aligned, converted), and the
 // kernels for them.
@@ -96,7 +87,7 @@ class ParameterTile {
  private:
   void choose_kernels(int64_t count) {
     kernels_ = work_.kernels;
-    if constexpr (!std::is_same_v<Work, AffineWork>) {
+    if constexpr (!std::is_same_v<Work, FakeQuantizeWork>) {
       int32_t wide = 0, unsafe = 0;  // compilers vectorize loops of int32
       if (work_.zps.type == kInt32)
         for (int64_t i = 0; i < count; ++i) wide |= !(zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint);
@@ -133,8 +124,8 @@ class ParameterTile {
         return read_4bits<uint8_t>(index, count, zps);
       case kInt4:
         return read_4bits<int8_t>(index, count, zps);
-      default:  // float32, only for the affine kernels
-        std::memcpy(zps, static_cast<const float*>(work_.zps.data) + index, static_cast<size_t>(count) * sizeof(float));
+      default:
+        return;  // operators take no other type
     }
   }
 
@@ -155,7 +146,7 @@ class ParameterTile {
 
   template <class T>
   void convert(const T* from, int64_t count, ZeroPoint* zps) const {
-    for (int64_t i = 0; i < count; ++i) zps[i] = kernel_zp(work_, load(from + i));
+    for (int64_t i = 0; i < count; ++i) zps[i] = static_cast<ZeroPoint>(load(from + i));
   }
 
   const Work& work_;
@@ -179,9 +170,7 @@ void run_kernel(Kernel kernel, const Work& work, const ParameterTile<Work>& tile
   } else if constexpr (std::is_same_v<Work, DequantizeWork>) {
     kernel({extent, src, dst, scales, zps, stream});
   } else {
-    const AffineConstants& constants = work.constants;
-    kernel({extent, static_cast<const float*>(src), dst, scales, zps, constants.low, constants.high, constants.nan_code,
-            constants.integer_codes, constants.code_offset, constants.wraps});
+    kernel({extent, static_cast<const float*>(src), static_cast<float*>(dst), scales, zps, work.low, work.high});
   }
 }
 

@@ -241,7 +241,7 @@ void run_grouped(const Shape& src, const Groups& groups, const DequantizeWork& w
   run(src, groups, work, context);
 }
 
-void run_grouped(const Shape& src, const Groups& groups, const AffineWork& work, Context& context) {
+void run_grouped(const Shape& src, const Groups& groups, const FakeQuantizeWork& work, Context& context) {
   run(src, groups, work, context);
 }
 

@@ -30,24 +30,14 @@ struct DequantizeWork : Elementwise {
   const DequantizeKernel* direct = nullptr;  // for codes and dst as they are stored, and finite scales; may be null
 };
 
-// The fields of AffineBlock: arguments of the affine kernels besides scales and zero points.
-struct AffineConstants {
-  float low, high;
-  float nan_code;
-  bool integer_codes;
-  float code_offset;
-  bool wraps;
-};
-
-// Integer zero points are given as codes are stored: with code_offset added.
-struct AffineWork : Elementwise {
-  const AffineKernel* kernels;
-  AffineConstants constants;
+struct FakeQuantizeWork : Elementwise {
+  const FakeQuantizeKernel* kernels;
+  float low, high;  // codes
 };
 
 // Runs the kernels on the whole tensor of shape `src`, in tasks on the threads of `context`.
 void run_grouped(const Shape& src, const Groups& groups, const QuantizeWork& work, Context& context);
 void run_grouped(const Shape& src, const Groups& groups, const DequantizeWork& work, Context& context);
-void run_grouped(const Shape& src, const Groups& groups, const AffineWork& work, Context& context);
+void run_grouped(const Shape& src, const Groups& groups, const FakeQuantizeWork& work, Context& context);
 
 }  // namespace dynq

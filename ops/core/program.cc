@@ -117,7 +117,7 @@ void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) con
 
 void Program::run_all(const ProgramTensors& tensors, Context& context) const {
   if (tensors.rows == 0) return;
-  if (tensors.cols > longest_row_ && tensors.rows < kFewRows && tensors.cols % 2 == 0) {
+  if (tensors.cols > longest_row_ && tensors.rows < kFewRows && (tensors.cols % 2 == 0 || tensors.rows == 1)) {
     for (int64_t row = 0; row < tensors.rows; ++row) run_long_row(tensors, row, context);
     return;
   }

@@ -17,20 +17,7 @@
 // is rounded to the nearest value of 16 bits, half to even; NaN keeps its sign and no other bits. 8-bit codes saturate
 // to 4 bits. Two codes of 4 bits share a byte, the first in the low half; the last half byte of an odd number is 0.
 //
-// affine: the chains that exporters write with Div, Round, Add and Clip. Every step is rounded to float32. `t` is
-// x / scale, x * (1 / scale) or x * scale (Scaling).
-//
-//   kRoundThenAdd     code = clip(round(t) + zp, low, high)
-//   kAddThenRound     code = round(clip(t + zp, low, high))
-//   kNoZeroPoint      code = clip(round(t), low, high)
-//   kFloat16Quotient  as kNoZeroPoint, with t rounded to float16
-//   kFloat16Sum       as kAddThenRound, with t + zp rounded to float16
-//
-// `nan_code` replaces NaN. If `integer_codes`, the code is truncated toward zero and `code_offset` is added: 0 turns -0
-// into +0; +-128 stores int8 codes as uint8 or the reverse. Otherwise codes stay floats and keep -0.
-// If codes `wrap`, they are not clipped: the code is the low byte of the truncated value, in the range that begins at
-// `low`, and 0 if the value is beyond int32.
-// kToU8 and kToS8 store the code; kToFloat dequantizes it: (code - zp) * scale, or / scale for Scaling kMultiply.
+// fake_quantize    (clip(round(x / scale) + zp, low, high) - zp) * scale, with `low` as the code of NaN
 //
 // Compilers must not contract a product and a sum into a fused multiply-add; fused multiply-adds are written out.
 #pragma once
@@ -49,8 +36,8 @@ namespace dynq {
 enum Arithmetic { kOnnx, kOneDnn, kWrapping, kRoundedQuotient, kProduct, kArithmetics };
 enum CodeKind { kU8, kS8, kCodeKinds };
 enum Format { kF16, kBf16, kU4, kS4, kFormats };
+enum Scaling { kDivide, kMultiplyByTheReciprocal, kMultiply, kScalings };  // of bounded kernels
 enum BoundedOrder { kNoEffectOfZeroPoint, kAddsFirst, kRoundsQuotient, kBoundedOrders };
-enum AffineTarget { kToU8, kToS8, kToFloat, kAffineTargets };
 enum Parameters { kPerRow, kPerColumn, kParameterKinds };
 enum Extremes { kMinMax, kAbsMax, kExtremes };  // the smallest and the largest element; the largest magnitude
 
@@ -74,9 +61,6 @@ constexpr float kLargestRoundedQuotient = 1024.0f;
 
 // The most scales in one block. Kernels keep values that they derive from them on the stack.
 constexpr int64_t kMaxParameters = 4096;
-
-static constexpr bool adds_first(RoundingOrder order) { return order == kAddThenRound || order == kFloat16Sum; }
-static constexpr bool has_zero_point(RoundingOrder order) { return order == kRoundThenAdd || adds_first(order); }
 
 // The size of a block, in elements: at most kMaxParameters rows for kPerRow, at most kMaxParameters cols for
 // kPerColumn. `stride` is the distance between rows in src and in dst.
@@ -103,16 +87,12 @@ struct DequantizeBlock : Extent {
   bool stream;
 };
 
-struct AffineBlock : Extent {
+struct FakeQuantizeBlock : Extent {
   const float* src;
-  void* dst;  // codes of 8 bits or float, as the kernel's AffineTarget says
+  float* dst;
   const float* scales;
-  const float* zps;
-  float low, high;
-  float nan_code;
-  bool integer_codes;
-  float code_offset;  // only if integer_codes
-  bool wraps;         // only if integer_codes, and only for the portable kernels
+  const float* zps;  // integers between low and high
+  float low, high;   // of the type of the codes
 };
 
 // For fake quantization per row without a clip: the caller has checked that every element is finite, that the clip
@@ -149,7 +129,7 @@ struct Range {
 
 using QuantizeKernel = void (*)(const QuantizeBlock&);
 using DequantizeKernel = void (*)(const DequantizeBlock&);
-using AffineKernel = void (*)(const AffineBlock&);
+using FakeQuantizeKernel = void (*)(const FakeQuantizeBlock&);
 using BoundedKernel = void (*)(const BoundedBlock&);
 using TwoTermKernel = void (*)(const TwoTermBlock&);
 
@@ -173,7 +153,7 @@ struct ElementwiseKernels {
   // elements whose codes are not clipped; may be null. kProduct: only kPerRow.
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
-  AffineKernel affine[kScalings][kRoundingOrders][kAffineTargets][kParameterKinds];
+  FakeQuantizeKernel fake_quantize[kParameterKinds];
   BoundedKernel bounded[kScalings][kBoundedOrders];  // kRoundsQuotient may be null
   TwoTermKernel two_terms;
   RangeKernel ranges[kExtremes];

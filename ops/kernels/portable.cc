@@ -176,50 +176,15 @@ float clip(float value, float low, float high) {
   return value > high ? high : value;
 }
 
-// ONNX Runtime's Cast to int8, or to uint8 if `low` is 0: the low byte of the value as int32, or 0 beyond int32.
-float wrap(float value, float low) {
-  const bool fits = value >= -2147483648.0f && value < 2147483648.0f;
-  const int32_t byte = static_cast<int32_t>(fits ? value : 0.0f) & 255;
-  return static_cast<float>(byte >= 128 && low < 0 ? byte - 256 : byte);
-}
-
-template <Scaling kScaling, RoundingOrder kOrder>
-float affine_code(const AffineBlock& block, float x, float scale, float zp) {
-  const float exact = kScaling == kDivide ? x / scale : kScaling == kMultiply ? x * scale : x * (1.0f / scale);
-  const float t = kOrder == kFloat16Quotient ? rounded_to_float16(exact) : exact;
-  const float sum = kOrder == kFloat16Sum ? rounded_to_float16(t + zp) : t + zp;
-  const float low = block.wraps ? -kInfinity : block.low, high = block.wraps ? kInfinity : block.high;
-  const float code = kOrder == kRoundThenAdd ? clip(round_half_even(t) + zp, low, high)
-                     : adds_first(kOrder)    ? round_half_even(clip(sum, low, high))
-                                             : clip(round_half_even(t), low, high);
-  const float given = code != code ? block.nan_code : code, number = block.wraps ? wrap(given, block.low) : given;
-  return block.integer_codes ? truncf(number) + block.code_offset : number;
-}
-
-template <AffineTarget kTarget>
-struct AffineOutput {
-  using Type = float;
-};
-template <>
-struct AffineOutput<kToU8> {
-  using Type = uint8_t;
-};
-template <>
-struct AffineOutput<kToS8> {
-  using Type = int8_t;
-};
-
-template <Scaling kScaling, RoundingOrder kOrder, AffineTarget kTarget, Parameters kParameters>
-void affine(const AffineBlock& block) {
-  using T = typename AffineOutput<kTarget>::Type;
-  map_rows<float, T>(block, [&](int64_t row, const float* src, T* dst) {
-    map(src, dst, block.cols, [block, row](float x, int64_t column) -> T {
+template <Parameters kParameters>
+void fake_quantize(const FakeQuantizeBlock& block) {
+  map_rows<float, float>(block, [&](int64_t row, const float* src, float* dst) {
+    map(src, dst, block.cols, [block, row](float x, int64_t column) -> float {
       const int64_t i = kParameters == kPerRow ? row : column;
       const float scale = block.scales[i], zp = block.zps[i];
-      const float code = affine_code<kScaling, kOrder>(block, x, scale, zp);
-      if (kTarget != kToFloat) return static_cast<T>(code);
-      const float difference = has_zero_point(kOrder) ? code - zp : code;
-      return static_cast<T>(kScaling == kMultiply ? difference / scale : difference * scale);
+      const float code = clip(round_half_even(x / scale) + zp, block.low, block.high);
+      const float number = code != code ? block.low : code + 0.0f;  // no code is -0
+      return (number - zp) * scale;
     });
   });
 }
@@ -368,8 +333,6 @@ void narrow_codes(const void* src, void* dst, int64_t count) {
   if (count % 2 != 0) to[count / 2] = static_cast<uint8_t>(code(count - 1));
 }
 
-#include "kernels/affine-table-inl.h"
-
 template <CodeKind kKind>
 constexpr void set_codes(ElementwiseKernels& table) {
   table.quantize[kOnnx][kKind][kPerRow] = quantize_rows<kOnnx, kKind>;
@@ -394,8 +357,8 @@ constexpr ElementwiseKernels elementwise_kernels() {
   ElementwiseKernels table = {};
   set_codes<kU8>(table);
   set_codes<kS8>(table);
-  set_affine<kPerRow>(table);
-  set_affine<kPerColumn>(table);
+  table.fake_quantize[kPerRow] = fake_quantize<kPerRow>;
+  table.fake_quantize[kPerColumn] = fake_quantize<kPerColumn>;
   set_bounded<kDivide>(table);
   set_bounded<kMultiplyByTheReciprocal>(table);
   set_bounded<kMultiply>(table);

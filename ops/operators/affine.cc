@@ -1,6 +1,5 @@
-// AffineQuantize, AffineFakeQuantize, AffineDequantize: quantization chains with scale and zero point as inputs.
-#include "core/affine.h"
-
+// AffineDequantize: dequantization with scales that broadcast, as exporters write it with Cast, Sub and Mul.
+#include "core/layout.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -25,29 +24,6 @@ Groups broadcast_groups(const char* op, const Shape& src, const Shape& scales, c
   return groups;
 }
 
-template <bool kToCodes>
-class AffineQuantize : public Node {
- public:
-  static constexpr const char* kName = kToCodes ? "AffineQuantize" : "AffineFakeQuantize";
-  explicit AffineQuantize(const Attributes& attributes) : arithmetic_(kName, attributes, kToCodes) {}
-
-  void compute(Context& context) const override {
-    const Tensor src = context.input(0), scale = context.input(1), zero_point = context.input(2);
-    const Groups groups = broadcast_groups(kName, src.shape, scale.shape, zero_point);
-    if (kToCodes && zero_point.type != arithmetic_.output_dtype())
-      throw Error(std::string(kName) + ": zero_point is " + name_of(zero_point.type) + ", expected output_dtype, " +
-                  name_of(arithmetic_.output_dtype()));
-    const AffineWork work = {
-        {src, context.output(0, src.shape), kToCodes ? zero_point.type : src.type, scale, zero_point},
-        arithmetic_.kernels(active_kernels()),
-        arithmetic_.constants()};
-    run_grouped(src.shape, groups, work, context);
-  }
-
- private:
-  AffineArithmetic arithmetic_;
-};
-
 class AffineDequantize : public Node {
  public:
   static constexpr const char* kName = "AffineDequantize";
@@ -66,32 +42,6 @@ class AffineDequantize : public Node {
 };
 
 }  // namespace
-
-Operator affine_quantize() {
-  return {AffineQuantize<true>::kName,
-          3,
-          {{{kFloat, kFloat, kUint8}, {kUint8}},
-           {{kFloat, kFloat, kInt8}, {kInt8}},
-           {{kFloat16, kFloat, kUint8}, {kUint8}},
-           {{kFloat16, kFloat, kInt8}, {kInt8}}},
-          make_node<AffineQuantize<true>>,
-          type_of_input<2>};
-}
-
-Operator affine_fake_quantize() {
-  return {AffineQuantize<false>::kName,
-          3,
-          {{{kFloat, kFloat, kFloat}, {kFloat}},
-           {{kFloat, kFloat, kUint8}, {kFloat}},
-           {{kFloat, kFloat, kInt8}, {kFloat}},
-           {{kFloat, kFloat, kInt32}, {kFloat}},
-           {{kFloat16, kFloat, kFloat}, {kFloat16}},
-           {{kFloat16, kFloat, kUint8}, {kFloat16}},
-           {{kFloat16, kFloat, kInt8}, {kFloat16}},
-           {{kFloat16, kFloat, kInt32}, {kFloat16}}},
-          make_node<AffineQuantize<false>>,
-          type_of_input<0>};
-}
 
 Operator affine_dequantize() {
   return {AffineDequantize::kName,

@@ -102,14 +102,8 @@ class DynamicFakeQuantize : public Node {
     const Tensor src = context.input(0), scales = context.input(1), zps = context.input(2);
     const Groups groups = granularity_.groups(src.shape, scales.shape, zps);
     const float low = zps.type == kInt8 ? -128.0f : 0.0f;
-    AffineConstants constants{};
-    constants.low = low;
-    constants.high = low + 255.0f;
-    constants.nan_code = low;  // as QuantizeLinear
-    constants.integer_codes = true;
-    const AffineWork work = {{src, context.output(0, src.shape), kFloat, scales, zps},
-                             active_kernels().affine[kDivide][kRoundThenAdd][kToFloat],
-                             constants};
+    const FakeQuantizeWork work = {
+        {src, context.output(0, src.shape), kFloat, scales, zps}, active_kernels().fake_quantize, low, low + 255.0f};
     run_grouped(src.shape, groups, work, context);
   }
 

@@ -2,27 +2,23 @@
 // name here.
 #include "core/operator.h"
 
-#define ORT_DYNQ_OPERATORS(X)    \
-  X(dynamic_quantize)            \
-  X(dynamic_dequantize)          \
-  X(dynamic_fake_quantize)       \
-  X(affine_quantize)             \
-  X(affine_fake_quantize)        \
-  X(affine_dequantize)           \
-  X(dynamic_range_quantize)      \
-  X(dynamic_range_fake_quantize) \
-  X(two_term_quantize)           \
-  X(quantized_matmul)            \
-  X(quantized_matmul_program)    \
-  X(quantized_conv)              \
-  X(quantized_conv_program)      \
-  X(quantized_attention)         \
-  X(compressed_attention)        \
-  X(quantized_recurrence)        \
-  X(row_program)                 \
-  X(reduce_abs_max)              \
-  X(reduce_min_max)              \
-  X(dynamic_quantize_linear)     \
+#define ORT_DYNQ_OPERATORS(X) \
+  X(dynamic_quantize)         \
+  X(dynamic_dequantize)       \
+  X(dynamic_fake_quantize)    \
+  X(affine_dequantize)        \
+  X(two_term_quantize)        \
+  X(quantized_matmul)         \
+  X(quantized_matmul_program) \
+  X(quantized_conv)           \
+  X(quantized_conv_program)   \
+  X(quantized_attention)      \
+  X(compressed_attention)     \
+  X(quantized_recurrence)     \
+  X(row_program)              \
+  X(reduce_abs_max)           \
+  X(reduce_min_max)           \
+  X(dynamic_quantize_linear)  \
   X(dynamic_quantize_dequantize_linear)
 
 namespace dynq {

@@ -6,12 +6,13 @@
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rows.h"
-#include "core/scale_rule.h"
 #include "core/scratch.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
+
+constexpr int64_t kMostRows = 256;  // whose scales are computed at once
 
 class TwoTermQuantize : public Node {
  public:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from . import (
     affine,
     compressed_attention,
-    dynamic_range,
+    dynamic_quantize_linear,
     granular,
     quantized_attention,
     quantized_conv,
@@ -31,7 +31,7 @@ operator that changes gets a new name (.github/CONTRIBUTING.md, "Change an opera
 FAMILIES: tuple[Family, ...] = (
     granular.FAMILY,
     affine.FAMILY,
-    dynamic_range.FAMILY,
+    dynamic_quantize_linear.FAMILY,
     two_term.FAMILY,
     quantized_matmul.FAMILY,
     quantized_conv.FAMILY,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from .dynamic_range import BLOCK_SIZE
 from .encodings import CodeType
 from .function_text import cast_like, parameter_shape, reshape, select
 from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
 from .program_body import body_of, saturated
 from .program_reference import DOC
+from .rows import BLOCK_SIZE
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 _CODES = ("uint8", "int8", "uint4", "int4")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .dynamic_range import AXIS, BLOCK_SIZE, SCALE
 from .function_text import parameter_shape, reshape, rows
+from .rows import AXIS, BLOCK_SIZE, SCALE
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 

@@ -95,22 +95,8 @@ const Choices kAttributes[] = {
     {"count", {}, {0, 1, 2, 3}, {-1, 17, kHuge, kLeast}},
     {"reduce_others", {}, {0, 1}, {2, -1}},
     {"keepdims", {}, {0, 1}, {2, -1}},
-    {"scaling", {}, {0, 1, 2}, {3, -1, kHuge}},
-    {"rounding_order", {}, {0, 1, 2, 3}, {4, -1, kLeast}},
     {"scale_order", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"code_type", {}, {1, 2, 3}, {0, 6, kHuge}},
-    {"quant_min", {}, {-128, -127, 0, -8, 1}, {-129, 300, -70000, -(1 << 24), kLeast}},
-    {"quant_max", {}, {127, 255, 15, 7, 126}, {256, -200, 70000, 1 << 24, kHuge}},
-    {"clip", {}, {0, 1}, {2, -1}},
-    {"nan_code", {}, {0, 1, 2}, {3, -1}},
-    {"range_kind", {}, {0, 1, 2, 3}, {4, -1, kHuge}},
-    {"inverse_scale", {}, {0, 1, 2}, {3, -1}},
-    {"added_epsilon", {}, {0, 1, 2}, {3, -1, kHuge}},
-    {"zero_point_rule", {}, {0, 1, 2, 3, 4}, {5, -1, kLeast}},
-    {"zero_point_before_epsilon", {}, {0, 1}, {2}},
-    {"float16_range", {}, {0, 1}, {2}},
-    {"float16_scale", {}, {0, 1}, {-1}},
-    {"zero_point_type", {}, {1, 2, 3}, {0, 6, kHuge}},
     {"bits", {}, {8, 4}, {0, 2, 16, kHuge}},
     {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
     {"terms", {}, {1, 2}, {0, 3, -1, kHuge}},
@@ -179,28 +165,6 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
   return length == 0 ? 0 : count;
 }
 
-bool is_dynamic_range(const std::string& op) { return op.rfind("DynamicRange", 0) == 0; }
-
-// Makes the attributes and types of a dynamic range operator fit each other: random ones mostly contradict each other.
-void fit_dynamic_range(std::vector<ort_dynq_attribute>& given, std::vector<Type>& types) {
-  const auto value = [&](const char* name, int64_t absent) {
-    return find<int64_t>(given, name, absent, &ort_dynq_attribute::integer);
-  };
-  const auto remove = [&](const std::string& name) {
-    given.erase(std::remove_if(given.begin(), given.end(), [&](const auto& each) { return name == each.name; }),
-                given.end());
-  };
-  const bool to_codes = types.size() > 2;
-  const int64_t code_type = value("code_type", to_codes ? dynq::kInt8 : dynq::kFloat);
-  const int64_t low = code_type == dynq::kUint8 ? 0 : -128, range_kind = value("range_kind", 0);
-  if (to_codes) types[2] = static_cast<Type>(value("output_dtype", dynq::kInt8));
-  if ((value("nan_code", 0) == 2) == (code_type != dynq::kFloat)) remove("nan_code");
-  if (code_type != dynq::kFloat && value("quant_min", low) < low) remove("quant_min");
-  if (code_type != dynq::kFloat && value("quant_max", low) > low + 255) remove("quant_max");
-  if (range_kind == 0 || range_kind == 3) remove("zero_point_rule");
-  if (range_kind != 0) remove("inverse_scale");
-}
-
 // Makes src fit the attribute block_size of an operator whose rows may be blocks.
 void fit_blocks(std::vector<ort_dynq_attribute>& given, Shape& src) {
   const int64_t block = find<int64_t>(given, "block_size", 0, &ort_dynq_attribute::integer);
@@ -232,7 +196,6 @@ void fit_row_program(std::vector<ort_dynq_attribute>& given, const Shape& src, c
 // A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
-  if (is_dynamic_range(op)) return index == 1 ? shape_of({9}) : Shape{};
   if (index > 1) return bytes.one_in(4) ? shape_of({1}) : scales;
   if (op.rfind("Dynamic", 0) != 0) {  // broadcast
     Shape shape = src;
@@ -878,25 +841,11 @@ void fill(Given& given, Make make) {
   }
 }
 
-void fill_any(Bytes& bytes, Given& given, size_t index, bool special, bool constants, float scale) {
+void fill_any(Bytes& bytes, Given& given, size_t index, bool special, float scale) {
   constexpr size_t kOffsets[] = {0, 0, 0, 1, 2, 4, 20, 63};
   given.offset = bytes.of(kOffsets);
   given.make_room(0);
-  if (given.type == dynq::kFloat && constants) {
-    const bool in_units = bytes.one_in(2);  // range_kind 3 divides by the ends of the codes; 2 clips to them
-    const float ordinary[] = {in_units ? -128.0f : -3.4028235e38f,
-                              in_units ? 127.0f : 3.4028235e38f,
-                              bytes.one_in(2) ? 1e-5f : 0.0f,
-                              3.4028235e38f,
-                              bytes.one_in(2) ? 127.0f : 255.0f,
-                              bytes.one_in(2) ? 2.0f : 1.0f,
-                              bytes.one_in(2) ? 1.1920929e-7f : 0.0f,
-                              3.4028235e38f,
-                              1.0f};
-    fill<float>(given, [&](size_t i) {
-      return special && bytes.one_in(4) ? make_float(bytes, 1) : ordinary[i % std::size(ordinary)];
-    });
-  } else if (given.type == dynq::kFloat && index == 1) {
+  if (given.type == dynq::kFloat && index == 1) {
     fill<float>(given, [&](size_t) {
       const float value = special && bytes.one_in(4) ? make_float(bytes, 1e-4f) : bytes.of(kScales);
       return special ? value : std::fabs(value);
@@ -960,10 +909,9 @@ Problem make_problem(Bytes& bytes) {
     if (!types.empty()) types[bytes.below(types.size())] = bytes.of(kTypes);
   }
   const std::string name = problem.op->name;
-  if (is_dynamic_range(name) && !wrong_attributes && !wrong_types) fit_dynamic_range(problem.attributes, types);
   const float scale = bytes.of(kScales);
   Shape src = make_src_shape(bytes, is_large);
-  const bool has_blocks = name == "TwoTermQuantize" || name == "RowProgram" || (is_dynamic_range(name) && !wrong_types);
+  const bool has_blocks = name == "TwoTermQuantize" || name == "RowProgram";
   if (has_blocks && !wrong_attributes) fit_blocks(problem.attributes, src);
   std::optional<Product> product;
   if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
@@ -1012,7 +960,7 @@ Problem make_problem(Bytes& bytes) {
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
       add_group_shape(bytes, src, given.shape, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
-    if (given.type != dynq::kNone) fill_any(bytes, given, i, special, i == 1 && is_dynamic_range(name), scale);
+    if (given.type != dynq::kNone) fill_any(bytes, given, i, special, scale);
     if (program && !is_tail && i == 0 && given.type == dynq::kFloat && bytes.one_in(8)) fill_with_zeros(bytes, given);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
     problem.inputs.push_back(std::move(given));

@@ -165,20 +165,19 @@ uint64_t hash_quantize_f16(const dynq::ElementwiseKernels& table, int kind, dynq
   });
 }
 
-// Computes the results of the bounded kernels with the affine kernels.
-void affine_of(const dynq::ElementwiseKernels& table, const Problem& problem, const float* src, void* dst,
-               dynq::AffineTarget target, int scaling, bool is_integer) {
-  dynq::AffineBlock block{};
-  static_cast<dynq::Extent&>(block) = problem.extent;
-  block.src = src;
-  block.dst = dst;
-  block.scales = problem.scales.data();
-  block.zps = problem.float_zps.data();
-  block.low = target == dynq::kToU8 ? 0.0f : target == dynq::kToS8 ? -128.0f : -1e6f;
-  block.high = target == dynq::kToFloat ? 1e6f : block.low + 255.0f;
-  block.integer_codes = is_integer;
-  block.nan_code = is_integer ? 0.0f : NAN;
-  table.affine[scaling][dynq::kFloat16Quotient][target][dynq::kPerRow](block);
+// The code of a quotient that is rounded to float16: portable tables have no kernels for it.
+float rounded_code(float x, float scale, int scaling) {
+  const float t = scaling == dynq::kDivide ? x / scale : scaling == dynq::kMultiply ? x * scale : x * (1.0f / scale);
+  return dynq::round_half_even(dynq::rounded_to_float16(t));
+}
+
+// Calls a function with the index of each element of a problem, and its scale.
+template <class Function>
+void for_each(const Problem& problem, const Function& function) {
+  const auto [rows, cols, stride] = problem.extent;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t col = 0; col < cols; ++col)
+      function(static_cast<size_t>(row * stride + col), problem.scales[static_cast<size_t>(row)]);
 }
 
 // Changes the scales of a problem, and returns elements whose quotients are at most 1000, with ties of rounding. One
@@ -220,8 +219,10 @@ uint64_t hash_rounded(const dynq::ElementwiseKernels& table, int kind, bool is_f
     if (kernel != nullptr)
       kernel({problem.extent, src.data(is_float16), dst.data(), problem.scales.data(), zps.data(), false});
     else
-      affine_of(table, problem, src.wide.data(), dst.data(), kind == dynq::kU8 ? dynq::kToU8 : dynq::kToS8,
-                dynq::kDivide, true);
+      for_each(problem, [&](size_t i, float scale) {
+        const float low = kind == dynq::kU8 ? 0.0f : -128.0f, code = rounded_code(src.wide[i], scale, dynq::kDivide);
+        dst[i] = static_cast<uint8_t>(static_cast<int>(std::fmin(std::fmax(code, low), low + 255)));
+      });
     hash.add(dst.data(), dst.size());
   });
 }
@@ -291,29 +292,13 @@ uint64_t hash_dequantize_4bits(const dynq::ElementwiseKernels& table, int kind, 
   return hash_blocks(parameters, run, 2);
 }
 
-uint64_t hash_affine(dynq::AffineKernel kernel, dynq::AffineTarget target, dynq::Parameters parameters) {
+uint64_t hash_fake_quantize(dynq::FakeQuantizeKernel kernel, float low, dynq::Parameters parameters) {
   return hash_blocks(parameters, [=](Random& random, const Problem& problem, Hash& hash) {
     const std::vector<float> src = problem.ties(random);
-    for (const bool alternative : {false, true}) {
-      std::vector<uint8_t> codes(problem.elements(), 0xa5);
-      std::vector<float> floats(problem.elements(), 12345.0f);
-      dynq::AffineBlock block{};
-      static_cast<dynq::Extent&>(block) = problem.extent;
-      block.src = src.data();
-      block.dst = target == dynq::kToFloat ? static_cast<void*>(floats.data()) : codes.data();
-      block.scales = problem.scales.data();
-      block.zps = problem.float_zps.data();
-      block.integer_codes = target != dynq::kToFloat;
-      if (alternative && target == dynq::kToU8) block.code_offset = 128.0f;  // codes of the other type
-      if (alternative && target == dynq::kToS8) block.code_offset = -128.0f;
-      block.low = (target == dynq::kToU8 ? 0.0f : -128.0f) - block.code_offset;
-      block.high = block.low + 255.0f;
-      if (alternative && target == dynq::kToFloat) block.low = -kInfinity, block.high = kInfinity;
-      block.nan_code = target == dynq::kToFloat ? NAN : alternative ? block.low : 0.0f;
-      kernel(block);
-      hash.add(codes.data(), codes.size());
-      hash.add_floats(floats.data(), floats.size());
-    }
+    std::vector<float> dst(problem.elements(), 12345.0f), zps;
+    for (const int32_t zp : problem.zps) zps.push_back(low + static_cast<float>((low == 0 ? zp : ~zp) & 255));
+    kernel({problem.extent, src.data(), dst.data(), problem.scales.data(), zps.data(), low, low + 255});
+    hash.add_floats(dst.data(), dst.size());
   });
 }
 
@@ -335,7 +320,10 @@ uint64_t hash_bounded(const dynq::ElementwiseKernels& table, int scaling, int or
         kernel({problem.extent, src.data(direct != nullptr), dst.data(direct != nullptr), scales.data(),
                 problem.scales.data(), problem.float_zps.data(), keeps_negative_zero});
       else
-        affine_of(table, problem, src.wide.data(), dst.wide.data(), dynq::kToFloat, scaling, !keeps_negative_zero);
+        for_each(problem, [&](size_t i, float scale) {
+          const float code = rounded_code(src.wide[i], scale, scaling) + (keeps_negative_zero ? -0.0f : 0.0f);
+          dst.wide[i] = scaling == dynq::kMultiply ? code / scale : code * scale;
+        });
       if (is_float16 && direct == nullptr) dst.narrow();
       if (is_float16) dst.widen();
       hash.add_floats(dst.wide.data(), dst.wide.size());
@@ -569,13 +557,9 @@ void run_kernels() {
         print("dequantize" + floats + tail(bits4), hash_dequantize_4bits(table, kind, parameters, is_float16));
       }
     }
-    for (int scaling = 0; scaling < kScalings; ++scaling)
-      for (int order = 0; order < kRoundingOrders; ++order)
-        for (int target = 0; target < kAffineTargets; ++target) {
-          const char* const targets[] = {"u8", "s8", "float"};
-          print("affine/" + std::to_string(scaling) + "/" + std::to_string(order) + tail(targets[target]),
-                hash_affine(table.affine[scaling][order][target][p], static_cast<AffineTarget>(target), parameters));
-        }
+    for (const float low : {0.0f, -128.0f})
+      print("fake_quantize" + tail(low == 0 ? "u8" : "s8"),
+            hash_fake_quantize(table.fake_quantize[p], low, parameters));
   }
   for (int scaling = 0; scaling < kScalings; ++scaling)
     for (int order = 0; order < kBoundedOrders; ++order)

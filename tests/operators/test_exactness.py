@@ -249,6 +249,9 @@ def test_ties_of_float16(isa: str, exponent: int) -> None:
     assert_same(np.ascontiguousarray(columns.T), expected, src)
 
 
+SCALED = "s = Mul(Div(ReduceMax(Abs(x)), row1), row2); scale = s"
+
+
 def compare_float32_scales(significands: Array, choose: Callable[[Array, Array], Array]) -> int:
     """Compares rows of float16 that have float32 scales from 1 to 2 with NumPy's division.
 
@@ -260,10 +263,11 @@ def compare_float32_scales(significands: Array, choose: Callable[[Array, Array],
         The number of rows.
     """
     model = parse(
-        "float16[1, n] x, float[9] c",
+        "float16[1, n] x, float[1, 1] a, float[1, 1] b",
         "uint8[1, n] y, float[1, 1] s",
-        """like = Constant<value = uint8 {0}>()
-           y, s, z = ort_dynq.DynamicRangeQuantize<range_kind = 2, code_type = 2, output_dtype = 2>(x, c, like)""",
+        f"""like = Constant<value = uint8 {{0}}>()
+           y, z, d, d2, s, n = ort_dynq.RowProgram<code_type = 2, program = "
+               {SCALED}; codes = Round(Div(x, s))">(x, like, a, b, a, a)""",
     )
     session = make_session(model, "native")
     scales = (np.uint32(0x3F800000) | significands.astype(np.uint32)).view(np.float32)
@@ -272,8 +276,8 @@ def compare_float32_scales(significands: Array, choose: Callable[[Array, Array],
     expected = np.rint(src[rows].astype(np.float32) / scales[rows, np.newaxis]).astype(np.uint8)
     for row, codes in zip(rows, expected, strict=True):
         x, largest = src[row : row + 1], src[row].max()
-        constants = np.float32([-np.inf, np.inf, 0, np.inf, largest, scales[row], 0, np.inf, 1])
-        actual, scale = session.run(None, {"x": x, "c": constants})
+        numbers = {"a": np.full((1, 1), largest, np.float32), "b": np.full((1, 1), scales[row])}
+        actual, scale = session.run(None, {"x": x, **numbers})
         assert scale[0, 0] == scales[row]
         assert_same(actual[0], codes, x[0])
     return len(rows)
@@ -303,10 +307,11 @@ def test_ties_of_float16_for_all_float32_scales(isa: str) -> None:
 def test_rounded_quotients_of_float32_scales(isa: str) -> None:
     """Float16 divided by float32, rounded to float16: quotients next to the middle of two float16 numbers at a tie."""
     model = parse(
-        "float16[1, n] x, float[9] c",
+        "float16[1, n] x, float[1, 1] a, float[1, 1] b",
         "int8[1, n] y, float[1, 1] s",
-        """like = Constant<value = int8 {0}>()
-           y, s, z = ort_dynq.DynamicRangeQuantize<rounding_order = 3>(x, c, like)""",
+        f"""like = Constant<value = int8 {{0}}>()
+           y, z, d, d2, s, n = ort_dynq.RowProgram<code_type = 3, program = "
+               {SCALED}; codes = Round(Float16(Div(x, s)))">(x, like, a, b, a, a)""",
     )
     session, rng = make_session(model, "native"), np.random.default_rng(0)
     x = (rng.integers(1024, 2048, 2000) / 1024).astype(np.float32)
@@ -315,8 +320,8 @@ def test_rounded_quotients_of_float32_scales(isa: str) -> None:
     expected = np.rint((x / scales).astype(np.float16)).astype(np.int8)
     assert np.any(expected != np.rint((x * (1 / scales)).astype(np.float16)))  # the product would not do
     for i in range(2000):
-        constants = np.float32([-np.inf, np.inf, 0, np.inf, x[i], scales[i], 0, np.inf, 1])
-        actual, scale = session.run(None, {"x": np.full((1, 100), x[i], np.float16), "c": constants})
+        numbers = {"a": np.full((1, 1), x[i]), "b": np.full((1, 1), scales[i])}
+        actual, scale = session.run(None, {"x": np.full((1, 100), x[i], np.float16), **numbers})
         assert scale[0, 0] == scales[i]
         assert_same(actual, np.full((1, 100), expected[i]), x[i])
 

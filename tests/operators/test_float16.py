@@ -22,36 +22,11 @@ from ort_dynq.operators import OPERATORS
 OPSET = 21
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY[np.isfinite(EVERY)]
-CONSTANTS = np.float32([-np.inf, np.inf, 0, np.inf, 127, 1, 1e-5, np.inf, 1])
-ORDERS = range(5)
 
 
 def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attributes: int | str) -> None:
     """Compares the operator's function in ONNX Runtime with the kernels of the instruction sets."""
     check(operator, OPSET, Case({**attributes}, inputs), isas)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scaling", range(3))
-def test_affine(isas: Sequence[str], scaling: int, order: int) -> None:
-    """Scales that make quotients and products ties, subnormal, or overflow: two of them for each arithmetic."""
-    scales = np.float32([1, 0.1, 2.0**-7, 3.7, 1e-7, 6e4])
-    for scale in scales[(scaling + order) % 3 :: 3]:
-        codes: Any
-        for codes, low, high in ((np.int8, -128, 127), (np.uint8, 0, 255)):
-            kind = {"scaling": scaling, "rounding_order": order, "quant_min": low, "quant_max": high}
-            kind["code_type"] = 3 if codes == np.int8 else 2
-            zero_point = np.array(3, codes)
-            inputs = [EVERY, np.array(scale), zero_point]
-            compare(isas, "AffineQuantize", inputs, **kind, output_dtype=kind["code_type"])
-            compare(isas, "AffineFakeQuantize", inputs, **kind, nan_code=0)
-        compare(
-            isas,
-            "AffineFakeQuantize",
-            [EVERY, np.array(scale), np.array(2, np.float32)],
-            scaling=scaling,
-            rounding_order=order,
-        )
 
 
 def test_affine_dequantize(isas: Sequence[str]) -> None:
@@ -61,53 +36,28 @@ def test_affine_dequantize(isas: Sequence[str]) -> None:
         compare(isas, "AffineDequantize", [src, EVERY, np.array(1, codes.dtype)])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scaling", range(3))
-def test_dynamic_range(isas: Sequence[str], scaling: int, order: int) -> None:
-    """Rows of every magnitude: all values in order, and each among smaller ones; infinities and NaN, too."""
-    rng = np.random.default_rng(scaling)
-    shuffled = rng.permutation(FINITE)
-    fractions = rng.integers(-254, 255, (1024, 63)) / np.float32(254)  # of a row's largest: ties of 127 codes
-    tops = np.abs(shuffled[: len(fractions), None].astype(np.float32))
-    ties = np.concatenate([tops, tops * fractions], axis=1).astype(np.float16)
-    kind = {"scaling": scaling, "rounding_order": order, "inverse_scale": int(scaling == 2)}
-    lengths = EVERY.reshape(-1, 64), shuffled[:63000].reshape(-1, 63), shuffled[:32000].reshape(-1, 1000)
-    for i, src in enumerate((ties, lengths[(scaling + order) % 3])):
-        type_ = (1, 3)[(i + order) % 2]
-        given = kind | {"code_type": type_, "nan_code": 2 if type_ == 1 else 0}
-        compare(isas, "DynamicRangeFakeQuantize", [src, CONSTANTS], **given)
-        code, like = ((2, np.uint8(0)), (3, np.int8(0)))[(i + order) % 2]
-        compare(isas, "DynamicRangeQuantize", [src, CONSTANTS, np.array(like)], **kind, output_dtype=code)
-
-
-@pytest.mark.parametrize("operator", ["DynamicRangeFakeQuantize", "DynamicRangeQuantize"])
-def test_rows_of_every_scale(isas: Sequence[str], operator: str) -> None:
+@pytest.mark.parametrize("to_codes", [False, True])
+def test_rows_of_every_scale(isas: Sequence[str], to_codes: bool) -> None:
     """All significands of rows divided by all significands of scales: codes up to 64, and some up to 4096."""
     significands = np.arange(1024, 2048)
     signs = np.where(np.arange(7 * 1024) % 3 == 0, -1, 1)
     rows = np.concatenate([significands / 2.0**k for k in range(1, 8)]) * signs
-    integers = operator == "DynamicRangeQuantize"
     for largest, some in ((64, significands), (4096, significands[::7])):
         src = np.minimum(np.abs(rows), some[:, None]) * np.sign(rows)
         src[:, 0] = some  # the scale is this element / largest
-        constants = CONSTANTS.copy()
-        constants[4], constants[6] = largest, 0
-        for order in (2, 3):
-            kind = {"rounding_order": order, "float16_scale": 1}
-            inputs = [src.astype(np.float16), constants]
-            if integers:
-                compare(isas, operator, [*inputs, np.array(0, np.int8)], **kind, output_dtype=3)
-            else:
-                compare(isas, operator, inputs, **kind, quant_min=-2 * largest, quant_max=2 * largest)
+        inputs = [src.astype(np.float16), np.array(0, np.int8), *[np.ones(1, np.float32)] * 4]
+        for quotient in ("Div(x, s)", "Float16(Div(x, s))"):
+            codes = f"Clip(Round({quotient}), {-2.0 * largest}, {2.0 * largest})"
+            program = f"s = Float16(Div(ReduceMax(Abs(x)), {largest}.0)); "
+            program += f"codes = {codes}" if to_codes else f"dst = Mul({codes}, s)"
+            compare(isas, "RowProgram", inputs, program=program, code_type=3)
 
 
-@pytest.mark.parametrize("operator", ["DynamicRangeQuantize", "DynamicRangeFakeQuantize", "TwoTermQuantize"])
-def test_blocks(isas: Sequence[str], operator: str) -> None:
+def test_blocks(isas: Sequence[str]) -> None:
     """All values in order, and shuffled, in blocks of several lengths."""
     shuffled = np.random.default_rng(0).permutation(FINITE)[:61440]
-    others = {"DynamicRangeQuantize": [CONSTANTS, np.array(0, np.int8)], "DynamicRangeFakeQuantize": [CONSTANTS]}
     for src, block in ((shuffled, 5), (shuffled, 16), (shuffled, 32), (EVERY, 32), (EVERY, 64), (shuffled, 128)):
-        compare(isas, operator, [src.reshape(16, -1), *others.get(operator, [])], block_size=block)
+        compare(isas, "TwoTermQuantize", [src.reshape(16, -1)], block_size=block)
 
 
 def test_long_rows(isas: Sequence[str]) -> None:
@@ -117,8 +67,6 @@ def test_long_rows(isas: Sequence[str]) -> None:
     some = src.copy()
     some[0, 200000], some[1, 0] = np.nan, np.inf
     for each in (src, some):
-        for order in ORDERS:
-            compare(isas, "DynamicRangeFakeQuantize", [each, CONSTANTS], rounding_order=order, axis=-1)
         compare(isas, "TwoTermQuantize", [each])
 
 
@@ -259,9 +207,8 @@ def test_every_operator_that_takes_float16_is_tested() -> None:
         if any(signature.inputs.count("float16") == 1 for signature in operator.signatures)
     }
     assert found - {"DynamicQuantize", "DynamicDequantize"} == {
-        *("AffineQuantize", "AffineFakeQuantize", "AffineDequantize"),
+        *("AffineDequantize", "TwoTermQuantize"),
         *("QuantizedMatMul", "QuantizedMatMulProgram", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
-        *("DynamicRangeQuantize", "DynamicRangeFakeQuantize", "TwoTermQuantize"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),
     }

@@ -231,40 +231,12 @@ def test_wrong_types_and_counts_fail_at_creation(backend: str, op: str, inputs: 
         make_session(handwritten(model, backend), backend)
 
 
-CLIPPED = {"code_type": 3, "nan_code": 0}
-
-
 @pytest.mark.parametrize(
     ("op", "attributes", "shapes", "text"),
     [
-        *(
-            (op, CLIPPED | given, shapes, text)
-            for op, shapes in (
-                ("AffineQuantize", ((2, 4), (1,), (1,))),
-                ("AffineFakeQuantize", ((2, 4), (1,), (1,))),
-                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
-                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
-            )
-            for given, text in (
-                ({"nan_code": 2}, "nan_code is 2 (nan) for codes of int8, expected 0 (zero) or 1 (quant min)"),
-                ({"quant_min": 5, "quant_max": 4}, "quant_min is 5, quant_max 4, expected quant_min <= quant_max"),
-                (
-                    {"quant_max": 128},
-                    "codes are clipped to -128 to 128, expected a range within -128 to 127 of int8",
-                ),
-            )
-        ),
-        *(
-            (op, {"code_type": code_type, "quant_min": 0, "output_dtype": 2}, shapes, text)
-            for op, shapes, text in (
-                ("AffineQuantize", ((2, 4), (1,), (1,)), "zero_point is int8, expected output_dtype, uint8"),
-                ("DynamicRangeQuantize", ((2, 4), (9,), (1,)), "like is int8, expected output_dtype, uint8"),
-            )
-            for code_type in (2, 3)
-        ),
-        ("AffineQuantize", {}, ((2, 4), (3,), (1,)), "scale has shape 3, expected one that broadcasts to 2x4"),
+        ("AffineDequantize", {}, ((2, 4), (3,), (1,)), "scale has shape 3, expected one that broadcasts to 2x4"),
         (
-            "AffineQuantize",
+            "AffineDequantize",
             {},
             ((2, 4), (1,), (4,)),
             "zero_point has shape 4, expected that of scale, 1, or one element",
@@ -275,24 +247,11 @@ CLIPPED = {"code_type": 3, "nan_code": 0}
             ((2, 4), (1, 1, 1), (1,)),
             "scale has shape 1x1x1, expected one that broadcasts to 2x4",
         ),
-        ("DynamicRangeQuantize", {}, ((2, 4), (8,), (1,)), "constants has shape 8, expected 9"),
         *(
-            (op, {"axis": axis}, shapes, f"axis is {axis}, expected -2 to 1 for src of shape 2x4")
-            for op, shapes in (
-                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
-                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
-                ("TwoTermQuantize", ((2, 4),)),
-            )
-            for axis in (2, -3)
-        ),
-        *(
-            (op, given, shapes, text)
-            for op, shapes in (
-                ("DynamicRangeQuantize", ((2, 4), (9,), (1,))),
-                ("DynamicRangeFakeQuantize", ((2, 4), (9,))),
-                ("TwoTermQuantize", ((2, 4),)),
-            )
+            ("TwoTermQuantize", given, ((2, 4),), text)
             for given, text in (
+                ({"axis": 2}, "axis is 2, expected -2 to 1 for src of shape 2x4"),
+                ({"axis": -3}, "axis is -3, expected -2 to 1 for src of shape 2x4"),
                 ({"block_size": 3}, "block_size is 3, expected a divisor of the last dimension of src, 4"),
                 ({"block_size": 8}, "block_size is 8, expected a divisor of the last dimension of src, 4"),
                 ({"block_size": -1}, "block_size is -1, expected at least 0"),

@@ -7,7 +7,7 @@ import pytest
 from helpers import assert_same
 
 from ort_dynq import kernels
-from ort_dynq.operators.encodings import CodeType, NanCode, RangeConstants
+from ort_dynq.operators.encodings import CodeType
 
 TASK = 32768  # kTaskElements in ops/core/parallel.h
 UNUSED = [np.ones(1, np.float32)] * 4  # operands of a program
@@ -32,24 +32,15 @@ def test_few_units(rows: int, cols: int) -> None:
     assert_same(dst, x - x.min(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("code", [NanCode.ZERO, NanCode.QUANT_MIN])
-def test_nan_at_the_start_of_a_part(isa: str, code: NanCode) -> None:
+def test_nan_at_the_start_of_a_part(isa: str) -> None:
     """A long row is split into parts. A NaN at the start of a part must not be taken for a finite element."""
     x = np.random.default_rng(1).standard_normal((1, 200_000)).astype(np.float32)
     for start in (slice(64, None, 64), [33280]):
         src = x.copy()
         src[0, start] = np.nan
         largest = np.nanmax(np.abs(src))
-        constants = np.float32(RangeConstants(divisor=127))
-        codes, scale, _ = kernels.run("DynamicRangeQuantize", [src, constants, np.int8(0)], nan_code=code)
-        values, _, _ = kernels.run("DynamicRangeFakeQuantize", [src, constants], code_type=CodeType.INT8, nan_code=code)
-        expected = np.rint(src / (largest / np.float32(127)))
-        expected = np.where(np.isnan(expected), 0 if code == NanCode.ZERO else -128, expected)
         text = "r = ReduceMax(Abs(x)); s = Div(r, 127.0); codes = Div(x, s); scale = s; zero_point = ReduceMin(Neg(x))"
         result = kernels.run("RowProgram", [src, np.int8(0), *UNUSED], program=text, code_type=CodeType.INT8)
         assert_same(result[0], np.where(np.isnan(src), 0, np.rint(src / result[4])).astype(np.int8))
         assert_same(result[1], np.rint([[np.nanmin(-src)]]).astype(np.int8))
-        assert_same(result[4], scale)
-        assert_same(scale, np.float32([[largest / np.float32(127)]]))
-        assert_same(codes, expected.astype(np.int8))
-        assert_same(values, (expected.astype(np.int8) * scale).astype(np.float32))
+        assert_same(result[4], np.float32([[largest / np.float32(127)]]))

@@ -27,22 +27,20 @@ from ort_dynq import kernels
 from ort_dynq.backends.sessions import open_registered
 
 THREADS = 8
-CONSTANTS = np.float32([-3e38, 3e38, 1e-5, 3e38, 127, 1, 1e-7, 3e38, 1])
 # Every kind of kernel and layout, each with more than one task (32768 elements): per tensor, per channel, blocks with a
 # shorter last one, short rows, rows so long that threads share them.
 MODEL = parse(
-    "float[n, m] x, float[] scale, float[] scales, float[] blocks, int8[] zp, float[9] constants",
-    "int8[] a, float[] b, int8[] c, float[] d, float[] e, float[] f, int8[] g, float[] h, int8[] i, float[] j,"
-    "float[] k, float[] l, int8[] o, float[] p, float[] q",
+    "float[n, m] x, float[] scale, float[] scales, float[] blocks, int8[] zp",
+    "int8[] a, float[] b, int8[] c, float[] d, float[] e, uint8[] g, float[] h, uint8[] i, float[] j,"
+    "float[] k, int8[] o, float[] p, float[] q",
     """a = ort_dynq.DynamicQuantize<qtype = "per_channel", axis = 1>(x, scales, zp)
        b = ort_dynq.DynamicDequantize<qtype = "per_channel", axis = 1>(a, scales, zp)
        c = ort_dynq.DynamicQuantize<qtype = "per_group", axis = 1, block_size = 32>(x, blocks, zp)
        d = ort_dynq.DynamicFakeQuantize(x, scale, zp)
-       e = ort_dynq.AffineFakeQuantize<scaling = 1>(x, scales, zp)
-       f, fs, fz = ort_dynq.DynamicRangeFakeQuantize<axis = -1>(x, constants)
-       g, h, i = ort_dynq.DynamicRangeQuantize<axis = 0>(x, constants, zp)
+       e = ort_dynq.DynamicFakeQuantize<qtype = "per_channel", axis = 1>(x, scales, zp)
+       g, h, i = ort_dynq.DynamicQuantizeLinear(x)
        j = ort_dynq.AffineDequantize(c, scale, zp)
-       k, l, ls = ort_dynq.DynamicRangeFakeQuantize<axis = 0, range_kind = 1, zero_point_rule = 1>(x, constants)
+       k = ort_dynq.DynamicQuantizeDequantizeLinear(x)
        o, oz, p, oe, q, on = ort_dynq.RowProgram<program = "s = Div(ReduceMax(Abs(x)), 127.0); codes = Div(x, s);
            dst = Mul(Add(x, tensor2), column1); scale = s", branch = 0, axis = -1, code_type = 3>
            (x, zp, scales, x, scale, scale)""",
@@ -55,7 +53,7 @@ def feeds(seed: int) -> dict[str, Array]:
     scales = rng.uniform(0.01, 0.1, 301).astype(np.float32)
     blocks = rng.uniform(0.01, 0.1, (601, 10)).astype(np.float32)
     scale, zp = np.array(0.05, np.float32), np.array(3, np.int8)
-    return {"x": x, "scale": scale, "scales": scales, "blocks": blocks, "zp": zp, "constants": CONSTANTS}
+    return {"x": x, "scale": scale, "scales": scales, "blocks": blocks, "zp": zp}
 
 
 def open_session(backend: str, threads: int, zero: str = "0", model: onnx.ModelProto = MODEL) -> ort.InferenceSession:

@@ -1,4 +1,4 @@
-// Quotients x / scale, for the quantize, affine and bounded kernels.
+// Quotients x / scale, for the quantize, fake_quantize and bounded kernels.
 
 // x / scale, correctly rounded. If kIsBounded, it is clamped to at most kQuotientBound; otherwise overflow gives
 // infinity and NaN stays NaN.

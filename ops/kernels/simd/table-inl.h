@@ -108,7 +108,7 @@ struct VectorMembers {
 #include "kernels/simd/codes-inl.h"
 #include "kernels/simd/quantize-inl.h"
 #include "kernels/simd/dequantize-inl.h"
-#include "kernels/simd/affine-inl.h"
+#include "kernels/simd/fake-quantize-inl.h"
 #include "kernels/simd/bounded-inl.h"
 #include "kernels/simd/range-inl.h"
 #include "kernels/simd/two-term-inl.h"
@@ -117,8 +117,6 @@ struct VectorMembers {
 #include "kernels/simd/attention-inl.h"
 #include "kernels/simd/compressed-inl.h"
 // clang-format on
-
-#include "kernels/affine-table-inl.h"
 
 template <CodeKind kKind, Parameters kParameters>
 constexpr void set_codes(ElementwiseKernels& table) {
@@ -163,8 +161,8 @@ constexpr ElementwiseKernels elementwise_kernels() {
   ElementwiseKernels table = {};
   set_codes<kU8>(table);
   set_codes<kS8>(table);
-  set_affine<kPerRow>(table);
-  set_affine<kPerColumn>(table);
+  table.fake_quantize[kPerRow] = fake_quantize<kPerRow>;
+  table.fake_quantize[kPerColumn] = fake_quantize<kPerColumn>;
   set_bounded<kDivide>(table);
   set_bounded<kMultiplyByTheReciprocal>(table);
   set_bounded<kMultiply>(table);
