@@ -229,11 +229,8 @@ EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
 EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
     name: {"ort_dynq.CompressedAttention": 1}
     for name in (
-        "compressed_4_bits",
-        "compressed_both",
-        "compressed_causal",
-        "compressed_key",
-        "compressed_key_channel",
+        *("compressed_4_bits", "compressed_both", "compressed_causal", "compressed_key", "compressed_key_channel"),
+        *("compressed_4_bits_half", "compressed_both_half", "compressed_causal_half", "compressed_key_half"),
     )
 } | {"torch_int8_cache": {"ort_dynq.RowProgram": 4, "ort_dynq.CompressedAttention": 1}}
 
