@@ -143,6 +143,10 @@ class Reason(Enum):
     SUMS_NOT_SCALED_BY_ACTIVATION = (
         "the sums are not converted to float32 and multiplied by the scale of the activation"
     )
+    CODES_FROM_OUTSIDE = (
+        "its int8 codes come from outside of the model's quantizations, and it may have one row: making uint8 codes of "
+        "them costs more than that saves; use uint8 codes"
+    )
     SUMS_LENGTH = "the length of its sums of int64 is not known, or int32 may not hold them"
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"
     ADDED_NUMBERS = (
