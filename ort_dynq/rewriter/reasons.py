@@ -123,8 +123,8 @@ class Reason(Enum):
     )
     CODES_QUERY = "attention over codes: its query is {dtype}, expected float32 or the type of the scales"
     CODES_HEADS = (
-        "attention over codes: query, key and value are not known to have the same batches and heads, or the size of a "
-        "head is not known"
+        "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and value are not "
+        "known to have the same batches and heads"
     )
     CODES_SCORES = "attention over codes: numbers of several elements, or masks of other shapes, change the scores"
     CODES_SAFE_SOFTMAX = (
