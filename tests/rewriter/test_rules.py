@@ -92,8 +92,8 @@ ATTENTION_OVER_CODES = onnx.parser.parse_model("""<ir_version: 10, opset_import:
     }""")
 
 ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-    g (int8[1, 2, 3, 32] q, int8[1, 2, 32, 19] k, int8[1, 2, 19, 24] v) => (int8[1, 2, 3, 24] y, int32[1, 2, 5] z)
-    <float scale = {0.02}, int8 zero = {0}, int64[3] lengths = {3, 32, 5}> {
+    g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v) => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z)
+    <float scale = {0.02}, int8 zero = {0}, int64[3] lengths = {64, 32, 5}> {
         weights = ConstantOfShape<value = int32[1] {2}>(lengths)
         q_wide = Cast<to = 6>(q)
         z = Einsum<equation = "bhtd,tdn->bhn">(q_wide, weights)

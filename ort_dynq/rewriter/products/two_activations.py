@@ -159,7 +159,7 @@ def _match_linear(node: ir.Node, context: Context) -> tuple[ir.Value, ...] | Non
     return tuple(values) if is_cheap and _is_worth_shifts(a, b) else None
 
 
-_FEWEST_PRODUCTS = 1 << 14
+_FEWEST_PRODUCTS = 1 << 16  # with which the shifts of all codes take as long as they gain (Zen 3)
 
 
 def _is_worth_shifts(a: ir.Value, b: ir.Value) -> bool:
