@@ -189,7 +189,7 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
         from ..bench.generation import GenerationCase, time_case
         from ..measuring.timing import Settings
 
-        tokens = min(_TOKENS, (folder.context_length or _TOKENS) - 1)
+        tokens = max(1, min(_TOKENS, (folder.context_length or _TOKENS) - 1))
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         cases = (GenerationCase(tokens, 0, 1), GenerationCase(1, tokens, 1))
         return {str(case): time_case(folder, ours, case, settings, arguments.seed).ratio for case in cases}

@@ -194,7 +194,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
-        if faster is not None:
+        if faster is not None and faster.kinds:
             yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)

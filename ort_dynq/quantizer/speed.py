@@ -1,7 +1,8 @@
 """Selects the layers that stay in float because integers make the model slower, measured on this CPU.
 
 Layers of one operator and of weights of equal shapes take the same time, and often share a quantized activation. So
-they are one kind: all of them are quantized, or none.
+they are one kind: all of them are quantized, or none. Weights that nodes compute have no known shape here: such a layer
+is a kind of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..measuring.plain import plain
 from ..measuring.progress import Track
 from ..measuring.timing import Settings, interleave, session_contender
 from ..rewriter import Result
+from ..rewriter.analysis.constants import constant_array
 from ..storage import load
 from .options import LAYERS, Forms
 
@@ -37,7 +39,7 @@ class Kind:
 
     Attributes:
         operator: The operator.
-        weights: The shapes of the weights.
+        weights: The shapes of the weights; none if they are not known.
         layers: The names of the layers.
         gain: The time of the model if these layers stay in float / the time if they are quantized, all others being
             quantized.
@@ -96,7 +98,7 @@ def select_faster(
     first = quantize(Forms())
     quantized = {each.node for each in first.report.rewritten if not each.fuses}
     found = []
-    for (operator, weights), layers in track([*_kinds(model, quantized).items()]):
+    for (operator, weights, _), layers in track([*_kinds(model, quantized).items()]):
         candidate = quantize(Forms(slow=frozenset(layers)))
         gain = _time_ratio(candidate.model, first.model, feeds, seconds, backend)
         found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
@@ -104,22 +106,24 @@ def select_faster(
     return FasterLayers(quantize(Forms(slow=slow)) if slow else first, tuple(found))
 
 
-def _kinds(model: Model, quantized: set[str]) -> dict[tuple[str, tuple[tuple[int, ...], ...]], list[str]]:
-    """Returns the names of the quantized layers, by operator and shapes of weights."""
-    found: dict[tuple[str, tuple[tuple[int, ...], ...]], list[str]] = {}
+def _kinds(model: Model, quantized: set[str]) -> dict[tuple[str, tuple[tuple[int, ...], ...], str], list[str]]:
+    """Returns the names of the quantized layers, by operator and shapes of weights, or by name without weights."""
+    found: dict[tuple[str, tuple[tuple[int, ...], ...], str], list[str]] = {}
     for _, graph in graphs(named(load(model))):
         for node in graph:
             if node.op_type in LAYERS and label(node) in quantized:
-                weights = tuple(
-                    _shape(each) for each in node.inputs if each is not None and each.const_value is not None
-                )
-                found.setdefault((node.op_type, weights), []).append(label(node))
+                shapes = map(_shape, node.inputs)
+                weights = tuple(shape for shape in shapes if shape is not None)
+                found.setdefault((node.op_type, weights, "" if weights else label(node)), []).append(label(node))
     return found
 
 
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    assert value.const_value is not None
-    return tuple(map(int, value.const_value.shape.numpy()))
+def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Returns the shape of a constant."""
+    if value is not None and value.const_value is not None:
+        return tuple(map(int, value.const_value.shape.numpy()))
+    array = constant_array(value)
+    return None if array is None else array.shape
 
 
 def _time_ratio(a: ir.Model, b: ir.Model, feeds: Mapping[str, Array], seconds: float, backend: Backend) -> float:

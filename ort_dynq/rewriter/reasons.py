@@ -123,8 +123,8 @@ class Reason(Enum):
     )
     CODES_QUERY = "attention over codes: its query is {dtype}, expected float32 or the type of the scales"
     CODES_HEADS = (
-        "attention over codes: query, key and value are not known to have the same batches and heads, or the size of a "
-        "head is not known"
+        "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and value are not "
+        "known to have the same batches and heads"
     )
     CODES_SCORES = "attention over codes: numbers of several elements, or masks of other shapes, change the scores"
     CODES_SAFE_SOFTMAX = (
@@ -142,6 +142,10 @@ class Reason(Enum):
     )
     SUMS_NOT_SCALED_BY_ACTIVATION = (
         "the sums are not converted to float32 and multiplied by the scale of the activation"
+    )
+    CODES_FROM_OUTSIDE = (
+        "its int8 codes come from outside of the model's quantizations, and it may have one row: making uint8 codes of "
+        "them costs more than that saves; use uint8 codes"
     )
     SUMS_LENGTH = "the length of its sums of int64 is not known, or int32 may not hold them"
     SUMS_OVERFLOW = "sums of {length} products may overflow int32"

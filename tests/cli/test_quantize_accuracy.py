@@ -128,7 +128,7 @@ def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "data.npz"), "give --verify or --min-snr as well"),
+        (("--data", "data.npz"), "give --verify, --min-snr or --only-if-faster "),
         (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape cannot be combined with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),

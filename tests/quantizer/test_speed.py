@@ -65,6 +65,31 @@ def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products(speed.select_faster(model, quantize, DATA).result.model) == 3
 
 
+def test_weights_that_are_no_initializers() -> None:
+    """Constants have shapes; layers whose weights nodes compute are kinds of their own."""
+    model = model_of()
+    weights = {each.name: each for each in model.graph.initializer}
+    del model.graph.initializer[:]
+    small = numpy_helper.from_array(np.ones((4, 4), np.float32))
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w1"], value=small))
+    for name in ("w2", "w3"):
+        array = numpy_helper.to_array(weights[name])
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array.T), f"{name}t"))
+        model.graph.node.insert(0, onnx.helper.make_node("Transpose", [f"{name}t"], [name]))
+    assert list(speed._kinds(model, set("acy")).items()) == [
+        (("MatMul", ((4, 4),), ""), ["a"]),
+        (("MatMul", (), "c"), ["c"]),
+        (("MatMul", (), "y"), ["y"]),
+    ]
+
+
+def test_time_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "session_contender", lambda _, model, *rest, **options: model)
+    times = {"a": np.array([3.0, 2.0]), "b": np.array([4.0, 5.0])}
+    monkeypatch.setattr(speed, "interleave", lambda contenders, *_: [times[each] for each in contenders])
+    assert speed._time_ratio("a", "b", {}, 1.0, "native") == 0.5  # type: ignore[arg-type]
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "m.onnx", str(tmp_path / "q.onnx")
     onnx.save(model_of(), source)

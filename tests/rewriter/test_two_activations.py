@@ -50,6 +50,31 @@ PRODUCTS = {
 }
 
 
+def outside(types: str, m: str, n: str = "N") -> onnx.ModelProto:
+    """A product of int32 codes that are inputs."""
+    return model_of(
+        "p = Cast<to = 6>(a)\n v = Cast<to = 6>(b)\n y = MatMul(p, v)",
+        {},
+        inputs=f"{types}[B, {m}, K] a, {types}[B, K, {n}] b",
+        outputs="int32[] y",
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_sums_without_products(depth: int) -> None:
+    """ONNX Runtime's MatMul of int32 gives 0; its MatMulInteger writes nothing."""
+    a = np.arange(2 * 64 * depth, dtype=np.uint8).reshape(2, 64, depth)
+    b = np.arange(2 * depth * 65, dtype=np.uint8).reshape(2, depth, 65)
+    for exact in (False, True):
+        assert found(check(outside("uint8", "M"), {"a": a, "b": b}, exact=exact)) == ["MatMulInteger"]
+
+
+def test_codes_from_outside() -> None:
+    """Shifting all codes in each run takes longer than one row gains."""
+    assert found(rewrite(outside("int8", "M")).report) == []
+    assert found(rewrite(outside("int8", "3")).report) == ["MatMulInteger"]
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_wide_integers(product: str) -> None:
     inputs, data = INPUTS, DATA

@@ -11,6 +11,7 @@ from ...operators.encodings import one_of
 from ..reasons import Reason, Unconverted
 
 CODE_TYPES = (ir.DataType.UINT8, ir.DataType.INT8)
+FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WIDE_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
 _NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}  # the others have NumPy's names
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to
-from ..analysis.types import WIDE_TYPES
+from ..analysis.types import FLOAT_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -22,15 +22,15 @@ from ..rule import Context, Rule
 _PRODUCTS = ("Einsum", "MatMul")
 # Sub takes a zero point off; ReduceSum gives the sum of a row, which the zero point of the weights multiplies.
 _BETWEEN = ("Sub", "ReduceSum", *MOVES)
+_ANY_INPUT = ("Concat", "Sub")
 _MOST = 8  # nodes between a Cast and a product
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     """Returns the 8-bit type of the integers that a Cast makes and a product reads."""
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Cast" or cast_to(node) not in WIDE_TYPES:
         return None
-    if node.inputs[0] is None or node.inputs[0].dtype not in _FLOATS:
+    if node.inputs[0] is None or node.inputs[0].dtype not in FLOAT_TYPES:
         return None
     values = context.shared(Values)
     if not values.known(node.inputs[0]).is_integer:
@@ -42,16 +42,20 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     return ir.DataType.INT8 if is_signed else ir.DataType.UINT8
 
 
-def _is_multiplied(value: ir.Value, facts: Facts, values: Values, steps: int = 0) -> bool:
+def _is_multiplied(value: ir.Value, facts: Facts, values: Values) -> bool:
     """Returns whether a product by constant weights, or by other codes, reads a value, moved or minus a zero point."""
-    uses = [(node, i) for node, i in value.uses() if node.domain in STANDARD_DOMAINS]
-    for node, i in uses:
-        other = node.inputs[1 - i] if node.op_type in _PRODUCTS and len(node.inputs) == 2 else None
-        if other is not None and (i == 0 if facts.is_constant(other) else values.known(other).fits(-255, 255)):
-            return True
-    between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type in ("Concat", "Sub"))]
-    outputs = (each for node in between for each in node.outputs)
-    return steps < _MOST and any(_is_multiplied(each, facts, values, steps + 1) for each in outputs)
+    seen, nearest = {value}, [value]
+    for _ in range(_MOST + 1):
+        uses = [(node, i) for each in nearest for node, i in each.uses() if node.domain in STANDARD_DOMAINS]
+        for node, i in uses:
+            other = node.inputs[1 - i] if node.op_type in _PRODUCTS and len(node.inputs) == 2 else None
+            if other is not None and (i == 0 if facts.is_constant(other) else values.known(other).fits(-255, 255)):
+                return True
+        between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type in _ANY_INPUT)]
+        outputs = dict.fromkeys(each for node in between for each in node.outputs)
+        nearest = [each for each in outputs if each not in seen]
+        seen.update(nearest)
+    return False
 
 
 def _build(dtype: ir.DataType, edit: Edit) -> None:

@@ -69,6 +69,8 @@ def _completed(before: ir.Shape, after: ir.Shape) -> list[int | ir.SymbolicDim]:
 
 def _same_count(a: Dims, b: Dims) -> bool:
     """Returns whether dimensions are known to have the same product."""
+    if 0 in (*a, *b):  # any other length has the same product
+        return False
     names = [sorted(str(dim) for dim in dims if not isinstance(dim, int)) for dims in (a, b)]
     counts = [math.prod(dim for dim in dims if isinstance(dim, int)) for dims in (a, b)]
     return names[0] == names[1] and counts[0] == counts[1] and not any(map(is_unnamed, (*a, *b)))

@@ -11,6 +11,7 @@ in each run (decisions.md).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .matrix_product import MatrixProduct, matrix_product_of
-from .unsigned_codes import UnsignedCodes
+from .unsigned_codes import UnsignedCodes, is_made_unsigned
 from .wide_codes import WideCodes, wide_codes_of
 
 
@@ -63,6 +64,9 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.RANK_NOT_KNOWN)
     if node.outputs[0].dtype != ir.DataType.INT32 and not _is_short(product.a):  # int64 does not wrap around
         raise Unconverted(Reason.SUMS_LENGTH)
+    signed = [each.codes for each in found if each is not None]
+    if not all(map(is_made_unsigned, signed)) and not _has_rows(product.a):
+        raise Unconverted(Reason.CODES_FROM_OUTSIDE)
     return _Match(product, (found[0], found[1]))
 
 
@@ -91,6 +95,27 @@ def _is_short(a: ir.Value) -> bool:
     return isinstance(depth, int) and depth <= LONGEST_SUM
 
 
+def _has_rows(a: ir.Value) -> bool:
+    """Returns whether A, [..., M, K], is known to have several rows."""
+    rows = None if a.shape is None or len(a.shape) < 2 else a.shape[-2]
+    return isinstance(rows, int) and rows > 1
+
+
+def _without_garbage(sums: ir.Value, codes: ir.Value, edit: Edit) -> ir.Value:
+    """Returns the sums, 0 if there are no products: ONNX Runtime's MatMulInteger does not write them then."""
+    depth = None if codes.shape is None or not len(codes.shape) else codes.shape[-1]
+    if isinstance(depth, int) and depth > 0:
+        return sums
+    node = edit.node
+    last, one = (edit.add_constant(np.array(each, np.int64), before=node) for each in (-1, 1))
+    length = edit.insert(ir.node("Gather", [edit.insert(ir.node("Shape", [codes]), before=node), last]), before=node)
+    is_any = edit.insert(ir.node("Min", [length, one]), before=node)
+    factor = edit.insert(ir.node("Cast", [is_any], {"to": int(ir.DataType.INT32)}), before=node)
+    product = edit.insert(ir.node("Mul", [sums, factor]), before=node)
+    edit.facts.note(product, ir.DataType.INT32, node.outputs[0].shape)
+    return product
+
+
 def _build(match: _Match, edit: Edit) -> None:
     node, product, unsigned = edit.node, match.product, edit.shared(UnsignedCodes)
     a, b = (unsigned.of_wide(each, edit) for each in (product.a, product.b))
@@ -100,6 +125,7 @@ def _build(match: _Match, edit: Edit) -> None:
         b = edit.insert(ir.node("Transpose", [b], {"perm": [*lead, columns, rows]}), before=node)
     zero_points = [_zero_point(each, edit) for each in match.factors]
     sums = edit.insert_main(ir.node("MatMulInteger", [a, b, *zero_points]), before=node)
+    sums = _without_garbage(sums, a, edit)
     dtype = node.outputs[0].dtype
     if dtype is not None and dtype != ir.DataType.INT32:
         edit.facts.note(sums, ir.DataType.INT32, node.outputs[0].shape)
@@ -125,7 +151,26 @@ def _match_linear(node: ir.Node, context: Context) -> tuple[ir.Value, ...] | Non
     values = [each for each in (node.inputs[0], node.inputs[3], *(node.inputs[i] for i in _ZERO_POINTS)) if each]
     if len(values) != 5 or any(each.dtype != ir.DataType.INT8 for each in values):
         return None
-    return None if any(map(context.facts.is_constant, values[:2])) else tuple(values)
+    if any(map(context.facts.is_constant, values[:2])):
+        return None
+    # The codes of the result become int8 again.
+    a, b = values[:2]
+    is_cheap = _has_rows(a) or (is_made_unsigned(a) and is_made_unsigned(b))
+    return tuple(values) if is_cheap and _is_worth_shifts(a, b) else None
+
+
+_FEWEST_PRODUCTS = 1 << 14
+
+
+def _is_worth_shifts(a: ir.Value, b: ir.Value) -> bool:
+    """Returns whether a product is not known to be small, or of one row."""
+    if a.shape is None or b.shape is None or len(a.shape) < 2 or len(b.shape) < 2:
+        return True
+    sizes = (*a.shape, b.shape[-1])
+    return a.shape[-2] != 1 and (
+        not all(isinstance(each, int) for each in sizes)
+        or math.prod(each for each in sizes if isinstance(each, int)) >= _FEWEST_PRODUCTS
+    )
 
 
 def _build_linear(values: tuple[ir.Value, ...], edit: Edit) -> None:

@@ -16,7 +16,7 @@ from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES
-from ..analysis.types import CODE_TYPES
+from ..analysis.types import CODE_TYPES, FLOAT_TYPES
 from ..chains.quantize_linear import arithmetic_of, granularity_attributes, inputs_of
 from ..edit import Edit, call, constant
 
@@ -124,6 +124,19 @@ def nodes_of_unsigned(codes: ir.Value) -> list[ir.Node]:
     wide = ir.node("Cast", [codes], {"to": int(ir.DataType.INT32)})
     shifted = ir.node("Add", [wide.outputs[0], half.outputs[0]])
     return [half, wide, shifted, ir.node("Cast", [shifted.outputs[0]], {"to": int(ir.DataType.UINT8)})]
+
+
+def is_made_unsigned(codes: ir.Value) -> bool:
+    """Returns whether the uint8 form of codes costs nothing in a run: what makes them can make it in their place."""
+    node = codes.producer()
+    if codes.dtype == ir.DataType.UINT8 or constant_array(codes) is not None:
+        return True
+    if node is None or node.domain not in STANDARD_DOMAINS or not node.inputs or node.inputs[0] is None:
+        return False
+    if node.op_type in MOVES:
+        return is_made_unsigned(node.inputs[0])
+    is_rounded = node.op_type == "Cast" and node.inputs[0].dtype in FLOAT_TYPES  # by a program
+    return is_rounded or _is_quantizer(node)
 
 
 def _is_quantizer(node: ir.Node) -> bool:
