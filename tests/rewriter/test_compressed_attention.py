@@ -284,7 +284,7 @@ KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one sca
         (FLOAT_COLUMNS, "attention over codes: the keys are not"),
         (PER_ELEMENT, KEYS),
         (REPEATED, KEYS),
-        (OTHER_HEADS, "attention over codes: query, key and value are not known to have the same batches and heads, "),
+        (OTHER_HEADS, "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and "),
         (WIDE_CODES, KEYS),
     ],
 )
