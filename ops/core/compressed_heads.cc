@@ -206,6 +206,7 @@ void CompressedHead::pack(bool is_key) {
   const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
   // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed.
   const int64_t depth = is_key ? group_size : length, cols = is_key ? tokens : group_size;
+  if (2 * cols < columns) return;
   const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
   parts_ = is_key ? operand.token_groups() * operand.groups() : operand.groups();
   panel_stride_ = round_up(depth, 2) * columns;

@@ -88,7 +88,7 @@ struct CompressedHead {
 
   // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [planes,
   // token groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [planes, groups, panels
-  // of elements, pairs of tokens].
+  // of elements, pairs of tokens]. Does nothing if padding would take more than half of each panel.
   void pack(bool is_key);
 
   // Codes [first, first + count) of a plane as bytes.

@@ -86,7 +86,7 @@ struct Queries {
 struct Workspace {
   Workspace(const Run& run, int64_t rows)
       : padded(round_up(run.n.t, kWordUnit)),
-        queries(run.key, rows),
+        queries(run.key, run.key.is_per_channel() ? 0 : rows),
         scores(memory<float>(rows * run.n.t)),
         inverses(static_cast<size_t>(rows)),
         words(memory<int16_t>(run.value.groups() * rows * padded)),
@@ -94,7 +94,7 @@ struct Workspace {
         totals(memory<double>(rows * run.n.e)) {}
 
   int64_t padded;
-  Queries queries;
+  Queries queries;                  // unless scales are factors of the query
   std::unique_ptr<float[]> scores;  // [rows, T], then powers
   std::vector<float> inverses;
   std::unique_ptr<int16_t[]> words;  // [groups, rows, padded]
@@ -155,7 +155,7 @@ class Unit {
     seen_ = seen();
   }
 
-  // The products of the queries with keys [first, first + count).
+  // The products of the queries with keys [first, first + count). Threads may score other keys at the same time.
   void score(int64_t first, int64_t count) {
     const Range range = seen_.part({first, first + count});
     if (range.count() <= 0) return;
@@ -164,12 +164,12 @@ class Unit {
       score_range(queries_, range, 0, 0);
       return;
     }
+    Queries queries(key, rows_);  // words of one token group after the other
     const int64_t size = key.token_group_size();
     for (int64_t token_group = range.first / size; token_group * size < range.end; ++token_group) {
       quantize(key_.scales + token_group * n_.d,
-               key_.zero_points == nullptr ? nullptr : key_.zero_points + token_group * n_.d, queries_);
-      score_range(queries_, range.part({token_group * size, (token_group + 1) * size}), token_group,
-                  token_group * size);
+               key_.zero_points == nullptr ? nullptr : key_.zero_points + token_group * n_.d, queries);
+      score_range(queries, range.part({token_group * size, (token_group + 1) * size}), token_group, token_group * size);
     }
   }
 

@@ -27,7 +27,7 @@ from .layers import is_fusion, name_of
 FLOOR = 16
 """The error in units that a fusion may always have: a dozen float32 operations, one unit each, and sums in 32 parts."""
 _UNIT = 2.0**-24
-_BETWEEN = (*RESHAPES, "Transpose", "Mul")  # Mul: by 0, in rows of attention without keys
+_BETWEEN = (*RESHAPES, "Transpose", "Mul", "Cast")  # Mul: by 0, in rows of attention without keys
 
 
 class SimplifiedLayerNormalization(OpRun):
@@ -108,7 +108,8 @@ class Fusion(NamedTuple):
 
     Attributes:
         result: The result, a value of B.
-        path: The nodes of B from the fused operator to the result: between both, there may be Reshape, Transpose, Mul.
+        path: The nodes of B from the fused operator to the result: between both, there may be Reshape, Transpose, Mul,
+            Cast.
     """
 
     result: ir.Value

@@ -160,6 +160,89 @@ def check(model: onnx.ModelProto, least_snr: float) -> None:
     assert sum(each.is_fusion for each in verification.products) == 1
 
 
+BY_TOKEN = f"int8[B, {H}, T, {D}] kc, {{0}}[B, {H}, T, 1] ks, int8[B, {H}, T, {E}] vc, {{0}}[B, {H}, T, 1] vs"
+
+
+@pytest.mark.parametrize(
+    ("types", "steps"),
+    [
+        (("float16", "float16", "float"), "s32 = Cast<to = 1>(s) p = Softmax<axis = -1>(s32)"),
+        (("float", "float", "float16"), "p32 = Softmax<axis = -1>(s) p = Cast<to = 10>(p32)"),
+        (("float16", "float16", "float16"), "d = Mul(s, t) p = Softmax<axis = -1>(d)"),
+        (("float16", "float16", "float16"), "d = Div(s, t) p = Softmax<axis = -1>(d)"),
+    ],
+    ids=["float32 after", "float16 after", "times float16", "divided by float16"],
+)
+def test_mixed_types(types: tuple[str, str, str], steps: str) -> None:
+    """The result has the type of the second product, and factors of the run have any type."""
+    query, scale, result = types
+    to = {"float": 1, "float16": 10}
+    model = parse(
+        f"kcf = Cast<to = {to[scale]}>(kc) k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) "
+        f"{steps} vcf = Cast<to = {to[scale]}>(vc) vd = Mul(vcf, vs) v = Cast<to = {to[result]}>(vd) y = MatMul(p, v)",
+        inputs=f"{query}[B, {H}, S, {D}] q, {BY_TOKEN.format(scale)}, float16[1] t",
+        outputs=f"{result}[B, {H}, S, {E}] y",
+        opset=21,
+    )
+    check(model, 50)
+
+
+def rewritten(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Array, Array]:
+    """The result of the original, and that of CompressedAttention."""
+    result = ort_dynq.rewrite(model, fuse=True).to_proto()
+    assert count(result, "CompressedAttention") == 1
+    return stock_session(model).run(None, feeds)[0], make_session(result, "native").run(None, feeds)[0]
+
+
+@pytest.mark.parametrize("number", [-1e30, -1e20, float(np.finfo(F).min)])
+def test_sums_of_masks(number: float) -> None:
+    """A row that finite masks hide twice is finite, unless their sum overflows in the original, too."""
+    lowest = f"number = Constant<value = float {{{number}}}>()"
+    model = parse(
+        f"{NUMBERS} {lowest} {BLOCKS[1]} d = Where(keep, s, number) m = Add(d, mask) {END}",
+        inputs=f"{BLOCKS[0]}, bool[S, T] keep, float[B, 1, S, T] mask",
+        outputs=f"float[B, {H}, S, {E}] y",
+        opset=21,
+    )
+    feeds = feeds_of(model)
+    feeds["keep"][0], feeds["keep"][1:] = False, True
+    feeds["mask"][...] = 0
+    feeds["mask"][:, :, 0] = np.finfo(F).min
+    feeds["mask"][:, :, 1, ::2] = np.finfo(F).min
+    expected, actual = rewritten(model, feeds)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    assert np.isnan(actual).any() == (number < -1e38)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3)  # words
+
+
+def test_float16_masks_of_float32_scores() -> None:
+    """-65504 hides scores of float16, but leaves the order of those of float32."""
+    model = parse(
+        f"{NUMBERS} {BLOCKS[1]} mask32 = Cast<to = 1>(mask) m = Add(s, mask32) {END}",
+        inputs=f"{BLOCKS[0]}, float16[B, 1, S, T] mask",
+        outputs=f"float[B, {H}, S, {E}] y",
+        opset=21,
+    )
+    feeds = feeds_of(model)
+    feeds["mask"][...] = -65504
+    expected, actual = rewritten(model, feeds)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-2)  # scores are multiples of 1/128
+
+
+@pytest.mark.parametrize("queries", ["S", "1"])
+def test_masks_that_add_rows_stay(queries: str) -> None:
+    """One row of scores becomes several, which CompressedAttention does not compute."""
+    nodes, inputs = BLOCKS[1], BLOCKS[0].replace("S", queries)
+    model = parse(
+        f"{NUMBERS} {nodes} m = Add(s, mask) {END}",
+        inputs=f"{inputs}, float[S, T] mask",
+        outputs=f"float[B, {H}, S, {E}] y",
+        opset=21,
+    )
+    result = ort_dynq.rewrite(model, fuse=True).to_proto()
+    assert count(result, "CompressedAttention") == int(queries == "S")
+
+
 def test_rows_without_keys() -> None:
     """Softmax gives NaN where -inf hides all keys, and a mean where the lowest number does; so does the operator."""
     for mask, is_nan in (("boolean", True), ("lowest", False)):
@@ -201,10 +284,7 @@ KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one sca
         (FLOAT_COLUMNS, "attention over codes: the keys are not"),
         (PER_ELEMENT, KEYS),
         (REPEATED, KEYS),
-        (
-            OTHER_HEADS,
-            "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and value ",
-        ),
+        (OTHER_HEADS, "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and "),
         (WIDE_CODES, KEYS),
     ],
 )

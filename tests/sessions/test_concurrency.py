@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from compressed import compressed_inputs
 from functions import run_function
 from helpers import Array, Shape, assert_same, handwritten, matmul_inputs, options, parse, with_one_nan
 
@@ -193,6 +194,25 @@ def test_threads_do_not_change_convolutions(
             same_but_for_nan(session.run(None, problems[which]), [expected[which]])
 
     at_once(work, 4)
+
+
+def test_threads_do_not_change_compressed_attention() -> None:
+    """They share the keys of one row, whose words differ for each group of tokens with scales of channels."""
+    inputs = compressed_inputs(
+        np.random.default_rng(0), ("int8", "uint8"), (1, 2, 1, 1, 4096, 64, 16), (64, 1), token_groups=4096 // 32
+    )
+    names = ["q", "k", "ks", "kz", "v", "vs", "vz", "bias", "factor"]
+    types = ["float", "int8", "float", "int8", "uint8", "float", "uint8", "float", "float"]
+    model = parse(
+        ", ".join(f"{type_}[] {name}" for type_, name in zip(types, names, strict=True)),
+        "float[] dst",
+        f"dst = ort_dynq.CompressedAttention<scale_query = 1>({', '.join(names)})",
+    )
+    problem = dict(zip(names, inputs, strict=True))
+    expected = open_session("native", 1, model=model).run(None, problem)
+    session = open_session("native", 3, model=model)
+    for _ in range(20):
+        same(session.run(None, problem), expected)
 
 
 def test_products_of_onnxruntime_and_ours_take_turns(product_isa: str) -> None:

@@ -11,6 +11,7 @@ from ort_dynq import rewrite
 from ort_dynq.verification import verify
 
 FUSED = {
+    "compressed_causal": 1,
     "decoder_token_weights": 3,
     "encoder_tensor_s8": 2,
     "encoder_tensor_u8": 2,

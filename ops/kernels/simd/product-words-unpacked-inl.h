@@ -59,14 +59,15 @@ template <int kRows, class Type = P>
 ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int64_t first, int64_t count,
                                     const int8_t* weights, const int8_t* ahead, GroupSums<kRows>* to) {
   const int64_t stride = block.codes.stride, quads = block.depth / kQuad / block.groups;
-  const int64_t ahead_step = row == 0 ? kBlockBytes : 0;
+  auto address = reinterpret_cast<uintptr_t>(ahead);  // no pointer: it leaves the weights behind the last groups
+  const uintptr_t address_step = row == 0 ? kBlockBytes : 0;
   const uint8_t* codes = block.codes.data + row * stride + first * quads * kQuad;
   for (int64_t group = 0; group < count; ++group) {
     for (int64_t done = 0; done < quads; done += kChain) {
       typename P::I words[kRows][kVectors];
       const auto add_two_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
-        ORT_DYNQ_PREFETCH(ahead);
-        ahead += ahead_step;
+        ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));
+        address += address_step;
         typename P::I low[kVectors], high[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {

@@ -30,6 +30,8 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .heads import Dim, dims_of, is_dynamic, is_equal, is_unknown
 from .scores import (
+    LARGEST_MASK,
+    LARGEST_MASK_OF_FLOAT16,
     Added,
     Masked,
     Scalar,
@@ -49,7 +51,6 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
-_LEAST_FLOAT16_MASK = -6e4  # absorbs a score of float16 that it is added to
 _LOWEST = -1e38  # a finite bias below it would become -inf as a multiple of log(2)
 
 
@@ -84,7 +85,7 @@ class _Match:
         is_transposed: Whether the key is [B, H, D, T].
         factor, scalars: The numbers by which scores are multiplied.
         steps: The masks and biases, the innermost first.
-        least_bias: The number below which a finite bias absorbs scores; None if no bias is below it.
+        least_bias: The number below which a finite sum of biases absorbs scores; None if no sum is below it.
         product: MatMul(probabilities, value).
     """
 
@@ -127,7 +128,6 @@ def _attention(node: ir.Node, context: Context) -> _Match | None:
     if found is None:
         return None
     scores, product, is_safe = found
-    p = node.outputs[0]
     values = context.shared(Values)
     query = unscaled(scores.query, scores.scalars)
     key_value = skip_casts(unscaled(scores.key, scores.scalars))
@@ -159,14 +159,23 @@ def _attention(node: ir.Node, context: Context) -> _Match | None:
     constants, scalars = split_scalars(scores.scalars)
     factor = factor_of(constants)
     are_numbers = all(has_one_element(each.value, 4) for each in scalars) and math.isfinite(factor)
-    if not are_numbers or not all(_fits(step, p) for step in scores.steps):
+    dims = [*dims_of(query)[:3], dims_of(key_value)[3 if is_transposed else 2]]
+    if not are_numbers or not all(_fits(step, dims) for step in scores.steps):
         raise Unconverted(Reason.CODES_SCORES)
-    added = [step.value for step in scores.steps if isinstance(step, Added)]
-    is_half = any(each.dtype == ir.DataType.FLOAT16 or skip_casts(each).dtype == ir.DataType.FLOAT16 for each in added)
-    least: float | None = _LEAST_FLOAT16_MASK if is_half else _LOWEST
-    if not any(values.known(each).low < (_LEAST_FLOAT16_MASK if is_half else _LOWEST) for each in added):
-        least = None
+    least = _least_bias(scores.steps, values)
     return _Match(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), least, product)
+
+
+def _least_bias(steps: list[Added | Masked], values: Values) -> float | None:
+    """Returns the number below which finite sums of the steps absorb scores, or must not stay; None: no sum is."""
+    added = [step for step in steps if isinstance(step, Added)]
+    if any(step.is_half and values.known(step.value).low < LARGEST_MASK_OF_FLOAT16 for step in added):
+        return LARGEST_MASK_OF_FLOAT16
+    if not added:  # numbers of masks are constants
+        return None
+    low = [min(values.known(step.value).low, 0) for step in added]
+    low += [step.number for step in steps if isinstance(step, Masked) and math.isfinite(step.number)]
+    return _LOWEST if sum(low) < _LOWEST else None
 
 
 def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
@@ -189,14 +198,14 @@ def _first(node: ir.Node) -> ir.Value:
     return value
 
 
-def _fits(step: Added | Masked, p: ir.Value) -> bool:
-    """Returns whether a mask or bias broadcasts to the scores, as far as dimensions are known."""
+def _fits(step: Added | Masked, scores: list[Dim]) -> bool:
+    """Returns whether a mask or bias broadcasts to the dimensions of scores, as far as they are known."""
     dims = dims_of(step.value)
     return (
         step.value.shape is not None
         and all(
-            each == 1 or each == of_scores or is_dynamic(each) or is_dynamic(of_scores)
-            for each, of_scores in zip(reversed(dims), reversed(dims_of(p)), strict=False)
+            each == 1 or each == of_scores or is_dynamic(of_scores) or (is_dynamic(each) and of_scores != 1)
+            for each, of_scores in zip(reversed(dims), reversed(scores), strict=False)
         )
         and len(dims) <= 4
     )
@@ -419,14 +428,15 @@ def _is_computed(dim: Dim) -> bool:
 
 
 def _build(match: _Match, edit: Edit) -> None:
-    before = match.product
+    before, result = match.product, match.product.outputs[0]
+    float_type = match.query.dtype if match.query.dtype == result.dtype else ir.DataType.FLOAT
     scale = times(match.factor, match.scalars, edit, before)
     main = call(
         "CompressedAttention",
         [
-            match.query,
-            *_inputs(match.key, match.query.dtype, edit, before),
-            *_inputs(match.value, match.query.dtype, edit, before),
+            _cast(match.query, float_type, edit, before),
+            *_inputs(match.key, float_type, edit, before),
+            *_inputs(match.value, float_type, edit, before),
             _bias(match, edit),
             scale,
         ],
@@ -435,7 +445,11 @@ def _build(match: _Match, edit: Edit) -> None:
         float_value=int(match.value.scale is None),
         scale_query=int(match.key.is_per_channel),
     )
-    edit.replace(match.product.outputs[0], edit.insert_main(main, before=before))
+    dst = edit.insert_main(main, before=before)
+    if float_type != result.dtype:
+        assert result.dtype is not None
+        dst = edit.insert(ir.node("Cast", [dst], {"to": int(result.dtype)}), before=before)
+    edit.replace(result, dst)
 
 
 def _cast(value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node) -> ir.Value:
@@ -445,7 +459,7 @@ def _cast(value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Nod
 
 
 def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, before: ir.Node) -> list[ir.Value]:
-    """Returns the codes or floats, the scale and the zero point; floats of the type of the query."""
+    """Returns the codes or floats, the scale and the zero point; floats of a type."""
     dtype = operand.value.dtype
     assert dtype is not None
     if operand.scale is None:
@@ -476,8 +490,17 @@ def _bias(match: _Match, edit: Edit) -> ir.Value:
     node = edit.node
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
+    is_summed = any(isinstance(step, Added) for step in match.steps)
+
+    def number_of(step: Masked) -> float:
+        if not math.isfinite(step.number):
+            return step.number
+        if step.number > LARGEST_MASK:  # of float16
+            return _LOWEST
+        return step.number if is_summed else max(step.number, _LOWEST)  # overflows where the model's sum does
+
     steps: Steps = tuple(
-        Masked(step.value, step.keeps, _LOWEST if math.isfinite(step.number) else step.number)
+        Masked(step.value, step.keeps, number_of(step))
         if isinstance(step, Masked)
         else Added(_cast(step.value, ir.DataType.FLOAT, edit, node))
         for step in match.steps

@@ -16,8 +16,8 @@ from ..analysis.values import Values
 from ..edit import Edit
 from .heads import Heads, dims_of, heads_by_token, heads_of
 
-_LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
-_LARGEST_MASK_OF_FLOAT16 = -6e4  # likewise: scores of float16 are far from it
+LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+LARGEST_MASK_OF_FLOAT16 = -6e4  # likewise: scores of float16 are far from it
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FARTHEST = 16  # nodes between the product and Softmax
 
@@ -32,9 +32,15 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Added:
-    """A bias that is added to scores."""
+    """A bias that is added to scores.
+
+    Attributes:
+        value: The bias.
+        is_half: Whether the sums become float16.
+    """
 
     value: ir.Value
+    is_half: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,9 @@ def scores_of(
         return None if query is None or key is None else Scores(query, key)
     if not is_standard(node, "Add", "Mul", "Div", "Where"):
         return None
-    limit = _LARGEST_MASK_OF_FLOAT16 if is_half else _LARGEST_MASK
     for i, other in _operands(node):
         if (scores := before(i)) is not None:
-            return scores if other is not None and _apply(node, i, other, scores, limit) else None
+            return scores if other is not None and _apply(node, i, other, scores, is_half=is_half) else None
     return None
 
 
@@ -136,18 +141,19 @@ def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
     return expanded is not None and expanded.node is user
 
 
-def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores, limit: float) -> bool:
+def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores, *, is_half: bool) -> bool:
     """Adds a node that reads scores to what is done to them; returns whether that is possible.
 
-    `limit`: the largest number that hides keys.
+    `is_half`: whether its output becomes float16.
     """
     value = node.inputs[index]
     assert value is not None
     if node.op_type == "Add":
-        scores.steps.append(Added(_unexpanded(other, value)))
+        scores.steps.append(Added(_unexpanded(other, value), is_half))
         return True
     if node.op_type == "Where":
         number, condition = constant_scalar(other), node.inputs[0]
+        limit = LARGEST_MASK_OF_FLOAT16 if is_half else LARGEST_MASK
         if condition is None or number is None or number > limit:
             return False
         scores.steps.append(Masked(_unexpanded(condition, value), index == 1, number))
@@ -223,10 +229,13 @@ def factor_of(constants: list[float]) -> float:
 
 
 def times(number: float, scalars: tuple[Scalar, ...], edit: Edit, before: ir.Node) -> ir.Value:
-    """Returns a number, multiplied or divided by the scalars that are computed at run time."""
+    """Returns a number, multiplied or divided by the scalars that are computed at run time; float32."""
     scale = edit.add_constant(np.float32(number), before=before)
     for scalar in scalars:
-        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, scalar.value]), before=before)
+        value = scalar.value
+        if value.dtype != ir.DataType.FLOAT:
+            value = edit.insert(ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}), before=before)
+        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, value]), before=before)
     return scale
 
 
