@@ -137,3 +137,12 @@ def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
         flags = {"transposed_key": is_transposed, "scale_query": scales_query}
         flags |= {"float_key": "float" in key, "float_value": "float" in value}
         yield {name: int(flag) for name, flag in flags.items()}, inputs
+    for rows in (
+        2,
+        40,
+    ):  # parts of the keys have several token groups with scales of channels
+        is_transposed = rows == 2
+        sizes = (1, 1, 1, rows, 1120, 9, 5)
+        inputs = compressed_inputs(rng, ("int8", "uint8"), sizes, (9, 1), token_groups=5, is_transposed=is_transposed)
+        inputs[7] = np.where(np.arange(1120) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
+        yield {"transposed_key": int(is_transposed), "scale_query": 1}, inputs
