@@ -75,7 +75,7 @@ def compressed_inputs(
 
 
 def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
-    """Every pair of types; sizes around those of vectors, tiles and sums; masks of every kind; special numbers."""
+    """Every pair of types; sizes of 0 and around vectors, tiles and sums; masks of every kind; special numbers."""
     rng = np.random.default_rng(opset)
     operand_types = ["int8", "float", "uint8"] if opset < 21 else ["int8", "float", "uint4", "uint8", "int4"]
     all_sizes = [
@@ -146,3 +146,7 @@ def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
         inputs = compressed_inputs(rng, ("int8", "uint8"), sizes, (9, 1), token_groups=5, is_transposed=is_transposed)
         inputs[7] = np.where(np.arange(1120) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
         yield {"transposed_key": int(is_transposed), "scale_query": 1}, inputs
+    for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
+        for scales_query in (0, 1):
+            inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if scales_query else 1, 1))
+            yield {"scale_query": scales_query}, inputs
