@@ -147,6 +147,6 @@ def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
         inputs[7] = np.where(np.arange(1120) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
         yield {"transposed_key": int(is_transposed), "scale_query": 1}, inputs
     for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
-        for scales_query in (0, 1):
-            inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if scales_query else 1, 1))
-            yield {"scale_query": scales_query}, inputs
+        for per_channel in (0, 1):
+            inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if per_channel else 1, 1))
+            yield {"scale_query": per_channel}, inputs
