@@ -128,40 +128,23 @@ def _by_row(name: str, value: str) -> str:
     {select(name, "is_transposed", f"{name}_swapped", f"{name}_given")}"""
 
 
-def _body(opset: int) -> str:
+def _result(opset: int) -> str:
+    """Sets ``dst_real``. Before opset 14, no Reshape takes a dimension of 0, so that empty tensors have a branch."""
+    if opset >= 14:
+        return _filled_result("dst_real", opset)
+    return f"""all_sizes = Concat<axis = 0>(dst_shape, key_lead, key_count)
+    least_size = ReduceMin<keepdims = 0>(all_sizes)
+    has_elements = Cast<to = 9>(least_size)
+    dst_real = If(has_elements) <
+        then_branch = filled () => (float[] dst_computed) {{ {_filled_result("dst_computed", opset)} }},
+        else_branch = without_elements () => (float[] dst_of_nan) {{ dst_of_nan = Expand(nan, dst_shape) }}
+    >"""
+
+
+def _filled_result(result: str, opset: int) -> str:
+    """Sets `result` to the result as float32."""
     flat = reshape(opset)
-    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
-    return f"""{{
-    {vectors}
-    last = Constant<value_ints = [-1]>()
-    end = Constant<value_ints = [{2**63 - 1}]>()
-    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
-    zero = Constant<value_float = 0.0>()
-    one = Constant<value_float = 1.0>()
-    minus_one = Neg(one)
-    minus_infinity = Div(minus_one, zero)
-    infinity = Neg(minus_infinity)
-    nan = Sub(infinity, infinity)
-    log2e = Constant<value_float = 1.44269502162933349609375>()
-    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
-    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()
-    transposed_flag = Constant<value_int: int = @transposed_key>()
-    is_transposed = Cast<to = 9>(transposed_flag)
-    {_by_row("key_rows", "key")}
-    {_by_row("key_real_scale", "key_scale")}
-    {_by_row("key_real_zero_point", "key_zero_point")}
-    value_rows = Cast<to = 1>(value)
-    value_real_scale = Cast<to = 1>(value_scale)
-    value_real_zero_point = Cast<to = 1>(value_zero_point)
-    query_rows = Cast<to = 1>(query)
-    query_shape = Shape(query)
-    query_lead = Slice(query_shape, n0, n3)
-    query_size = Slice(query_shape, n3, end)
-    value_shape_whole = Shape(value_rows)
-    value_size = Slice(value_shape_whole, n3, end)
-    key_lead = Slice(value_shape_whole, n0, n2)
-    key_count = Slice(value_shape_whole, n2, n3)
-    {_operand("key", "query_size", opset)}
+    return f"""{_operand("key", "query_size", opset)}
     {_operand("value", "value_size", opset)}
 
     heads = Slice(query_shape, n1, n2)
@@ -218,8 +201,43 @@ def _body(opset: int) -> str:
     result_by_step = Mul(real_result, weight_step)
     result = Mul(result_by_step, inverse)
     by_row = Transpose<perm = [0, 1, 3, 2, 4]>(result)
+    {result} = {flat}(by_row, dst_shape)"""
+
+
+def _body(opset: int) -> str:
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
+    return f"""{{
+    {vectors}
+    last = Constant<value_ints = [-1]>()
+    end = Constant<value_ints = [{2**63 - 1}]>()
+    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
+    infinity = Neg(minus_infinity)
+    nan = Sub(infinity, infinity)
+    log2e = Constant<value_float = 1.44269502162933349609375>()
+    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
+    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()
+    transposed_flag = Constant<value_int: int = @transposed_key>()
+    is_transposed = Cast<to = 9>(transposed_flag)
+    {_by_row("key_rows", "key")}
+    {_by_row("key_real_scale", "key_scale")}
+    {_by_row("key_real_zero_point", "key_zero_point")}
+    value_rows = Cast<to = 1>(value)
+    value_real_scale = Cast<to = 1>(value_scale)
+    value_real_zero_point = Cast<to = 1>(value_zero_point)
+    query_rows = Cast<to = 1>(query)
+    query_shape = Shape(query)
+    query_lead = Slice(query_shape, n0, n3)
+    query_size = Slice(query_shape, n3, end)
+    value_shape_whole = Shape(value_rows)
+    value_size = Slice(value_shape_whole, n3, end)
+    key_lead = Slice(value_shape_whole, n0, n2)
+    key_count = Slice(value_shape_whole, n2, n3)
     dst_shape = Concat<axis = 0>(query_lead, value_size)
-    dst_real = {flat}(by_row, dst_shape)
+    {_result(opset)}
     {cast_like("dst", "dst_real", "query", opset)}
 }}"""
 

@@ -239,13 +239,16 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
 // QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
 // CompressedAttention: the sizes and groups.
 struct CompressedCache {
+  static constexpr int64_t kKeysOfParts = 34 * 32;  // threads share these
   int64_t heads, keys, columns, key_groups, value_groups, key_tokens = 0, value_tokens = 0;
   bool is_transposed;
 
   CompressedCache(Bytes& bytes, const std::vector<Type>& types, std::vector<ort_dynq_attribute>& given, Shape& src)
       : heads(1 + static_cast<int64_t>(bytes.below(2))),
         keys(bytes.one_in(32) ? 0
-                              : 1 + static_cast<int64_t>(bytes.one_in(16) ? 1020 + bytes.below(20) : bytes.below(60))),
+             : bytes.one_in(16)
+                 ? kKeysOfParts
+                 : 1 + static_cast<int64_t>(bytes.one_in(16) ? 1020 + bytes.below(20) : bytes.below(60))),
         columns(1 + static_cast<int64_t>(bytes.below(20))),
         key_groups(is_float(types, 1) ? 1 : 1 + static_cast<int64_t>(bytes.below(3))),
         value_groups(is_float(types, 4) ? 1 : 1 + static_cast<int64_t>(bytes.below(3))),
@@ -258,7 +261,9 @@ struct CompressedCache {
     const int64_t size = key_groups * (1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(300) : bytes.below(40)));
     src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), heads * (1 + static_cast<int64_t>(bytes.below(3))),
                     1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(40) : bytes.below(9)), size});
-    key_tokens = bytes.one_in(3) && keys % 3 == 0 ? keys / 3 : keys;
+    key_tokens = bytes.one_in(3) && keys % 3 == 0          ? keys / 3
+                 : keys == kKeysOfParts && bytes.one_in(2) ? keys / 32
+                                                           : keys;
     value_tokens = bytes.one_in(3) && keys % 2 == 0 ? keys / 2 : keys;
   }
 

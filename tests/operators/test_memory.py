@@ -1,5 +1,7 @@
 """The memory of QuantizedConv: its output, and an image of a tile, whatever the geometry is; too little is an error.
 
+That of CompressedAttention: its panels are a few times as large as the codes, whatever the groups are.
+
 Memory is measured in processes of their own: in the process of other tests, it would depend on what these have left.
 """
 
@@ -15,8 +17,9 @@ import sys
 import numpy as np
 import onnxruntime as ort
 import pytest
+from compressed import compressed_inputs
 from convolutions import GIVEN, NAMES, Case, conv_inputs
-from helpers import parse
+from helpers import Array, parse
 
 import ort_dynq
 from ort_dynq import kernels
@@ -67,14 +70,18 @@ def status(name: str) -> int:
 def growth(name: str) -> int:
     """Runs a case twice. Returns by how much memory grows in the second run, without its output."""
     inputs, _, given = case(name)
+    return growth_of("QuantizedConv", inputs, given)
+
+
+def growth_of(operator: str, inputs: list[Array], given: dict[str, int]) -> int:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # memory grows by pages of 4 kB and not of 2 MB
-    kernels.run("QuantizedConv", inputs, **given)
+    kernels.run(operator, inputs, **given)
     libc.malloc_trim(0)  # otherwise the output might take memory that was freed before
     with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
         clear.write("5")
     before = status("VmHWM")
-    (result,) = kernels.run("QuantizedConv", inputs, **given)
+    (result,) = kernels.run(operator, inputs, **given)
     return status("VmHWM") - before - result.nbytes
 
 
@@ -90,7 +97,7 @@ def print_growths() -> None:
 def in_own_process(call: str, **environment: str) -> str:
     """Calls a function of this file in another process; returns what it prints."""
     given = {**environment, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", f"import test_conv_memory; test_conv_memory.{call}"]
+    command = [sys.executable, "-c", f"import test_memory; test_memory.{call}"]
     done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -103,6 +110,19 @@ def test_memory_is_bounded() -> None:
         growths |= json.loads(line)
     assert list(growths) == list(GEOMETRIES)
     assert {name: each for name, each in growths.items() if not -(1 << 20) < each < LIMIT} == {}
+
+
+def print_growth_of_attention() -> None:
+    """Prints the growth for 0.5 MB of keys with scales of each token and channel."""
+    sizes = (1, 1, 1, 36, 4096, 128, 8)
+    inputs = compressed_inputs(np.random.default_rng(0), ("int8", "int8"), sizes, (128, 1))
+    print(growth_of("CompressedAttention", inputs, {"scale_query": 1}))
+
+
+@needs_glibc
+def test_memory_of_narrow_groups() -> None:
+    """With each token padded to a panel, they take 16 MB or more."""
+    assert int(in_own_process("print_growth_of_attention()")) < 6 << 20
 
 
 def run_without_memory() -> None:
