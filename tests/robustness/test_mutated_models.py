@@ -46,6 +46,19 @@ def _is_sound(model: onnx.ModelProto, inputs: dict[str, Array], expected: list[A
     )
 
 
+def _quantizes_nan(model: onnx.ModelProto, inputs: dict[str, Array]) -> bool:
+    """Returns whether a DynamicQuantizeLinear reads NaN, which ONNX Runtime's treats by its position (numerics.md)."""
+    names = {node.input[0] for node in model.graph.node if node.op_type == "DynamicQuantizeLinear"}
+    if not names:
+        return False
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
+    del watched.graph.output[:]
+    watched.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(names))
+    values = outputs_of(stock_session(watched), inputs)
+    return values is not None and any(np.isnan(value).any() for value in values)
+
+
 def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, random.Random], str] = mutate) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
     what = f"seed {seed}: {change(model, random.Random(f'{name} {seed}'))}"
@@ -59,6 +72,7 @@ def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, rando
     expected = outputs_of(stock, inputs)
     if expected is not None and not _is_sound(model, inputs, expected):
         return
+    is_defined = not _quantizes_nan(model, inputs)
     for exact in (True, False):
         result = rewrite(model, exact=exact)
         if not result.report.rewritten:
@@ -69,7 +83,7 @@ def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, rando
             if expected is None:
                 continue
             assert actual is not None, what
-            if exact and session.get_session_options().graph_optimization_level == 0:
+            if exact and is_defined and session.get_session_options().graph_optimization_level == 0:
                 for mine, its in zip(actual, expected, strict=True):
                     assert_same(with_one_nan(np.asarray(mine)), with_one_nan(np.asarray(its)))
 
