@@ -39,11 +39,6 @@ _ENCODINGS_INTRODUCTION = """\
 Integer attributes with named values. They are integers, not strings, since function bodies compare them and ONNX
 compares strings only from opset 19 on.
 """
-_CONSTANTS_INTRODUCTION = """\
-The dynamic range operators take their constants as one float32 tensor of rank 1. Each default leaves the value that it
-applies to unchanged. They are a tensor and not attributes, since onnxruntime-extensions passes float attributes as text
-with six digits.
-"""
 
 
 def operators_page() -> str:
