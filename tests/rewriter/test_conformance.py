@@ -28,6 +28,7 @@ from ort_dynq import kernels, verify
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.opsets import OPSET
 from ort_dynq.rewriter import rewrite
+from ort_dynq.runtime import version
 from ort_dynq.rewriter.convolutions import batch_normalization
 from ort_dynq.rewriter.float16 import operands as float16_operands
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
@@ -301,7 +302,10 @@ def adds_float16() -> bool:
 
 def expected_operators(name: str) -> dict[str, int]:
     """The calls of operators that a rewritten model must have on this CPU."""
-    return (EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name]
+    expected = (EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name]
+    if name == "compressed_bert_half" and version() < (1, 30):  # it truncates quotients of float16
+        return {operator: count for operator, count in expected.items() if operator != "ort_dynq.DynamicQuantize"}
+    return expected
 
 
 def test_models_are_there() -> None:
