@@ -28,11 +28,11 @@ from ort_dynq import kernels, verify
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.opsets import OPSET
 from ort_dynq.rewriter import rewrite
-from ort_dynq.runtime import version
 from ort_dynq.rewriter.convolutions import batch_normalization
 from ort_dynq.rewriter.float16 import operands as float16_operands
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.metadata import ACTIVATION, SOURCE
+from ort_dynq.runtime import version
 
 # The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
 PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
