@@ -66,7 +66,7 @@ ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int6
     for (int64_t done = 0; done < quads; done += kChain) {
       typename P::I words[kRows][kVectors];
       const auto add_two_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
-        ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));
+        ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
         address += address_step;
         typename P::I low[kVectors], high[kVectors];
 #pragma GCC unroll 8
