@@ -516,6 +516,14 @@ def test_a_zero_point_for_each_row_and_moved_rows() -> None:
         np.testing.assert_allclose(session.run(None, DATA)[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+def test_zero_points_that_split() -> None:
+    """The lengths of a Split are no zero points."""
+    body = asymmetric() + "v = Sub(c, z) f = Mul(v, s) start, dx = Split<axis = 1>(f, lengths) y = MatMul(dx, w)"
+    rest = DATA["x"].shape[1] - 1
+    report = check_products(model_of(body, {"w": codes_of().astype(F), "lengths": np.array([1, rest])}), DATA)
+    assert "QuantizedMatMul" in found(report)
+
+
 WIDE = {  # codes as int32 or int64, without a step in 8 bits
     "symmetric": symmetric() + "i = Cast<to = 6>(c)\n",
     "int64": symmetric() + "i = Cast<to = 7>(c)\n",

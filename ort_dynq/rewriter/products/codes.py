@@ -201,7 +201,8 @@ class _Terms:
             return self.constant(term)
         if isinstance(term, CodesOf):
             return self._codes.moved[term.moved]
-        inputs = [self._of(each, as_code) for each in term.inputs]
+        moved = len(term.inputs) if term.op_type == "Concat" else 1  # the others are lengths, indices or shapes
+        inputs = [self._of(each, as_code if i < moved else None) for i, each in enumerate(term.inputs)]
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
         self.insert_node(new)
         return new.outputs[term.output]
