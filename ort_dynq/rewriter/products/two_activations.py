@@ -4,7 +4,9 @@ Cast of codes to int32 or int64, [Sub zero point], MatMul or Einsum of two of th
 QLinearMatMul of int8 codes                                                         -> QLinearMatMul of uint8 codes
 
 The sums are the same integers. ONNX Runtime multiplies wide integers, and int8 by int8, one by one, and uint8 codes in
-vectors.
+vectors. int8 codes that no quantization of the model makes, such as those of a cache, have to be shifted in each run:
+they stay if the product may have one row.
+
 integer_matmul.py makes uint8 codes of MatMulInteger of two activations. QuantizedMatMul would have to pack one factor
 in each run (decisions.md).
 """
