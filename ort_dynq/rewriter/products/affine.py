@@ -36,8 +36,8 @@ from ..reasons import Reason, Unconverted
 from .affine_form import (
     ROUNDINGS,
     Affine,
-    Move,
     Param,
+    Rearrangement,
     combined,
     concatenated,
     divisor_of,
@@ -377,7 +377,7 @@ class AffineForms:
             return found
 
         found = form.mapped(value, moved_param)
-        return replace(found, moves=(*form.moves, Move(node, index, others)))
+        return replace(found, moves=(*form.moves, Rearrangement(node, index, others)))
 
 
 def _repeated(node: ir.Node) -> str:
