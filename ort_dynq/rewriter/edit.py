@@ -51,9 +51,13 @@ class Shared:
         found: _T = self._objects[kind]
         return found
 
-    def forget(self, kind: Callable[[Facts], Any]) -> None:
-        """Drops the object of a class: the next call creates another one."""
-        self._objects.pop(kind, None)
+    def begin_phase(self) -> None:
+        """Drops the objects of one phase: the next call creates others."""
+        self._objects = {kind: each for kind, each in self._objects.items() if not isinstance(each, OfOnePhase)}
+
+
+class OfOnePhase:
+    """The base of shared objects that may name values which another phase replaces."""
 
 
 @dataclass
