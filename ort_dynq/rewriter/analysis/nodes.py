@@ -43,10 +43,7 @@ class Use(NamedTuple):
 
 
 def only_use(value: ir.Value) -> Use | None:
-    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None.
-
-    Identity and Cast from float32 to float32 copy; TorchScript exports `x.to(x.dtype)` as such a Cast.
-    """
+    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None."""
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
@@ -54,7 +51,7 @@ def only_use(value: ir.Value) -> Use | None:
         use = Use(*next(iter(uses)))
         if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
             return None
-        if not _copies(use.node):
+        if copied(use.node) is None:
             return use
         value = use.node.outputs[0]
 
@@ -89,22 +86,21 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
 def skip_identity(value: ir.Value) -> ir.Value:
     """Returns the value before any Identity and any Cast from float32 to float32."""
-    while True:
-        node = producer_of(value, "Identity", "Cast")
-        source = None if node is None else node.inputs[0]
-        if node is None or source is None:
-            return value
-        if not _copies(node):
-            return value
+    while (node := value.producer()) is not None and (source := copied(node)) is not None:
         value = source
+    return value
 
 
-def _copies(node: ir.Node) -> bool:
-    """Returns whether a standard operator is an Identity, or a Cast from float32 to float32."""
-    if node.op_type != "Cast":
-        return node.op_type == "Identity"
+def copied(node: ir.Node) -> ir.Value | None:
+    """Returns the value that an Identity or a Cast from float32 to float32 copies; None for other nodes.
+
+    TorchScript exports `x.to(x.dtype)` as such a Cast.
+    """
+    if not is_standard(node, "Identity", "Cast") or not node.inputs or node.inputs[0] is None:
+        return None
     source = node.inputs[0]
-    return cast_to(node) == ir.DataType.FLOAT and source is not None and source.dtype == ir.DataType.FLOAT
+    is_float = source.dtype == ir.DataType.FLOAT and cast_to(node) == ir.DataType.FLOAT
+    return source if node.op_type == "Identity" or is_float else None
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
