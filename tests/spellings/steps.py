@@ -35,6 +35,7 @@ NEAR_MISSES = {
     "activation times numbers along K": {},
     "weights without a grid": {},
     "weights computed at run time": {},
+    "weights quantized at run time": {"rows": "matrix"},
 }
 
 
@@ -68,7 +69,7 @@ class Steps:
         self.epsilon = 2.0**-13 if g.dtype == np.float16 else 1e-5
         scalar = scope == "tensor"
         self.lengths = g.shapes[x]
-        kept = {"tensor": 0, "sample": 1}.get(scope, len(self.lengths) - 1)
+        kept = {"tensor": 0, "sample": 1, "frame": 2}.get(scope, len(self.lengths) - 1)
         self.all_axes = [] if scalar else list(range(kept, len(self.lengths)))
         if near_miss == "one range for each element of K":
             self.all_axes = [0]
@@ -251,9 +252,11 @@ class Steps:
         """Casts codes to integers, or keeps floats."""
         g = self.g
         name = np.dtype(code).name
-        integral = self.draw.made["arithmetic"] in ("integer", "int32")
+        arithmetic = self.draw.made["arithmetic"]
+        integral = arithmetic in ("integer", "int32", "two activations")
         odd = f"int32|int16|int64|int32, {name}"
-        match self.draw("codes", name if integral else f"float|{name}", f"int32, {name}" if integral else odd):
+        of_integers = f"int32, {name}|int32" if arithmetic in ("int32", "two activations") else f"int32, {name}"
+        match self.draw("codes", name if integral else f"float|{name}", of_integers if integral else odd):
             case "float":
                 return q
             case "int32" | "int16" | "int64" as wide:
