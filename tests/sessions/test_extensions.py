@@ -171,10 +171,10 @@ def test_every_signature_loads_and_runs(backend: str, operator: Operator, signat
 def test_the_native_library_has_no_further_signature(count: int, operator: Operator) -> None:
     """Up to `count` inputs have other types than in a signature, or all inputs if there are few and `count` is 2.
 
-    Of two signatures by default: test_wrong_types_and_counts compares the table itself with all of them.
+    Of one signature by default: test_wrong_types_and_counts compares the table itself with all of them.
     """
     known = {signature.inputs for signature in operator.signatures}
-    some = sorted(known)[:: max(1, len(known) - 1)] if count == 1 else known  # the first and the last
+    some = sorted(known)[-1:] if count == 1 else known
     outputs = operator.signatures[0].outputs
     if count == 2 and len(operator.inputs) <= 4:
         tried = set(itertools.product(TYPES, repeat=len(operator.inputs)))
