@@ -146,9 +146,7 @@ def rewrite(
     check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
-        rewritten, report = in_normal_form(
-            loaded, lambda model: convert_in_float32(model, apply, IN_FLOAT32) or (model, apply(model))
-        )
+        rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32))
     report.before = before
     if not report.rewritten:
         report.after = before

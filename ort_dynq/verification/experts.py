@@ -172,13 +172,13 @@ class _Experts:
             if given is not None:
                 weights = np.take_along_axis(given.astype(np.float64).reshape(scores.shape), order, 1)
             if given is None or number("normalize_routing_weights", 0):
-                weights = weights / np.where(total := weights.sum(1, keepdims=True), total, np.inf)
+                weights = weights / np.where((total := weights.sum(1, keepdims=True)) != 0, total, np.inf)
         self._weights = np.zeros(scores.shape)
         np.put_along_axis(self._weights, order, weights, 1)
         self._is_chosen = np.zeros(scores.shape, bool)
         np.put_along_axis(self._is_chosen, order, np.array(True), 1)
-        is_finite = np.isfinite(self._x).all(1) & np.isfinite(scores).all(1)
-        self.is_known = np.broadcast_to(is_finite[:, None], self._x.shape).reshape(x.shape)
+        is_finite = np.isfinite(self._x).all(1, keepdims=True) & np.isfinite(scores).all(1, keepdims=True)
+        self.is_known = np.broadcast_to(is_finite, self._x.shape).reshape(x.shape)
 
     def run(self, quantize: Callable[[Bounded], Bounded]) -> Bounded:
         """Returns the results. `quantize` says what becomes of the left factor of each product."""

@@ -154,6 +154,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
     "tf2onnx_tensor": PROGRAM,
     "token_float16_glue": {"ort_dynq.RowProgram": 1},
+    "token_float_offset": PRODUCT,
+    "token_heads": PRODUCT,
     "token_longer_groups": PRODUCT,
     "token_reshaped_codes": PRODUCT,
     "token_reshaped_gemm": PRODUCT,

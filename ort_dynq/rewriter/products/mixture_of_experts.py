@@ -44,7 +44,7 @@ _PROGRAMS = {
 
 
 @dataclass(frozen=True)
-class Match:
+class Mixture:
     """A mixture of experts that is converted.
 
     Attributes:
@@ -64,7 +64,7 @@ class Match:
     terms: int
 
 
-def _match(node: ir.Node, context: Context) -> Match | None:
+def _match(node: ir.Node, context: Context) -> Mixture | None:
     if node.domain != MICROSOFT or node.op_type != "QMoE":
         return None
     number, text = node.attributes.get_int, node.attributes.get_string
@@ -107,7 +107,7 @@ def _match(node: ir.Node, context: Context) -> Match | None:
         expected = depths[1] * (2 if "tensor1" in program else 1)
         raise Unconverted(Reason.NBITS_SHAPE, what="columns of fc1", size=first.columns, expected=expected)
     terms = 2 if not is_quantized and context.weights_only == "two-term" else 1
-    return Match(activation, router, inputs[_ROUTER_WEIGHTS], first, second, program, terms)
+    return Mixture(activation, router, inputs[_ROUTER_WEIGHTS], first, second, program, terms)
 
 
 def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, int, int, int], ...], bool]:
@@ -146,7 +146,7 @@ def _shape_of(value: ir.Value | None, name: str) -> tuple[int, ...]:
     return tuple(int(each) for each in shape.numpy())
 
 
-def _build(match: Match, edit: Edit) -> None:
+def _build(match: Mixture, edit: Edit) -> None:
     node, shared = edit.node, edit.shared(SharedInitializers)
     assert isinstance(node.graph, ir.Graph)
     graph = edit.facts.model.graph
