@@ -171,8 +171,9 @@ class _Experts:
             weights = np.exp(chosen - chosen.max(1, keepdims=True))
             if given is not None:
                 weights = np.take_along_axis(given.astype(np.float64).reshape(scores.shape), order, 1)
-            if given is None or number("normalize_routing_weights", 0):
-                weights = weights / np.where((total := weights.sum(1, keepdims=True)) != 0, total, np.inf)
+            if given is None or number("normalize_routing_weights", 0) == 1:
+                total = weights.sum(1, keepdims=True)
+                weights = weights / np.where(total == 0, np.inf, total)
         self._weights = np.zeros(scores.shape)
         np.put_along_axis(self._weights, order, weights, 1)
         self._is_chosen = np.zeros(scores.shape, bool)

@@ -68,8 +68,8 @@ class Product:
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). For a MatMulNBits of A, the reference of B
-    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for a
-    DynamicQuantizeLSTM, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py).
+    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for
+    DynamicQuantizeLSTM and QMoE, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py, experts.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.
@@ -84,9 +84,9 @@ class Product:
         unchecked: Why the product cannot be checked; empty if it is.
         is_fusion: Whether it is no product but a fusion: a normalization, an activation function or attention. Its
             unit is 2**-24 * the largest abs(reference) of the row; of attention, see attention.py.
-        a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits or DynamicQuantizeLSTM, in
-            dB: the mean square of result - reference, relative to the mean square of the reference. -inf without noise;
-            None for other products.
+        a_noise, b_noise: The noise of the results of A and B if A's product is MatMulNBits, DynamicQuantizeLSTM or
+            QMoE, in dB: the mean square of result - reference, relative to the mean square of the reference. -inf
+            without noise; None for other products.
     """
 
     name: str
@@ -221,7 +221,9 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
         inputs = dequantized(lstm.b, values, of_b_and_feeds)
         products.append(_judge_lstm(lstm, known, inputs, [next(of_others) for _ in lstm.b.outputs]))
-    products += [_judge_mixture(mixture, known, next(of_others)) for mixture in mixtures]
+    for mixture, result in zip(mixtures, of_others, strict=True):
+        found_in_a = known[name_of(mixture.node.outputs[0])]
+        products.append(_judged(mixture.name, judge_mixture(mixture, known, result), found_in_a, result))
     products += [
         Product(label(node), problem=_NO_PRODUCT) for node, found in (recurrent | mixed).items() if found is None
     ]
@@ -358,12 +360,6 @@ def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, ou
     """Compares a DynamicQuantizeLSTM: see recurrent.py."""
     found = judge(lstm, known, inputs, outputs)
     return _judged(lstm.name, found, known[name_of(lstm.node.outputs[0])], outputs[0])
-
-
-def _judge_mixture(mixture: Mixture, known: Mapping[str, Array], result: Array) -> Product:
-    """Compares a QMoE: see experts.py."""
-    found = judge_mixture(mixture, known, result)
-    return _judged(mixture.name, found, known[name_of(mixture.node.outputs[0])], result)
 
 
 def _judged(name: str, found: Judgement, a_result: Array, b_result: Array) -> Product:
