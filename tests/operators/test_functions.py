@@ -54,7 +54,7 @@ OPSETS = (13, 17, 18, 20, 21, 25)  # the bodies change at 14, 15, 18, 21 and 23
 opsets = pytest.mark.parametrize(
     "opset", [pytest.param(each, marks=[pytest.mark.exhaustive] * (each not in (13, 25))) for each in OPSETS]
 )
-PARTS = 6
+PARTS = 8
 """One of so many parts of the cases of an operator and an opset is tested by default; each opset has another part."""
 CODES: dict[int, Any] = {1: np.float32, 2: np.uint8, 3: np.int8}
 INF, MAX = math.inf, float(np.finfo(np.float32).max)
