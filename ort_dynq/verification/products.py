@@ -221,7 +221,8 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
         inputs = dequantized(lstm.b, values, of_b_and_feeds)
         products.append(_judge_lstm(lstm, known, inputs, [next(of_others) for _ in lstm.b.outputs]))
-    for mixture, result in zip(mixtures, of_others, strict=True):
+    for mixture in mixtures:
+        result = next(of_others)
         found_in_a = known[name_of(mixture.node.outputs[0])]
         products.append(_judged(mixture.name, judge_mixture(mixture, known, result), found_in_a, result))
     products += [

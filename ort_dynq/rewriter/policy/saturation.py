@@ -56,35 +56,14 @@ WEIGHTS_OF_LSTM: tuple[tuple[int, int], ...] = ((1, 9), (2, 11))
 """The weights of a DynamicQuantizeLSTM, and their zero points."""
 
 _ROUNDING = frozenset(
-    {
-        "MatMul",
-        "Gemm",
-        "Conv",
-        "ConvTranspose",
-        "Einsum",
-        "LSTM",
-        "GRU",
-        "RNN",
-        "MatMulNBits",
-        "QMoE",
-        "GroupQueryAttention",
-    }
-    | {
-        "QMoE",
-        "FusedMatMul",
-        "FusedGemm",
-        "FusedConv",
-        "NhwcFusedConv",
-        "Attention",
-        "MultiHeadAttention",
-        "QAttention",
-    }
+    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "GroupQueryAttention"}
+    | {"FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention", "MultiHeadAttention", "QAttention"}
     | {"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "CumSum"}
     | {"LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"}
     | {"SkipSimplifiedLayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
     | {"BatchNormalization", "LpNormalization", "LRN", "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool"}
     | {"Softmax", "LogSoftmax", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu", "QuickGelu"}
-    | {"Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
+    | {"QMoE", "Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
 )
 """Operators of ONNX Runtime that add floats or compute functions, each with other kernels on other CPUs."""
 
