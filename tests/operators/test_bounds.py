@@ -71,6 +71,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         yield from compressed_caches(n)
     elif operator.name == "QuantizedRecurrence":
         yield from recurrences(n)
+    elif operator.name == "QuantizedExperts":
+        yield from mixtures(n)
     elif "program" in names:
         yield from programs(operator, n)
     elif len(operator.inputs) == 1:
@@ -135,6 +137,23 @@ def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
             (lead, cell.columns * size),
         ]
         yield shapes, attributes_of(cell, size, direction)
+
+
+def mixtures(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """n tokens, n experts, n elements of a token, and n columns between the products; groups; gates."""
+    for i, (tokens, experts, hidden, inner) in enumerate(((n, 2, 16, 32), (3, n, 32, 16), (2, 3, n, 5), (2, 1, 7, n))):
+        for bits, group_size in ((8, 16), (4, 16), (8, 0), (4, 0)):
+            size = group_size if i < 2 else 0
+            program = ("dst = Mul(x, Sigmoid(tensor1))", "dst = Clip(x, 0, 6)")[(n + bits // 4) % 2]
+            columns = inner * (2 if "tensor1" in program else 1)
+            shapes: list[Shape] = [(tokens, hidden), (tokens, experts), (tokens, experts) if n % 3 else (0,)]
+            for depth, count in ((hidden, columns), (inner, hidden)):
+                of_columns = (experts, depth // size if size else 1, count)
+                zps = of_columns if (n + i) % 2 else (1,)
+                shapes += [(experts, *packed_shape(depth, count, bits)), zps, of_columns, (experts, count)]
+            k = min(1 + n % 3, experts)
+            given = {"bits": bits, "group_size": size, "program": program, "k": k, "terms": 1 + n // 2 % 2}
+            yield shapes, given | {"normalize": n % 2}
 
 
 def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
@@ -378,7 +397,7 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         return
     if count == 1:  # every shape is valid
         return
-    if "program" in names and operator.name != "QuantizedRecurrence":
+    if "program" in names and operator.name not in ("QuantizedRecurrence", "QuantizedExperts"):
         yield from wrong_operands(operator)
         return
     if operator.name == "QuantizedMatMul":
@@ -436,6 +455,29 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         ):
             for shape in wrong:
                 yield [*cached[:index], shape, *cached[index + 1 :]], {}, cached
+        return
+    if operator.name == "QuantizedExperts":
+        mixture: list[Given] = [(3, 32), (3, 4), (3, 4)]
+        mixture += [(4, 2, 4, 16, 4), (4, 2, 32), (4, 2, 32), (4, 32), (4, 2, 2, 16, 4), (1,), (4, 1, 32), (4, 32)]
+        for index, wrong in (
+            (0, [(), (3, 31), (3, 0), (2, 32), (3, 16)]),
+            (1, [(), (4,), (2, 4), (3, 3), (3, 1), (3, 0)]),
+            (2, [(4,), (1,), (3, 3), (2, 4)]),
+            (3, [(), (2, 4, 16, 4), (3, 2, 4, 16, 4), (4, 1, 4, 16, 4), (4, 2, 8, 16, 4), (0, 2, 4, 16, 4)]),
+            (4, [(2,), (4, 1, 32), (3, 2, 32), (2, 32), (4, 2, 31)]),
+            (5, [(), (4, 32), (4, 1, 32), (3, 2, 32), (4, 2, 33)]),
+            (6, [(), (32,), (3, 32), (4, 31), (4, 0), (4, 33)]),
+            (7, [(2, 2, 16, 4), (4, 2, 4, 16, 4), (4, 1, 2, 16, 4)]),
+            (8, [(2,), (4, 2, 32), (4, 1, 31)]),
+            (9, [(), (4, 2, 32), (4, 1, 16)]),
+            (10, [(), (4, 31), (32,)]),
+        ):
+            for shape in wrong:
+                yield (
+                    [*mixture[:index], shape, *mixture[index + 1 :]],
+                    {"bits": 4, "group_size": 16, "program": "dst = Mul(x, tensor1)", "k": 2},
+                    mixture,
+                )
         return
     if operator.name == "QuantizedRecurrence":
         gates: list[Given] = [(3, 2, 34), (1, 3, 5, 16, 4), (1, 34), (1, 34), (1, 34), (1, 2, 17), (), (), (1, 51)]

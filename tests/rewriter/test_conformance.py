@@ -143,6 +143,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_half_token": PRODUCT,
     "ort_int8": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "ort_int8_negative": {"ort_dynq.RowProgram": 2} | PRODUCTS,
+    "ort_mixture_of_experts": {"ort_dynq.QuantizedExperts": 1},
     "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
@@ -255,6 +256,7 @@ OLDEST_RUNTIME = {
     "compressed_mlp": (1, 23),
     "compressed_mlp_half": (1, 23),
     "ort_dynamic_speech": (1, 24),  # ConvInteger of int8 weights
+    "ort_mixture_of_experts": (1, 32),  # QMoE with blocks of 8 bits, and the levels of its activations
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
 }
 RUNTIME = tuple(map(int, ort.__version__.split(".")[:2]))
