@@ -24,7 +24,7 @@ def is_standard(node: ir.Node, *types: str) -> bool:
 
 
 def operand(node: ir.Node, index: int = 0) -> ir.Value:
-    """Returns an input of a node, before any copies.
+    """Returns an input of a node.
 
     Raises:
         Unconverted: It is absent.
@@ -32,7 +32,7 @@ def operand(node: ir.Node, index: int = 0) -> ir.Value:
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=index)
-    return skip_identity(value)
+    return value
 
 
 class Use(NamedTuple):
@@ -105,7 +105,7 @@ def copied(node: ir.Node) -> ir.Value | None:
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
     """Returns the uint8 or int8 integers whose Cast to float32 is `value`, or None."""
-    if value is None or (cast := producer_of(skip_identity(value), "Cast")) is None or cast.inputs[0] is None:
+    if (cast := producer_of(value, "Cast")) is None or cast.inputs[0] is None:
         return None
     return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
 

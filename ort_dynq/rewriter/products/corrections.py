@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of, has_one_element
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..edit import Edit
@@ -54,7 +54,6 @@ def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) 
     Raises:
         Unconverted: Its constants exceed int32, or a float32 value is not known to be an integer without roundings.
     """
-    value = skip_identity(value)
     numbers, terms = channels.vector(value, None, facts), _computed(value, channels, facts, depth)
     if numbers is not None and np.abs(numbers, dtype=float).max() < _LARGEST and (numbers == np.rint(numbers)).all():
         terms = {(): numbers.astype(np.int64)}
@@ -120,7 +119,7 @@ def terms_of_zero_point(zero_point: ir.Value | None, sums: npt.NDArray[np.int32]
     if zero_point is None:
         return {}
     number = constant_scalar(zero_point)
-    factors = (skip_identity(zero_point),) if number is None else ()
+    factors = (zero_point,) if number is None else ()
     return {factors: sums.astype(np.int64) * (-1 if number is None else -int(number))}
 
 
