@@ -29,7 +29,7 @@ namespace {
 #include "kernels/functions-inl.h"
 
 constexpr const char* kName = "QuantizedExperts";
-constexpr int64_t kMostRows = 256;     // of an expert at once: their results stay in the caches
+constexpr int64_t kExpertRows = 256;   // of an expert at once: their results stay in the caches
 constexpr float kLeastWeight = 1e-8f;  // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
@@ -201,7 +201,7 @@ class QuantizedExperts : public Node {
     int64_t most = 0;
     for (size_t e = 0; e < static_cast<size_t>(experts); ++e)
       most = std::max(most, routes.starts[e + 1] - routes.starts[e]);
-    most = std::min(most, kMostRows);
+    most = std::min(most, kExpertRows);
 
     const Codes all(tokens, hidden, first.groups, terms_);
     quantize(context, src, tokens, all);
@@ -213,8 +213,8 @@ class QuantizedExperts : public Node {
     std::memset(to, 0, static_cast<size_t>(tokens * hidden) * sizeof(float));
     for (int64_t expert = 0; expert < experts; ++expert) {
       const int64_t end = routes.starts[static_cast<size_t>(expert) + 1];
-      for (int64_t at = routes.starts[static_cast<size_t>(expert)]; at < end; at += kMostRows)
-        run_expert(context, all, routes, at, std::min(kMostRows, end - at), expert, first, second, buffers, to);
+      for (int64_t at = routes.starts[static_cast<size_t>(expert)]; at < end; at += kExpertRows)
+        run_expert(context, all, routes, at, std::min(kExpertRows, end - at), expert, first, second, buffers, to);
     }
     if (is_wide) return;
     const int64_t parts = part_count(tokens * hidden, tokens);

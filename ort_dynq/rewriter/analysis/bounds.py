@@ -1,6 +1,8 @@
 """Recognizes values with constant bounds: by Clip, Max, Min, or a comparison and Where, as exporters write them.
 
 All of these forms give NaN for NaN, as a Clip does. Where(x <= c, x, c) does not, so it is not recognized.
+
+Example: Where(x > 127, 127, Max(x, -128)) is x within -128 and 127.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Straight-through estimators of training, x + (y - x): y, except for rounding.
 
 torch's `detach` leaves no trace in ONNX, so that the sum and the difference stay in the model.
+
+Example: q + (Round(q) - q) of q = x / s is Round(q).
 """
 
 from __future__ import annotations

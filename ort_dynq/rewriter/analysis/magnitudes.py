@@ -4,6 +4,8 @@ Let r >= |x|, as ReduceMax(Abs(x)) is. Then x / (r / 127), x * (127 / r) and x /
 rounding: every step rounds to float32, which changes a normal number by a factor of at most 1 + 2**-24. The divisor
 must be known to be 2**-100 or more, so that every step is normal. x must be finite: a Clip without an upper bound makes
 an infinite range finite.
+
+Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is at most 127.00004.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ value[..., j * size + i] = numbers[..., j, 0].
 
 An elementwise function of repeated numbers is the repeated function of the numbers, and a Reshape that keeps the last
 dimension moves the numbers only.
+
+Example: Div(Expand(m, [4, 96]), 127) of m [4, 1] repeats m / 127, and Reshape(.., [2, 2, 96]) of it the same numbers.
 """
 
 from __future__ import annotations

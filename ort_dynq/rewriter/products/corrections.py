@@ -5,6 +5,8 @@ sums - zero_point * column_sums - weights_zero_point * row_sums + K * zero_point
 Exporters write these terms in any order, and compute some of them at run time. They are read as a polynomial whose
 variables are computed at run time. QuantizedMatMul and QuantizedConv subtract one product of a zero point and the sums
 of the weights: `correction_of` finds numbers for it. int32 wraps around, so every identity holds modulo 2**32.
+
+Example: sums - z * [5, -3] - 2 * row_sums + bias: the weights have the zero point 2 and the sums 5 and -3.
 """
 
 from __future__ import annotations
