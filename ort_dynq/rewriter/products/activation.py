@@ -13,7 +13,7 @@ from ..analysis.bounds import LARGEST, all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
-from ..analysis.values import Known, Values
+from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, Op, Term, divisor_of, dtype_of, marked, quotient_of, scaled_value
 
@@ -194,26 +194,26 @@ def group_size_of(form: Affine, depth: int) -> int:
     return group_size
 
 
-def _known(term: Term, values: Values) -> Known:
+def _known(term: Term, values: Values) -> Interval:
     """Returns what is known of the elements of a zero point."""
     if isinstance(term, np.ndarray):
-        return Known(float(term.min()), float(term.max()), bool((term == np.rint(term)).all()))
+        return Interval(float(term.min()), float(term.max()), bool((term == np.rint(term)).all()))
     if isinstance(term, ir.Value):
         number = constant_scalar(term)
         return (
             values.known(term)
             if number is None
-            else Known(number, number, math.isfinite(number) and number.is_integer())
+            else Interval(number, number, math.isfinite(number) and number.is_integer())
         )
     if not isinstance(term, Op):
-        return Known(0, 255, True)
+        return Interval(0, 255, True)
     inputs = [_known(each, values) for each in term.inputs[: 2 if term.op_type in ("Add", "Sub") else 1]]
     if term.op_type == "Neg":
-        return Known(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
+        return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
     if term.op_type in ("Add", "Sub"):
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
-        return Known(low, high, a.is_integer and b.is_integer)
+        return Interval(low, high, a.is_integer and b.is_integer)
     if term.op_type in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Split", "Slice", "Gather"):
         return inputs[0]
-    return Known()
+    return Interval()
