@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-NAMES = ("llama", "qwen", "phi")
+NAMES = ("llama", "qwen", "phi", "gpt_oss", "qwen_moe")
 FOLDERS = Path(__file__).parent / "genai"
 LLAMA = FOLDERS / "llama"
 CONFIG = "genai_config.json"
@@ -60,10 +60,14 @@ def decode(
         if each.name.startswith("past")
     }
     names, new, first = [each.name for each in session.get_outputs()], list[int](), None
-    step = prompt[None]
+    step, dimensions = prompt[None], {each.name: len(each.shape) for each in session.get_inputs()}
     for _ in range(count):
         mask = np.ones((1, len(prompt) + len(new)), np.int64)
-        outputs = dict(zip(names, session.run(None, {"input_ids": step, "attention_mask": mask, **past}), strict=True))
+        feeds = {"input_ids": step, "attention_mask": mask, **past}
+        if "position_ids" in dimensions:
+            positions = np.arange(mask.size - step.size, mask.size)
+            feeds["position_ids"] = np.broadcast_to(positions, (3, 1, step.size)[-dimensions["position_ids"] :])
+        outputs = dict(zip(names, session.run(None, feeds), strict=True))
         first = outputs["logits"][0] if first is None else first
         past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
         new.append(int(outputs["logits"][0, -1].argmax()))

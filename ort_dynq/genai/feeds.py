@@ -61,7 +61,8 @@ def decoder_feeds(
         if each.name == names["attention_mask"]:
             return np.ones((1, past + tokens))
         if each.name == names["position_ids"]:
-            return np.arange(past, past + tokens)[None]
+            positions = np.arange(past, past + tokens)[None]
+            return np.stack([positions] * 3) if len(each.shape) == 3 else positions  # of texts, all three are equal
         if any(_layer(names[key], each.name) for key, _ in _PAIRS):
             _, heads, _, head_size = each.shape if len(each.shape) == 4 else 4 * [None]
             if not isinstance(heads, int):

@@ -43,7 +43,7 @@ from .weights import check_constant, floats_of, grid_of_columns, release
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatConv:
     activation: ir.Value
     weights: Weights
     geometry: Geometry
@@ -51,7 +51,7 @@ class _Match:
     options: Options
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _FloatConv | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Conv":
         return None
     if (operands := operands_of(node, context, options)) is None:
@@ -66,17 +66,17 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, weights, geometry, past_factors(tail, facts), options)
+    return _FloatConv(a, weights, geometry, past_factors(tail, facts), options)
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatConv, edit: Edit) -> None:
     codes = codes_of_images(match.activation, edit, match.options)
     build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
     edit.note = note_on(codes, match.options)
 
 
-def rule(options: Options) -> Rule[_Match]:
+def rule(options: Options) -> Rule[_FloatConv]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)

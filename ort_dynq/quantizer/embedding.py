@@ -35,7 +35,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 @dataclass(frozen=True)
-class _Match:
+class _Embedding:
     table: ir.Value
     rows: _Rows
 
@@ -69,7 +69,7 @@ class _Tables:
         return self._rows[table]
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _Embedding | None:
     if options.embeddings == "keep" or not is_embedding(node) or node.inputs[0] is None:
         return None
     table, facts = node.inputs[0], context.facts
@@ -85,10 +85,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     check_constant(table, facts)
     if _has_other_readers(table, options):
         raise Unconverted(Reason.TABLE_SHARED)
-    return _Match(table, context.shared(_Tables).of(table, context))
+    return _Embedding(table, context.shared(_Tables).of(table, context))
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _Embedding, edit: Edit) -> None:
     node, table, rows = edit.node, match.table, match.rows
     graph = table.graph if table.is_initializer() else node.graph
     assert isinstance(graph, ir.Graph)
@@ -111,7 +111,7 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.note = "8-bit rows of a table"
 
 
-def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
+def _gathered_quads(match: _Embedding, edit: Edit) -> ir.Value | None:
     """Returns the codes of the rows, int8 [..., K], from the packed weights of a product; None if no product has them.
 
     Row n is in the packed weights [block, quad, column, 4] at block n / 16, column n % 16, and all quads.
@@ -147,7 +147,7 @@ def _gathered_quads(match: _Match, edit: Edit) -> ir.Value | None:
     return rows
 
 
-def rule(options: Options) -> Rule[_Match]:
+def rule(options: Options) -> Rule[_Embedding]:
     """Returns the rule with these options. It follows the rules of products, which may read the same table."""
     return Rule("embedding", OPSET, functools.partial(_match, options=options), _build, reports_opset=True)
 

@@ -20,7 +20,7 @@ from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import columns_of
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import Grid
+from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
 from ..rewriter.products.matrix_product import with_stack_of
 from ..rewriter.products.provenance import note_activation
@@ -36,14 +36,16 @@ PRODUCTS = ("MatMulInteger", "ConvInteger")
 
 
 @dataclass(frozen=True)
-class _Match:
+class _DynamicProduct:
     activation: ir.Value
-    weights: Grid | integer_conv.Match
+    weights: QuantizedWeights | integer_conv.IntegerConv
     tail: Tail
     options: Options
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _Match | integer_conv.Match | UnsignedProduct | None:
+def _match(
+    node: ir.Node, context: Context, options: Options
+) -> _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
         return None
     options.check(node)
@@ -54,9 +56,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | intege
     x = None if quantizer is None else quantizer.inputs[0]
     if node.op_type == "ConvInteger":
         found = integer_conv.RULE.match(node, context)
-        if not isinstance(found, integer_conv.Match) or x is None or not _has_scale_of(found.tail, quantizer):
+        if not isinstance(found, integer_conv.IntegerConv) or x is None or not _has_scale_of(found.tail, quantizer):
             return found
-        return _Match(x, found, dataclasses.replace(found.tail, row=None), options)
+        return _DynamicProduct(x, found, dataclasses.replace(found.tail, row=None), options)
     if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
@@ -66,7 +68,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | intege
     tail = tail_of(node, codes, channels, facts)
     if tail is None or not _has_scale_of(tail, quantizer):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
-    return _Match(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
+    return _DynamicProduct(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
 
 
 def _has_scale_of(tail: Tail, quantizer: ir.Node | None) -> bool:
@@ -76,11 +78,11 @@ def _has_scale_of(tail: Tail, quantizer: ir.Node | None) -> bool:
     return skip_identity(tail.row) is quantizer.outputs[1] and not tail.added
 
 
-def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> None:
-    if not isinstance(match, _Match):
+def _build(match: _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct, edit: Edit) -> None:
+    if not isinstance(match, _DynamicProduct):
         integer_conv.RULE.build(match, edit)
         return
-    if isinstance(match.weights, integer_conv.Match):
+    if isinstance(match.weights, integer_conv.IntegerConv):
         codes = codes_of_images(match.activation, edit, match.options)
         build_quantized_conv(match.tail, codes, match.weights.weights, match.weights.geometry, edit)
     else:
@@ -89,7 +91,7 @@ def _build(match: _Match | integer_conv.Match | UnsignedProduct, edit: Edit) -> 
     edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""
 
 
-def rule(options: Options) -> Rule[_Match | integer_conv.Match | UnsignedProduct]:
+def rule(options: Options) -> Rule[_DynamicProduct | integer_conv.IntegerConv | UnsignedProduct]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("product of quantize_dynamic", OPSET, match, _build, reports_opset=True)

@@ -32,7 +32,7 @@ class _Bounds(NamedTuple):
     high: np.float32
 
 
-class _Match(NamedTuple):
+class _StaticQuantization(NamedTuple):
     x: ir.Value
     quantizer: ir.Node
     bounds: _Bounds
@@ -68,7 +68,7 @@ def bounds_of(quantizer: ir.Node) -> _Bounds | None:
     return _Bounds(low, high)
 
 
-def _match(node: ir.Node, _: Context) -> _Match | None:
+def _match(node: ir.Node, _: Context) -> _StaticQuantization | None:
     if not is_standard(node, "DequantizeLinear") or node.inputs[0] is None:
         return None
     quantizer = producer_of(skip_identity(node.inputs[0]), "QuantizeLinear")
@@ -77,10 +77,10 @@ def _match(node: ir.Node, _: Context) -> _Match | None:
     bounds = bounds_of(quantizer)
     pairs = list(zip(quantizer.inputs[1:], node.inputs[1:], strict=False))
     is_same = len(quantizer.inputs) == len(node.inputs) and all(_are_equal(a, b) for a, b in pairs)
-    return _Match(quantizer.inputs[0], quantizer, bounds) if bounds is not None and is_same else None
+    return _StaticQuantization(quantizer.inputs[0], quantizer, bounds) if bounds is not None and is_same else None
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _StaticQuantization, edit: Edit) -> None:
     clipped, quantizer, old = edit.shared(_Clipped), match.quantizer, edit.node.outputs[0]
     x = clipped.of_quantizer.get(quantizer)
     if x is None and not clipped.are_within(match.x, match.bounds):

@@ -20,7 +20,7 @@ from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.channels import columns_of
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import Grid, columns_of_stack, grid_of
+from ..rewriter.products.grid import QuantizedWeights, columns_of_stack, grid_of
 from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
@@ -36,16 +36,16 @@ _FACTORS = 2
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatProduct:
     activation: ir.Value
     is_transposed: bool  # the activation
-    grid: Grid
+    grid: QuantizedWeights
     tail: Tail
     options: Options
     note: str
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct | None:
     if node.op_type == "Einsum" and not _has_weights(node, context.facts):
         return None
     product = matrix_product_of(node)
@@ -70,7 +70,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     tail = tail if bias is not None else tail.past_bias(facts)
-    return _Match(a, product.has_transposed_a, grid, tail, options, note)
+    return _FloatProduct(a, product.has_transposed_a, grid, tail, options, note)
 
 
 def _has_weights(einsum: ir.Node, facts: Facts) -> bool:
@@ -78,7 +78,7 @@ def _has_weights(einsum: ir.Node, facts: Facts) -> bool:
     return len(einsum.inputs) == _FACTORS and any(map(facts.is_constant, einsum.inputs))
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatProduct, edit: Edit) -> None:
     a = match.activation
     if match.is_transposed:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
@@ -89,13 +89,13 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 
-def rule(options: Options) -> Rule[_Match]:
+def rule(options: Options) -> Rule[_FloatProduct]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True)
 
 
-def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[Grid, str]:
+def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[QuantizedWeights, str]:
     """Returns constant weights, or their transpose, as codes, and a note if they differ from the options.
 
     Raises:
@@ -113,7 +113,7 @@ def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -
     return dataclasses.replace(grid, stack=stack), note
 
 
-def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Grid, str]:
+def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[QuantizedWeights, str]:
     """Returns weights, [K, N], as codes, and a note if they differ from the options.
 
     Weights that are the result of a dequantization keep its codes.
@@ -133,6 +133,6 @@ def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Grid, str
     return _int8(weights), ""
 
 
-def _int8(weights: npt.NDArray[np.float32]) -> Grid:
+def _int8(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
     check_sums(len(weights), np.zeros(1, np.int8))
     return grid_of_columns(weights)

@@ -21,7 +21,7 @@ from .options import NBITS, Options
 _RULE = matmul_nbits.RULE
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.Match | None:
+def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.NBitsProduct | None:
     if node.domain != MICROSOFT or node.op_type not in NBITS:
         return None
     options.check(node)
@@ -29,6 +29,6 @@ def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.Ma
     return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
 
 
-def rule(options: Options) -> Rule[matmul_nbits.Match]:
+def rule(options: Options) -> Rule[matmul_nbits.NBitsProduct]:
     """Returns the rule with these options."""
     return dataclasses.replace(_RULE, match=functools.partial(_match, options=options))

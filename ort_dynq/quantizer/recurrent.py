@@ -21,7 +21,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_recurrence
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import Grid
+from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.cell import GATES
@@ -46,13 +46,13 @@ class _Weights:
     """
 
     depth: int
-    recurrent: tuple[Grid, ...]
-    inputs: Grid | None
+    recurrent: tuple[QuantizedWeights, ...]
+    inputs: QuantizedWeights | None
     floats: npt.NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
-class _Match:
+class _RecurrentLayer:
     activation: ir.Value
     recurrence: Recurrence
     weights: _Weights
@@ -60,7 +60,7 @@ class _Match:
     options: Options
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _RecurrentLayer | None:
     is_dynamic = is_dynamic_lstm(node)
     if not is_dynamic and (node.domain not in STANDARD_DOMAINS or node.op_type not in GATES):
         return None
@@ -79,7 +79,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Match | None:
     )
     operator = "LSTM" if is_dynamic else node.op_type
     recurrence, bias = recurrence_of(node, operator, weights.recurrent, weights.depth, facts)
-    return _Match(x, recurrence, weights, bias, options)
+    return _RecurrentLayer(x, recurrence, weights, bias, options)
 
 
 def _weights_of_floats(x: ir.Value, w: ir.Value, r: ir.Value, terms: int, facts: Facts) -> _Weights:
@@ -114,7 +114,7 @@ def _constant(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
     return elements
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _RecurrentLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
     x, weights, options = steps_first(match.recurrence, match.activation, edit), match.weights, match.options
     notes = ["int8"] if options.weights == "int4" else []
@@ -132,6 +132,6 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.note = "; ".join(filter(None, notes))
 
 
-def rule(options: Options) -> Rule[_Match]:
+def rule(options: Options) -> Rule[_RecurrentLayer]:
     """Returns the rule with these options."""
     return Rule("recurrent layer", OPSET, functools.partial(_match, options=options), _build, reports_opset=True)

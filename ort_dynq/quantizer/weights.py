@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.products.grid import Grid
+from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.reasons import Reason, Unconverted
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
@@ -69,7 +69,7 @@ def release(weights: ir.Value) -> None:
             todo += node.inputs
 
 
-def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
+def grid_of_columns(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
     """Returns weights as int8 codes with one scale for each column.
 
     scale[n] = max(abs(weights[:, n])) / 127, or 1 if that is 0
@@ -93,7 +93,7 @@ def grid_of_columns(weights: npt.NDArray[np.float32]) -> Grid:
         quotients = part / scales
         # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
         codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_LARGEST_CODE, _LARGEST_CODE, out=quotients)
-    return Grid(codes, np.zeros(1, np.int8), scale)
+    return QuantizedWeights(codes, np.zeros(1, np.int8), scale)
 
 
 def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[Any]]:
@@ -121,7 +121,7 @@ def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.ND
     return codes, scales
 
 
-def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
+def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> QuantizedWeights:
     """Returns weights as 4-bit codes with one scale for each group of adjacent k of each column.
 
     The largest magnitude x of a group would have the code -8 with the scale x / -8, which is negative if x is positive:
@@ -153,7 +153,7 @@ def grid_of_groups(weights: npt.NDArray[np.float32], group_size: int) -> Grid:
 
     with ThreadPoolExecutor(_THREADS) as pool:  # NumPy releases the GIL
         list(pool.map(quantize, _blocks(columns)))
-    return Grid(codes, np.full(1, _ZERO_OF_4_BITS, np.int8), scale, 4, group_size)
+    return QuantizedWeights(codes, np.full(1, _ZERO_OF_4_BITS, np.int8), scale, 4, group_size)
 
 
 def _searched(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:

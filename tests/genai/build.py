@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 HERE = Path(__file__).resolve().parent
@@ -33,6 +34,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 255,
     "pad_token_id": 255,
 }
+_MIXTURE = {"num_hidden_layers": 1, "num_experts_per_tok": 2, "head_dim": 16, "layer_types": ["full_attention"]}
 FOLDERS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     # the model, its sizes, and options of the builder
     "llama": (transformers.LlamaForCausalLM, {}, {}),
@@ -46,7 +48,29 @@ FOLDERS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 1, "original_max_position_embeddings": CONTEXT},
         {"accuracy_level": 0},
     ),
+    "gpt_oss": (  # experts with biases; the builder writes no accuracy level for them, which 8 bits need not
+        transformers.GptOssForCausalLM,
+        {**_MIXTURE, "intermediate_size": 64, "num_local_experts": 4, "sliding_window": 4},
+        {"moe_quant_type": "int8", "windowed_kv_cache": False},
+    ),
+    "qwen_moe": (  # a shared expert; positions in three rows
+        transformers.Qwen3_5MoeForConditionalGeneration,
+        {
+            **_MIXTURE,
+            "moe_intermediate_size": 64,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 64,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+                "mrope_section": [2, 1, 1],
+            },
+        },
+        {"moe_quant_type": "int8"},
+    ),
 }
+_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -59,11 +83,32 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def configuration(name: str) -> Any:
+    """The configuration of a model."""
+    kind, sizes, _ = FOLDERS[name]
+    given = {**_SIZES, **sizes}
+    if name == "qwen_moe":  # a text model inside one of texts and images
+        return kind.config_class(text_config=given, vision_config={**_VISION, "out_hidden_size": HIDDEN})
+    return kind.config_class(**given)
+
+
+def add_experts(source: Path) -> None:
+    """Adds the codes of experts of 4-bit floats, which checkpoints of GPT-OSS have."""
+    (file,) = source.glob("*.safetensors")
+    tensors = load_file(file)
+    for name in ("gate_up_proj", "down_proj"):
+        bias = tensors[f"model.layers.0.mlp.experts.{name}_bias"]
+        shape = *bias.shape, HIDDEN // 32
+        tensors[f"model.layers.0.mlp.experts.{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[f"model.layers.0.mlp.experts.{name}_scales"] = torch.randint(123, 125, shape, dtype=torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def write(name: str) -> None:
     """Writes the folder of one model."""
-    kind, sizes, options = FOLDERS[name]
+    kind, _, options = FOLDERS[name]
     torch.manual_seed(0)
-    model = kind(kind.config_class(**{**_SIZES, **sizes}))
+    model = kind(configuration(name))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             spread = 0.25 if parameter.ndim > 1 else 0.1
@@ -74,6 +119,8 @@ def write(name: str) -> None:
     with tempfile.TemporaryDirectory() as work:
         source = Path(work, "source")
         model.save_pretrained(source)
+        if name == "gpt_oss":
+            add_experts(source)
         write_tokenizer(source)
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
         command += ["-p", "int4", "-e", "cpu", "-c", os.path.join(work, "cache")]

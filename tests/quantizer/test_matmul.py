@@ -25,7 +25,7 @@ from quantizing import (
 
 import ort_dynq
 from ort_dynq.quantizer import matmul
-from ort_dynq.rewriter.products.grid import Grid
+from ort_dynq.rewriter.products.grid import QuantizedWeights
 
 W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
 X = activations(9, K)
@@ -147,7 +147,7 @@ def test_weights_of_several_products_are_quantized_once(monkeypatch: pytest.Monk
     shapes: list[tuple[int, ...]] = []
     quantize = matmul.grid_of_columns
 
-    def counted(weights: np.ndarray) -> Grid:
+    def counted(weights: np.ndarray) -> QuantizedWeights:
         shapes.append(weights.shape)
         return quantize(weights)
 

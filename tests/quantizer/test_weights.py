@@ -13,14 +13,14 @@ from quantizing import F, floats, model_of, operators, squared_error
 
 import ort_dynq
 from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups, release
-from ort_dynq.rewriter.products.grid import Grid
+from ort_dynq.rewriter.products.grid import QuantizedWeights
 from ort_dynq.rewriter.reasons import Unconverted
 
 WEIGHTS = floats(192, 1030) * np.exp(floats(1, 1030, seed=1))
 GROUP = 32
 
 
-def dequantized(grid: Grid) -> np.ndarray:
+def dequantized(grid: QuantizedWeights) -> np.ndarray:
     scale = np.repeat(grid.scale, grid.group_size or len(grid.codes), 0)
     return np.asarray((grid.codes.astype(np.float64) - grid.zero_point) * scale)
 

@@ -46,7 +46,11 @@ def converted(spelling: Spelling) -> tuple[onnx.ModelProto, Outcome]:
     except DynqError as error:
         return spelling.model, Outcome(f"{error}: {traceback.extract_tb(error.__traceback__)[-1]}", 0, False)
     model = result.to_proto()
-    return model, _outcome(model, result.report)
+    outcome = _outcome(model, result.report)
+    if spelling.draw.made["arithmetic"] == "two activations":
+        of_unsigned = [each for each in result.report.rewritten if each.operator == "MatMulInteger"]
+        outcome.products = len(of_unsigned)
+    return model, outcome
 
 
 def check(spelling: Spelling, *, exact: bool = True) -> Outcome:
@@ -95,7 +99,8 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
     names = [output.name for output in spelling.model.graph.output]
     original, plugin, bodies = stock_session(spelling.model), make_session(model, "native"), stock_session(model)
     probe = stock_session(spelling.probe)
-    has_rounded_scale = spelling.draw.made.get("dequantize", "").startswith("q * r")  # r / c may be denormal, q * r not
+    # r / c may be denormal where r, q * r and q / c * r are not
+    has_rounded_scale = spelling.draw.made.get("dequantize", "").startswith(("q * r", "q / c"))
     has_rounded_scale |= spelling.draw.made["arithmetic"] == "codes"
     smallest = _DENORMAL_OF_CODES if has_rounded_scale else _DENORMAL
     for kind, inputs in zip(("ties", "extremes"), spelling.inputs, strict=False):

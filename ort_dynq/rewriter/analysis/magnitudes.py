@@ -16,7 +16,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import operand, producer_of, skip_identity
-from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, unreshaped
+from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -30,14 +30,14 @@ class _Bounds(Protocol):
     def high(self) -> float: ...
 
 
-class _Cover(NamedTuple):
+class _Multiples(NamedTuple):
     """r >= above * x and r >= -below * x, for each element of x and the element of r that applies to it."""
 
     above: float
     below: float
 
-    def times(self, factor: float) -> _Cover:
-        return _Cover(self.above * factor * _ROUNDED, self.below * factor * _ROUNDED)
+    def times(self, factor: float) -> _Multiples:
+        return _Multiples(self.above * factor * _ROUNDED, self.below * factor * _ROUNDED)
 
 
 def largest_quotient(
@@ -157,7 +157,7 @@ class _Proof:
         axes, is_kept = self._reduced
         return not axes or is_kept or has_one_element(divisor) or _is_of_rows(divisor, self._x, axes)
 
-    def _cover(self, r: ir.Value | None, depth: int) -> _Cover | None:
+    def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
         if r is None or depth > _MOST_STEPS:
             return None
         r, node = skip_identity(r), skip_identity(r).producer()
@@ -177,7 +177,7 @@ class _Proof:
             found = [each for each in covers if each is not None]
             if node.op_type == "Add" and (len(found) != 1 or min(self._known(each).low for each in node.inputs) < 0):
                 return None
-            return _Cover(max(each.above for each in found), max(each.below for each in found)) if found else None
+            return _Multiples(max(each.above for each in found), max(each.below for each in found)) if found else None
         if node.op_type in ("Mul", "Div"):
             self._is_scaled = True
             found_ = constant_operand(node, commutative=node.op_type == "Mul")
@@ -185,7 +185,7 @@ class _Proof:
             return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
         return self._where(node, depth) if node.op_type == "Where" else self._root(node)
 
-    def _end(self, r: ir.Value) -> _Cover | None:
+    def _end(self, r: ir.Value) -> _Multiples | None:
         """Returns the cover of the magnitude, the maximum, the negated minimum, or the range of x."""
         node, x = r.producer(), self._x
         if node is None:
@@ -198,11 +198,11 @@ class _Proof:
                 return None
             self._note(whole)
             is_negated = changed is not None and changed.op_type == "Neg"
-            return _Cover(0 if is_negated else 1, 0 if changed is None else 1)
+            return _Multiples(0 if is_negated else 1, 0 if changed is None else 1)
         if node.op_type in ("Neg", "Abs"):
             inner = _first(node)
             inner = None if inner is None else all_bounds_of(inner).value
-            for op_type, cover in (("ReduceMin", _Cover(0, 1)), ("ReduceMax", _Cover(1, 0))):
+            for op_type, cover in (("ReduceMin", _Multiples(0, 1)), ("ReduceMax", _Multiples(1, 0))):
                 reduced = producer_of(inner, op_type)
                 is_of_x = reduced is not None and (of := _first(reduced)) is not None and _is_of(reduced, of, x)
                 if reduced is not None and is_of_x and (op_type == "ReduceMin" or node.op_type == "Abs"):
@@ -210,11 +210,11 @@ class _Proof:
                     return cover
         if node.op_type == "Sub" and any(each is not None and skip_identity(each) is x for each in node.inputs):
             high, low = (self._known(each) for each in node.inputs)
-            return _Cover(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
+            return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
         if node.op_type == "Sub" and (both := _both_ends(node, x)) is not None:
             high, low = (self._known(each) for each in node.inputs)
             self._note(both)
-            return _Cover(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
+            return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
             origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
             is_same = (
@@ -224,28 +224,29 @@ class _Proof:
             )
             if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
                 self._note(reduced)
-                return _Cover(_ROUNDED, 1)
+                return _Multiples(_ROUNDED, 1)
         return None
 
-    def _where(self, node: ir.Node, depth: int) -> _Cover | None:
+    def _where(self, node: ir.Node, depth: int) -> _Multiples | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
-        condition, values = (
-            producer_of(node.inputs[0], "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
-            node.inputs[1:],
-        )
+        mask, *values = node.inputs
+        compared = None if mask is None else unreshaped(mask)
+        condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
         for value, other in (values, values[::-1]):
             number = constant_scalar(other)
             if condition is None or value is None or number is None or number <= 0:
                 continue
             operands = [each for each in condition.inputs if each is not None]
             limits = [constant_scalar(each) for each in operands]
-            compares = any(skip_identity(each) is skip_identity(value) for each in operands)
+            compares = any(skip_identity(each) is skip_identity(value) for each in operands) and mask is compared
+            if not compares and mask is not None and same_shape(mask, value):  # both may be reshaped in the same way
+                compares = any(unreshaped(each) is unreshaped(value) for each in operands)
             limit = next((each for each in limits if each is not None), None)
             if compares and limit is not None and 0 <= limit <= number:
                 return self._cover(value, depth + 1)
         return None
 
-    def _root(self, node: ir.Node) -> _Cover | None:
+    def _root(self, node: ir.Node) -> _Multiples | None:
         """Returns the cover of Sqrt(ReduceMax(x * x)). Squares of numbers below 2**-62 lose bits, or are 0."""
         reduced = None if node.op_type != "Sqrt" else producer_of(all_bounds_of(operand(node)).value, "ReduceMax")
         square = None if reduced is None else producer_of(_first(reduced), "Mul", "Pow")
@@ -258,7 +259,7 @@ class _Proof:
             return None
         self._smallest, self._is_scaled = 2.0**-60 if self._smallest else 0, True
         self._note(reduced)
-        return _Cover(1, 1).times(1).times(1)
+        return _Multiples(1, 1).times(1).times(1)
 
     def _note(self, reduced: ir.Node) -> None:
         """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""

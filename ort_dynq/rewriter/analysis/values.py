@@ -34,8 +34,8 @@ MOVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of the elements of a value that are not NaN.
+class Interval:
+    """The interval of the elements of a value that are not NaN, and what else is known of them.
 
     Attributes:
         low, high: Their bounds.
@@ -51,8 +51,10 @@ class Known:
     is_regular: bool = True
     overflows: bool = False
 
-    def within(self, low: float, high: float) -> Known:
+    def within(self, low: float, high: float) -> Interval:
         """Returns the same for elements that are also known to lie within further bounds."""
+        if low <= self.low and self.high <= high:
+            return self
         return replace(self, low=max(self.low, low), high=min(self.high, high))
 
     def fits(self, low: float, high: float) -> bool:
@@ -67,14 +69,14 @@ class Known:
 
 
 _FIXED = {
-    "Sign": Known(-1, 1, True),
-    "Sigmoid": Known(0, 1),
-    "HardSigmoid": Known(0, 1),
-    "Softmax": Known(0, 1),
-    "Tanh": Known(-1, 1),
-    "Erf": Known(-1, 1),
-    "Sin": Known(-1, 1),
-    "Cos": Known(-1, 1),
+    "Sign": Interval(-1, 1, True),
+    "Sigmoid": Interval(0, 1),
+    "HardSigmoid": Interval(0, 1),
+    "Softmax": Interval(0, 1),
+    "Tanh": Interval(-1, 1),
+    "Erf": Interval(-1, 1),
+    "Sin": Interval(-1, 1),
+    "Cos": Interval(-1, 1),
 }
 
 
@@ -89,7 +91,7 @@ class Values:
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
         self._facts = facts
-        self._known: dict[ir.Value, Known] = {}
+        self._known: dict[ir.Value, Interval] = {}
         for _, graph in with_subgraphs(facts.model.graph):
             for node in graph:
                 for output in node.outputs:
@@ -105,10 +107,10 @@ class Values:
         """The bounds that hold for all but denormal ranges."""
         return NearValues(self._facts)
 
-    def known(self, value: ir.Value | None) -> Known:
+    def known(self, value: ir.Value | None) -> Interval:
         """Returns what is known of a value; nothing of an absent one."""
         if value is None:
-            return Known()
+            return Interval()
         if value not in self._known:
             self._known[value] = self._find(value)
         return self._known[value]
@@ -119,12 +121,12 @@ class Values:
         pair = None if node is None or value.dtype != ir.DataType.FLOAT else estimated(node)
         return pair[0] if pair is not None and is_exact(*pair, self.known) else None
 
-    def _find(self, value: ir.Value) -> Known:
+    def _find(self, value: ir.Value) -> Interval:
         of_type = _of_type(value.dtype)
         node = value.producer()
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
             return _of_constant(value) or of_type
-        found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Known()
+        found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Interval()
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
@@ -139,9 +141,10 @@ class Values:
             found = replace(found, overflows=not is_bounded)
         found = found.within(of_type.low, of_type.high)
         is_number = found.low == found.high and float(found.low).is_integer()
-        return replace(found, is_integer=found.is_integer or of_type.is_integer or is_number)
+        is_integer = found.is_integer or of_type.is_integer or is_number
+        return found if is_integer == found.is_integer else replace(found, is_integer=is_integer)
 
-    def _of_node(self, node: ir.Node, value: ir.Value) -> Known:
+    def _of_node(self, node: ir.Node, value: ir.Value) -> Interval:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
@@ -154,7 +157,7 @@ class Values:
             if bounded.value is not value:
                 found = self.known(bounded.value)
                 low, high = (min(max(each, bounded.least), bounded.most) for each in (found.low, found.high))
-                return Known(low, high, found.is_integer and _are_integers(bounded.least, bounded.most))
+                return Interval(low, high, found.is_integer and _are_integers(bounded.least, bounded.most))
             return _union(inputs[1:])
         if (y := self.estimated_exactly(value)) is not None:
             return self.known(y)
@@ -164,7 +167,7 @@ class Values:
             return inputs[0]
         if op_type in ("Round", "Floor", "Ceil"):
             function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
-            return Known(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
+            return Interval(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
         if (monotonic := _MONOTONIC.get(op_type)) is not None:
             return monotonic(inputs[0])
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
@@ -178,9 +181,9 @@ class Values:
             if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
                 found = self._with_sign(magnitude)
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
-        return Known()
+        return Interval()
 
-    def _with_sign(self, magnitude: ir.Value) -> Known:
+    def _with_sign(self, magnitude: ir.Value) -> Interval:
         """Returns what is known of the product of a value's sign and its magnitude within bounds."""
         known, signed = self.known(magnitude), producer_of(all_bounds_of(magnitude).value, "Abs")
         is_positive = signed is not None and self.known(signed.inputs[0]).low >= 0
@@ -206,23 +209,25 @@ class NearValues(Values):
         return 0
 
 
-def _is_finite(known: Known) -> bool:
+def _is_finite(known: Interval) -> bool:
     return math.isfinite(known.low) and math.isfinite(known.high)
 
 
-def _of_type(dtype: ir.DataType | None) -> Known:
+def _of_type(dtype: ir.DataType | None) -> Interval:
     """Returns the range of an integer type of at most 8 bits; only integrality of a wider one."""
     if dtype == ir.DataType.BOOL:
-        return Known(0, 1, True)
+        return Interval(0, 1, True)
     if dtype is None or not dtype.is_integer():
-        return Known()
+        return Interval()
     bits = int(dtype.itemsize * 8)
     if bits > 8:
-        return Known(is_integer=True)
-    return Known(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, True) if dtype.is_signed() else Known(0, 2**bits - 1, True)
+        return Interval(is_integer=True)
+    return (
+        Interval(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, True) if dtype.is_signed() else Interval(0, 2**bits - 1, True)
+    )
 
 
-def _of_constant(value: ir.Value) -> Known | None:
+def _of_constant(value: ir.Value) -> Interval | None:
     elements = constant_array(value)
     if elements is None and (number := constant_scalar(value)) is not None:
         elements = np.array(number)
@@ -231,26 +236,26 @@ def _of_constant(value: ir.Value) -> Known | None:
     elements = elements.astype(np.float64)
     if not np.isfinite(elements).all():
         return None
-    return Known(float(elements.min()), float(elements.max()), bool((elements == np.rint(elements)).all()))
+    return Interval(float(elements.min()), float(elements.max()), bool((elements == np.rint(elements)).all()))
 
 
 def _are_integers(*numbers: float) -> bool:
     return all(math.isinf(number) or number.is_integer() for number in numbers)
 
 
-def _union(each: Sequence[Known]) -> Known:
+def _union(each: Sequence[Interval]) -> Interval:
     if not each:
-        return Known()
-    return Known(min(k.low for k in each), max(k.high for k in each), all(k.is_integer for k in each))
+        return Interval()
+    return Interval(min(k.low for k in each), max(k.high for k in each), all(k.is_integer for k in each))
 
 
-def _bounded(node: ir.Node, inputs: Sequence[Known]) -> Known:
+def _bounded(node: ir.Node, inputs: Sequence[Interval]) -> Interval:
     """Returns what is known of a Clip, Max or Min, also if the bounds are computed at run time."""
     if node.op_type != "Clip":
         choose = max if node.op_type == "Max" else min
         low, high = (choose(getattr(k, end) for k in inputs) for end in ("low", "high"))
-        return Known(low, high, all(k.is_integer for k in inputs))
-    absent = {1: Known(-INF, -INF, True), 2: Known(INF, INF, True)}
+        return Interval(low, high, all(k.is_integer for k in inputs))
+    absent = {1: Interval(-INF, -INF, True), 2: Interval(INF, INF, True)}
     bounds = dict(zip(absent, inputs[1:], strict=False))
     least, most = (bounds[i] if i in bounds and node.inputs[i] is not None else absent[i] for i in absent)
     low, high = (
@@ -260,14 +265,14 @@ def _bounded(node: ir.Node, inputs: Sequence[Known]) -> Known:
             (inputs[0].high, least.high, most.high),
         )
     )
-    return Known(low, high, all(each.is_integer for each in (inputs[0], least, most)))
+    return Interval(low, high, all(each.is_integer for each in (inputs[0], least, most)))
 
 
-def _cast(x: Known, to: ir.DataType) -> Known:
+def _cast(x: Interval, to: ir.DataType) -> Interval:
     if to == ir.DataType.BOOL:
-        return Known(0, 1, True)
+        return Interval(0, 1, True)
     if to == ir.DataType.UNDEFINED:
-        return Known()
+        return Interval()
     if not to.is_integer():
         with np.errstate(over="ignore"):
             narrow = to.numpy()
@@ -276,8 +281,8 @@ def _cast(x: Known, to: ir.DataType) -> Known:
     bits = int(to.itemsize * 8)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if to.is_signed() else (0, 2**bits - 1)
     if low <= x.low and x.high <= high and (x.is_regular or bits <= 8):
-        return Known(math.trunc(x.low), math.trunc(x.high), True)
-    return Known(low, high, True) if bits <= 8 else Known(is_integer=True)
+        return Interval(math.trunc(x.low), math.trunc(x.high), True)
+    return Interval(low, high, True) if bits <= 8 else Interval(is_integer=True)
 
 
 def _float32(number: float) -> float:
@@ -285,26 +290,26 @@ def _float32(number: float) -> float:
         return float(np.float32(number))
 
 
-def _corners(function: Callable[[Any, Any], Any], a: Known, b: Known) -> Known:
+def _corners(function: Callable[[Any, Any], Any], a: Interval, b: Interval) -> Interval:
     """Returns the bounds of a function that is monotonic in each argument, where it is defined."""
     if function is operator.truediv and b.low <= 0 <= b.high:
-        return Known()
+        return Interval()
     with np.errstate(all="ignore"):
         ends = [float(function(np.float64(x), np.float64(y))) for x in (a.low, a.high) for y in (b.low, b.high)]
     if any(map(math.isnan, ends)) and function in (operator.add, operator.sub):
-        return Known()
+        return Interval()
     ends = [0.0 if math.isnan(end) else end for end in ends]  # 0 times a number, or a number by a larger one
-    return Known(_float32(min(ends)), _float32(max(ends)))
+    return Interval(_float32(min(ends)), _float32(max(ends)))
 
 
-_MONOTONIC: dict[str, Callable[[Known], Known]] = {
-    "Abs": lambda x: Known(max(x.low, -x.high, 0.0), max(abs(x.low), abs(x.high)), x.is_integer),
-    "Neg": lambda x: Known(-x.high, -x.low, x.is_integer),
-    "Relu": lambda x: Known(max(x.low, 0.0), max(x.high, 0.0), x.is_integer),
-    "Sqrt": lambda x: Known(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
-    "Exp": lambda x: Known(0.0, INF),
-    "Reciprocal": lambda x: _corners(operator.truediv, Known(1, 1), x),
-    "ReduceMean": lambda x: Known(),
+_MONOTONIC: dict[str, Callable[[Interval], Interval]] = {
+    "Abs": lambda x: Interval(max(x.low, -x.high, 0.0), max(abs(x.low), abs(x.high)), x.is_integer),
+    "Neg": lambda x: Interval(-x.high, -x.low, x.is_integer),
+    "Relu": lambda x: Interval(max(x.low, 0.0), max(x.high, 0.0), x.is_integer),
+    "Sqrt": lambda x: Interval(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
+    "Exp": lambda x: Interval(0.0, INF),
+    "Reciprocal": lambda x: _corners(operator.truediv, Interval(1, 1), x),
+    "ReduceMean": lambda x: Interval(),
 }
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,

@@ -20,12 +20,12 @@ from ..rule import Context, Rule
 
 
 @dataclass(frozen=True)
-class _Match:
+class _Quantization:
     node: ir.Node
     x: ir.Value
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _Quantization | None:
     if producer_of(node.outputs[0], "DynamicQuantizeLinear") is not node:
         return None
     x, users = node.inputs[0], [use.node for use in node.outputs[0].uses()]
@@ -33,10 +33,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         return None
     if has_few_elements(x) or any(user.op_type == "MatMulInteger" for user in users):
         return None
-    return _Match(node, x)
+    return _Quantization(node, x)
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _Quantization, edit: Edit) -> None:
     new = call("DynamicQuantizeLinear", [match.x])
     edit.insert_main(new, before=match.node)
     for old, replacement in zip(match.node.outputs, new.outputs, strict=True):

@@ -24,7 +24,7 @@ from ..rule import Context, Rule
 
 
 @dataclass(frozen=True)
-class _Match:
+class _EinsumOfHeads:
     """An Einsum of rows and weights.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Match:
     lengths: tuple[int, ...]
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Einsum" or len(node.inputs) != 2:
         return None
     a, b = node.inputs
@@ -71,10 +71,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     depths, lengths = ordered.shape[: len(inner)], ordered.shape[len(inner) :]
     if a.shape is None or list(a.shape)[len(rows) :] != list(depths):  # Einsum repeats a dimension of 1
         return None
-    return _Match(ordered.reshape(int(np.prod(depths)), -1), len(rows), len(inner) > 1, lengths)
+    return _EinsumOfHeads(ordered.reshape(int(np.prod(depths)), -1), len(rows), len(inner) > 1, lengths)
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _EinsumOfHeads, edit: Edit) -> None:
     node, facts = edit.node, edit.facts
     a, old = node.inputs[0], node.outputs[0]
     assert a is not None
@@ -100,4 +100,4 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.replace(old, result)
 
 
-RULE: Rule[_Match] = Rule("Einsum of heads", 13, _match, _build, prepares=True)
+RULE: Rule[_EinsumOfHeads] = Rule("Einsum of heads", 13, _match, _build, prepares=True)

@@ -23,13 +23,13 @@ from ..rule import Context, Rule
 _NUMBERS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
 
-class _Match(NamedTuple):
+class _MaskedNumber(NamedTuple):
     data: ir.Value
     mask: ir.Value
     number: float
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
     if not is_standard(node, "ScatterND") or (node.attributes.get_string("reduction", "none") or "none") != "none":
         return None
     data, indices, updates = node.inputs
@@ -46,10 +46,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         return None  # ONNX Runtime's Where may write 0 for it
     pairs = list(zip(mask.shape, data.shape, strict=False))
     is_known = all(a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None) for a, b in pairs)
-    return _Match(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
+    return _MaskedNumber(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _MaskedNumber, edit: Edit) -> None:
     node, data, mask = edit.node, match.data, match.mask
     assert match.mask.shape is not None
     assert data.shape is not None
@@ -67,7 +67,7 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert_main(ir.node("Where", [mask, number, data]), before=node))
 
 
-RULE: Rule[_Match] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
+RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
 
 
 def _first(node: ir.Node) -> ir.Value | None:

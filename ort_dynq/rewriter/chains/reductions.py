@@ -48,7 +48,7 @@ class _Reduction:
 
 
 @dataclass(frozen=True)
-class _Match:
+class _Range:
     """A range that one operator computes.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Match:
     ends: tuple[ir.Node, ...]
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _Range | None:
     if producer_of(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
         return None
     reduction = _reduction(node)
@@ -75,15 +75,15 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         if len(reduction.x.uses()) != 1 or reduction.x.is_graph_output():
             raise Unconverted(Reason.MAGNITUDES_USED_ELSEWHERE)
         # It still reads an Identity or Cast: ONNX Runtime 1.32 fails to remove one that only a Mul by 1 / v reads.
-        return _Match("ReduceAbsMax", replace(reduction, x=abs_.inputs[0]), (node,))
+        return _Range("ReduceAbsMax", replace(reduction, x=abs_.inputs[0]), (node,))
     other = _other_end(node, reduction)
     if other is None and not _is_slow_alone(reduction):
         return None
     ends = (node,) if other is None else (node, other)
-    return _Match("ReduceMinMax", reduction, ends) if all(_quantizes(end.outputs[0]) for end in ends) else None
+    return _Range("ReduceMinMax", reduction, ends) if all(_quantizes(end.outputs[0]) for end in ends) else None
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _Range, edit: Edit) -> None:
     new = call(match.operator, [match.reduction.x], **match.reduction.attributes)
     edit.insert_main(new, before=match.ends[0])
     for end in match.ends:

@@ -27,14 +27,14 @@ _PARAMETERS = 4
 
 
 @dataclass(frozen=True)
-class _Match:
+class _Normalization:
     x: ir.Value
     y: ir.Value
     factor: npt.NDArray[np.float32]  # [M, 1, ..., 1], as `shift`
     shift: npt.NDArray[np.float32]
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _Normalization | None:
     if not is_standard(node, "BatchNormalization") or node.inputs[0] is None:
         return None
     x = node.inputs[0]
@@ -54,10 +54,10 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))
         factor = np.asarray(gain * (np.float32(1) / np.sqrt(variance + epsilon)), np.float32)
         added = np.asarray(shift - mean * factor, np.float32)
-    return _Match(x, node.outputs[0], factor.reshape(shape), added.reshape(shape))
+    return _Normalization(x, node.outputs[0], factor.reshape(shape), added.reshape(shape))
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _Normalization, edit: Edit) -> None:
     factor, shift = (edit.shared(SharedInitializers).of(each, edit) for each in (match.factor, match.shift))
     product = ir.node("Mul", [match.x, factor])
     result = edit.insert(product, ir.node("Add", [product.outputs[0], shift]), before=edit.node)

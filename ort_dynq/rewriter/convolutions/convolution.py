@@ -16,7 +16,7 @@ from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of, skip_identity
 from ..policy.cost import has_short_sums, is_tiny_convolution
 from ..products.channels import Channels
-from ..products.grid import Grid, grid_of
+from ..products.grid import QuantizedWeights, grid_of
 from ..products.tail import check_sums
 from ..reasons import Reason, Unconverted
 
@@ -71,7 +71,7 @@ class Weights:
         check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
 
 
-def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
+def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False) -> QuantizedWeights | None:
     """Returns float32 weights, [M, C / group, k1, ..., kr], as a grid of M columns; None if they are not one.
 
     Args:
@@ -87,7 +87,7 @@ def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False
     return None if grid is None or grid.group_size else grid
 
 
-def weights_of(grid: Grid, shape: tuple[int, ...]) -> Weights:
+def weights_of(grid: QuantizedWeights, shape: tuple[int, ...]) -> Weights:
     """Returns the codes of a grid of M columns as weights of a shape, [M, C / group, k1, ..., kr].
 
     Raises:

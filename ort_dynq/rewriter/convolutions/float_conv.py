@@ -24,7 +24,7 @@ from ..edit import Edit
 from ..products.activation import Activation, activation_of
 from ..products.affine import AffineForms
 from ..products.codes import ActivationCodes
-from ..products.grid import Grid
+from ..products.grid import QuantizedWeights
 from ..products.provenance import note_activation, note_roundings
 from ..products.tail import Tail
 from ..reasons import Reason, Unconverted
@@ -35,15 +35,15 @@ from .transposed import Phases, axes_of, build_phases, by_output_channel, phases
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatConv:
     activation: Activation
-    grid: Grid  # the weights as a matrix, [C / group * k1 * ... * kr, M]
+    grid: QuantizedWeights  # the weights as a matrix, [C / group * k1 * ... * kr, M]
     weights: Weights
     geometry: Geometry | Phases
     tail: Tail
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _FloatConv | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
@@ -71,13 +71,15 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.op_type == "Conv":
         has_scales = not all(param.is_one for param in form.params)
         geometry = geometry_of_floats(node, bias, weights, more_pads, has_scales_of_samples=has_scales)
-        return _Match(activation, grid, weights, geometry, tail)
+        return _FloatConv(activation, grid, weights, geometry, tail)
     if activation.has_offset:
         raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
-    return _Match(activation, grid, weights, phases_of(a, weights, axes_of(node, weights), tail, context.facts), tail)
+    return _FloatConv(
+        activation, grid, weights, phases_of(a, weights, axes_of(node, weights), tail, context.facts), tail
+    )
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatConv, edit: Edit) -> None:
     codes = edit.shared(ActivationCodes).of(match.activation, edit)
     if isinstance(match.geometry, Phases):
         build_phases(match.geometry, codes, edit)
@@ -90,7 +92,7 @@ def _build(match: _Match, edit: Edit) -> None:
 RULE = Rule("float convolution", 13, _match, _build)
 
 
-def _weights(w: ir.Value, node: ir.Node, context: Context) -> tuple[Weights, Grid]:
+def _weights(w: ir.Value, node: ir.Node, context: Context) -> tuple[Weights, QuantizedWeights]:
     """Returns float weights as codes, and as the grid of M columns that they are.
 
     Raises:

@@ -40,7 +40,7 @@ from .quantized_conv import build_quantized_conv
 
 
 @dataclass(frozen=True)
-class Match:
+class IntegerConv:
     """A convolution that becomes QuantizedConv.
 
     Attributes:
@@ -60,7 +60,7 @@ class Match:
     correction: Correction | None
 
 
-def _match(node: ir.Node, context: Context) -> Match | UnsignedProduct | None:
+def _match(node: ir.Node, context: Context) -> IntegerConv | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "ConvInteger":
         return None
     codes, weights = node.inputs[:2]
@@ -69,7 +69,7 @@ def _match(node: ir.Node, context: Context) -> Match | UnsignedProduct | None:
     return match_product(node, context.facts, lambda: _match_convolution(node, codes, context))
 
 
-def _build(match: Match | UnsignedProduct, edit: Edit) -> None:
+def _build(match: IntegerConv | UnsignedProduct, edit: Edit) -> None:
     if isinstance(match, UnsignedProduct):
         build_unsigned_product(match, edit)
         return
@@ -89,10 +89,10 @@ def _build(match: Match | UnsignedProduct, edit: Edit) -> None:
     build_quantized_conv(match.tail, Codes(codes, None, zero_point), match.weights, geometry, edit, match.correction)
 
 
-RULE: Rule[Match | UnsignedProduct] = Rule("integer convolution", 13, _match, _build, reports_opset=True)
+RULE: Rule[IntegerConv | UnsignedProduct] = Rule("integer convolution", 13, _match, _build, reports_opset=True)
 
 
-def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Match:
+def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> IntegerConv:
     """Recognizes a convolution with known weights and a tail.
 
     Raises:
@@ -111,7 +111,9 @@ def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Matc
     tail = tail_of(node, codes, weights.channels, context.facts)
     if tail is None:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_CHANNEL)
-    return Match(codes, zero_point, weights, geometry, tail, _correction(codes, zero_point, weights, geometry, tail))
+    return IntegerConv(
+        codes, zero_point, weights, geometry, tail, _correction(codes, zero_point, weights, geometry, tail)
+    )
 
 
 def _correction(

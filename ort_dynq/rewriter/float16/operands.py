@@ -37,7 +37,7 @@ _OLDEST_WITH_CASTLIKE = 15  # function bodies round by CastLike
 
 
 @dataclass(frozen=True)
-class _Match:
+class _Float16Operand:
     """An operator that may read float16.
 
     Attributes:
@@ -53,17 +53,17 @@ class _Match:
     roundings: tuple[ir.Node, ...] = ()
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _Float16Operand | None:
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _operator(node, context)
     if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
         source, roundings = _source_of_cast(node.inputs[0]), _roundings(node.outputs[0])
         if source is not None and roundings:
-            return _Match(node, 0, source, tuple(roundings))
+            return _Float16Operand(node, 0, source, tuple(roundings))
     return None
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _Float16Operand, edit: Edit) -> None:
     node, source = match.node, match.source
     if not isinstance(source, ir.Value):
         source = edit.shared(SharedInitializers).of(source, edit)
@@ -78,7 +78,7 @@ def _build(match: _Match, edit: Edit) -> None:
 RULE = Rule("float16 operand", 13, _match, _build)
 
 
-def _operator(node: ir.Node, context: Context) -> _Match | None:
+def _operator(node: ir.Node, context: Context) -> _Float16Operand | None:
     # An input that outputs follow is before one that none follows, such as the scales of columns.
     inputs = sorted(OPERATORS[node.op_type].float16_inputs, key=lambda each: not each[1])
     index, outputs = inputs[0] if inputs else (None, ())
@@ -94,11 +94,11 @@ def _operator(node: ir.Node, context: Context) -> _Match | None:
     roundings = tuple(itertools.chain(*found))
     source = _source_of_cast(value)
     if source is not None:
-        return _Match(node, index, source, roundings)
+        return _Float16Operand(node, index, source, roundings)
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or not used or not is_float16(elements := tensor.numpy()):
         return None
-    return _Match(node, index, elements.astype(np.float16), roundings)
+    return _Float16Operand(node, index, elements.astype(np.float16), roundings)
 
 
 def _takes_float16(node: ir.Node) -> bool:

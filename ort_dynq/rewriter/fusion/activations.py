@@ -36,14 +36,14 @@ _MOST_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anch
 _MOST_VALUES = 64
 
 
-class _Match(NamedTuple):
+class _ActivationFunction(NamedTuple):
     x: ir.Value
     result: ir.Value
     operator: str
     attributes: dict[str, float]
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _ActivationFunction | None:
     if not context.fuse or not is_standard(node, *_ANCHORS):
         return None
     near: Unconverted | None = None
@@ -55,7 +55,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
             elements = functions(result)
             found = None if elements is None or result.dtype != x.dtype else _activation(elements)
             if found is not None and _is_closed(x, result, functions):
-                return _Match(x, result, *found)
+                return _ActivationFunction(x, result, *found)
             if found is None and elements is not None and (why := _near(elements)) is not None:
                 near = why if _is_closed(x, result, functions) else near
     if near is not None:
@@ -63,7 +63,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     return None
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _ActivationFunction, edit: Edit) -> None:
     last = match.result.producer()
     assert last is not None
     edit.facts.model.graph.opset_imports.setdefault(_DOMAIN, 1)

@@ -75,7 +75,7 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _Match:
+class _ExportedAttention:
     """Exported attention.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Match:
     is_quantized: bool
 
 
-def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Match | None:
+def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _ExportedAttention | None:
     found = attention_of(node) if context.fuse else None
     if found is None:
         return None
@@ -122,10 +122,12 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> _Matc
         return None
     has_safe_rows = is_safe and may_mask_rows(scores.steps, context.shared(Values))
     result = _result_of(product, value)
-    return _Match(query, key, value, factor, scalars, tuple(scores.steps), has_safe_rows, product, result, is_quantized)
+    return _ExportedAttention(
+        query, key, value, factor, scalars, tuple(scores.steps), has_safe_rows, product, result, is_quantized
+    )
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _ExportedAttention, edit: Edit) -> None:
     before, query, value = match.product, match.query, match.value
     q = query.joined(edit, before)
     if match.scalars:
@@ -170,7 +172,7 @@ class _Biases:
         self._biases: dict[object, ir.Value] = {}
         self._safe: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
-    def of(self, match: _Match, edit: Edit) -> ir.Value:
+    def of(self, match: _ExportedAttention, edit: Edit) -> ir.Value:
         """Returns the sum of the steps of a match, whose last two dimensions are S and T.
 
         The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.

@@ -77,7 +77,7 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Match:
+class _CompressedAttention:
     """Attention: see the operator for the operands.
 
     Attributes:
@@ -100,7 +100,7 @@ class _Match:
     product: ir.Node
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _CompressedAttention | None:
     return _attention(node, context) if context.fuse else None
 
 
@@ -118,7 +118,7 @@ def _match_unfused(node: ir.Node, context: Context) -> None:
         raise Unconverted(Reason.CODES_NEED_FUSE)
 
 
-def _attention(node: ir.Node, context: Context) -> _Match | None:
+def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     """Returns attention over codes that ends in a Softmax; None if the node is no such Softmax.
 
     Raises:
@@ -163,7 +163,7 @@ def _attention(node: ir.Node, context: Context) -> _Match | None:
     if not are_numbers or not all(_fits(step, dims) for step in scores.steps):
         raise Unconverted(Reason.CODES_SCORES)
     least = _least_bias(scores.steps, values)
-    return _Match(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), least, product)
+    return _CompressedAttention(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), least, product)
 
 
 def _least_bias(steps: list[Added | Masked], values: Values) -> float | None:
@@ -427,7 +427,7 @@ def _is_computed(dim: Dim) -> bool:
     return is_unknown(dim) or str(dim).startswith("unk__")
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _CompressedAttention, edit: Edit) -> None:
     before, result = match.product, match.product.outputs[0]
     float_type = match.query.dtype if match.query.dtype == result.dtype else ir.DataType.FLOAT
     scale = times(match.factor, match.scalars, edit, before)
@@ -485,7 +485,7 @@ def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, befor
     return [codes, scale, zero_point]
 
 
-def _bias(match: _Match, edit: Edit) -> ir.Value:
+def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     """Returns the sum of the masks and biases, of four dimensions."""
     node = edit.node
     if not match.steps:

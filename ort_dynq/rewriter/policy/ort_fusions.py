@@ -76,10 +76,10 @@ def fused_by_onnxruntime(
         is_constant: Facts.is_constant().
         keep_products: Whether nodes stay that are fused with a product of constant weights, or one that saturates.
     """
-    matcher = _Matcher(is_constant, keep_products)
-    pair = matcher.unsigned_pair(node)
+    fusions = _Fusions(is_constant, keep_products)
+    pair = fusions.unsigned_pair(node)
     others = [other for other in pair or () if other is not node]
-    return next((reason for n in [node, *others] if (reason := matcher.reason(n))), None)
+    return next((reason for n in [node, *others] if (reason := fusions.reason(n))), None)
 
 
 def is_next_to_fused(node: ir.Node) -> bool:
@@ -117,10 +117,10 @@ def saturating_weights(node: ir.Node, is_constant: Callable[[ir.Value | None], b
         node: A node of any operator.
         is_constant: Facts.is_constant().
     """
-    return _Matcher(is_constant).saturating_weights(node)
+    return _Fusions(is_constant).saturating_weights(node)
 
 
-class _Matcher:
+class _Fusions:
     def __init__(self, is_constant: Callable[[ir.Value | None], bool], keep_products: bool = True) -> None:
         self._is_constant, self._keep_products = is_constant, keep_products
 

@@ -275,7 +275,7 @@ def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
 
 
 @dataclass(frozen=True)
-class Move:
+class Rearrangement:
     """A node that moves codes, the index of its output, and the forms of the other inputs of a Concat."""
 
     node: ir.Node
@@ -303,7 +303,7 @@ class Affine:
     root: ir.Value
     low: int
     high: int
-    moves: tuple[Move, ...] = ()
+    moves: tuple[Rearrangement, ...] = ()
     scale: Param | None = None
     zero_point: Param | None = None
     offset: Param | None = None

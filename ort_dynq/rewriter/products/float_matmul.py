@@ -29,7 +29,7 @@ from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
 from .channels import columns_of
 from .codes import ActivationCodes
-from .grid import Grid, columns_of_stack, grid_of
+from .grid import QuantizedWeights, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul
@@ -38,13 +38,13 @@ from .tail import Tail, check_length
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatProduct:
     activation: Activation
-    grid: Grid
+    grid: QuantizedWeights
     tail: Tail
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     forms = context.shared(AffineForms)
     is_quantized = bool(node.inputs) and forms.of(node.inputs[0]) is not None
     product = matrix_product_of(node) if is_quantized else None
@@ -74,13 +74,13 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
     tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if activation.has_offset:
-        return _Match(activation, grid, tail)
+        return _FloatProduct(activation, grid, tail)
     if not activation.is_scaled and bias is None:  # a scale may follow
         tail = (tail.past_casts() if grid.has_int32_sums else tail).past_scales(a, facts)
-    return _Match(activation, grid, tail if bias is not None else tail.past_bias(facts))
+    return _FloatProduct(activation, grid, tail if bias is not None else tail.past_bias(facts))
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatProduct, edit: Edit) -> None:
     codes = edit.shared(ActivationCodes).of(match.activation, edit)
     build_quantized_matmul(match.tail, codes, match.grid, edit)
     note_activation(edit, match.activation.value)
@@ -90,7 +90,7 @@ def _build(match: _Match, edit: Edit) -> None:
 RULE = Rule("float matrix product", 13, _match, _build)
 
 
-def _grid(product: MatrixProduct, context: Context) -> Grid:
+def _grid(product: MatrixProduct, context: Context) -> QuantizedWeights:
     """Returns the grid of alpha times the weights.
 
     Raises:
@@ -109,7 +109,7 @@ def _grid(product: MatrixProduct, context: Context) -> Grid:
     return with_stack_of(with_alpha(grid, product), product.a)
 
 
-def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> Grid | None:
+def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> QuantizedWeights | None:
     """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
 
     Raises:

@@ -30,7 +30,7 @@ from ..rule import Context, Rule
 from .channels import Channels
 from .codes import Codes
 from .float_activations import FloatActivations, check_activation
-from .grid import Grid
+from .grid import QuantizedWeights
 from .integer_product import grid_of_weights, is_static
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
 from .tail import Tail, check_length
@@ -62,7 +62,7 @@ _POSITIONS = {
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FusedProduct:
     """A product that is converted.
 
     Attributes:
@@ -75,12 +75,12 @@ class _Match:
 
     x: ir.Value
     zero_point: ir.Value | None
-    grid: Grid
+    grid: QuantizedWeights
     tail: Tail
     mask: ir.Value | None = None
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
     if node.domain != MICROSOFT or node.op_type not in _POSITIONS:
         return None
     inputs, positions, facts = [*node.inputs, *[None] * 9][:9], _POSITIONS[node.op_type], context.facts
@@ -114,12 +114,12 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
     tail = Tail(node, channels, node.outputs[0], scale, column, ScaleOrder.SCALES_FIRST, bias)
     if node.op_type != _ATTENTION:
-        return _Match(x, zero_point, grid, tail if bias is not None else tail.past_bias(facts))
+        return _FusedProduct(x, zero_point, grid, tail if bias is not None else tail.past_bias(facts))
     _check_attention(node, inputs, channels)
     bias = channels.vector(inputs[positions.bias], np.float32, facts)
     if bias is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    return _Match(x, zero_point, grid, replace(tail, bias=bias), inputs[_MASK])
+    return _FusedProduct(x, zero_point, grid, replace(tail, bias=bias), inputs[_MASK])
 
 
 def _check_attention(node: ir.Node, inputs: Sequence[ir.Value | None], channels: Channels) -> None:
@@ -156,7 +156,7 @@ def _has_one_length_for_each_sample(mask: ir.Value, x: ir.Value | None) -> bool:
     return samples == mask.shape[0] and (isinstance(samples, int) or samples.value is not None)
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FusedProduct, edit: Edit) -> None:
     codes = _codes(match, edit)
     if edit.node.op_type != _ATTENTION:
         build_quantized_matmul(match.tail, codes, match.grid, edit)
@@ -174,7 +174,7 @@ def _build(match: _Match, edit: Edit) -> None:
     edit.replace(edit.node.outputs[0], edit.insert_main(main, before=edit.node))
 
 
-def _codes(match: _Match, edit: Edit) -> Codes:
+def _codes(match: _FusedProduct, edit: Edit) -> Codes:
     if match.tail.row is None:
         codes = edit.shared(FloatActivations).of_tensor(match.x, edit)
         assert codes.scale is not None
@@ -186,7 +186,7 @@ def _codes(match: _Match, edit: Edit) -> Codes:
     return Codes(unsigned.of(match.x, edit), None, unsigned.of(zero_point, edit))
 
 
-def _parts(match: _Match) -> list[tuple[Tail, Grid]]:
+def _parts(match: _FusedProduct) -> list[tuple[Tail, QuantizedWeights]]:
     """Returns the tails and the weights of query, key and value: thirds of the columns."""
     tail, grid, size = match.tail, match.grid, match.tail.channels.size // _PARTS
     assert tail.column is not None

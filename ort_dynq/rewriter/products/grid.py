@@ -36,7 +36,7 @@ _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizedWeights:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
     Or the weights are that except for roundings. If `is_rounded`, they are that product rounded to float16.
@@ -80,7 +80,7 @@ class Grid:
         largest = float(self.scale.max()) * 255 * 255 * len(self.codes)
         return largest < 2**31 and bool((self.scale == np.rint(self.scale)).all())
 
-    def split(self, group_size: int) -> Grid:
+    def split(self, group_size: int) -> QuantizedWeights:
         """Returns the same grid in smaller groups; a scale for each column stays one."""
         factor = (self.group_size or len(self.codes)) // group_size
         scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
@@ -105,7 +105,7 @@ def columns_of_stack(weights: npt.NDArray[_N]) -> tuple[npt.NDArray[_N], tuple[i
     return by_row.reshape(depth, -1), tuple(stack)
 
 
-def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid | None:
+def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> QuantizedWeights | None:
     """Returns the grid of float32 weights of shape [K, N]; None if they are not one.
 
     One scale for each column is tried first, then groups, large ones first.
@@ -128,7 +128,7 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Grid 
     return None
 
 
-def grid_of_integers(weights: npt.NDArray[Any]) -> Grid | None:
+def grid_of_integers(weights: npt.NDArray[Any]) -> QuantizedWeights | None:
     """Returns the grid of integer weights, [K, N], whose scales are 1; None if they are not 8-bit codes of one."""
     if weights.ndim != 2 or weights.dtype.kind not in "iu" or not weights.size:
         return None
@@ -157,7 +157,7 @@ def _numbers(
     return numbers, scales
 
 
-def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_size: int) -> Grid | None:
+def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_size: int) -> QuantizedWeights | None:
     """Returns the grid of integers and their scales; None if a zero point does not bring them into 8 bits."""
     groups, columns = scale.shape
     grouped = numbers.reshape(groups, -1, columns)
@@ -171,7 +171,9 @@ def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_
     codes = grouped + zero_point[:, None].astype(np.int16)
     if (zero_point == zero_point[0, 0]).all():
         zero_point = zero_point[0, :1]
-    return Grid(codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size)
+    return QuantizedWeights(
+        codes.reshape(numbers.shape).astype(np.int8), zero_point.astype(np.int8), scale, bits, group_size
+    )
 
 
 def _grouped(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:

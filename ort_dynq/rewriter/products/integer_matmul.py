@@ -37,7 +37,7 @@ from ..rule import Context, Rule
 from .channels import Channels, columns_of
 from .codes import Codes
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
-from .grid import Grid, columns_of_stack, grid_of_integers
+from .grid import QuantizedWeights, columns_of_stack, grid_of_integers
 from .integer_product import (
     UnsignedProduct,
     build_unsigned_product,
@@ -54,7 +54,7 @@ from .wide_codes import WideCodes, wide_codes_of
 
 
 @dataclass(frozen=True)
-class _Match:
+class _IntegerProduct:
     """A product of integers that becomes QuantizedMatMul.
 
     Attributes:
@@ -67,12 +67,12 @@ class _Match:
 
     factor: ir.Value
     is_signed: bool
-    grid: Grid
+    grid: QuantizedWeights
     tail: Tail
     correction: Correction
 
 
-def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
+def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul", "MatMulInteger"):
         return None
     (codes, weights), facts = [*node.inputs, None][:2], context.facts
@@ -85,7 +85,7 @@ def _match(node: ir.Node, context: Context) -> _Match | UnsignedProduct | None:
     return match_product(node, facts, lambda: _match_integer(node, codes, weights, context))
 
 
-def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _Match | None:
+def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _IntegerProduct | None:
     """Recognizes a MatMulInteger.
 
     Raises:
@@ -111,7 +111,7 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
     return _match_product(codes, WideCodes(codes, zero_point, codes), grid, tail)
 
 
-def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
+def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
     if isinstance(match, UnsignedProduct):
         build_unsigned_product(match, edit)
         return
@@ -126,7 +126,7 @@ def _build(match: _Match | UnsignedProduct, edit: Edit) -> None:
     build_quantized_matmul(match.tail, found, match.grid, edit, match.correction)
 
 
-RULE: Rule[_Match | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
+RULE: Rule[_IntegerProduct | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
 
 
 def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:
@@ -146,7 +146,7 @@ def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
     return columns_of(columns * math.prod(lead), stack_beside(tuple(lead), codes), codes)
 
 
-def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _Match | None:
+def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _IntegerProduct | None:
     """Recognizes a MatMul, or an Einsum like it, of int32 or int64 integers, which contain codes.
 
     Raises:
@@ -168,7 +168,7 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     return match
 
 
-def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -> _Match:
+def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, tail: Tail) -> _IntegerProduct:
     """Recognizes a product with known weights and a tail.
 
     Raises:
@@ -191,15 +191,15 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: Grid, tail: Tail) -
         or (tail.row is not None and not tail.is_row_moved and _are_of_rows((value, tail.row), codes.shape))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    return _Match(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
+    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
 
 
-def _largest_sum(grid: Grid) -> float:
+def _largest_sum(grid: QuantizedWeights) -> float:
     """Returns a bound of the magnitude of the sums of codes, minus a zero point, times weights."""
     return 255.0 * float(np.abs(grid.codes.astype(np.int64) - grid.zero_point).sum(0).max())
 
 
-def _with_zero_points(grid: Grid, numbers: Numbers) -> Grid:
+def _with_zero_points(grid: QuantizedWeights, numbers: Numbers) -> QuantizedWeights:
     """Returns weights whose zero points are larger by these numbers.
 
     Raises:
@@ -223,7 +223,7 @@ def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:
     return is_of_one or same_shape(zero_point, scale)
 
 
-def _grid_of_integers(weights: ir.Value, facts: Facts, is_transposed: bool) -> Grid:
+def _grid_of_integers(weights: ir.Value, facts: Facts, is_transposed: bool) -> QuantizedWeights:
     """Returns integer weights, [..., K, N] or, transposed, [..., N, K], as 8-bit codes.
 
     Raises:

@@ -18,7 +18,7 @@ from ..edit import Edit
 from ..policy.saturation import may_saturate
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .grid import Grid, columns_of_stack
+from .grid import QuantizedWeights, columns_of_stack
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def weights_of(
     return _as_signed(elements), _as_signed(zeros)
 
 
-def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)) -> Grid:
+def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)) -> QuantizedWeights:
     """Returns the weights of a matrix product and their zero points as int8; the scales are 1.
 
     Args:
@@ -155,7 +155,7 @@ def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1
     codes, stack = columns_of_stack(elements)
     if zeros.size > 1:
         zeros = np.broadcast_to(zeros, (*lead, 1, columns)).reshape(-1)
-    return Grid(codes, zero_points_of_columns(zeros), np.ones((1, codes.shape[1]), np.float32), stack=stack)
+    return QuantizedWeights(codes, zero_points_of_columns(zeros), np.ones((1, codes.shape[1]), np.float32), stack=stack)
 
 
 def zero_points_of_columns(zeros: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:

@@ -33,7 +33,7 @@ _BIAS = 5
 
 
 @dataclass(frozen=True)
-class Match:
+class NBitsProduct:
     """A product that is converted.
 
     Attributes:
@@ -51,11 +51,9 @@ class Match:
     terms: int
 
 
-def _match(node: ir.Node, context: Context) -> Match | None:
-    if node.domain != MICROSOFT or node.op_type not in ("MatMulNBits", "QMoE"):
+def _match(node: ir.Node, context: Context) -> NBitsProduct | None:
+    if node.domain != MICROSOFT or node.op_type != "MatMulNBits":
         return None
-    if node.op_type == "QMoE":
-        raise Unconverted(Reason.NBITS_QMOE)
     level = node.attributes.get_int("accuracy_level", 0)
     if level != _QUANTIZED_LEVEL and context.weights_only == "keep":
         raise Unconverted(Reason.NBITS_FLOAT_ACTIVATION, level=level)
@@ -71,10 +69,10 @@ def _match(node: ir.Node, context: Context) -> Match | None:
     if is_tiny_nbits(activation, weights.depth, weights.columns, terms):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
-    return Match(activation, weights, bias, level, terms)
+    return NBitsProduct(activation, weights, bias, level, terms)
 
 
-def _build(match: Match, edit: Edit) -> None:
+def _build(match: NBitsProduct, edit: Edit) -> None:
     weights, node = match.weights, edit.node
     activations, shared = edit.shared(FloatActivations), edit.shared(SharedInitializers)
     group_size = weights.block_size if weights.blocks > 1 else 0

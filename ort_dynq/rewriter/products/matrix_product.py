@@ -17,7 +17,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of, skip_identity
 from ..reasons import Reason, Unconverted
 from .channels import Channels
-from .grid import Grid
+from .grid import QuantizedWeights
 
 _DOTS = "..."
 _EQUATION = re.compile(
@@ -117,7 +117,7 @@ def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Valu
     return _times(numbers, product.beta, "the bias times the attribute beta")
 
 
-def with_alpha(grid: Grid, product: MatrixProduct) -> Grid:
+def with_alpha(grid: QuantizedWeights, product: MatrixProduct) -> QuantizedWeights:
     """Returns the grid of alpha times the weights.
 
     Raises:
@@ -130,7 +130,7 @@ def with_alpha(grid: Grid, product: MatrixProduct) -> Grid:
     return replace(grid, scale=_times(grid.scale, product.alpha, "the weights times the attribute alpha"))
 
 
-def with_stack_of(grid: Grid, activation: ir.Value) -> Grid:
+def with_stack_of(grid: QuantizedWeights, activation: ir.Value) -> QuantizedWeights:
     """Returns the grid of stacked weights without leading dimensions of 1 that the activation has, too.
 
     Raises:

@@ -10,7 +10,7 @@ in memory twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ class NBits:
 
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
-        return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, self._packed_shape)
+        return computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, self._packed_shape)
 
     def column_scale(self) -> ir.TensorProtocol:
         """Returns the scales as QuantizedMatMul takes them, [blocks, N], float16 if that represents all of them."""
@@ -88,13 +88,13 @@ class NBits:
             release(self.scales)
             return elements
 
-        return _computed([self.scales], compute, dtype, (self.blocks, self.columns))
+        return computed([self.scales], compute, dtype, (self.blocks, self.columns))
 
     def weight_zero_point(self) -> ir.TensorProtocol:
         """Returns the zero points as QuantizedMatMul takes them, int8: [blocks, N], or [1] if all are equal."""
         if self.zero_points is None or np.ptp(self._zero_points()) == 0:
             return ir.tensor(self._stored(self._zero_points()[:1, 0]))
-        return _computed(
+        return computed(
             [self.zero_points],
             lambda: self._stored(self._by_block(self._zero_points())),
             ir.DataType.INT8,
@@ -112,7 +112,7 @@ class NBits:
         """Returns the zero points as codes, [N, blocks]."""
         if self.zero_points is None:
             return np.full((self.columns, self.blocks), 1 << (self.bits - 1), np.uint8)
-        found = _unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
+        found = unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
         release(self.zero_points)
         return found
 
@@ -134,7 +134,7 @@ class NBits:
         rows = self.codes.numpy().reshape(self.columns, -1)[part]
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
         start = self.depth * self.bits // 8  # the first byte with a code beyond K
-        codes = _unpacked(rows[:, start:], self.bits)
+        codes = unpacked(rows[:, start:], self.bits)
         beyond_depth = codes[:, self.depth - start * 8 // self.bits :]
         beyond_depth[:] = self._stored(beyond).view(np.uint8) if self.padding else 0
         rows[:, start:] = _bytes_of(codes, self.bits)
@@ -158,7 +158,7 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     if block_size <= 0 or block_size % GROUP_UNIT:
         raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=GROUP_UNIT)
     check_sums(min(block_size, depth), None)
-    codes, scale, zero_point = (_tensor(value, facts) for value in (b, scales, zero_points))
+    codes, scale, zero_point = (constant_tensor(value, facts) for value in (b, scales, zero_points))
     if codes is None or scale is None or b is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
     if zero_point is not None and zero_point.dtype != ir.DataType.UINT8:
@@ -176,14 +176,24 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
             raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
-    root, readers = _readers(b)
-    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
-        raise Unconverted(Reason.NBITS_SHARED)
+    root = check_unshared(b, node)
     is_finite = np.isfinite(scale.numpy()).all()
     release(scale)
     if not is_finite:
         raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
     return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
+
+
+def check_unshared(weights: ir.Value, node: ir.Node) -> ir.Value:
+    """Returns the value that the weights of a node are a reshaping of, or the weights.
+
+    Raises:
+        Unconverted: Other nodes also read them.
+    """
+    root, readers = _readers(weights)
+    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
+        raise Unconverted(Reason.NBITS_SHARED)
+    return root
 
 
 def release(tensor: ir.TensorProtocol) -> None:
@@ -195,8 +205,8 @@ def release(tensor: ir.TensorProtocol) -> None:
             return
 
 
-def _computed(
-    sources: list[ir.TensorProtocol | None],
+def computed(
+    sources: Sequence[ir.TensorProtocol | None],
     compute: Callable[[], npt.NDArray[Any]],
     dtype: ir.DataType,
     shape: tuple[int, ...],
@@ -206,19 +216,19 @@ def _computed(
     return ComputedTensor(compute, dtype, shape, external) if external else ir.tensor(compute())
 
 
-def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Returns the codes in rows of bytes, low bits first, one code in a byte."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
 
 
 def _bytes_of(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Returns codes as :func:`_unpacked` reads them."""
+    """Returns codes as :func:`unpacked` reads them."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return np.asarray(np.bitwise_or.reduce(codes.reshape(len(codes), -1, len(shifts)) << shifts, axis=-1))
 
 
-def _tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
+def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
     """Returns a constant, which stays in its file.
 
     Raises:
@@ -269,6 +279,6 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
 
 def _is_in_order(g_idx: ir.Value, depth: int, block_size: int, facts: Facts) -> bool:
     """Returns whether g_idx says of each k that it is in the block k // block_size."""
-    tensor = _tensor(g_idx, facts) if facts.is_constant(g_idx) else None
+    tensor = constant_tensor(g_idx, facts) if facts.is_constant(g_idx) else None
     groups = np.arange(depth) // block_size
     return tensor is not None and np.array_equal(tensor.numpy().reshape(-1)[:depth], groups)

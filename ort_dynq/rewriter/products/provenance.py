@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..edit import Edit
 from ..metadata import ACTIVATION, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from .activation import Activation
-from .grid import Grid
+from .grid import QuantizedWeights
 
 
 def note_activation(edit: Edit, value: ir.Value) -> None:
@@ -20,7 +20,7 @@ def note_activation(edit: Edit, value: ir.Value) -> None:
         edit.metadata[ACTIVATION] = value.name
 
 
-def note_roundings(edit: Edit, activation: Activation, grid: Grid) -> None:
+def note_roundings(edit: Edit, activation: Activation, grid: QuantizedWeights) -> None:
     """Notes which roundings of the model the product of an edit does not have."""
     notes = []
     if activation.is_rounded:

@@ -8,15 +8,16 @@ import onnx_ir as ir
 
 from ...operators.packing import pack
 from ..edit import Edit, call
+from ..metadata import HAS_OFFSET
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
 from .corrections import Correction
-from .grid import Grid, stacked
+from .grid import QuantizedWeights, stacked
 from .tail import Tail
 
 
 def build_quantized_matmul(
-    tail: Tail, codes: Codes, grid: Grid, edit: Edit, correction: Correction | None = None
+    tail: Tail, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
 ) -> None:
     """Puts QuantizedMatMul in place of a matrix product and its tail.
 
@@ -33,11 +34,14 @@ def build_quantized_matmul(
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
         result = edit.insert(moved, before=before, origin=move)
     if codes.offset is not None:
+        edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
     edit.replace(tail.last, result)
 
 
-def quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit, correction: Correction | None = None) -> ir.Node:
+def quantized_matmul(
+    tail: Tail, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
+) -> ir.Node:
     """Returns a new QuantizedMatMul, which is not inserted; see :func:`build_quantized_matmul`."""
     shared = edit.shared(SharedInitializers)
     row, column, bias = scales_and_bias(tail, codes, edit)
@@ -54,7 +58,7 @@ def quantized_matmul(tail: Tail, codes: Codes, grid: Grid, edit: Edit, correctio
     )
 
 
-def _packed(grid: Grid) -> npt.NDArray[np.int8]:
+def _packed(grid: QuantizedWeights) -> npt.NDArray[np.int8]:
     """Returns packed weights, [stack..., blocks, units, 16, 4]."""
     if not grid.stack:
         return pack(grid.codes, grid.bits)
@@ -63,7 +67,7 @@ def _packed(grid: Grid) -> npt.NDArray[np.int8]:
     return packed.reshape(*grid.stack, *packed.shape[1:])
 
 
-def _of_offset(codes: Codes, grid: Grid, before: ir.Node, edit: Edit) -> ir.Value:
+def _of_offset(codes: Codes, grid: QuantizedWeights, before: ir.Node, edit: Edit) -> ir.Value:
     """Returns the product of an offset of rows, or of their groups, and the weights: offsets times sums of weights."""
     sums = grid.sums * grid.scale.astype(np.float64)
     if not codes.has_offset_of_groups:

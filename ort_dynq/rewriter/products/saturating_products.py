@@ -32,7 +32,7 @@ _DEQUANTIZED = ((0, 2),)  # the codes of a DequantizeLinear, and their zero poin
 
 
 @dataclass(frozen=True)
-class _Match:
+class _SaturatingNode:
     """A node whose int8 inputs become uint8.
 
     Attributes:
@@ -46,28 +46,28 @@ class _Match:
     why: Unconverted | None = None
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _SaturatingNode | None:
     if context.keep_fused or not node.inputs:
         return None
     facts = context.facts
     if producer_of(node.outputs[0], "DequantizeLinear") is node:
         return _match_dequantizer(node, facts)
     inputs = saturating_inputs(node, facts)
-    return _Match(inputs, why=context.reported.get(node)) if inputs and not _is_static(node, facts) else None
+    return _SaturatingNode(inputs, why=context.reported.get(node)) if inputs and not _is_static(node, facts) else None
 
 
-def _match_dequantizer(node: ir.Node, facts: Facts) -> _Match | None:
+def _match_dequantizer(node: ir.Node, facts: Facts) -> _SaturatingNode | None:
     """Recognizes a DequantizeLinear of int8 weights of a product that ONNX Runtime makes one of integers."""
     moved = [use.node.outputs[0] for use in node.outputs[0].uses() if use.node.op_type == "Transpose"]
     products = [use.node for value in (node.outputs[0], *moved) for use in value.uses()]
     if not any(saturating_codes(each, facts) is node.inputs[0] and _is_dynamic(each, facts) for each in products):
         return None
     if len(node.inputs) > 2 and node.inputs[2] is not None:
-        return _Match(_DEQUANTIZED)
+        return _SaturatingNode(_DEQUANTIZED)
     scale = node.inputs[1]
     if scale is None or scale.shape is None or not scale.shape.is_static():
         return None
-    return _Match(_DEQUANTIZED, tuple(scale.shape.numpy()))
+    return _SaturatingNode(_DEQUANTIZED, tuple(scale.shape.numpy()))
 
 
 def _is_dynamic(product: ir.Node, facts: Facts) -> bool:
@@ -84,7 +84,7 @@ def _is_static(product: ir.Node, facts: Facts) -> bool:
     return scale is not None and facts.is_constant(product.inputs[scale])
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _SaturatingNode, edit: Edit) -> None:
     node = edit.node
     inputs = [*node.inputs]
     for weights, zero_point in match.inputs:
@@ -111,4 +111,4 @@ def _unsigned(value: ir.Value | None, edit: Edit) -> ir.Value:
     return edit.shared(SharedInitializers).of(unsigned_array(elements), edit)
 
 
-RULE: Rule[_Match] = Rule("int8 weights that saturate", 10, _match, _build)
+RULE: Rule[_SaturatingNode] = Rule("int8 weights that saturate", 10, _match, _build)

@@ -25,7 +25,7 @@ from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
-from .grid import Grid
+from .grid import QuantizedWeights
 
 
 class Step(NamedTuple):
@@ -251,7 +251,7 @@ def tail_of(
     return tail.past_bias(facts)
 
 
-def check_length(grid: Grid) -> None:
+def check_length(grid: QuantizedWeights) -> None:
     """Checks that int32 holds the sums of products with these weights.
 
     Raises:

@@ -33,7 +33,7 @@ from .wide_codes import WideCodes, wide_codes_of
 
 
 @dataclass(frozen=True)
-class _Match:
+class _ProductOfTwo:
     """A product of two activations.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Match:
 _ZERO_POINTS = (2, 5, 7)  # inputs of QLinearMatMul
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _ProductOfTwo | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul"):
         return None
     if any(each is None or each.dtype not in WIDE_TYPES or context.facts.is_constant(each) for each in node.inputs):
@@ -69,7 +69,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     signed = [each.codes for each in found if each is not None]
     if not all(map(is_made_unsigned, signed)) and not _has_rows(product.a):
         raise Unconverted(Reason.CODES_FROM_OUTSIDE)
-    return _Match(product, (found[0], found[1]))
+    return _ProductOfTwo(product, (found[0], found[1]))
 
 
 def _check_zero_point(factor: WideCodes) -> None:
@@ -118,7 +118,7 @@ def _without_garbage(sums: ir.Value, codes: ir.Value, edit: Edit) -> ir.Value:
     return product
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _ProductOfTwo, edit: Edit) -> None:
     node, product, unsigned = edit.node, match.product, edit.shared(UnsignedCodes)
     a, b = (unsigned.of_wide(each, edit) for each in (product.a, product.b))
     if product.has_transposed_b:
@@ -189,5 +189,5 @@ def _build_linear(values: tuple[ir.Value, ...], edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert(ir.node("Cast", [signed], {"to": int(ir.DataType.INT8)}), before=node))
 
 
-RULE: Rule[_Match] = Rule("integer product of two activations", 13, _match, _build)
+RULE: Rule[_ProductOfTwo] = Rule("integer product of two activations", 13, _match, _build)
 LINEAR: Rule[tuple[ir.Value, ...]] = Rule("QLinearMatMul of two activations", 13, _match_linear, _build_linear)

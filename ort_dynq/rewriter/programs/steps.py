@@ -30,7 +30,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of, skip_identity
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
-from ..analysis.values import AnyValues, Known, Values
+from ..analysis.values import AnyValues, Interval, Values
 from ..rule import Context
 from .signs import Signs
 
@@ -340,6 +340,6 @@ class Translation:
         return 0 if node.op_type == "Relu" else float(self._bounds(node)[0])
 
 
-def _sum_fits(a: Known, b: Known, low: int, high: int) -> bool:
+def _sum_fits(a: Interval, b: Interval, low: int, high: int) -> bool:
     """Returns whether the sums of integers fit bounds."""
     return a.is_integer and b.is_integer and low <= a.low + b.low and a.high + b.high <= high

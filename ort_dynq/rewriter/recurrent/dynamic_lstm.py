@@ -21,7 +21,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit
 from ..products.float_activations import FloatActivations, check_activation
-from ..products.grid import Grid
+from ..products.grid import QuantizedWeights
 from ..products.provenance import note_activation
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -32,7 +32,7 @@ DYNAMIC_LSTM = "DynamicQuantizeLSTM"
 
 
 @dataclass(frozen=True)
-class Match:
+class LstmLayer:
     """A layer that is converted.
 
     Attributes:
@@ -44,7 +44,7 @@ class Match:
 
     activation: ir.Value
     recurrence: Recurrence
-    inputs: Grid
+    inputs: QuantizedWeights
     bias: npt.NDArray[np.float32]
 
 
@@ -53,7 +53,7 @@ def is_dynamic_lstm(node: ir.Node) -> bool:
     return node.domain == MICROSOFT and node.op_type == DYNAMIC_LSTM
 
 
-def weights_of(node: ir.Node, facts: Facts) -> tuple[Grid, tuple[Grid, ...]]:
+def weights_of(node: ir.Node, facts: Facts) -> tuple[QuantizedWeights, tuple[QuantizedWeights, ...]]:
     """Returns the weights of a DynamicQuantizeLSTM, whose codes stay.
 
     Args:
@@ -74,12 +74,12 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[Grid, tuple[Grid, ...]]:
     codes, scale = (
         np.concatenate(each, 1) for each in zip(*((grid.codes, grid.scale) for grid in inputs), strict=True)
     )
-    return Grid(np.ascontiguousarray(codes), np.zeros(1, np.int8), scale), recurrent
+    return QuantizedWeights(np.ascontiguousarray(codes), np.zeros(1, np.int8), scale), recurrent
 
 
 def _grids(
     weights: ir.Value | None, scale: ir.Value | None, zero_point: ir.Value | None, facts: Facts
-) -> tuple[Grid, ...]:
+) -> tuple[QuantizedWeights, ...]:
     """Returns the weights of each direction: codes minus zero points, and a scale for each column."""
     values = (weights, scale, zero_point)
     if not all(map(facts.is_constant, values)):
@@ -104,12 +104,12 @@ def _grids(
         raise Unconverted(Reason.WEIGHTS_NOT_8_BITS)
     none = np.zeros(1, np.int8)
     return tuple(
-        Grid(each.astype(np.int8), none, np.ascontiguousarray(of_scale))
+        QuantizedWeights(each.astype(np.int8), none, np.ascontiguousarray(of_scale))
         for each, of_scale in zip(centered, of_columns(scales), strict=True)
     )
 
 
-def _match(node: ir.Node, context: Context) -> Match | None:
+def _match(node: ir.Node, context: Context) -> LstmLayer | None:
     if not is_dynamic_lstm(node):
         return None
     if context.exact:
@@ -120,10 +120,10 @@ def _match(node: ir.Node, context: Context) -> Match | None:
     check_activation(x)
     inputs, recurrent = weights_of(node, context.facts)
     recurrence, bias = recurrence_of(node, "LSTM", recurrent, len(inputs.codes), context.facts)
-    return Match(x, recurrence, inputs, bias)
+    return LstmLayer(x, recurrence, inputs, bias)
 
 
-def _build(match: Match, edit: Edit) -> None:
+def _build(match: LstmLayer, edit: Edit) -> None:
     codes = edit.shared(FloatActivations).of_rows(match.activation, edit)
     build_recurrence(match.recurrence, input_products(codes, match.inputs, match.bias, edit), edit)
     note_activation(edit, match.activation)

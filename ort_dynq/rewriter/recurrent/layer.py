@@ -14,7 +14,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit, call
 from ..products.codes import Codes
-from ..products.grid import Grid
+from ..products.grid import QuantizedWeights
 from ..products.tail import check_sums
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
@@ -41,7 +41,7 @@ class Recurrence:
     cell: Cell
     direction: Direction
     hidden_size: int
-    grids: tuple[Grid, ...]
+    grids: tuple[QuantizedWeights, ...]
     bias: npt.NDArray[np.float32]
     peepholes: npt.NDArray[np.float32]
 
@@ -52,7 +52,7 @@ class Recurrence:
 
 
 def recurrence_of(
-    node: ir.Node, operator: str, grids: tuple[Grid, ...], depth: int, facts: Facts
+    node: ir.Node, operator: str, grids: tuple[QuantizedWeights, ...], depth: int, facts: Facts
 ) -> tuple[Recurrence, npt.NDArray[np.float32]]:
     """Returns the steps of a layer, and the bias of its inputs, [directions * gates * hidden_size].
 
@@ -139,7 +139,7 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
             edit.replace(old, _transposed(new, order, layer, edit))
 
 
-def input_products(codes: Codes, grid: Grid, bias: npt.NDArray[np.float32], edit: Edit) -> ir.Value:
+def input_products(codes: Codes, grid: QuantizedWeights, bias: npt.NDArray[np.float32], edit: Edit) -> ir.Value:
     """Returns the products of the inputs of all steps by their weights.
 
     Args:
