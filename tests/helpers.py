@@ -433,7 +433,7 @@ def matmul_inputs(
         columns: N.
         bits, group_size: The attributes.
         codes: The type of src.
-        zero_points: Whether weights have "none" (8 bits: 0; 4 bits: 8; 2 bits: 2), "one" for all or zero points for
+        zero_points: Whether weights have "none" (8 bits: 0; 4: 8; 2: 2), "one" for all or zero points for
             "all" groups and columns.
         column_groups: Whether column_scale varies with the group.
         scale: The shape of scale and zero_point. None: one for each row.
