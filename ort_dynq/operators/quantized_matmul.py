@@ -265,8 +265,8 @@ _INPUTS = (
         "[ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a byte is the code (0 to 15) of one of the first four k "
         "of eight, the high half that of the k 4 later. 2 bits: [ceil(N / 16), ceil(K / 16), 16, 4]; bits 0 and 1, 4 "
         "and 5, 2 and 3, 6 and 7 of a byte are the codes (0 to 3) of one of the first four k of sixteen, and of the k "
-        "4, 8 and 12 later. Padding is 0. Stacked weights have the dimensions of the stack before these: [..., ceil(N / "
-        "16), ceil(K / 4), 16, 4].",
+        "4, 8 and 12 later. Padding is 0. Stacked weights have the dimensions of the stack before these: [..., ceil(N "
+        "/ 16), ceil(K / 4), 16, 4].",
     ),
     Input(
         "weight_zero_point",
