@@ -114,6 +114,16 @@ class Reason(Enum):
     NBITS_PREPACKED = "its weights are packed for another device"
     NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
 
+    # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these
+    DEQUANTIZED_SHARED = "other nodes also read its weights: the model would store them twice"
+    DEQUANTIZED_CODES = "the codes of its weights are {dtype}, expected 4 or 8 bits"
+    DEQUANTIZED_SCALES = "the scales of its weights vary within blocks of 16 along K"
+    DEQUANTIZED_TOO_LARGE = "dequantized once, the weights of the model would take more than 1 GB"
+    MADE_LEVEL_4 = (
+        "ONNX Runtime alone makes MatMulNBits of accuracy_level 4 of it, which rounds its activation to 8 bits"
+    )
+    MADE_DEQUANTIZATION = "ONNX Runtime alone dequantizes its weights in every run"
+
     # Fusions
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
     CODES_SCALES = (

@@ -10,7 +10,7 @@ in memory twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .tail import check_sums
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _BITS = (2, 4, 8)
 _FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
@@ -77,7 +77,7 @@ class NBits:
 
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
-        return _computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, self._packed_shape)
+        return computed([self.codes, self.zero_points], self._pack, ir.DataType.INT8, self._packed_shape)
 
     def column_scale(self) -> ir.TensorProtocol:
         """Returns the scales as QuantizedMatMul takes them, [blocks, N], float16 if that represents all of them."""
@@ -93,13 +93,13 @@ class NBits:
             release(self.scales)
             return elements
 
-        return _computed([self.scales], compute, dtype, (self.blocks, self.columns))
+        return computed([self.scales], compute, dtype, (self.blocks, self.columns))
 
     def weight_zero_point(self) -> ir.TensorProtocol:
         """Returns the zero points as QuantizedMatMul takes them, int8: [blocks, N], or [1] if all are equal."""
         if self.zero_points is None or np.ptp(self._zero_points()) == 0:
             return ir.tensor(self._stored(self._zero_points()[:1, 0]))
-        return _computed(
+        return computed(
             [self.zero_points],
             lambda: self._stored(self._by_block(self._zero_points())),
             ir.DataType.INT8,
@@ -123,20 +123,20 @@ class NBits:
 
     def _pack(self) -> npt.NDArray[np.int8]:
         packed = np.empty(self._packed_shape, np.int8)
-        zero_points = self._zero_points()
+        codes, zero_points = self.codes.numpy().reshape(self.columns, -1), self._zero_points()
         for first in range(0, self.columns, _COLUMNS):
             part = slice(first, first + _COLUMNS)
             blocks = slice(first // BLOCK_COLUMNS, (first + _COLUMNS) // BLOCK_COLUMNS)
-            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.stored_bits)
+            packed[blocks] = pack_columns(self._columns(codes[part], zero_points[part, -1:]), self.stored_bits)
+        del codes
         release(self.codes)
         return packed
 
-    def _columns(self, part: slice, beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def _columns(self, rows: npt.NDArray[np.uint8], beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Returns some columns as :func:`pack_columns` takes them, with the codes `beyond` in place of those beyond K.
 
         A single block has zeros there.
         """
-        rows = self.codes.numpy().reshape(self.columns, -1)[part]
         if self.bits == 2:
             rows = _bytes_of(_unpacked(rows, 2))
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
@@ -165,12 +165,12 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     if block_size <= 0 or block_size % GROUP_UNIT:
         raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=GROUP_UNIT)
     check_sums(min(block_size, depth), None)
-    codes, scale, zero_point = (_tensor(value, facts) for value in (b, scales, zero_points))
+    codes, scale, zero_point = (constant_tensor(value, facts) for value in (b, scales, zero_points))
     if codes is None or scale is None or b is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
     if zero_point is not None and zero_point.dtype != ir.DataType.UINT8:
         raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
-    if scale.dtype not in _FLOATS:
+    if scale.dtype not in FLOATS:
         dtype = scale.dtype.name.lower()
         raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
     blocks = -(-depth // block_size)
@@ -202,15 +202,22 @@ def release(tensor: ir.TensorProtocol) -> None:
             return
 
 
-def _computed(
+def computed(
     sources: list[ir.TensorProtocol | None],
     compute: Callable[[], npt.NDArray[Any]],
     dtype: ir.DataType,
     shape: tuple[int, ...],
 ) -> ir.TensorProtocol:
     """Returns a tensor that is computed from others: when it is read, if one of these is in a file."""
-    external = [each for each in sources if isinstance(each, ir.ExternalTensor)]
+    external = [file for each in sources for file in _files_of(each)]
     return ComputedTensor(compute, dtype, shape, external) if external else ir.tensor(compute())
+
+
+def _files_of(tensor: ir.TensorProtocol | None) -> Sequence[ir.ExternalTensor]:
+    """Returns the external data that a tensor is, or is computed from."""
+    if isinstance(tensor, ComputedTensor):
+        return tensor.sources
+    return [tensor] if isinstance(tensor, ir.ExternalTensor) else []
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
@@ -224,7 +231,7 @@ def _bytes_of(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.asarray(codes[:, 0::2] | codes[:, 1::2] << 4)
 
 
-def _tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
+def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
     """Returns a constant, which stays in its file.
 
     Raises:
@@ -275,6 +282,6 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
 
 def _is_in_order(g_idx: ir.Value, depth: int, block_size: int, facts: Facts) -> bool:
     """Returns whether g_idx says of each k that it is in the block k // block_size."""
-    tensor = _tensor(g_idx, facts) if facts.is_constant(g_idx) else None
+    tensor = constant_tensor(g_idx, facts) if facts.is_constant(g_idx) else None
     groups = np.arange(depth) // block_size
     return tensor is not None and np.array_equal(tensor.numpy().reshape(-1)[:depth], groups)
