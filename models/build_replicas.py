@@ -678,6 +678,44 @@ def experts() -> Example:
     return Example(model, [activations(1, 7, 48, zero_row=True)])
 
 
+def float_offset() -> Example:
+    """A layer of quantization-aware training whose codes count from each token's minimum, without an epsilon."""
+    rng = np.random.default_rng(16)
+    model = parse(
+        """offset (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
+            high = ReduceMax<axes = [-1], keepdims = 1>(x)  low = ReduceMin<axes = [-1], keepdims = 1>(x)
+            shape = Shape(x)  wide = Expand(high, shape)  range = Sub(wide, low)
+            above = Sub(x, low)  part = Div(above, range)  steps = Mul(part, levels)  codes = Round(steps)
+            parts = Div(codes, levels)  scaled = Mul(parts, range)  real = Add(scaled, low)
+            p = MatMul(real, w)  y = Add(p, bias)
+        }""",
+        17,
+        w=int8_weights(rng, 20, 13) * rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+        levels=np.float32(255),
+    )
+    return Example(model, [activations(2, 7, 20, high=16.0)])
+
+
+def token_heads() -> Example:
+    """A layer after attention, as Keras and JAX write it: codes split into heads, and weights of heads in an Einsum."""
+    rng = np.random.default_rng(17)
+    model = parse(
+        f"""heads (float[batch, tokens, 32] x) => (float[batch, tokens, 13] y) {{
+            {TOKEN_CODES} codes = Cast<to = 3>(clipped)  wide = Cast<to = 6>(codes)
+            split = Reshape(wide, shape)  sum = Einsum<equation = "bthd,hdn->btn">(split, w)
+            real = Cast<to = 1>(sum)  scaled = Mul(real, scale)  weighed = Mul(scaled, ws)  y = Add(weighed, bias)
+        }}""",
+        17,
+        **token_constants(),
+        shape=np.array([0, 0, 4, 8]),
+        w=int8_weights(rng, 4, 8, 13).astype(np.int32),
+        ws=rng.uniform(0.001, 0.01, 13).astype(np.float32),
+        bias=grid_weights(rng, 13),
+    )
+    return Example(model, [activations(2, 7, 32, zero_row=True)])
+
+
 def frames() -> Example:
     """A convolution of the frames of a video: one scale for each frame, without an epsilon or a Clip."""
     rng = np.random.default_rng(15)
@@ -757,6 +795,8 @@ MODELS: dict[str, Callable[[], Example]] = {
     "kv_cache_float_bias": float_bias,
     "qat_unfolded_weights": unfolded_weights,
     "experts_token": experts,
+    "token_float_offset": float_offset,
+    "token_heads": token_heads,
     "frame_unclipped": frames,
     "integer_attention": integer_attention,
 }

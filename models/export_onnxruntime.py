@@ -306,6 +306,32 @@ def nbits() -> Example:
     return Example(model, [activations(2, 7, 72, zero_row=True)])
 
 
+def mixture_of_experts() -> Example:
+    """A router, and experts as onnxruntime-genai's builder writes those of GPT-OSS, with codes of 8 bits.
+
+    ONNX Runtime quantizes their activations in QMoE itself.
+    """
+    rng = np.random.default_rng(12)
+    experts, hidden, inner, block = 4, 32, 48, 16
+    weights: dict[str, Any] = {"gate": rng.normal(0, 1, (hidden, experts)).astype(np.float32)}
+    for number, columns, depth in ((1, 2 * inner, hidden), (2, hidden, inner)):
+        weights[f"codes{number}"] = rng.integers(0, 256, (experts, columns, depth)).astype(np.uint8)
+        weights[f"scales{number}"] = rng.uniform(0.0005, 0.0015, (experts, columns, depth // block)).astype(np.float32)
+        weights[f"b{number}"] = grid_weights(rng, experts * columns).reshape(experts, columns)
+    model = parse(
+        f"""mixture (float[tokens, {hidden}] x) => (float[tokens, {hidden}] y) {{
+            router = MatMul(x, gate)
+            y = com.microsoft.QMoE <activation_alpha = 1.702, activation_beta = 1.0, activation_type = "swiglu",
+                block_size = {block}, expert_weight_bits = 8, k = 2, normalize_routing_weights = 1, swiglu_fusion = 1,
+                swiglu_limit = 7.0> (x, router, codes1, scales1, b1, codes2, scales2, b2)
+        }}""",
+        21,
+        ("com.microsoft",),
+        **weights,
+    )
+    return Example(model, [activations(9, hidden)])
+
+
 def saved(model: onnx.ModelProto) -> onnx.ModelProto:
     """Returns a model as a session optimizes it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -393,6 +419,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
     "ort_nbits": nbits,
+    "ort_mixture_of_experts": mixture_of_experts,
     "ort_optimized": optimized,
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),
 }

@@ -14,6 +14,7 @@ import pytest
 from ort_dynq import cache, kernels
 from ort_dynq.backends.options import BACKENDS
 
+gc.disable()  # until all tests are collected
 os.environ[cache.FOLDER] = "0"  # sessions of tests rewrite their models
 
 _ran: Counter[str] = Counter()  # the number of tests that ran on each instruction set
@@ -119,6 +120,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(100_000)
 
 

@@ -50,6 +50,7 @@ def rewritten(name: str, exact: bool = False) -> tuple[Result, bytes]:
     return result, result.to_proto().SerializeToString()
 
 
+@functools.cache
 def has_products(name: str) -> bool:
     """Returns whether float products have become integer products."""
     model = onnx.ModelProto.FromString(rewritten(name)[1])
@@ -57,12 +58,12 @@ def has_products(name: str) -> bool:
     return any(entry.key == ACTIVATION for body in bodies for node in nodes_of(body) for entry in node.metadata_props)
 
 
-def data_sets(name: str) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-    """Yields the inputs and outputs of each data set by name."""
+@functools.cache
+def data_sets(name: str) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+    """Returns the inputs and outputs of each data set by name."""
     folders = sorted((MODELS / name).glob("test_data_set_*"))
     assert folders
-    for folder in folders:
-        yield tensors(folder, "input"), tensors(folder, "output")
+    return [(tensors(folder, "input"), tensors(folder, "output")) for folder in folders]
 
 
 def tensors(folder: Path, kind: str) -> dict[str, Array]:

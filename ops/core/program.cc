@@ -152,23 +152,27 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
   all.read_rows(row, 1);
   const Parts parts(tensors.cols);
   const int slots = passes_.slot_count;
+  const bool converts = tensors.src_type != kFloat || tensors.dst_type != kFloat || bits_of(code_type_) < 8;
   for (const PlacedPass& pass : passes_of(tensors).passes) {
     if (pass.is_of_numbers) {
       all.run_numbers(pass, row, 1);
       continue;
     }
-    std::vector<float> numbers(static_cast<size_t>(parts.count * slots));
+    // Parts share the numbers, unless they write their own.
+    std::vector<float> numbers(pass.reduces ? static_cast<size_t>(parts.count * slots) : 0);
     std::atomic<bool> all_finite = true;
     run_tasks(context, parts.count, [&](int64_t part) {
-      Run run(*this, tensors);
-      for (int i = 0; i < slots; ++i) *run.slot(i) = *all.slot(i);
-      const int64_t some = pass.reduces ? parts.size(part) : kPassElements, end = parts.begin(part + 1);
+      Run run(*this, tensors, pass.reduces ? nullptr : &all);
+      for (int i = 0; i < slots && pass.reduces; ++i) *run.slot(i) = *all.slot(i);
+      const int64_t some = pass.reduces || !converts ? parts.size(part) : kPassElements, end = parts.begin(part + 1);
       for (int64_t col = parts.begin(part); col < end; col += some) {
         run.begin_part(all.all_finite());
         run.run_elements(pass, {row, col, 1, std::min(some, end - col)}, part == 0);
       }
       if (!run.all_finite()) all_finite = false;
-      for (int i = 0; i < slots; ++i) numbers[static_cast<size_t>(part * slots + i)] = *run.slot(i);
+      for (const PlacedStep& step : pass.steps)
+        if (is_reduction(step.kind))
+          numbers[static_cast<size_t>(part * slots + step.a.index)] = *run.slot(step.a.index);
     });
     all.set_all_finite(all_finite);
     for (const PlacedStep& step : pass.steps) {

@@ -17,17 +17,17 @@ namespace dynq {
 // an even number, since two 4-bit codes share a byte.
 class Program::Run {
  public:
-  Run(const Program& program, const ProgramTensors& tensors)
+  // `numbers`: a run whose numbers this run reads, if it runs no pass that writes numbers.
+  Run(const Program& program, const ProgramTensors& tensors, const Run* numbers = nullptr)
       : program_(program),
         tensors_(tensors),
         passes_(program.passes_of(tensors)),
         table_(active_kernels()),
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
-        slots_(aligned(memory_.allocate(passes_.slot_count * kMostPassRows + (passes_.tile_count + 1) * kTileElements +
-                                        kAlignment / kSize))),
-        tiles_(slots_ + passes_.slot_count * kMostPassRows),
-        number_steps_(number_step_memory_.allocate(passes_.number_steps)) {}
+        tiles_(aligned(memory_.allocate((numbers == nullptr ? passes_.slot_count * kMostPassRows : 0) +
+                                        (passes_.tile_count + 1) * kTileElements + kAlignment / kSize))),
+        slots_(numbers != nullptr ? numbers->slots_ : tiles_ + (passes_.tile_count + 1) * kTileElements) {}
 
   void run(int64_t row, int64_t rows) {
     all_finite_ = is_widened_ = false;
@@ -68,6 +68,7 @@ class Program::Run {
 
   // A pass over numbers, the first of whose steps is number `first` of all such steps.
   void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows, int64_t first = 0) {
+    if (!has_placed_numbers_) number_steps_ = number_step_memory_.allocate(passes_.number_steps);
     Step* steps = number_steps_ + first;
     const auto count = static_cast<int64_t>(pass.number_steps.size());
     const char* memory = address(slots_);
@@ -410,8 +411,8 @@ class Program::Run {
   const Storage src_, codes_;
   Scratch<float, 16 * kMostPassRows + 4 * kTileElements> memory_;
   Scratch<Step, 24> step_memory_, number_step_memory_;
-  float *const slots_, *const tiles_;
-  Step* const number_steps_;
+  float *const tiles_, *const slots_;
+  Step* number_steps_ = nullptr;
   bool has_placed_numbers_ = false, is_widened_ = false, all_finite_ = false;
   Scratch<float, kTileElements> widened_memory_, narrowed_memory_;
   float* widened_ = nullptr;

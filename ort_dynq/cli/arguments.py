@@ -59,8 +59,8 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-only",
         choices=("keep", "blocks", "two-term"),
-        help="MatMulNBits whose accuracy_level asks for a float activation: leave it (the default), quantize the "
-        "activation in the blocks of the weights, or to two codes of 8 bits, which is more accurate than float16",
+        help="MatMulNBits and QMoE whose accuracy_level asks for a float activation: leave it (the default), quantize "
+        "the activation in the blocks of the weights, or to two codes of 8 bits, which is more accurate than float16",
     )
 
 

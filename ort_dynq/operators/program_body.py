@@ -19,6 +19,7 @@ def body_of(
     operands: str = "operand_",
     *,
     has_blocks: bool = False,
+    scope: str = "",
 ) -> str:
     """The nodes that compute a program with standard operators, in the text syntax of ``onnx.parser``.
 
@@ -34,6 +35,7 @@ def body_of(
         operands: What the names of its operands begin with.
         has_blocks: Whether the results of vectors and of numbers have shapes of their own, ``src_shape`` and
             ``scale_shape``.
+        scope: What the names of ``x`` and of the shapes begin with.
     """
     program = Program(program.steps, {name: each for name, each in program.outputs.items() if name in results})
     uses, lines = program.live(), list[str]()
@@ -43,7 +45,7 @@ def body_of(
             known = {"inf": "infinity", "-inf": "minus_infinity"}
             return known.get(value) or f"{prefix}c{sorted(filter(is_literal, uses)).index(value)}"
         operand = INPUT.fullmatch(value)
-        return f"{prefix}{value}" if operand is None else f"{operands}{operand[2]}" if operand[2] else "x"
+        return f"{prefix}{value}" if operand is None else f"{operands}{operand[2]}" if operand[2] else f"{scope}x"
 
     for value in filter(is_literal, uses):
         if math.isfinite(float(value)):
@@ -52,22 +54,22 @@ def body_of(
         if uses[f"v{index}"]:
             given = [*map(name, step.operands)]
             if program.is_mixed_choice(step):
-                lines.append(f"{name(f'v{index}')}_e = Expand({given[0]}, shape)")
+                lines.append(f"{name(f'v{index}')}_e = Expand({given[0]}, {scope}shape)")
                 given[0] = f"{name(f'v{index}')}_e"
-            lines += _step(step, name(f"v{index}"), given, opset)
+            lines += _step(step, name(f"v{index}"), given, opset, scope)
     for output, result in results.items():
         if output in program.outputs:
             shape, result_shape = ("shape", "src_shape") if OUTPUTS[output] else ("parameter_shape", "scale_shape")
             expanded = f"{result}_x" if has_blocks else result
-            lines.append(f"{expanded} = Expand({name(program.outputs[output])}, {shape})")
+            lines.append(f"{expanded} = Expand({name(program.outputs[output])}, {scope}{shape})")
             if has_blocks:
-                lines.append(f"{result} = {reshape(opset)}({expanded}, {result_shape})")
+                lines.append(f"{result} = {reshape(opset)}({expanded}, {scope}{result_shape})")
         else:
             lines.append(f"{result} = Constant<value = float[0] {{}}>()")
     return "\n".join(lines)
 
 
-def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]:
+def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> Iterator[str]:
     """The nodes of one step, whose value gets the name `to`."""
     operator, listed = step.operator, ", ".join(operands)
     if operator in COMPARISONS:
@@ -105,14 +107,14 @@ def _step(step: Step, to: str, operands: list[str], opset: int) -> Iterator[str]
     elif operator in FUNCTIONS:
         yield from (_sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
     elif operator == SUM:
-        yield from _sum(listed, to, opset)
+        yield from _sum(listed, to, opset, scope)
     elif operator in REDUCTIONS:
         # From opset 18 on, axes are an input.
         attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
-        yield f"{to}_e = Expand({listed}, shape)"
-        yield f"{to}_r = {reshape(opset)}({to}_e, rows_shape)"
+        yield f"{to}_e = Expand({listed}, {scope}shape)"
+        yield f"{to}_r = {reshape(opset)}({to}_e, {scope}rows_shape)"
         yield f"{to}_m = {operator}<keepdims = 1{attribute}>({to}_r{axes})"
-        yield f"{to} = {reshape(opset)}({to}_m, parameter_shape)"
+        yield f"{to} = {reshape(opset)}({to}_m, {scope}parameter_shape)"
     else:
         yield f"{to} = {operator}({listed})"
 
@@ -127,7 +129,7 @@ _GELU = (
 )
 
 
-def _power(y: str, to: str) -> Iterator[str]:
+def power(y: str, to: str) -> Iterator[str]:
     """The nodes of 2^y, for y from -126 to 126: 2^n * 2^r, where n is an integer."""
     yield f"{to}_n = Round({y})"
     yield f"{to}_r = Sub({y}, {to}_n)"
@@ -149,7 +151,7 @@ def _sigmoid(x: str, to: str) -> Iterator[str]:
     yield f"{to}_high = Constant<value_float = 126.0>()"
     yield f"{to}_scaled = Mul({x}, {to}_factor)"
     yield f"{to}_y = Clip({to}_scaled, {to}_low, {to}_high)"
-    yield from _power(f"{to}_y", f"{to}_e")
+    yield from power(f"{to}_y", f"{to}_e")
     yield f"{to}_d = Add(one, {to}_e)"
     yield f"{to} = Div(one, {to}_d)"
 
@@ -169,7 +171,7 @@ def _gelu(x: str, to: str) -> Iterator[str]:
     yield f"{to}_pvt = Mul({to}_pv, {to}_t)"
     yield f"{to}_tt = Mul({to}_t, {to}_t)"
     yield f"{to}_y = Mul({to}_tt, {to}_factor)"
-    yield from _power(f"{to}_y", f"{to}_e")
+    yield from power(f"{to}_y", f"{to}_e")
     yield f"{to}_g = Mul({to}_pvt, {to}_e)"
     yield f"{to}_b = Less(zero, {x})"
     yield f"{to}_m = Where({to}_b, {x}, zero)"
@@ -179,15 +181,15 @@ def _gelu(x: str, to: str) -> Iterator[str]:
 _SUMS = 32
 
 
-def _sum(x: str, to: str, opset: int) -> Iterator[str]:
+def _sum(x: str, to: str, opset: int, scope: str) -> Iterator[str]:
     """The nodes of a sum: element i of a row is added to partial sum i % 32, then halves of them are added."""
-    yield f"{to}_e = Expand({x}, shape)"
-    yield f"{to}_r = {reshape(opset)}({to}_e, rows_shape)"
+    yield f"{to}_e = Expand({x}, {scope}shape)"
+    yield f"{to}_r = {reshape(opset)}({to}_e, {scope}rows_shape)"
     yield f"{to}_sums = Constant<value_ints = [{_SUMS}]>()"
     yield f"{to}_zeros = Constant<value_ints = [0, 0, 0]>()"
     yield f"{to}_first = Constant<value_ints = [0]>()"
-    yield f"{to}_rows = Gather(rows_shape, {to}_first)"
-    yield f"{to}_cols = Gather(rows_shape, axes)"
+    yield f"{to}_rows = Gather({scope}rows_shape, {to}_first)"
+    yield f"{to}_cols = Gather({scope}rows_shape, axes)"
     yield f"{to}_rest = Mod({to}_cols, {to}_sums)"
     yield f"{to}_missing = Sub({to}_sums, {to}_rest)"
     yield f"{to}_pads = Concat<axis = 0>({to}_zeros, {to}_missing)"
@@ -209,7 +211,7 @@ def _sum(x: str, to: str, opset: int) -> Iterator[str]:
         yield f"{to}_{half} = Add({to}_low_{half}, {to}_high_{half})"
         half //= 2
     yield f"{to}_no_minus_zero = Add({to}_1, zero)"
-    yield f"{to} = {reshape(opset)}({to}_no_minus_zero, parameter_shape)"
+    yield f"{to} = {reshape(opset)}({to}_no_minus_zero, {scope}parameter_shape)"
 
 
 def saturated(value: str, to: str, cast: str, low: str, high: str) -> Iterator[str]:

@@ -100,6 +100,7 @@ def selected(
     operand_count: int = OPERANDS,
     *,
     has_blocks: bool = False,
+    scope: str = "",
 ) -> str:
     """Sets `results`, names by output, to the outputs of the program that the attribute `branch` selects.
 
@@ -112,7 +113,7 @@ def selected(
         prefix: What the names of all other values begin with.
         operands: What the names of the programs' operands begin with.
         operand_count: The number of operands.
-        has_blocks: As in :func:`body_of`.
+        has_blocks, scope: As in :func:`body_of`.
     """
     middles = "\n".join(
         f"{prefix}middle_{i} = Constant<value_int = {i}>()\n{prefix}is_below_{i} = Less(branch, {prefix}middle_{i})"
@@ -123,7 +124,7 @@ def selected(
         # The Ifs form a tree: protocol buffers limit how deep subgraphs are nested.
         if end - first == 1:
             program = parse(programs[first], operand_count)
-            return body_of(program, f"{prefix}{first}_", results, opset, operands, has_blocks=has_blocks)
+            return body_of(program, f"{prefix}{first}_", results, opset, operands, has_blocks=has_blocks, scope=scope)
         middle = (first + end) // 2
 
         def branch(which: str, first: int, end: int) -> str:

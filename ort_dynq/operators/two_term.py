@@ -8,33 +8,11 @@ from .spec import FLOATS, Family, Input, Operator, Signature
 
 
 def _body(opset: int) -> str:
-    # From opset 18 on, axes are an input of ReduceMax.
-    attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
     return f"""{{
-    axes = Constant<value_ints = [1]>()
     zero = Constant<value_float = 0.0>()
-    highest = Constant<value_float = 127.0>()
-    lowest = Constant<value_float = -127.0>()
-    fine_steps = Constant<value_float = 254.0>()
     real_src = Cast<to = 1>(src)
     {rows("real_src", opset)}
-    is_nan = IsNaN(rows)
-    numbers = Where(is_nan, zero, rows)
-    magnitudes = Abs(numbers)
-    largest = ReduceMax<keepdims = 1{attribute}>(magnitudes{axes})
-    abs_max = Max(largest, zero)
-    inverse = Div(highest, abs_max)
-    scaled = Mul(numbers, inverse)
-    is_undefined = IsNaN(scaled)
-    t = Where(is_undefined, zero, scaled)
-    rounded = Round(t)
-    code = Clip(rounded, lowest, highest)
-    rest = Sub(t, code)
-    fine_rest = Mul(rest, fine_steps)
-    rounded_rest = Round(fine_rest)
-    remainder = Clip(rounded_rest, lowest, highest)
-    coarse_step = Div(abs_max, highest)
-    row_scale = Div(coarse_step, fine_steps)
+    {terms_of("rows", "", opset)}
     codes_int8 = Cast<to = 3>(code)
     remainders_int8 = Cast<to = 3>(remainder)
     codes = {reshape(opset)}(codes_int8, flat_shape)
@@ -51,6 +29,37 @@ def _body(opset: int) -> str:
     dst_shape = Concat<axis = 0>(lead, doubled)
     dst = {reshape(opset)}(both, dst_shape)
 }}"""
+
+
+def terms_of(rows: str, prefix: str, opset: int) -> str:
+    """Sets ``code``, ``remainder`` and ``row_scale``, with a prefix, to those of rows along the last dimension.
+
+    The body must define ``zero``, the float32 number 0.
+    """
+    # From opset 18 on, axes are an input of ReduceMax.
+    attribute, axes = ("", f", {prefix}row_axis") if opset >= 18 else (", axes = [-1]", "")
+    p = prefix
+    return f"""{p}row_axis = Constant<value_ints = [-1]>()
+    {p}highest = Constant<value_float = 127.0>()
+    {p}lowest = Constant<value_float = -127.0>()
+    {p}fine_steps = Constant<value_float = 254.0>()
+    {p}is_nan = IsNaN({rows})
+    {p}numbers = Where({p}is_nan, zero, {rows})
+    {p}magnitudes = Abs({p}numbers)
+    {p}largest = ReduceMax<keepdims = 1{attribute}>({p}magnitudes{axes})
+    {p}abs_max = Max({p}largest, zero)
+    {p}inverse = Div({p}highest, {p}abs_max)
+    {p}scaled = Mul({p}numbers, {p}inverse)
+    {p}is_undefined = IsNaN({p}scaled)
+    {p}t = Where({p}is_undefined, zero, {p}scaled)
+    {p}rounded = Round({p}t)
+    {p}code = Clip({p}rounded, {p}lowest, {p}highest)
+    {p}rest = Sub({p}t, {p}code)
+    {p}fine_rest = Mul({p}rest, {p}fine_steps)
+    {p}rounded_rest = Round({p}fine_rest)
+    {p}remainder = Clip({p}rounded_rest, {p}lowest, {p}highest)
+    {p}coarse_step = Div({p}abs_max, {p}highest)
+    {p}row_scale = Div({p}coarse_step, {p}fine_steps)"""
 
 
 FAMILY = Family(

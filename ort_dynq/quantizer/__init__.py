@@ -17,8 +17,8 @@ from ..graphs import named
 from ..opsets import check_versions
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
+from ..rewriter.float16 import convert_in_float32
 from ..rewriter.float16 import operands as float16_operands
-from ..rewriter.float16 import quantize_in_float32
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, OPTIONS, QUANTIZED, note_origin
 from ..rewriter.normal_form import in_normal_form
@@ -151,7 +151,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
         options.check_patterns(quantized)
         apply = functools.partial(convert, phases=phases, fuse=options.fuse)
         quantized, report = in_normal_form(
-            quantized, lambda model: quantize_in_float32(model, apply, names, LAYERS) or (model, apply(model))
+            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS)
         )
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))

@@ -111,16 +111,17 @@ def rewrite(
     doc strings, and refers to the same external data. Its results are the same bit for bit, with two exceptions. Float
     products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions:
     integer sums are exact, and float sums are rounded. MatMulNBits of accuracy_level 4 quantizes its activation itself;
-    the operators in its place use other codes, with steps that are not larger. So does DynamicQuantizeLSTM.
+    the operators in its place use other codes, with steps that are not larger. So do DynamicQuantizeLSTM
+    and QMoE.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         exact: Whether float products stay float products, so that every result is the same bit for bit.
         fuse: Whether normalizations, activation functions and attention are fused, too, with each other and with the
             quantization after them. Their last bits change.
-        weights_only: What becomes of MatMulNBits whose accuracy_level asks for a float activation. "keep": they stay.
-            "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4. "two-term":
-            it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
+        weights_only: What becomes of MatMulNBits and QMoE whose accuracy_level asks for a float activation. "keep":
+            they stay. "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4.
+            "two-term": it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
         keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
             without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
 
@@ -146,9 +147,7 @@ def rewrite(
     check_versions(loaded)
     before = op_counts(loaded)
     with explained(model):
-        rewritten, report = in_normal_form(
-            loaded, lambda model: convert_in_float32(model, apply, IN_FLOAT32) or (model, apply(model))
-        )
+        rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32))
     report.before = before
     if not report.rewritten:
         report.after = before

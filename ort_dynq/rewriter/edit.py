@@ -51,26 +51,13 @@ class Shared:
         found: _T = self._objects[kind]
         return found
 
-    def forget(self, kind: Callable[[Facts], Any]) -> None:
-        """Drops the object of a class: the next call creates another one."""
-        self._objects.pop(kind, None)
+    def begin_phase(self) -> None:
+        """Drops the objects of one phase: the next call creates others."""
+        self._objects = {kind: each for kind, each in self._objects.items() if not isinstance(each, OfOnePhase)}
 
 
-@dataclass
-class ExtraOutput:
-    """A new value that replaces an old one where the model uses the old one outside the chain.
-
-    Attributes:
-        old: The old value.
-        new: The new value. Its last `squeezed` dimensions, of length 1, are removed, and it is cast to old's type.
-        dtype: The element type of `new`.
-        squeezed: The number of dimensions to remove.
-    """
-
-    old: ir.Value
-    new: ir.Value
-    dtype: ir.DataType
-    squeezed: int = 0
+class OfOnePhase:
+    """The base of shared objects that may name values which another phase replaces."""
 
 
 @dataclass
@@ -105,7 +92,6 @@ class Edit:
     _initializers: list[tuple[ir.Value, ir.Graph]] = field(default_factory=list)
     _inputs: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
     _values: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    _extra_outputs: list[ExtraOutput] = field(default_factory=list)
 
     @property
     def main(self) -> ir.Node | None:
@@ -210,10 +196,6 @@ class Edit:
         """Records that an old node reads `new` as its input `index`."""
         self._inputs.append((node, index, new))
 
-    def add_extra_outputs(self, extra_outputs: Sequence[ExtraOutput]) -> None:
-        """Records values that replace old values that are still used when the rest of the edit is done."""
-        self._extra_outputs += extra_outputs
-
     def apply(self, rule: str) -> None:
         """Changes the model.
 
@@ -243,44 +225,6 @@ class Edit:
         for old in self._values:
             if (producer := old.producer()) is not None and producer.graph is not None:
                 old.name = self.facts.new_name()  # another output of its node is still used
-        last = self._main
-        for extra in self._extra_outputs:
-            assert last is not None
-            last = self._apply_extra_output(extra, last, rule)
-
-    def _apply_extra_output(self, extra: ExtraOutput, last: ir.Node, rule: str) -> ir.Node:
-        """Inserts the nodes that an extra output needs after `last`; returns the last node inserted."""
-        old, new = extra.old, extra.new
-        if not (old.uses() or old.is_graph_output()) or (producer := old.producer()) is None:
-            return last
-        self.facts.note(new, extra.dtype, None if extra.squeezed else old.shape)
-        nodes = _conversion(extra)
-        if not nodes and new.is_graph_output() and old.is_graph_output():  # a graph output has one name
-            nodes = [ir.node("Identity", [new])]
-        for node in nodes:
-            _stamp(node, self.node, rule, self.facts, is_main=False)
-            assert last.graph is not None
-            last.graph.insert_after(last, [node])
-            last, new = node, node.outputs[0]
-        if new.is_graph_output() and not old.is_graph_output():
-            ir.convenience.replace_all_uses_with([old], [new])
-        else:
-            _replace_value(old, new, self.facts)
-        _remove_unused([producer])
-        return last
-
-
-def _conversion(extra: ExtraOutput) -> list[ir.Node]:
-    """Returns the nodes that give the new value the shape and the type of the old one."""
-    nodes: list[ir.Node] = []
-    value = extra.new
-    if extra.squeezed:
-        axes = constant(np.arange(-extra.squeezed, 0))
-        nodes += [axes, ir.node("Squeeze", [value, axes.outputs[0]])]
-        value = nodes[-1].outputs[0]
-    if extra.old.dtype is not None and extra.old.dtype != extra.dtype:
-        nodes.append(ir.node("Cast", [value], {"to": int(extra.old.dtype)}))
-    return nodes
 
 
 def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main: bool) -> None:

@@ -15,7 +15,6 @@ from .analysis.nodes import program_of
 from .edit import Edit, Shared
 from .functions import declare_functions
 from .policy.saturation import cpu_dependence
-from .products.affine import AffineForms
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
 from .rule import WEIGHTS_ONLY, Context, Rule
@@ -53,7 +52,7 @@ def convert(
     with Facts(model) as facts:
         context = Context(facts, exact, Shared(facts), "main", fuse, weights_only, keep_fused)
         for phase in phases:
-            context.shared.forget(AffineForms)  # they may name values that another phase has replaced
+            context.shared.begin_phase()
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
         report.findings, report.is_prepared = findings.all(), findings.is_prepared

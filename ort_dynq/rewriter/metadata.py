@@ -45,6 +45,10 @@ PRODUCT = "ort_dynq.product"
 """On a product with a program: the name that the result of the product had before the program became part of it.
 Verification compares the product and the program one after the other."""
 
+HAS_OFFSET = "ort_dynq.has_offset"
+"""On a QuantizedMatMul whose activation has a float offset: "1". The Add after it adds the product of the offset and
+the weights. Only the sum is a value of the original, which verification compares, so no program begins before it."""
+
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
 """On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
 rounded weights, and then the product of the unrounded ones."""

@@ -112,7 +112,16 @@ class Reason(Enum):
     NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
     NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"
     NBITS_PREPACKED = "its weights are packed for another device"
-    NBITS_QMOE = "ort_dynq has no mixture of experts with quantized weights"
+
+    # Mixtures of experts (QMoE)
+    EXPERTS_FLOAT_ACTIVATION = (
+        "ONNX Runtime computes these experts with float activations (accuracy_level {level}, block_size "
+        "{block_size}); --weights-only blocks or two-term converts them"
+    )
+    EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 4 or 8"
+    EXPERTS_ATTRIBUTE = "its {name} is {value}: ort_dynq has no such mixture of experts"
+    EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
+    EXPERTS_SHAPE = "the shape of {name} is not known, or has not three dimensions"
 
     # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these
     DEQUANTIZED_SHARED = "other nodes also read its weights: the model would store them twice"

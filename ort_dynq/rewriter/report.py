@@ -16,9 +16,9 @@ _OF_CODES = ("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQua
 _DYNAMIC = ("DynamicQuantizeLinear", *_OF_CODES)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
-_QUANTIZED = ("MatMulNBits", *_INTEGER)
+_QUANTIZED = ("MatMulNBits", "QMoE", *_INTEGER)
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
-_FLOAT = (*_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "nchwc.Conv")
+_FLOAT = (*_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 

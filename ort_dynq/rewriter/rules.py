@@ -27,6 +27,7 @@ from .products import (
     fused_products,
     integer_matmul,
     matmul_nbits,
+    mixture_of_experts,
     saturating_products,
     two_activations,
     unconverted,
@@ -41,7 +42,7 @@ PHASES = (
     (
         *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
         *(float_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
-        *(matmul_nbits.RULE, dynamic_lstm.RULE, fused_products.RULE),
+        *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
     (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
     (tails.RULE,),

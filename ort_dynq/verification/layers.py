@@ -15,7 +15,7 @@ from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.fusion.splitting import is_inexact
-from ..rewriter.metadata import ACTIVATION, PRODUCT, RULE
+from ..rewriter.metadata import ACTIVATION, HAS_OFFSET, PRODUCT, RULE
 from .attention import is_attention
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Layers:
         return value
 
     def _offset(self, node: ir.Node) -> ir.Value | None:
-        use = None if node.outputs[0].name in self.values else only_use(node.outputs[0])
+        use = only_use(node.outputs[0]) if HAS_OFFSET in node.metadata_props else None
         other = use.node.inputs[1 - use.idx] if use is not None and use.node.op_type == "Add" else None
         product = None if other is None else other.producer()
         return product.inputs[0] if product is not None and product.op_type == "Mul" else None

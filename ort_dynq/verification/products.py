@@ -25,12 +25,13 @@ from ..rewriter.metadata import EXACT, FLOAT_ACTIVATION
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import first_line, load
+from .experts import Mixture, judge_mixture, mixture_of
 from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 from .nbits import is_noise, is_within_steps, noise_of, products_of
-from .recurrent import Lstm, judge, lstm_of
+from .recurrent import Judgement, Lstm, judge, lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class Product:
     result of A's nodes in float64. The magnitude is the same computation on absolute values,
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). For a MatMulNBits of A, the reference of B
-    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for a
-    DynamicQuantizeLSTM, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py).
+    has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for
+    DynamicQuantizeLSTM and QMoE, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py, experts.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.
@@ -85,9 +86,9 @@ class Product:
         unchecked: Why the product cannot be checked; empty if it is.
         is_fusion: Whether it is no product but a fusion: a normalization, an activation function or attention. Its
             unit is 2**-24 * the largest abs(reference) of the row; of attention, see attention.py.
-        a_noise, b_noise: The noise of the results of A and B if A's product is a MatMulNBits or DynamicQuantizeLSTM, in
-            dB: the mean square of result - reference, relative to the mean square of the reference. -inf without noise;
-            None for other products.
+        a_noise, b_noise: The noise of the results of A and B if A's product is MatMulNBits, DynamicQuantizeLSTM or
+            QMoE, in dB: the mean square of result - reference, relative to the mean square of the reference. -inf
+            without noise; None for other products.
     """
 
     name: str
@@ -156,18 +157,22 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     layers = Layers(model_a, model_b)
     recurrent = {node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")}
     lstms = [lstm for lstm in recurrent.values() if lstm is not None]
+    mixed = {node: mixture_of(node, layers) for node in layers.take("QuantizedExperts")}
+    mixtures = [mixture for mixture in mixed.values() if mixture is not None]
+    of_a: tuple[Lstm | Mixture, ...] = (*lstms, *mixtures)
     labels = list(map(label, layers.nodes))
     stored = list(map(rounded_weights_of, layers.nodes))
-    of_lstms_in_b = [output for node in recurrent for output in node.outputs]
-    fusions = Fusions(layers.values, model_b, {*layers.results, *of_lstms_in_b})
+    taken = (*recurrent, *mixed)
+    of_taken = [output for node in taken for output in node.outputs]
+    fusions = Fusions(layers.values, model_b, {*layers.results, *of_taken})
     fused = [fusion.result for fusion in fusions.found]
-    if not layers.nodes and not recurrent and not layers.unreachable and not fused and not fusions.hidden:
+    if not layers.nodes and not taken and not layers.unreachable and not fused and not fusions.hidden:
         return None
     names = list(map(name_of, model_a.graph.outputs))
     chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
     foreign = layers.foreign
     needed = [value for chain in chains if chain for value in chain.values()]
-    needed += [value for lstm in lstms for value in lstm.values_of_a()]
+    needed += [value for each in of_a for value in each.values_of_a()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
     if fused:
         with Facts(model_a) as facts:
@@ -188,7 +193,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         ]
     )
     observed = [value for value in wanted_of_b if value.producer() is not None]
-    overridden = [*layers.results, *fused, *(value for lstm in lstms for value in lstm.b.outputs)]
+    overridden = [*layers.results, *fused, *(value for each in of_a for value in each.b.outputs)]
     names_of_fused = list(map(name_of, fused))
     hidden = set(map(name_of, fusions.hidden))
     results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
@@ -214,13 +219,19 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     arrays_of_b = {**of_b_and_feeds, **known}
     for fusion, name, result in zip(fusions.found, names_of_fused, results[len(layers.results) :], strict=False):
         products.append(_judge_fusion(fusion, layers.values[name], result, cut, arrays_of_b, model_a))
-    of_lstms = iter(results[len(layers.results) + len(fused) :])
+    of_others = iter(results[len(layers.results) + len(fused) :])
     for lstm, values in zip(lstms, codes_of_lstms, strict=True):
         inputs = dequantized(lstm.b, values, of_b_and_feeds)
-        products.append(_judge_lstm(lstm, known, inputs, [next(of_lstms) for _ in lstm.b.outputs]))
-    products += [Product(label(node), problem=_NO_PRODUCT) for node, lstm in recurrent.items() if lstm is None]
+        products.append(_judge_lstm(lstm, known, inputs, [next(of_others) for _ in lstm.b.outputs]))
+    for mixture in mixtures:
+        result = next(of_others)
+        found_in_a = known[name_of(mixture.node.outputs[0])]
+        products.append(_judged(mixture.name, judge_mixture(mixture, known, result), found_in_a, result))
+    products += [
+        Product(label(node), problem=_NO_PRODUCT) for node, found in (recurrent | mixed).items() if found is None
+    ]
     verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
-    verified += [value for lstm in lstms for value in lstm.node.outputs if value.uses() or value.is_graph_output()]
+    verified += [value for each in of_a for value in each.node.outputs if value.uses() or value.is_graph_output()]
     # Last, since this renames A's values.
     perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
     return Checked(
@@ -384,11 +395,18 @@ def _products_of(
 def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Product:
     """Compares a DynamicQuantizeLSTM: see recurrent.py."""
     found = judge(lstm, known, inputs, outputs)
+    return _judged(lstm.name, found, known[name_of(lstm.node.outputs[0])], outputs[0])
+
+
+def _judged(name: str, found: Judgement, a_result: Array, b_result: Array) -> Product:
+    """A layer whose errors are relative to their bounds."""
     compared = np.isfinite(found.reference)
-    states = (each.astype(np.float64) for each in (known[name_of(lstm.node.outputs[0])], outputs[0]))
-    a_noise, b_noise = (noise_of(each[compared], found.reference[compared]) for each in states)
+    both = (each.astype(np.float64) for each in (a_result, b_result))
+    a_noise, b_noise = (
+        noise_of(each[compared], found.reference[compared]) if each.shape == compared.shape else None for each in both
+    )
     return Product(
-        lstm.name,
+        name,
         depth=found.reference.shape[-1],
         elements=found.reference.size,
         skipped=found.skipped,

@@ -30,7 +30,7 @@ from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from .layers import Layers, name_of
 from .rounded import codes_of
 
-_UNIT = 2.0**-24  # half a unit in the last place of float32, relative
+UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _OF_PRODUCT = 8  # roundings of a product, as products.FLOOR has them
 _OF_FUNCTION = 1e-6  # the error of an activation function in both models: twice what docs/numerics.md says
 _LARGEST_CODE = 255
@@ -45,18 +45,18 @@ class Bounded(NamedTuple):
 
     def __add__(self, other: Bounded) -> Bounded:  # type: ignore[override]
         value = self.value + other.value
-        return Bounded(value, self.error + other.error + _UNIT * np.abs(value))
+        return Bounded(value, self.error + other.error + UNIT * np.abs(value))
 
     def __mul__(self, other: Bounded) -> Bounded:  # type: ignore[override]
         value = self.value * other.value
         one, two = np.abs(self.value) * other.error, np.abs(other.value) * self.error
-        return Bounded(value, one + two + self.error * other.error + _UNIT * np.abs(value))
+        return Bounded(value, one + two + self.error * other.error + UNIT * np.abs(value))
 
     def after(self, function: Callable[[Array], Array]) -> Bounded:
         """Returns the values of a function that rises or falls."""
         value = function(self.value)
         ends = [np.abs(function(self.value + sign * self.error) - value) for sign in (-1, 1)]
-        return Bounded(value, np.maximum(*ends) + _OF_FUNCTION + _UNIT * np.abs(value))
+        return Bounded(value, np.maximum(*ends) + _OF_FUNCTION + UNIT * np.abs(value))
 
 
 class Lstm(NamedTuple):
@@ -233,7 +233,7 @@ class _Steps:
         (products, sizes), r, (one, two) = of_inputs, self._r[d], np.split(self._bias[d], 2)
         value = products + one + h.value @ r + two
         size = sizes + np.abs(one) + np.abs(h.value) @ np.abs(r) + np.abs(two)
-        return Bounded(value, _OF_PRODUCT * _UNIT * size + error + h.error * np.abs(r).sum(0))
+        return Bounded(value, _OF_PRODUCT * UNIT * size + error + h.error * np.abs(r).sum(0))
 
     def _cell(self, d: int, gates: Bounded, c: Bounded) -> tuple[Bounded, Bounded]:
         """Returns the next state and the next second state."""

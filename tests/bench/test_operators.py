@@ -109,7 +109,7 @@ def test_bench_restores_the_instruction_set(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("ops", "--misaligned", "--sizes", "3x20,2x64", "--threads", "1,2")
+    arguments = ("ops", "--misaligned", "--sizes", "3x20", "--threads", "1,2")
     timings = run_developers_json(capsys, *arguments)["timings"]
     assert [
         (each["threads"], tuple(each["shape"]), each["operator"], each["granularity"], each["offset"])
@@ -117,7 +117,7 @@ def test_bench_ops_misaligned_json_and_text(capsys: pytest.CaptureFixture[str]) 
     ] == list(
         itertools.product(
             (1, 2),
-            ((3, 20), (2, 64)),
+            ((3, 20),),
             ("QuantizeLinear", "DequantizeLinear"),
             ("per tensor", "axis 0", "last axis"),
             (0, 16, 32),

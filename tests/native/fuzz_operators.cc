@@ -378,6 +378,52 @@ struct Recurrence {
   static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLeast};
 };
 
+// QuantizedExperts: the experts, and the lengths that src does not have.
+struct Mixture {
+  int64_t experts, inner, columns, bits, group_size;
+  const char* program;
+
+  Mixture(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
+      : experts(1 + static_cast<int64_t>(bytes.below(6))),
+        inner(1 + static_cast<int64_t>(bytes.below(80))),
+        bits(find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer)),
+        group_size(find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer)) {
+    static constexpr const char* kPrograms[] = {"dst = Mul(Mul(x, Sigmoid(x)), tensor1)", "dst = Clip(x, 0, inf)",
+                                                "dst = x", "dst = Add(x, ReduceMax(x))", "dst = Mul(x, column1)"};
+    program = bytes.of(kPrograms);
+    columns = std::strstr(program, "tensor1") != nullptr ? 2 * inner : inner;
+    given.push_back({"program", program, 0});
+    given.push_back(
+        {"k", nullptr, bytes.one_in(32) ? bytes.of(kWrongCounts) : 1 + static_cast<int64_t>(bytes.below(3))});
+    if (bytes.one_in(2)) given.push_back({"normalize", nullptr, bytes.one_in(16) ? 2 : 1});
+    src = shape_of({static_cast<int64_t>(bytes.below(40)), 1 + static_cast<int64_t>(bytes.below(80))});
+    if (group_size <= 0 || group_size > 128) return;
+    src.dims[1] = group_size * (1 + static_cast<int64_t>(bytes.below(3)));
+    columns = columns / inner * group_size;
+    inner = group_size;
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+    const int64_t hidden = src.dims[src.rank - 1], quad = bits == 4 ? 8 : 4;
+    if (index <= 2) return index == 2 && bytes.one_in(2) ? shape_of({0}) : shape_of({src.dims[0], experts});
+    const int64_t depth = index < 7 ? hidden : inner, count = index < 7 ? columns : hidden;
+    const int64_t groups = group_size > 0 ? depth / group_size : 1;
+    switch ((index - 3) % 4) {
+      case 0:
+        return shape_of({experts, (count + 15) / 16, (depth + quad - 1) / quad, 16, 4});
+      case 1:
+        return bytes.one_in(2) ? shape_of({1}) : shape_of({experts, groups, count});
+      case 2:
+        return shape_of({experts, groups, count});
+      default:
+        return shape_of({experts, count});
+    }
+  }
+
+ private:
+  static constexpr int64_t kWrongCounts[] = {0, -1, 7, kHuge, kLeast};
+};
+
 int64_t terms_of(const std::vector<ort_dynq_attribute>& given) {
   return find<int64_t>(given, "terms", 1, &ort_dynq_attribute::integer) == 2 ? 2 : 1;
 }
@@ -928,6 +974,8 @@ Problem make_problem(Bytes& bytes) {
   if (name == "CompressedAttention") cache.emplace(bytes, types, problem.attributes, src);
   std::optional<Recurrence> recurrence;
   if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
+  std::optional<Mixture> mixture;
+  if (name == "QuantizedExperts") mixture.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
   std::optional<ProgramText> program;
   if (name.find("Program") != std::string::npos) {
@@ -960,6 +1008,7 @@ Problem make_problem(Bytes& bytes) {
                   : attention                     ? attention->shape_of_input(bytes, i, src)
                   : cache                         ? cache->shape_of_input(bytes, types, i, src)
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
+                  : mixture                       ? mixture->shape_of_input(bytes, i, src)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))

@@ -16,7 +16,7 @@ from ort_dynq.operators import OPERATORS
 
 OPSET = 18
 CASES_OF_AN_OPERATOR = 200
-MOST = 20
+MOST = 10
 """Empty cases of an operator."""
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compressed import compressed_inputs
 from convolutions import conv_inputs
+from experts import expert_inputs
 from helpers import Array
 from recurrence import recurrence_inputs
 
@@ -35,6 +36,8 @@ def arrays_of(operator: Operator) -> list[Array]:
         return [*arrays, *(np.ones((), each) for each in types[len(arrays) :])]
     if operator.name == "QuantizedRecurrence":
         return recurrence_inputs(np.random.default_rng(0), 2, 3, 1, 1)
+    if operator.name == "QuantizedExperts":
+        return expert_inputs(np.random.default_rng(0), (4, 16), 2, 16, bits=8, program="dst = x")
     if operator.name == "CompressedAttention":
         rng = np.random.default_rng(0)
         return compressed_inputs(rng, ("int8", "int8"), (1, 1, 1, 4, 2, 2, 2), has_zero_points=False)

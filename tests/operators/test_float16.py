@@ -5,7 +5,6 @@ DynamicQuantize and DynamicDequantize are in test_formats.py.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from convolutions import conv_inputs, random_conv
 from functions import run_function
-from helpers import Array, assert_same, matmul_inputs, with_one_nan
+from helpers import Array, assert_same, in_turn, matmul_inputs, pairwise, with_one_nan
 from test_functions import Case, check, with_tail
 
 from ort_dynq.operators import OPERATORS
@@ -95,7 +94,7 @@ def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> Non
 def test_every_value_as_the_scale_of_a_column(operator: str, isas: Sequence[str]) -> None:
     """In products of one row and of many; of 8 bits, and of 4 bits in groups."""
     rng = np.random.default_rng(0)
-    for rows, (bits, group_size) in itertools.product((1, 2, 20), ((8, 0), (4, 16), (8, 32))):
+    for rows, (bits, group_size) in in_turn((1, 2, 20), ((8, 0), (4, 16), (8, 32))):
         inputs, _ = matmul_inputs(rng, (rows, 32), 8200, bits=bits, group_size=group_size, column_groups=bits == 4)
         for start in range(0, EVERY.size, inputs[5].size):
             inputs[5] = np.resize(EVERY[start:], inputs[5].shape)
@@ -134,9 +133,7 @@ def test_convolutions(isas: Sequence[str], is_wide: bool) -> None:
         compare_conv(isas, random_conv(rng, is_wide=is_wide))
 
 
-@pytest.mark.parametrize("group", [1, 16])
-@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
-@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize(("kernel", "strides", "group"), pairwise([(1, 1), (3, 3)], [(1, 1), (2, 1)], [1, 16]))
 def test_large_convolutions(isas: Sequence[str], kernel: tuple[int, int], strides: tuple[int, int], group: int) -> None:
     """Outputs of several tiles and tasks: positions are adjacent in the output, or only in rows."""
     for shape in ((2, 16, 60, 70), (50, 16, 3, 4)):  # few positions: samples share vectors

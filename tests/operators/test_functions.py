@@ -22,6 +22,7 @@ import onnxruntime as ort
 import pytest
 from compressed import compressed_cases
 from convolutions import conv_inputs, random_conv
+from experts import PROGRAMS, expert_inputs
 from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
 from helpers import (
     IS_ARM,
@@ -53,7 +54,7 @@ OPSETS = (13, 17, 18, 20, 21, 25)  # the bodies change at 14, 15, 18, 21 and 23
 opsets = pytest.mark.parametrize(
     "opset", [pytest.param(each, marks=[pytest.mark.exhaustive] * (each not in (13, 25))) for each in OPSETS]
 )
-PARTS = 6
+PARTS = 8
 """One of so many parts of the cases of an operator and an opset is tested by default; each opset has another part."""
 CODES: dict[int, Any] = {1: np.float32, 2: np.uint8, 3: np.int8}
 INF, MAX = math.inf, float(np.finfo(np.float32).max)
@@ -479,6 +480,33 @@ def compressed_attention_cases(opset: int) -> Iterator[Case]:
     yield from (Case(attributes, inputs) for attributes, inputs in compressed_cases(opset))
 
 
+# QuantizedExperts
+
+
+def experts_cases(opset: int) -> Iterator[Case]:
+    """Every way to store weights; few and many tokens for each expert; experts without tokens."""
+    rng = np.random.default_rng(opset)
+    shapes: list[Shape] = [(7, 64), (2, 3, 64), (64,), (1, 64), (40, 64), (0, 64)]
+    which = itertools.product((4, 8), (0, 16, 32), (1, 2), ("none", "all"))
+    for i, (bits, group_size, terms, zero_points) in enumerate(which):
+        program = PROGRAMS[(i + opset) % len(PROGRAMS)]
+        inputs = expert_inputs(
+            rng,
+            shapes[i % (len(shapes) - (opset < 14))],
+            5 + i % 4,
+            (32, 64, 96)[(i + i // 3) % 3] if group_size else 35,
+            bits=bits,
+            group_size=group_size,
+            program=program,
+            zero_points=zero_points,
+            float_type=np.float16 if i % 5 == 2 and opset >= 15 else np.float32,
+            scale_type=(np.float32, np.float16)[(i + i // 6) % 2],
+            has_router_weight=i % 3 == 0,
+        )
+        given: Attributes = {"bits": bits, "group_size": group_size, "terms": terms, "program": program}
+        yield Case(given | {"k": 1 + i % 4, "normalize": i // 2 % 2}, inputs)
+
+
 # QuantizedRecurrence
 
 
@@ -642,6 +670,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "QuantizedConv": conv_cases,
     "QuantizedAttention": attention_cases,
     "CompressedAttention": compressed_attention_cases,
+    "QuantizedExperts": experts_cases,
     "QuantizedRecurrence": recurrence_cases,
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,

@@ -23,6 +23,7 @@ from helpers import (
     assert_same,
     handwritten,
     make_session,
+    native_only,
     parse,
     with_one_nan,
 )
@@ -61,7 +62,7 @@ def check(backend: str, case: Case, threads: int = 1, **given: int) -> Array:
 @functools.cache
 def random_cases() -> list[tuple[Case, Array]]:
     rng = np.random.default_rng(0)
-    return [(case, stock_conv(case)) for case in (random_conv(rng, is_wide=i % 8 == 0) for i in range(200))]
+    return [(case, stock_conv(case)) for case in (random_conv(rng, is_wide=i % 8 == 0) for i in range(120))]
 
 
 def test_any_geometry(product_isa: str) -> None:
@@ -70,7 +71,7 @@ def test_any_geometry(product_isa: str) -> None:
     for (inputs, _, given), right in random_cases():
         assert_same(run("native", inputs, given), right)
         distinct += len(np.unique(right))
-    assert distinct > 10_000
+    assert distinct > 6_000
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5,)], ids=str)
@@ -238,6 +239,7 @@ def test_padding_has_the_value_of_the_zero_point(product_isa: str, zero_point: i
                 check("native", case)
 
 
+@native_only
 @pytest.mark.parametrize("auto_pad", [1, 2])
 def test_pads_that_are_computed(backend: str, auto_pad: int) -> None:
     rng = np.random.default_rng(5)

@@ -20,6 +20,7 @@ from helpers import (
     make_session,
     matmul_inputs,
     native_only,
+    pairwise,
     parse,
     stock_session,
     with_one_nan,
@@ -121,11 +122,11 @@ def test_any_number_of_rows_columns_and_products(product_isa: str, bits: int, co
     rng = np.random.default_rng(bits)
     distinct = 0
     for columns in range(1, 81):
-        for i in range(6):
+        for i in range(4):
             rows, depth = ROWS[(columns + 3 * i) % len(ROWS)], DEPTHS[(5 * columns + i) % len(DEPTHS)]
             case = matmul_inputs(rng, (rows, depth), columns, bits=bits, codes=codes)
             distinct += len(np.unique(check("native", case, bits=bits, scale_order=i % 3)))
-    assert distinct > 50_000
+    assert distinct > 30_000
 
 
 @pytest.mark.parametrize("zero_points", ["none", "one", "all"])
@@ -153,7 +154,7 @@ def test_groups(product_isa: str, bits: int, size: int) -> None:
     """Scales of columns, of rows or of both vary with the group."""
     rng = np.random.default_rng(size)
     zero_points = itertools.cycle(("none", "one", "all"))
-    for rows, groups, columns in itertools.product((1, 2, 6, 19), (1, 2, 5), (3, 32, 75)):
+    for rows, groups, columns in pairwise((1, 2, 6, 19), (1, 2, 5), (3, 32, 75)):
         for column_groups, row_groups in itertools.product((True, False), repeat=2):
             case = matmul_inputs(
                 rng,
@@ -199,6 +200,7 @@ SCALES: tuple[tuple[Shape, Shape], ...] = (
 )
 
 
+@native_only
 @pytest.mark.parametrize(("shape", "scale"), SCALES, ids=str)
 def test_rows_share_a_scale(backend: str, shape: Shape, scale: Shape) -> None:
     rng = np.random.default_rng(3)

@@ -172,7 +172,7 @@ def cases_of(seeds: Iterable[int], opset: int) -> list[Case]:
 @pytest.mark.parametrize("opset", OPSETS)
 def test_branches_of_one_function(opset: int) -> None:
     """All programs of a model are branches of one function, whose outputs have their types and shapes."""
-    cases = cases_of(range(1000 * opset, 1000 * opset + 6), opset)
+    cases = cases_of(range(1000 * opset, 1000 * opset + 4), opset)
     for each, results, alone in zip(cases, expected(cases, opset, together=True), expected(cases, opset), strict=True):
         src = each.inputs[0]
         lead = src.shape[: each.axis % src.ndim]
@@ -183,7 +183,7 @@ def test_branches_of_one_function(opset: int) -> None:
             assert_same(with_one_nan(result), with_one_nan(other))
 
 
-CHUNK = 50
+CHUNK = 30
 
 
 @pytest.mark.parametrize(("opset", "first"), every(120, itertools.product(OPSETS, range(0, 120 * CHUNK, CHUNK))))
@@ -212,7 +212,7 @@ def compare(cases: Sequence[Case], opset: int, isas: Sequence[str]) -> None:
 
 def test_text_is_canonical() -> None:
     rng, names = np.random.default_rng(0), ["x", "row1", "column2", "tensor3"]
-    for _ in range(500):
+    for _ in range(150):
         program = random_program(rng, int(rng.choice(SIZES)), names)
         again = parse(str(program))
         assert str(again) == str(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 from collections import defaultdict
@@ -61,17 +62,19 @@ def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-IMPORTS = {path: imported(path, ast.parse(path.read_text())) for path in files()}
+@functools.cache
+def imports() -> dict[Path, set[Path]]:
+    return {path: imported(path, ast.parse(path.read_text())) for path in files()}
 
 
 def test_order_is_complete() -> None:
-    assert {*order()} == {part(path) for path in IMPORTS}
+    assert {*order()} == {part(path) for path in imports()}
 
 
 def test_imports_go_down() -> None:
     ranks = {name: rank for rank, name in enumerate(order())}
     upward = defaultdict(set)
-    for path, targets in IMPORTS.items():
+    for path, targets in imports().items():
         for target in targets:
             if ranks[part(target)] > ranks[part(path)]:
                 upward[str(path.relative_to(PACKAGE))].add(str(target.relative_to(PACKAGE)))
@@ -79,7 +82,7 @@ def test_imports_go_down() -> None:
 
 
 def test_no_circles_of_files() -> None:
-    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises a CycleError, which names the files
+    graphlib.TopologicalSorter(imports()).prepare()  # raises a CycleError, which names the files
 
 
 @pytest.mark.parametrize(

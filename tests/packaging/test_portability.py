@@ -102,7 +102,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nodes = onnx.ModelProto.FromString(content).graph.node
         if all(node.domain == "ort_dynq" or node.op_type in SAME for node in nodes):
             (folder / f"{name}.onnx").write_bytes(content)
-            np.savez(folder / f"{name}.npz", **next(data_sets(name))[0])
+            np.savez(folder / f"{name}.npz", **data_sets(name)[0][0])
     return folder
 
 

@@ -69,7 +69,9 @@ def test_an_instruction_set_without_tests(tmp_path: Path) -> None:
     assert (status, f"FAILED: this machine has {ISAS[0]}, but no test ran on it" in shown) == (1, True), shown
 
 
-@pytest.mark.parametrize("options", [("-k", "products"), ("tests/test_suite.py",)])
+@pytest.mark.parametrize(
+    "options", [("-k", "products"), pytest.param(("tests/test_suite.py",), marks=pytest.mark.exhaustive)]
+)
 def test_a_part_of_the_tests(options: tuple[str, ...], tmp_path: Path) -> None:
     status, shown = run(tmp_path, ISAS[0], "-n", "0", *options)
     assert (status, "FAILED" in shown) == (0, False), shown

@@ -76,7 +76,7 @@ def sampled() -> list[dict[str, str]]:
     while missing:
         given = dict(min(missing, key=sorted))
         fitting = [form for form in valid if all(form.get(key, value) == value for key, value in given.items())]
-        candidates = [{key: rng.choice(FORMS[key]) for key in free} | rng.choice(fitting) | given for _ in range(50)]
+        candidates = [{key: rng.choice(FORMS[key]) for key in free} | rng.choice(fitting) | given for _ in range(20)]
         best = max(candidates, key=lambda form: len(pairs(form) & missing))
         chosen.append({key: best[key] for key in FORMS})
         missing -= pairs(best)

@@ -50,9 +50,9 @@ def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    """The outputs with the plugin; without it, and with two threads, they are the same, bit for bit."""
-    outputs = make_session(model, "native").run(None, feeds)
-    for other in (stock_session(model), make_session(model, "native", threads=2)):
+    """The outputs with the plugin and two threads; without it, they are the same, bit for bit."""
+    outputs = make_session(model, "native", threads=2).run(None, feeds)
+    for other in (stock_session(model),):
         for one, two in zip(outputs, other.run(None, feeds), strict=True):
             assert_same(one, two)
     return list(outputs)

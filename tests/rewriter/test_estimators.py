@@ -61,7 +61,7 @@ WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
 
 def model_of(nodes: str) -> onnx.ModelProto:
     model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
-    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1), "half": F(0.5)}
+    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1), "half": F(0.5), "none": F(0)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return model
 
@@ -69,6 +69,13 @@ def model_of(nodes: str) -> onnx.ModelProto:
 def data() -> dict[str, Array]:
     x = np.nan_to_num(rows((9, 64)), posinf=1, neginf=-1)
     return {"x": x, "other": x[::-1].copy()}
+
+
+MASKED = (  # a scale whose zeros become 1, and a mask that is reshaped as it is
+    "ms = Div(m, c127) l = Squeeze(ms, one) k = Squeeze({}, one) z = Equal(k, none) zu = Unsqueeze(z, one)"
+    " lu = Unsqueeze(l, one) t = Where(zu, unit, lu) p = Div(x, t) e = Round(p) c = Clip(e, low, high)"
+    " f = Mul(c, t) d = Sub(f, x) v = Add(x, d)"
+)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,7 @@ def data() -> dict[str, Array]:
         "i = Div(c127, b) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) f = Div(c, i) d = Sub(f, x) v = Add(x, d)",
         "h = Exp(x) p = Div(h, s) e = Round(p) c = Clip(e, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Add(f0, s) d = Sub(f, x) v = Add(x, d)",
+        MASKED.format("ms"),
     ],
 )
 def test_products(nodes: str) -> None:
@@ -109,6 +117,7 @@ def test_products(nodes: str) -> None:
         "h = Sub(half, q) e = Ceil(h) c = Clip(e, low, high) d = Sub(c, q) t = Add(q, d) v = Mul(t, s)",
         "i = Div(c127, m) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) d = Sub(c, p) t = Add(p, d) v = Mul(t, s)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Mul(f0, eps) d = Sub(f, x) v = Add(x, d)",
+        "o1 = Abs(other) o2 = ReduceMax(o1, one) " + MASKED.format("o2"),
     ],
 )
 def test_near_misses(nodes: str) -> None:

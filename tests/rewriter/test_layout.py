@@ -134,7 +134,7 @@ def test_networks(name: str) -> None:
     text, remaining = NETWORKS[name]
     model = model_of(text)
     in_order = check(model, images(), *(() if "Pad(" in text else special()), exact=True)
-    for report in (in_order, rewrite(model).report):
+    for report in (in_order, rewrite(model).report) if remaining else (in_order,):
         assert report.after["Transpose"] == remaining
         assert report.after["ConvInteger"] == 0
         assert sum(report.after.values()) < sum(report.before.values())

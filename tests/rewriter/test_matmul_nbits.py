@@ -258,13 +258,6 @@ def test_reshaped_weights() -> None:
     assert not any(each.name == "B" for each in model.graph.initializer)
 
 
-def test_mixture_of_experts() -> None:
-    case = make()
-    case.model.graph.node[0].op_type = "QMoE"
-    (finding,) = ort_dynq.rewrite(case.model).report.unconverted
-    assert "mixture of experts" in finding.reason
-
-
 def test_exact() -> None:
     (finding,) = ort_dynq.rewrite(make().model, exact=True).report.unconverted
     assert "exact" in finding.reason

@@ -1,6 +1,6 @@
 """Mutations of the exported models: more outputs, Identity between all nodes, constants of another rank.
 
-By default, each model gets one of the three mutations.
+By default, every fourth model gets one of the three mutations.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def test_one_more_consumer(name: str) -> None:
     order = [output.name for output in everything.graph.output]
     wanted = dict(zip(order, stock_session(everything).run(None, inputs), strict=True))
     is_half = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in values)
-    for i, value in enumerate(random.Random(name).sample(values, min(len(values), 6))):
+    for i, value in enumerate(random.Random(name).sample(values, min(len(values), 4))):
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
         changed.graph.output.append(value)
         converted = rewrite(changed, exact=True).to_proto()
-        session = make_session(converted, "native") if i % 4 else stock_session(converted)
+        session = make_session(converted, "native") if i % 2 else stock_session(converted)
         names = [output.name for output in session.get_outputs()]
         if is_half:  # ONNX Runtime removes Casts to float16 and back if nothing else uses the value
             wanted = dict(zip(names, stock_session(changed).run(None, inputs), strict=True))
@@ -63,7 +63,7 @@ def test_one_more_consumer(name: str) -> None:
             check_products(changed, inputs)
 
 
-@pytest.mark.parametrize("name", every(6, FOLDERS, 1))
+@pytest.mark.parametrize("name", every(12, FOLDERS, 1))
 def test_identities_between_all_nodes(name: str) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
     outputs = {output.name for output in model.graph.output}
@@ -90,7 +90,7 @@ def test_identities_between_all_nodes(name: str) -> None:
         assert len(found(report)) >= len(plain) or name == "torch_quarot_group"
 
 
-@pytest.mark.parametrize("name", every(6, FOLDERS, 2))
+@pytest.mark.parametrize("name", every(12, FOLDERS, 2))
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_constants_of_another_rank(name: str, rank: int) -> None:
     """Scalars of elementwise operators become [1] and [1, 1, 1], which may enlarge results."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import hostile_models
 import numpy as np
@@ -76,7 +77,6 @@ from pathlib import Path
 import test_saving as t
 from ort_dynq import storage
 storage._LARGEST_PROTO = 1000
-root, is_stranger = Path(sys.argv[1]), sys.argv[2] == "stranger"
 
 def die_at(point):
     calls = 0
@@ -92,47 +92,50 @@ def die_at(point):
         setattr(os, name, dying(getattr(os, name)))
     builtins.open = dying(builtins.open)
 
-found = []
-for point in range(1, 100):
-    folder = root / str(point)
-    folder.mkdir()
-    path = folder / "model.onnx"
-    (t.save_as_stranger if is_stranger else t.save)(2, path)
-    child = os.fork()
-    if not child:
-        die_at(point)
-        t.save(3, path)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    weight, left = t.weight_of(path), t.names(folder)
-    t.save(4, path)
-    found.append((status, weight, left, t.weight_of(path), t.names(folder)))
-    if not status:
-        break
-print(json.dumps(found))
+def killed(save_first):
+    for point in range(1, 100):
+        folder = Path(sys.argv[1]) / f"{save_first.__name__}_{point}"
+        folder.mkdir()
+        path = folder / "model.onnx"
+        save_first(2, path)
+        child = os.fork()
+        if not child:
+            die_at(point)
+            t.save(3, path)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        weight, left = t.weight_of(path), t.names(folder)
+        t.save(4, path)
+        yield status, weight, left, t.weight_of(path), t.names(folder)
+        if not status:
+            break
+
+print(json.dumps([[*killed(t.save)], [*killed(t.save_as_stranger)]]))
 """
 
 
-@pytest.mark.parametrize("first", ["ort_dynq", "stranger"])
-def test_killed_at_each_point(first: str, tmp_path: Path) -> None:
+def test_killed_at_each_point(tmp_path: Path) -> None:
     """The old pair or the new pair is there. The next save deletes the leftovers, but not another program's data."""
-    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{KILLED}", str(tmp_path), first]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{KILLED}", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    ours, of_stranger = json.loads(done.stdout)
+    check_killed(ours, is_stranger=False)
+    check_killed(of_stranger, is_stranger=True)
+
+
+def check_killed(found: list[Any], is_stranger: bool) -> None:
     statuses, weights, left, last, afterwards = zip(*found, strict=True)
     assert statuses == (9,) * (len(found) - 1) + (0,)
     assert len(found) > 10
     assert list(weights) == sorted(weights)  # the old model, then the new one
     assert {*weights} == {2, 3}
     assert any(name.endswith(".saving") for each in left for name in each)
-    assert max(len([name for name in each if NAME.fullmatch(name)]) for each in left) == (
-        2 if first == "ort_dynq" else 1
-    )
+    assert max(len([name for name in each if NAME.fullmatch(name)]) for each in left) == (1 if is_stranger else 2)
     assert {*last} == {4}
     for each in afterwards:
         assert NAME.fullmatch(each[1])
-        assert each[:1] + each[2:] == (["model.onnx", "model.onnx.data"] if first == "stranger" else ["model.onnx"])
+        assert each[:1] + each[2:] == (["model.onnx", "model.onnx.data"] if is_stranger else ["model.onnx"])
 
 
 @pytest.mark.parametrize("failing", [1, 2])

@@ -46,7 +46,11 @@ def converted(spelling: Spelling) -> tuple[onnx.ModelProto, Outcome]:
     except DynqError as error:
         return spelling.model, Outcome(f"{error}: {traceback.extract_tb(error.__traceback__)[-1]}", 0, False)
     model = result.to_proto()
-    return model, _outcome(model, result.report)
+    outcome = _outcome(model, result.report)
+    if spelling.draw.made["arithmetic"] == "two activations":
+        of_unsigned = [each for each in result.report.rewritten if each.operator == "MatMulInteger"]
+        outcome.products = len(of_unsigned)
+    return model, outcome
 
 
 def check(spelling: Spelling, *, exact: bool = True) -> Outcome:

@@ -20,6 +20,7 @@ from .steps import GROUP, NEAR_MISSES, fixed_by
 _DEPTH, _SQUARE = 256, 64
 _ROWS: dict[str, Shape] = {"matrix": (8, _DEPTH), "batch": (2, 4, _DEPTH), "square": (_SQUARE, _SQUARE)}
 _IMAGE, _SEQUENCE = (1, 16, 12, 12), (1, 16, 400)
+_FRAMES = 2
 _STEPS, _STEPS_OF_FLOAT16 = (-6, 6), (-10, -4)  # exponents
 
 
@@ -89,16 +90,23 @@ class _Writer(Layers):
         is_conv = self.kind.startswith("Conv")
         integral = "codes|integer" if self.opset >= 10 and self.type == "float32" else "codes"
         odd = f"{integral}|int32" if not is_conv and "integer" in integral else integral
-        self.arithmetic = draw("arithmetic", "float", "codes" if self.kind == "Einsum" else odd, rate=1.5)
-        scopes = ("tensor", "sample") if is_conv else ("tensor|token|token", "group")
+        if self.kind == "Einsum":
+            odd = "codes|int32" if self.type == "float32" else "codes"
+        if not is_conv and self.opset >= 13 and self.type == "float32":
+            odd += "|two activations"
+        self.arithmetic = draw("arithmetic", "float", odd, rate=1.5)
+        is_video = self.kind == "Conv" and self.arithmetic == "float" and not self.near_miss
+        scopes = ("tensor", "sample|frame" if is_video else "sample") if is_conv else ("tensor|token|token", "group")
         if not is_conv and self.arithmetic != "float":
             scopes = ("tensor|token|token", "")
         rows = draw("rows", "matrix" if self.kind == "Gemm" else "matrix|batch", "square" if self.near_miss else "")
         if rows == "batch":
             scopes = (scopes[0], scopes[1] + "|sample" * bool(scopes[1]))
         self.scope = draw("scope", *scopes)
-        shape = {"Conv": _IMAGE, "Conv1d": _SEQUENCE}.get(self.kind, _ROWS[rows])
+        image = (1, _FRAMES, *_IMAGE[1:]) if self.scope == "frame" else _IMAGE
+        shape = {"Conv": image, "Conv1d": _SEQUENCE}.get(self.kind, _ROWS[rows])
         g.shapes["x"] = g.shapes["other"] = shape
+        self.image = shape[1:] if self.scope == "frame" else shape
         x = g.cast("x", np.float32) if "chain" in self.type else "x"
         match draw("before the quantization", "nothing", "Identity|Cast|x * 1|Reshape, Reshape", rate=0.5):
             case "Identity":
@@ -122,7 +130,7 @@ class _Writer(Layers):
         codes = quantization.moved(codes)
         is_grid_of_groups = self.arithmetic == "float" and not is_conv and not self.near_miss
         self.axis = draw("weights of", "channel|channel|tensor", "group" if is_grid_of_groups else "")
-        count = int(draw("products", "1|1|1|2"))
+        count = 1 if self.arithmetic == "two activations" else int(draw("products", "1|1|1|2"))
         activation, magnitude, last, extra = "", "", len(g.nodes), {"scale": codes.scale}
         if self.arithmetic == "float":
             activation = quantization.dequantized(codes)
@@ -132,6 +140,8 @@ class _Writer(Layers):
                 magnitude = g("Add", magnitude, g("Mul", seen, 0.0))  # x + (y - x) is NaN if x is infinite
             if is_grouped:
                 activation, magnitude = (g.reshape(each, shape, zeros=True) for each in (activation, magnitude))
+            elif self.scope == "frame":
+                activation, magnitude = (g.reshape(each, [-1, *shape[2:]]) for each in (activation, magnitude))
             if self.type != "float32":
                 g.dtype = np.float16
                 activation, magnitude = (g.cast(each, g.dtype) for each in (activation, magnitude))
@@ -154,6 +164,10 @@ class _Writer(Layers):
                 self.float_product(i, activation, magnitude)
             elif self.arithmetic == "codes":
                 self.product_of_codes(i, codes)
+            elif self.arithmetic == "two activations":
+                # The same choices again, so the same spelling.
+                second = Quantization(draw, g, "other", self.scope, x, self.near_miss)
+                self.product_of_activations(codes, second.moved(second.codes()))
             else:
                 self.integer_product(i, codes)
         other_output = draw("another output", "none", "|".join(extra) if self.type == "float32" else "", rate=0.5)
@@ -196,7 +210,8 @@ class _Writer(Layers):
         inputs = {value.name for value in model.graph.input}
         data = {name: array for name, array in self._data().items() if name in inputs}
         extremes = {name: self._extremes() if name == "x" else array for name, array in data.items()}
-        inputs_of_tests = [data, extremes] if self.type == "float32" else [data]
+        has_extremes = self.type == "float32" and not self._is_cast_at_once
+        inputs_of_tests = [data, extremes] if has_extremes else [data]
         return Spelling(model, inputs_of_tests, draw, count, self._expected(), probe, magnitudes, self.near_miss)
 
     def _model(
@@ -245,9 +260,11 @@ class _Writer(Layers):
         )
         if saturates and {made.get("estimator of codes"), made.get("estimator of the activation")} - {"none", None}:
             return None  # far beyond the range, the sums of an estimator are rounded
+        if self.arithmetic == "two activations" and made["product of activations"].startswith("MatMulInteger"):
+            return True if "uint8" not in (made.get("code type"), made.get("quantize")) else None  # nothing to convert
         fixed = {"Expand", "Unsqueeze, Expand, Reshape"} | ({"Tile"} if self.scope in ("tensor", "sample") else set())
         spreads = {value for name, value in made.items() if name.startswith("broadcast of")}
-        if made["declared shape"] != "static" and spreads & fixed:
+        if made["declared shape"] != "static" and (spreads & fixed or "repeated" in made["epsilon"]):
             return None  # where a dimension is 1, a constant shape makes it longer
         is_multiplied = self._order.startswith(("x * ", "(x - min) * "))
         if is_multiplied and not self._is_guarded() and made.get("codes") in ("int16", "int32", "int64"):
@@ -260,6 +277,11 @@ class _Writer(Layers):
         if self.type == "float16":
             return False
         return "8" in made["codes"] or (self._is_guarded() and "* (c / r)" not in self._order)
+
+    @property
+    def _is_cast_at_once(self) -> bool:
+        """Whether floats become int32, whose Cast ONNX does not define for NaN and infinities."""
+        return self.arithmetic != "float" and self.draw.made.get("codes") == "int32"
 
     @property
     def _order(self) -> str:
@@ -276,7 +298,9 @@ class _Writer(Layers):
     def _rows(self, x: Array) -> Array:
         """Returns a view of an activation, one row for each scale."""
         shape = self.g.shapes["x"]
-        rows = {"tensor": (1, -1), "sample": (shape[0], -1), "group": (-1, GROUP)}.get(self.scope, (-1, shape[-1]))
+        rows = {"tensor": (1, -1), "sample": (shape[0], -1), "frame": (shape[1], -1), "group": (-1, GROUP)}.get(
+            self.scope, (-1, shape[-1])
+        )
         return x.reshape(rows)
 
     def _data(self) -> dict[str, Array]:
@@ -297,7 +321,7 @@ class _Writer(Layers):
             row[:] = np.where(rng.random(row.size) < 0.3, near, values)
             row[rng.choice(row.size, 2, replace=False)] = [low * step, high * step]
             if len(rows) > 2 and i % 8 == 5:
-                row[:] = 0 if rng.random() < 0.5 else row * 2.0**-30
+                row[:] = 0 if rng.random() < 0.5 and not self._is_cast_at_once else row * 2.0**-30
         return {"x": x, "other": rng.normal(0, 1, shape).astype(dtype), "flag": np.array(True)}
 
     def _extremes(self) -> Array:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .graph import Array, Draw, Graph
-from .quantization import Codes
+from .graph import Array, Draw, Graph, Shape
+from .quantization import Codes, Quantization
 from .steps import GROUP
 
 COLUMNS, COLUMNS_OF_GROUPS, FILTERS = 16, 256, 16
@@ -38,6 +38,7 @@ class Layers:
         outputs: The results of the products so far.
         magnitudes: For each result of a float product, the same product of absolute values.
         g: The graph.
+        image: The shape of the input of a convolution.
         opset, type, kind, arithmetic, scope, axis: The choices of these names; the axis is that of the weights' scales.
     """
 
@@ -46,6 +47,7 @@ class Layers:
     outputs: list[str] = field(default_factory=list)
     magnitudes: dict[str, str] = field(default_factory=dict)
     g: Graph = field(init=False)
+    image: Shape = ()
     opset: int = field(init=False)
     type: str = field(init=False)
     kind: str = field(init=False)
@@ -138,7 +140,7 @@ class Layers:
         bits = draw("bits", "8", "4") if self.kind != "Conv1d" else "8"
         top = 7 if bits == "4" else 127
         if self.kind.startswith("Conv"):
-            size, axis = (FILTERS, self.g.shapes["x"][1], *[3] * (len(self.g.shapes["x"]) - 2)), 0
+            size, axis = (FILTERS, self.image[1], *[3] * (len(self.image) - 2)), 0
         else:
             columns = COLUMNS_OF_GROUPS if "group" in (self.scope, self.axis) else COLUMNS
             size, axis = (self.g.shapes["x"][-1], columns), 1
@@ -167,6 +169,11 @@ class Layers:
         if self.near_miss == "weights computed at run time":
             total = g("Add", g("Mul", g.reduce("Max", "other", [], 0), 0.0), 1.0)
             return g("Mul", g.constant(codes * scale), g("Add", total, g.reduce("Max", "other", [], 0)))
+        if self.near_miss == "weights quantized at run time":
+            second = Quantization(self.draw, g, "other", "tensor", "x", "")
+            real = second.dequantized(second.symmetric())
+            real = g("Concat", real, real, shape=codes.T.shape if axis else codes.shape, axis=0)  # [N, K]
+            return real if transposed else g.transpose(real, [1, 0])
         if self.near_miss == "weights without a grid":
             return g.constant(draw.generator("noise").normal(0, 1, codes.shape).astype(g.dtype))
         odd = "(q - z) * s"
@@ -282,15 +289,17 @@ class Layers:
         self._emit(y, g("Abs", self._scaled(absolute, codes.scale, weights)))
 
     def integer_product(self, i: int, codes: Codes) -> None:
-        """MatMulInteger, ConvInteger, or a MatMul of int32."""
+        """MatMulInteger, ConvInteger, or a MatMul or Einsum of int32."""
         g, weights = self.g, self._random_weights(i)
         q = codes.q
         left = g.shapes[q]
         is_conv = self.kind.startswith("Conv")
         shape = (left[0], FILTERS, *left[2:]) if is_conv else (*left[:-1], weights.codes.shape[1])
         if self.arithmetic == "int32":
-            w = g.constant(weights.codes, np.int8)
-            sums = g("MatMul", g.cast(q, np.int32), g.cast(w, np.int32), shape=shape)
+            a, w = g.cast(q, np.int32), g.cast(g.constant(weights.codes, np.int8), np.int32)
+            if codes.zero_code:
+                a = g("Sub", a, g.cast(codes.zero_code, np.int32))
+            sums = self._product(a, w, False) if self.kind == "Einsum" else g("MatMul", a, w, shape=shape)
         else:
             zero = [codes.zero_code] if codes.zero_code else []
             if zero and g.shapes[zero[0]] != ():
@@ -301,6 +310,47 @@ class Layers:
             w = g.constant(weights.codes, np.int8)
             sums = g("ConvInteger" if is_conv else "MatMulInteger", q, w, *zero, shape=shape, **attributes)
         self._emit(self._scaled(g.cast(sums, g.dtype), codes.scale, weights), "")
+
+    def product_of_activations(self, codes: Codes, others: Codes) -> None:
+        """A product of the codes of two activations, [..., M, K] and [..., N, K]."""
+        g = self.g
+        rank = len(g.shapes[codes.q])
+        odd = "MatMul of int64|Einsum of int32" + ("|MatMulInteger" if self.draw.made.get("codes") != "int32" else "")
+        form = self.draw("product of activations", "MatMul of int32", odd)
+        columns = [*range(rank - 2), rank - 1, rank - 2]
+        shape = (*g.shapes[codes.q][:-1], g.shapes[others.q][-2])
+        factors, zeros = [], []
+        for each in (codes, others):
+            zero = each.zero_code
+            if zero and g.shapes[zero]:
+                zero = g.reshape(zero, [])
+            q = each.q
+            if form != "MatMulInteger":
+                wide = np.int64 if form.endswith("int64") else np.int32
+                q = g.cast(q, wide)
+                if zero:
+                    q = g("Sub", q, g.cast(zero, wide))
+            factors.append(q)
+            zeros += [zero] if zero else []
+        if form.startswith("Einsum"):
+            lead = "ab"[: rank - 2]
+            sums = g("Einsum", *factors, shape=shape, equation=f"{lead}mk,{lead}nk->{lead}mn")
+        else:
+            factors[1] = g.transpose(factors[1], columns)
+            operator = "MatMulInteger" if form == "MatMulInteger" else "MatMul"
+            sums = g(operator, *factors, *(zeros if operator == "MatMulInteger" else []), shape=shape)
+        scale = others.scale
+        if len(g.shapes[scale]) == rank:
+            scale = g.transpose(scale, columns)
+        real = g.cast(sums, g.dtype)
+        match self.draw("scales of the sums", "s * ws|s, ws", "ws, s"):
+            case "s * ws":
+                y = g("Mul", real, g("Mul", codes.scale, scale))
+            case "ws, s":
+                y = g("Mul", g("Mul", real, scale), codes.scale)
+            case _:
+                y = g("Mul", g("Mul", real, codes.scale), scale)
+        self._emit(y, "")
 
     def _emit(self, y: str, magnitude: str) -> None:
         g = self.g

@@ -45,7 +45,7 @@ class Quantization(Steps):
         if self.scope == "tensor" and g.opset >= 11 and g.dtype == np.float32 and not self.near_miss:
             odd += "|DynamicQuantizeLinear" if odd else "DynamicQuantizeLinear"
         zero_allowed = draw.made["arithmetic"] == "float" or (
-            self.scope == "tensor" and draw.made["arithmetic"] == "integer"
+            self.scope == "tensor" and draw.made["arithmetic"] != "codes"
         )
         match draw(
             "scheme", "symmetric|symmetric|asymmetric" if zero_allowed else "symmetric", odd if zero_allowed else ""
@@ -182,7 +182,7 @@ class Quantization(Steps):
 
     def _quantize_linear_axis(self) -> int | None:
         """Returns the axis of a QuantizeLinear; None if there is none."""
-        if self.near_miss or self.draw.made["arithmetic"] == "int32" or self.g.dtype != np.float32:
+        if self.near_miss or self.draw.made["arithmetic"] in ("int32", "two activations") or self.g.dtype != np.float32:
             return None
         if self.scope == "tensor" and self.g.opset >= 10:
             return 1

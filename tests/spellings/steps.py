@@ -35,6 +35,7 @@ NEAR_MISSES = {
     "activation times numbers along K": {},
     "weights without a grid": {},
     "weights computed at run time": {},
+    "weights quantized at run time": {"rows": "matrix"},
 }
 
 
@@ -68,7 +69,7 @@ class Steps:
         self.epsilon = 2.0**-13 if g.dtype == np.float16 else 1e-5
         scalar = scope == "tensor"
         self.lengths = g.shapes[x]
-        kept = {"tensor": 0, "sample": 1}.get(scope, len(self.lengths) - 1)
+        kept = {"tensor": 0, "sample": 1, "frame": 2}.get(scope, len(self.lengths) - 1)
         self.all_axes = [] if scalar else list(range(kept, len(self.lengths)))
         if near_miss == "one range for each element of K":
             self.all_axes = [0]
@@ -136,6 +137,9 @@ class Steps:
             odd += "|range: Where(= 0)|scale: Where(= 0)|range: Where(< epsilon)|scale: Where(< epsilon)"
         if g.opset >= 13 and g.shapes[v]:
             odd += "|range: ScatterND|scale: ScatterND"
+        is_of_rows = g.shapes[v] == (*self.lengths[:-1], 1) and self.scope == "token"
+        if g.opset >= 13 and where == "scale" and is_of_rows and self.draw.made["arithmetic"] == "float":
+            odd += "|scale: repeated, Where(= 0)|scale: repeated, ScatterND(= 0)"
         place, _, form = self.draw("epsilon", "none|range: Clip|scale: Clip", odd).partition(": ")
         if place != where:
             return v
@@ -148,19 +152,40 @@ class Steps:
             case "Where(= 0)":
                 return g("Where", g("Equal", v, 0.0), 1.0, v)
             case "ScatterND":
-                rank = len(g.shapes[v])
-                places = g("NonZero", g("Equal", v, 0.0), shape=(rank, 0))  # as many as there are zeros
-                indices = g.transpose(places, (1, 0))
-                count = g.slice(g("Shape", indices, shape=(2,)), 0, 0, 1)
-                return g("ScatterND", v, indices, g("Expand", 1.0, count, shape=(0,)), shape=g.shapes[v])
+                return self._scattered(v, g("Equal", v, 0.0))
+            case "repeated, Where(= 0)" | "repeated, ScatterND(= 0)":
+                return self._repeated(v, form)
         return g("Where", g("Less", v, epsilon), epsilon, v)
+
+    def _scattered(self, v: str, mask: str) -> str:
+        """Writes 1 where a mask holds, as torch exports `v[mask] = 1`."""
+        g = self.g
+        places = g("NonZero", mask, shape=(len(g.shapes[v]), 0))  # as many as there are ones
+        indices = g.transpose(places, (1, 0))
+        count = g.slice(g("Shape", indices, shape=(2,)), 0, 0, 1)
+        return g("ScatterND", v, indices, g("Expand", 1.0, count, shape=(0,)), shape=g.shapes[v])
+
+    def _repeated(self, v: str, form: str) -> str:
+        """Repeats a scale of rows to their width before zeros become 1, as torch exports the code of QuaRot."""
+        g, lengths = self.g, self.lengths
+        rows = int(np.prod(lengths[:-1]))
+        flat = g.reshape(v, (-1,))
+        wide = g("Expand", g.unsqueeze(flat, 1), g.integers(1, 1), shape=(rows, 1))
+        matrix = g("Tile", wide, g.integers(1, lengths[-1]), shape=(rows, lengths[-1]))
+        is_zero = g.unsqueeze(g("Equal", flat, 0.0), 1)
+        if "Where" in form:
+            matrix = g("Where", is_zero, 1.0, matrix)
+        else:
+            full = g("Expand", is_zero, g("Shape", matrix, shape=(2,)), shape=g.shapes[matrix])
+            matrix = self._scattered(matrix, full)
+        return g("Reshape", matrix, g("Shape", self.x, shape=(len(lengths),)), shape=lengths)
 
     # Elementwise
 
     def spread(self, name: str, v: str) -> str:
         """Broadcasts a scale or a zero point before its use, if drawn."""
         g, shape = self.g, self.lengths
-        ranked = len(g.shapes[v]) == len(shape)
+        ranked = len(g.shapes[v]) == len(shape) and g.shapes[v] != shape
         odd = "Expand|Expand to Shape" if g.opset >= 8 else ""
         odd += "|Tile|Unsqueeze, Expand, Reshape" if ranked and g.opset >= 8 else ""
         is_of_rows = ranked and g.shapes[v] == (*shape[:-1], 1)
@@ -251,9 +276,11 @@ class Steps:
         """Casts codes to integers, or keeps floats."""
         g = self.g
         name = np.dtype(code).name
-        integral = self.draw.made["arithmetic"] in ("integer", "int32")
+        arithmetic = self.draw.made["arithmetic"]
+        integral = arithmetic in ("integer", "int32", "two activations")
         odd = f"int32|int16|int64|int32, {name}"
-        match self.draw("codes", name if integral else f"float|{name}", f"int32, {name}" if integral else odd):
+        of_integers = f"int32, {name}|int32" if arithmetic in ("int32", "two activations") else f"int32, {name}"
+        match self.draw("codes", name if integral else f"float|{name}", of_integers if integral else odd):
             case "float":
                 return q
             case "int32" | "int16" | "int64" as wide:

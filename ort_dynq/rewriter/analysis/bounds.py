@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .constants import constant_scalar
-from .nodes import only_use, producer_of, skip_identity
+from .nodes import producer_of, skip_identity
 from .shapes import does_not_grow
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -100,44 +100,6 @@ def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
 def _origin(node: ir.Node, i: int) -> ir.Value | None:
     value = node.inputs[i]
     return None if value is None else skip_identity(value)
-
-
-def bounded_by(value: ir.Value) -> tuple[ir.Value, Bounded] | None:
-    """Returns the result of the nodes that bound a node's output, and its bounds, if nothing else uses the output."""
-    found: tuple[ir.Value, Bounded] | None = None
-    while (result := _next(value)) is not None:
-        step = bounds_of(result)
-        assert step is not None
-        found = result, step if found is None else found[1].within(step)
-        value = result
-    return found
-
-
-def _next(value: ir.Value) -> ir.Value | None:
-    """Returns the output of the node that bounds `value`, if only this node and its comparison use it."""
-    while (use := only_use(value)) is None:
-        users = list(dict.fromkeys(use.node for use in value.uses()))
-        if len(users) == 1 and users[0].op_type == "Identity" and not value.is_graph_output():
-            value = users[0].outputs[0]
-            continue
-        if len(users) != 2 or value.is_graph_output():
-            return None
-        where, compare = sorted(users, key=lambda node: node.op_type != "Where")
-        condition = only_use(compare.outputs[0])
-        if condition is None or condition.node is not where or condition.idx != 0:
-            return None
-        return _if_bounding(where, value)
-    return _if_bounding(use.node, value)
-
-
-def _if_bounding(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    bounded = bounds_of(node.outputs[0]) if node.graph is _graph(value) else None
-    return node.outputs[0] if bounded is not None and bounded.value is skip_identity(value) else None
-
-
-def _graph(value: ir.Value) -> ir.Graph | ir.Function | None:
-    node = value.producer()
-    return None if node is None else node.graph
 
 
 def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:

@@ -22,7 +22,6 @@ from .shape_inference import ShapeInference
 
 Dims: TypeAlias = "list[int | ir.SymbolicDim]"
 _LOGGER = "onnx_ir.passes.common.shape_inference"
-_UNKNOWN = "ort_dynq.unknown"  # a domain of operators that inference does not know
 
 
 class Facts:

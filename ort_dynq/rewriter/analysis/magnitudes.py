@@ -16,7 +16,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import operand, producer_of, skip_identity
-from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, unreshaped
+from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -229,17 +229,18 @@ class _Proof:
 
     def _where(self, node: ir.Node, depth: int) -> _Multiples | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
-        condition, values = (
-            producer_of(node.inputs[0], "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
-            node.inputs[1:],
-        )
+        mask, *values = node.inputs
+        compared = None if mask is None else unreshaped(mask)
+        condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
         for value, other in (values, values[::-1]):
             number = constant_scalar(other)
             if condition is None or value is None or number is None or number <= 0:
                 continue
             operands = [each for each in condition.inputs if each is not None]
             limits = [constant_scalar(each) for each in operands]
-            compares = any(skip_identity(each) is skip_identity(value) for each in operands)
+            compares = any(skip_identity(each) is skip_identity(value) for each in operands) and mask is compared
+            if not compares and mask is not None and same_shape(mask, value):  # both may be reshaped in the same way
+                compares = any(unreshaped(each) is unreshaped(value) for each in operands)
             limit = next((each for each in limits if each is not None), None)
             if compares and limit is not None and 0 <= limit <= number:
                 return self._cover(value, depth + 1)

@@ -53,6 +53,8 @@ class Interval:
 
     def within(self, low: float, high: float) -> Interval:
         """Returns the same for elements that are also known to lie within further bounds."""
+        if low <= self.low and self.high <= high:
+            return self
         return replace(self, low=max(self.low, low), high=min(self.high, high))
 
     def fits(self, low: float, high: float) -> bool:
@@ -139,7 +141,8 @@ class Values:
             found = replace(found, overflows=not is_bounded)
         found = found.within(of_type.low, of_type.high)
         is_number = found.low == found.high and float(found.low).is_integer()
-        return replace(found, is_integer=found.is_integer or of_type.is_integer or is_number)
+        is_integer = found.is_integer or of_type.is_integer or is_number
+        return found if is_integer == found.is_integer else replace(found, is_integer=is_integer)
 
     def _of_node(self, node: ir.Node, value: ir.Value) -> Interval:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]

@@ -6,7 +6,7 @@ that the rules find float32 chains. Models without float16 chains stay as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 import onnx_ir as ir
 
@@ -19,55 +19,45 @@ _ENDS = ("Round", "Floor", "Ceil", "DequantizeLinear")  # of chains; they or the
 
 
 def convert_in_float32(
-    model: ir.Model, convert: Callable[[ir.Model], Report], rules: Container[str]
-) -> tuple[ir.Model, Report] | None:
-    """Converts a copy of a float16 model with the Casts of ONNX Runtime in it.
+    model: ir.Model,
+    convert: Callable[[ir.Model], Report],
+    rules: Container[str],
+    layers: Collection[str] = (),
+) -> tuple[ir.Model, Report]:
+    """Converts a model; if that helps, a copy of it with the Casts of ONNX Runtime in it.
 
     Args:
-        model: The model, which stays as it is.
+        model: The model, which is changed.
         convert: Applies the rules to a model, which it changes.
         rules: The names of the rules that need the Casts.
+        layers: For a quantization: the operators that it quantizes. Those of float16 compute in float32 in the copy.
 
     Returns:
-        The new model and the report. None if the model has no chains, or if the Casts have no use: none of `rules`
-        converted a node, or its chains are of float32, and as many nodes are converted without Casts.
+        The converted model and the report. It is the copy if one of `rules` converted a node of it and, in a rewrite
+        of a model whose chains are of float32, if more nodes are converted than without Casts.
     """
-    if not mentions_float16(model) or not has_node(model, _ENDS) or not write_casts(copy := model.clone()):
-        return None
-    report = convert(copy)
-    found, plain = _count(report, rules), 0
-    if found and not has_float16_node(model, _ENDS):
-        plain = _count(convert(model.clone()), rules)
-    return _finished(copy, report) if found > plain else None
+    copy = _with_casts(model, layers)
+    if copy is not None:
+        report = convert(copy)
+        found, plain = _count(report, rules), 0
+        if found and not layers and not has_float16_node(model, _ENDS):
+            plain = _count(convert(model.clone()), rules)
+        if found > plain:
+            restore_zeros(copy)
+            copy.metadata_props[FLOAT16_CASTS] = "1"
+            return copy, report
+    return model, convert(model)
 
 
-def quantize_in_float32(
-    model: ir.Model, convert: Callable[[ir.Model], Report], rules: Container[str], layers: Container[str]
-) -> tuple[ir.Model, Report] | None:
-    """Quantizes a copy of a float16 model whose layers compute in float32.
-
-    Args:
-        model: The model, which stays as it is.
-        convert: Applies the rules to a model, which it changes.
-        rules: The names of the rules of layers.
-        layers: The operators that they quantize.
-
-    Returns:
-        The new model and the report. None if the model has no layer of float16, or if `rules` converted none.
-    """
-    if not mentions_float16(model) or not has_float16_node(model, layers):
+def _with_casts(model: ir.Model, layers: Collection[str]) -> ir.Model | None:
+    """Returns a copy with the Casts; None if it has no node that may need them, or if they cannot be written."""
+    if not mentions_float16(model) or not (has_float16_node(model, layers) if layers else has_node(model, _ENDS)):
         return None
     copy = model.clone()
-    write_casts(copy)
-    widen(copy, layers)
-    report = convert(copy)
-    return _finished(copy, report) if _count(report, rules) else None
-
-
-def _finished(copy: ir.Model, report: Report) -> tuple[ir.Model, Report]:
-    restore_zeros(copy)
-    copy.metadata_props[FLOAT16_CASTS] = "1"
-    return copy, report
+    has_casts = write_casts(copy)
+    if layers:
+        widen(copy, layers)
+    return copy if has_casts or layers else None
 
 
 def _count(report: Report, rules: Container[str]) -> int:

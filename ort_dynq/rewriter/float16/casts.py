@@ -74,13 +74,10 @@ def _written(model: ir.Model) -> GraphCasts | None:
     return None if written is None or _expressions(written, numbers) != expected else casts
 
 
-def widen(model: ir.Model, operators: Container[str]) -> bool:
+def widen(model: ir.Model, operators: Container[str]) -> None:
     """Lets nodes of some operators that give float16 compute in float32, with Casts around them.
 
     Where ONNX Runtime has no float16 kernel, :func:`write_casts` has done so already, with fewer Casts.
-
-    Returns:
-        Whether there is such a node.
     """
     with Facts(model) as facts:
         nodes = [
@@ -106,7 +103,6 @@ def widen(model: ir.Model, operators: Container[str]) -> bool:
             assert result.name is not None
             _describe(cast.outputs[0], result.name, ir.DataType.FLOAT16, result.shape)
             _describe(result, facts.new_name(), ir.DataType.FLOAT, result.shape)
-    return bool(nodes)
 
 
 def _describe(value: ir.Value, name: str, dtype: ir.DataType, shape: ir.Shape | None) -> None:

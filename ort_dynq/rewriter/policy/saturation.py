@@ -63,7 +63,7 @@ _ROUNDING = frozenset(
     | {"SkipSimplifiedLayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
     | {"BatchNormalization", "LpNormalization", "LRN", "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool"}
     | {"Softmax", "LogSoftmax", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu", "QuickGelu"}
-    | {"Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
+    | {"QMoE", "Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
 )
 """Operators of ONNX Runtime that add floats or compute functions, each with other kernels on other CPUs."""
 

@@ -31,6 +31,7 @@ from ..analysis.shapes import (
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
+from ..edit import OfOnePhase
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import (
@@ -73,7 +74,7 @@ _COPIES = ("Identity", "Dropout")
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
 
 
-class AffineForms:
+class AffineForms(OfOnePhase):
     """The affine forms of the values of one model."""
 
     def __init__(self, facts: Facts) -> None:

@@ -6,19 +6,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.program import OUTPUTS, parse
+from ...operators.quantized_experts import QUANTIZATION
 from ..analysis.inference import Facts
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from .codes import Codes
 
-_ASYMMETRIC = str(
-    parse(
-        "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); "
-        "step = Div(Sub(high, low), 255.0); s = Where(Equal(step, 0.0), 1.0, step); "
-        "z = Uint8(Clip(Sub(0.0, Div(low, s)), 0.0, 255.0)); "
-        "codes = Add(Round(Div(x, s)), z); scale = s; zero_point = z"
-    )
-)
+_ASYMMETRIC = str(parse(QUANTIZATION))
 """The formula of DynamicQuantizeLinear, for each row."""
 _SYMMETRIC = str(
     parse(

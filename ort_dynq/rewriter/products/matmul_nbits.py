@@ -25,10 +25,8 @@ _BIAS = 5
 
 
 def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
-    if node.domain != MICROSOFT or node.op_type not in ("MatMulNBits", "QMoE"):
+    if node.domain != MICROSOFT or node.op_type != "MatMulNBits":
         return None
-    if node.op_type == "QMoE":
-        raise Unconverted(Reason.NBITS_QMOE)
     level = node.attributes.get_int("accuracy_level", 0)
     if level != _QUANTIZED_LEVEL and context.weights_only == "keep":
         raise Unconverted(Reason.NBITS_FLOAT_ACTIVATION, level=level)

@@ -117,7 +117,7 @@ class NBits:
         """Returns the zero points as codes, [N, blocks]."""
         if self.zero_points is None:
             return np.full((self.columns, self.blocks), 1 << (self.bits - 1), np.uint8)
-        found = _unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
+        found = unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
         release(self.zero_points)
         return found
 
@@ -138,11 +138,11 @@ class NBits:
         A single block has zeros there.
         """
         if self.bits == 2:
-            rows = _bytes_of(_unpacked(rows, 2))
+            rows = _bytes_of(unpacked(rows, 2))
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
         per_byte = 8 // self.stored_bits
         start = self.depth // per_byte  # the first byte with a code beyond K
-        codes = _unpacked(rows[:, start:], self.stored_bits)
+        codes = unpacked(rows[:, start:], self.stored_bits)
         codes[:, self.depth - start * per_byte :] = self._stored(beyond).view(np.uint8) if self.padding else 0
         rows[:, start:] = _bytes_of(codes) if per_byte == 2 else codes
         return rows
@@ -183,14 +183,24 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
             raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
-    root, readers = _readers(b)
-    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
-        raise Unconverted(Reason.NBITS_SHARED)
+    root = check_unshared(b, node)
     is_finite = np.isfinite(scale.numpy()).all()
     release(scale)
     if not is_finite:
         raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
     return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
+
+
+def check_unshared(weights: ir.Value, node: ir.Node) -> ir.Value:
+    """Returns the value that the weights of a node are a reshaping of, or the weights.
+
+    Raises:
+        Unconverted: Other nodes also read them.
+    """
+    root, readers = _readers(weights)
+    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
+        raise Unconverted(Reason.NBITS_SHARED)
+    return root
 
 
 def release(tensor: ir.TensorProtocol) -> None:
@@ -203,7 +213,7 @@ def release(tensor: ir.TensorProtocol) -> None:
 
 
 def computed(
-    sources: list[ir.TensorProtocol | None],
+    sources: Sequence[ir.TensorProtocol | None],
     compute: Callable[[], npt.NDArray[Any]],
     dtype: ir.DataType,
     shape: tuple[int, ...],
@@ -220,7 +230,7 @@ def _files_of(tensor: ir.TensorProtocol | None) -> Sequence[ir.ExternalTensor]:
     return [tensor] if isinstance(tensor, ir.ExternalTensor) else []
 
 
-def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Returns the codes in rows of bytes, low bits first, one code in a byte."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ...operators.packing import pack
 from ..edit import Edit, call
+from ..metadata import HAS_OFFSET
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
 from .corrections import Correction
@@ -33,6 +34,7 @@ def build_quantized_matmul(
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
         result = edit.insert(moved, before=before, origin=move)
     if codes.offset is not None:
+        edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
     edit.replace(tail.last, result)
 

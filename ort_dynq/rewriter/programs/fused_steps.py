@@ -23,9 +23,7 @@ _MICROSOFT = "com.microsoft"
 _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
 _EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
-_SMALLEST_SCALE = 1e-37
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
-_OF_QUANTIZATION = {"codes", "zero_point", "scale"}
 _TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
 
 

@@ -28,7 +28,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import does_not_grow, same_shape
 from ..edit import Edit, call
-from ..metadata import PRODUCT
+from ..metadata import HAS_OFFSET, PRODUCT
 from ..rule import Context, Rule
 from .fused_steps import FusedTranslation, is_activation
 from .steps import ELEMENTWISE, Translation, elements_of
@@ -167,7 +167,7 @@ class _Region:
 
 
 def _match(node: ir.Node, context: Context) -> _Tail | None:
-    if node.domain != DOMAIN or node.op_type not in _PRODUCTS:
+    if node.domain != DOMAIN or node.op_type not in _PRODUCTS or HAS_OFFSET in node.metadata_props:
         return None
     if node.outputs[0].dtype == ir.DataType.FLOAT16:
         return _clip_of_float16(node)

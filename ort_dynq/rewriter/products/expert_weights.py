@@ -1,0 +1,204 @@
+"""Reads the weights of ONNX Runtime's QMoE, and packs them for QuantizedExperts.
+
+QMoE stores the columns of each expert one after the other: the codes are [experts, N, K * bits / 8], low bits first,
+scales [experts, N, blocks], and zero points have the same form, with each column rounded up to a byte. Without blocks,
+scales are [experts, N], and zero points [experts, N * bits / 8].
+
+Packed weights of external data are computed when the model is written, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...operators.packing import QUAD, pack_columns, packed_shape
+from ..analysis.constants import is_float16
+from ..analysis.inference import Facts
+from ..reasons import Reason, Unconverted
+from .nbits import check_unshared, computed, constant_tensor, release, unpacked
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of the weights of a product, of all experts.
+
+    Attributes:
+        codes: The codes.
+        scales: The scales, float32 or float16.
+        zero_points: The zero points; None if all are 2 ** (bits - 1).
+        bias: The bias, [experts, N]; None if there is none.
+    """
+
+    codes: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zero_points: ir.TensorProtocol | None
+    bias: ir.TensorProtocol | None
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of an expert."""
+        return int(self.codes.shape.numpy()[1])
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The weights of a product of all experts.
+
+    Attributes:
+        parts: The columns: those of several inputs of QMoE follow each other.
+        experts, depth, bits: The number of experts, K, and the bits of a code.
+        block_size: The size of a block; 0 if each column is one.
+        interleaved: Whether the columns are g0, l0, g1, l1, ...: packed weights have all g, then all l.
+    """
+
+    parts: tuple[Part, ...]
+    experts: int
+    depth: int
+    bits: int
+    block_size: int
+    interleaved: bool
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of an expert."""
+        return sum(part.columns for part in self.parts)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of a column."""
+        return self.depth // self.block_size if self.block_size else 1
+
+    def packed(self) -> ir.TensorProtocol:
+        """Returns the packed weights: a stack of those of QuantizedMatMul."""
+        shape = self.experts, *packed_shape(self.depth, self.columns, self.bits)
+        return computed([part.codes for part in self.parts], self._pack, ir.DataType.INT8, shape)
+
+    def column_scale(self) -> ir.TensorProtocol:
+        """Returns the scales, [experts, blocks, N], float16 if that represents all of them."""
+        is_narrow = all(is_float16(part.scales.numpy().reshape(-1)) for part in self.parts)
+        dtype = ir.DataType.FLOAT16 if is_narrow else ir.DataType.FLOAT
+
+        def compute() -> npt.NDArray[Any]:
+            scales = [part.scales.numpy().astype(dtype.numpy()).reshape(self._of_part(part)) for part in self.parts]
+            return self._by_block(scales)
+
+        tensors = [part.scales for part in self.parts]
+        for tensor in tensors:
+            release(tensor)
+        return computed(tensors, compute, dtype, (self.experts, self.blocks, self.columns))
+
+    def weight_zero_point(self) -> ir.TensorProtocol:
+        """Returns the zero points, int8: [experts, blocks, N], or [1] if all are equal."""
+        zero_points = [self._zero_points(part) for part in self.parts]
+        first = zero_points[0].reshape(-1)[:1]
+        if all((each == first).all() for each in zero_points):
+            return ir.tensor(self._stored(first))
+        return ir.tensor(self._by_block([self._stored(each) for each in zero_points]))
+
+    def bias(self) -> ir.TensorProtocol:
+        """Returns the bias, float32, [experts, N]; -0.0 where there is none."""
+        absent = np.float32(-0.0)
+        biases = [
+            np.full((self.experts, part.columns, 1), absent)
+            if part.bias is None
+            else part.bias.numpy().astype(np.float32).reshape(self.experts, part.columns, 1)
+            for part in self.parts
+        ]
+        return ir.tensor(self._by_block(biases)[:, 0])
+
+    def _of_part(self, part: Part) -> tuple[int, int, int]:
+        return self.experts, part.columns, self.blocks
+
+    def _by_block(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Returns [experts, blocks, N] of parts that are [experts, N of the part, blocks]."""
+        return np.ascontiguousarray(self._in_order(np.concatenate(parts, 1)).transpose(0, 2, 1))
+
+    def _in_order(self, of_columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Puts the columns, which are axis 1, into their order."""
+        if not self.interleaved:
+            return of_columns
+        return np.concatenate([of_columns[:, 0::2], of_columns[:, 1::2]], 1)
+
+    def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+        """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
+        return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)
+
+    def _zero_points(self, part: Part) -> npt.NDArray[np.uint8]:
+        """Returns the zero points as codes, [experts, N, blocks]."""
+        if part.zero_points is None:
+            return np.full(self._of_part(part), 1 << (self.bits - 1), np.uint8)
+        rows, count = (self.experts * part.columns, self.blocks) if self.block_size else (self.experts, part.columns)
+        return unpacked(part.zero_points.numpy().reshape(rows, -1), self.bits)[:, :count].reshape(self._of_part(part))
+
+    def _pack(self) -> npt.NDArray[np.int8]:
+        shape = packed_shape(self.depth, self.columns, self.bits)
+        packed = np.empty((self.experts, *shape), np.int8)
+        flip = np.uint8(128 if self.bits == 8 else 0)
+        for expert in range(self.experts):
+            rows = [part.codes.numpy()[expert] for part in self.parts]
+            columns = self._in_order(np.concatenate(rows)[None])[0] ^ flip
+            padding = QUAD * shape[1] - columns.shape[1]
+            packed[expert] = pack_columns(np.pad(columns, ((0, 0), (0, padding))), self.bits)
+        for part in self.parts:
+            release(part.codes)
+        return packed
+
+
+def weights_of(
+    node: ir.Node, inputs: tuple[tuple[int, int, int, int], ...], depth: int, facts: Facts, *, interleaved: bool
+) -> ExpertWeights:
+    """Returns the weights of a product of a QMoE.
+
+    Args:
+        node: The QMoE.
+        inputs: The indices of the codes, scales, biases and zero points; several are columns after each other.
+        depth: K.
+        facts: What is known of the model.
+        interleaved: As in :class:`ExpertWeights`.
+
+    Raises:
+        Unconverted: QuantizedExperts has no such weights, they are not constants, or other nodes also read them.
+    """
+    bits, block_size = (node.attributes.get_int(name, default) for name, default in _NUMBERS)
+    blocks = depth // block_size if block_size else 1
+    values = [*node.inputs, *[None] * 15]
+    parts = []
+    for indices in inputs:
+        codes, scales, bias, zero_points = (constant_tensor(values[index], facts) for index in indices)
+        if codes is None or scales is None:
+            raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=indices[codes is not None])
+        if scales.dtype not in _FLOATS:
+            dtype = scales.dtype.name.lower()
+            raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
+        if len(codes.shape) != 3:
+            raise Unconverted(Reason.NBITS_SHAPE, what="weights", size=codes.size, expected="3 dimensions")
+        experts, columns, _ = codes.shape.numpy()
+        per_row = columns * -(-blocks * bits // 8) if block_size else -(-columns * bits // 8)
+        for what, tensor, size in (
+            ("weights", codes, experts * columns * depth * bits // 8),
+            ("scales", scales, experts * columns * blocks),
+            ("zero points", zero_points, experts * per_row),
+            ("biases", bias, experts * columns),
+        ):
+            if tensor is not None and (tensor.size != size or size <= 0):
+                raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
+        weight = values[indices[0]]
+        assert weight is not None
+        check_unshared(weight, node)
+        is_finite = np.isfinite(scales.numpy()).all()
+        release(scales)
+        if not is_finite:
+            raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+        parts.append(Part(codes, scales, zero_points, bias))
+    experts = int(parts[0].codes.shape.numpy()[0])
+    return ExpertWeights(tuple(parts), experts, depth, bits, block_size, interleaved)
+
+
+_NUMBERS = (("expert_weight_bits", 4), ("block_size", 0))

@@ -1,0 +1,179 @@
+"""The rule for QMoE, ONNX Runtime's mixture of experts with quantized weights.
+
+QMoE    -> QuantizedExperts
+
+ONNX Runtime's kernel quantizes the activations of experts at run time, as MatMulNBits of accuracy_level 4 does, if the
+weights have blocks, and 8 bits or accuracy_level 4. Here each block gets 256 codes, whose steps are never larger. Other
+experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them.
+
+What the kernel for CPUs ignores is ignored: use_sparse_mixer, and normalize_routing_weights without router_weights,
+since the softmax of the chosen scores has the sum 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import MICROSOFT
+from ...operators.program import literal
+from ...opsets import OPSET
+from ..edit import Edit, call
+from ..reasons import Reason, Unconverted
+from ..rule import Context, Rule
+from ..shared_initializers import SharedInitializers
+from .expert_weights import ExpertWeights, weights_of
+from .provenance import note_activation
+
+_QUANTIZED_LEVEL = 4  # accuracy_level of int8 activations
+_BITS = (4, 8)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+# The inputs: codes, scales, biases and zero points of a product.
+_FC1, _FC2, _FC3 = (2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13)
+_ROUTER_WEIGHTS = 14
+_PROGRAMS = {
+    "identity": "dst = x",
+    "relu": "dst = Clip(x, 0.0, inf)",
+    "silu": "dst = Mul(x, Sigmoid(x))",
+    # x * (1 + tanh(y)) / 2 = x * sigmoid(2 * y)
+    "gelu": "dst = Mul(x, Sigmoid(Mul(Add(x, Mul(Mul(Mul(x, x), x), 0.044715)), 1.5957691216)))",
+}
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts that is converted.
+
+    Attributes:
+        activation, router: The inputs of these names.
+        router_weights: The input of this name; None if there is none.
+        first, second: The weights of both products.
+        program: The activation function.
+        terms: The codes that an element of an activation gets.
+    """
+
+    activation: ir.Value
+    router: ir.Value
+    router_weights: ir.Value | None
+    first: ExpertWeights
+    second: ExpertWeights
+    program: str
+    terms: int
+
+
+def _match(node: ir.Node, context: Context) -> Mixture | None:
+    if node.domain != MICROSOFT or node.op_type != "QMoE":
+        return None
+    number, text = node.attributes.get_int, node.attributes.get_string
+    level, bits, block_size = number("accuracy_level", 0), number("expert_weight_bits", 4), number("block_size", 0)
+    is_quantized = block_size > 0 and (bits > 4 or level == _QUANTIZED_LEVEL)
+    if not is_quantized and context.weights_only == "keep":
+        raise Unconverted(Reason.EXPERTS_FLOAT_ACTIVATION, level=level, block_size=block_size)
+    if context.exact:
+        raise Unconverted(Reason.EXACT)
+    if (kind := text("quant_type", "int")) != "int":
+        raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name="quant_type", value=kind)
+    for name in ("weights_prepacked", "swiglu_limit_after_activation"):
+        if (value := number(name, 0)) > 0:
+            raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=value)
+    if bits not in _BITS:
+        raise Unconverted(Reason.EXPERTS_WIDTH, bits=bits)
+    for name in ("fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits"):
+        if (value := number(name, bits)) != bits:
+            raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=value)
+    if block_size < 0 or block_size % 16:
+        raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=16)
+    inputs = [*node.inputs, *[None] * 21]
+    if any(each is not None for each in inputs[_ROUTER_WEIGHTS + 1 :]):
+        raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name="fc1_global_scale", value="an input")
+    activation, router = inputs[:2]
+    if activation is None or router is None:
+        raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=int(activation is not None))
+    if activation.dtype not in _FLOATS:
+        dtype = "not known" if activation.dtype is None else activation.dtype.name.lower()
+        raise Unconverted(Reason.TYPE, what="the activation", dtype=dtype, expected="float32 or float16")
+    program, gates, interleaved = _activation(node, has_fc3=inputs[_FC3[0]] is not None)
+    codes = _shape_of(inputs[_FC1[0]], "fc1_experts_weights")
+    second_codes = _shape_of(inputs[_FC2[0]], "fc2_experts_weights")
+    depths = [shape[2] * 8 // bits for shape in (codes, second_codes)]
+    if block_size and any(depth % block_size for depth in depths):
+        raise Unconverted(Reason.NBITS_SHAPE, what="columns of the weights", size=depths[0], expected="whole blocks")
+    first = weights_of(node, gates, depths[0], context.facts, interleaved=interleaved)
+    second = weights_of(node, (_FC2,), depths[1], context.facts, interleaved=False)
+    if first.columns != depths[1] * (2 if "tensor1" in program else 1) or second.columns != depths[0]:
+        expected = depths[1] * (2 if "tensor1" in program else 1)
+        raise Unconverted(Reason.NBITS_SHAPE, what="columns of fc1", size=first.columns, expected=expected)
+    terms = 2 if not is_quantized and context.weights_only == "two-term" else 1
+    return Mixture(activation, router, inputs[_ROUTER_WEIGHTS], first, second, program, terms)
+
+
+def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, int, int, int], ...], bool]:
+    """Returns the program, the inputs of the first product, and whether gates are interleaved.
+
+    Raises:
+        Unconverted: There is no such program.
+    """
+    kind, fusion = node.attributes.get_string("activation_type", "relu"), node.attributes.get_int("swiglu_fusion", 0)
+    if kind in _PROGRAMS and not has_fc3 and not fusion:
+        return _PROGRAMS[kind], (_FC1,), False
+    if kind != "swiglu" or has_fc3 == (fusion > 0) or fusion not in (0, 1, 2):
+        raise Unconverted(Reason.EXPERTS_ACTIVATION, kind=kind, fusion=fusion, fc3="with" if has_fc3 else "without")
+    number = node.attributes.get_float
+    alpha, beta = number("activation_alpha", 1.0), number("activation_beta", 0.0)
+    limit = number("swiglu_limit", math.inf)
+    gate, linear = "x", "tensor1"
+    if limit < math.inf:
+        gate = f"Clip(x, -inf, {literal(limit)})"
+        linear = f"Clip(tensor1, {literal(-limit)}, {literal(limit)})"
+    scaled = gate if alpha == 1 else f"Mul({gate}, {literal(alpha)})"
+    added = linear if beta == 0 else f"Add({linear}, {literal(beta)})"
+    program = f"dst = Mul(Mul({gate}, Sigmoid({scaled})), {added})"
+    return program, (_FC1, _FC3) if has_fc3 else (_FC1,), fusion == 1
+
+
+def _shape_of(value: ir.Value | None, name: str) -> tuple[int, ...]:
+    """Returns the shape of weights.
+
+    Raises:
+        Unconverted: It is not known, or has not three dimensions.
+    """
+    shape = None if value is None or value.shape is None else value.shape
+    if shape is None or len(shape) != 3 or not shape.is_static():
+        raise Unconverted(Reason.EXPERTS_SHAPE, name=name)
+    return tuple(int(each) for each in shape.numpy())
+
+
+def _build(match: Mixture, edit: Edit) -> None:
+    node, shared = edit.node, edit.shared(SharedInitializers)
+    assert isinstance(node.graph, ir.Graph)
+    graph = edit.facts.model.graph
+    inputs = [match.activation, match.router]
+    dtype = match.activation.dtype
+    assert dtype is not None
+    inputs.append(match.router_weights or shared.of(np.zeros(0, dtype.numpy()), edit))
+    for weights in (match.first, match.second):
+        source = tuple(part.codes for part in weights.parts)
+        inputs += [
+            shared.of_source((compute.__name__, *map(id, source)), compute, graph, edit)
+            for compute in (weights.packed, weights.weight_zero_point, weights.column_scale, weights.bias)
+        ]
+    main = call(
+        "QuantizedExperts",
+        inputs,
+        program=match.program,
+        k=node.attributes.get_int("k", 1),
+        normalize=node.attributes.get_int("normalize_routing_weights", 0),
+        bits=match.first.bits,
+        group_size=match.first.block_size,
+        terms=match.terms,
+    )
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+    note_activation(edit, match.activation)
+    size = f"in blocks of {match.first.block_size}" if match.first.block_size else "in rows"
+    edit.note = f"{match.first.experts} experts: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
+
+
+RULE = Rule("QMoE", OPSET, _match, _build, reports_opset=True)

@@ -1,0 +1,253 @@
+"""Verifies mixtures of experts (QMoE), whose activations become codes in B, and in A in most cases.
+
+The reference is computed in float64 from A's activation and scores, with the weights as QMoE's specification defines
+them. There are two checks, each with a bound of the error that is computed along with the numbers:
+
+1. B's result is that of codes of the activation and of the values between both products, as QuantizedExperts documents
+   them, except for float32 roundings. Where these may change a code, the bound has one step. With two terms, it has
+   half a step of the second one everywhere.
+2. A's result is that of floats, except for half a step of the codes that ONNX Runtime may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from ..graphs import MICROSOFT, label
+from ..inputs import Array
+from ..operators.quantized_matmul import TERM_RATIO
+from ..rewriter.analysis.nodes import attributes_of
+from .layers import Layers, name_of
+from .recurrent import UNIT, Bounded, Judgement
+
+_OF_PRODUCT = 8  # roundings of a product, as products.FLOOR has them
+_OF_SOFTMAX = 1e-6  # the relative error of the weights of experts in both models
+_LEAST_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
+_LARGEST_CODE, _LARGEST_SYMMETRIC_CODE = 255, 127
+_ROUNDING = 1.02  # quotients and scales have float32 roundings
+_NEAR = 8 * UNIT  # the relative error of a quotient
+_INPUTS = ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))  # codes, scales, biases and zero points of the products
+_ROUTER_WEIGHTS = 14
+
+
+class Mixture(NamedTuple):
+    """A QMoE of A.
+
+    Attributes:
+        node: The node.
+        b: The node of B in its place.
+        name: Its name.
+    """
+
+    node: ir.Node
+    b: ir.Node
+    name: str
+
+    def values_of_a(self) -> list[ir.Value]:
+        """The values of A to record: its inputs and its output."""
+        return [value for value in (*self.node.inputs, *self.node.outputs) if value is not None]
+
+
+def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
+    """Returns the QMoE of A in whose place a node of B is; None if A has another node, or none."""
+    value = layers.values.get(name_of(node.outputs[0]))
+    found = None if value is None else value.producer()
+    is_mixture = found is not None and (found.domain, found.op_type) == (MICROSOFT, "QMoE")
+    return Mixture(found, node, label(node)) if found is not None and is_mixture else None
+
+
+def judge_mixture(mixture: Mixture, known: Mapping[str, Array], result: Array) -> Judgement:
+    """Compares a mixture of experts.
+
+    Args:
+        mixture: The mixture.
+        known: A's values.
+        result: B's result.
+    """
+    experts = _Experts(mixture.node, known)
+    expected, terms = known[name_of(mixture.node.outputs[0])], attributes_of(mixture.b)["terms"]
+    size = mixture.node.attributes.get_int("block_size", 0)
+    of_floats = experts.run(lambda x: x)
+    reference = of_floats.value
+    if (result.shape, result.dtype) != (expected.shape, expected.dtype):
+        return Judgement(f"B's result is {result.dtype} {list(result.shape)}", 0, 0, reference, 0)
+    of_a = experts.run(_half_a_step)
+    of_b = experts.run((lambda x: _two_terms(x, size)) if terms == 2 else (lambda x: _codes_of(x, size)))
+    is_compared = np.asarray(np.isfinite(reference) & experts.is_known)
+    a_error, b_error = (
+        _worst(found, each, is_compared, rounded=result.dtype == np.float16)
+        for found, each in ((expected, of_a), (result, of_b))
+    )
+    problem = ""
+    if a_error > 1:
+        problem = f"A's result is {a_error:.3g} times as far from the reference as rounding to 8 bits may cause"
+    elif b_error > 1:
+        problem = f"B's error is {b_error:.3g} times its bound"
+    return Judgement(problem, a_error, b_error, reference, int(is_compared.size - is_compared.sum()))
+
+
+def _worst(found: Array, expected: Bounded, is_compared: Array, *, rounded: bool) -> float:
+    """Returns the largest error, relative to its bound."""
+    bound = expected.error + (2.0**-11 * np.abs(expected.value) + 2.0**-25 if rounded else 2.0**-140)
+    with np.errstate(all="ignore"):
+        ratio = np.abs(found.astype(np.float64) - expected.value) / bound
+    is_known = np.asarray(is_compared & np.isfinite(bound))
+    return float(np.where(np.isnan(ratio), np.inf, ratio)[is_known].max(initial=0))
+
+
+def _half_a_step(x: Bounded) -> Bounded:
+    """A's values after rounding: its codes are symmetric or not, of blocks or of rows, or there are none."""
+    step = np.abs(x.value).max(-1, keepdims=True, initial=0) / _LARGEST_SYMMETRIC_CODE
+    return Bounded(x.value, np.asarray(x.error) + _ROUNDING * step / 2)
+
+
+def _blocks(x: Bounded, size: int) -> tuple[Array, Array]:
+    """Returns the values and their errors as [rows, blocks, size]."""
+    shape = len(x.value), -1, size or x.value.shape[-1]
+    return x.value.reshape(shape), np.broadcast_to(x.error, x.value.shape).reshape(shape)
+
+
+def _two_terms(x: Bounded, size: int) -> Bounded:
+    value, error = _blocks(x, size)
+    step = np.abs(value).max(-1, keepdims=True) / _LARGEST_SYMMETRIC_CODE / TERM_RATIO
+    half = np.broadcast_to(_ROUNDING * step / 2, value.shape)
+    return Bounded(x.value, (error + half + _NEAR * np.abs(value)).reshape(x.value.shape))
+
+
+def _codes_of(x: Bounded, size: int) -> Bounded:
+    """Returns values as QuantizedExperts has their codes, which are computed in float32."""
+    value, error = _blocks(x, size)
+    widest = error.max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        low, high = value.min(-1, keepdims=True).clip(max=0), value.max(-1, keepdims=True).clip(min=0)
+        scale = (high - low) / _LARGEST_CODE
+        scale = np.where(scale == 0, 1, scale)
+        of_scale = np.asarray(2 * widest / _LARGEST_CODE + _NEAR * scale)  # the error of the scale
+        zero, zero_error = -low / scale, widest / scale + _LARGEST_CODE * of_scale / scale
+        quotient = value / scale
+        quotient_error = error / scale + np.abs(quotient) * (of_scale / scale + _NEAR)
+        zero_point = np.rint(zero.clip(0, _LARGEST_CODE))
+        unclipped = np.rint(quotient) + zero_point
+        codes = unclipped.clip(0, _LARGEST_CODE)
+
+        def is_near_tie(number: Array, tolerance: Array) -> Array:
+            return np.asarray(np.abs(number - np.floor(number) - 0.5) <= tolerance)
+
+        # Another zero point changes the codes that are clipped.
+        is_at_end = (unclipped <= 0) | (unclipped >= _LARGEST_CODE)
+        may_differ = is_near_tie(quotient, quotient_error) | (is_near_tie(zero, zero_error) & is_at_end)
+        real = (codes - zero_point) * scale
+        bound = np.where(may_differ, scale, 0) + np.abs(codes - zero_point) * of_scale
+    return Bounded(real.reshape(x.value.shape), bound.reshape(x.value.shape))
+
+
+class _Experts:
+    """The experts of a QMoE in float64, as the specification defines them.
+
+    Attributes:
+        is_known: Whether the numbers of each token are finite, so that its experts are known; as the result.
+    """
+
+    def __init__(self, node: ir.Node, known: Mapping[str, Array]) -> None:
+        self._node = node
+        self._given = [None if value is None else known[name_of(value)] for value in [*node.inputs, *[None] * 15][:15]]
+        x, router = self._given[:2]
+        assert x is not None
+        assert router is not None
+        self._shape = x.shape
+        self._x = x.astype(np.float64).reshape(-1, x.shape[-1])
+        scores = router.astype(np.float64).reshape(len(self._x), -1)
+        number = node.attributes.get_int
+        self._bits, self._size, count = number("expert_weight_bits", 4), number("block_size", 0), number("k", 1)
+        given = self._given[_ROUTER_WEIGHTS]
+        # Of equal scores, the last expert comes first.
+        order = scores.shape[1] - 1 - np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :count]
+        with np.errstate(all="ignore"):
+            chosen = np.take_along_axis(scores, order, 1)
+            weights = np.exp(chosen - chosen.max(1, keepdims=True))
+            if given is not None:
+                weights = np.take_along_axis(given.astype(np.float64).reshape(scores.shape), order, 1)
+            if given is None or number("normalize_routing_weights", 0) == 1:
+                total = weights.sum(1, keepdims=True)
+                weights = weights / np.where(total == 0, np.inf, total)
+        self._weights = np.zeros(scores.shape)
+        np.put_along_axis(self._weights, order, weights, 1)
+        self._is_chosen = np.zeros(scores.shape, bool)
+        np.put_along_axis(self._is_chosen, order, np.array(True), 1)
+        is_finite = np.isfinite(self._x).all(1, keepdims=True) & np.isfinite(scores).all(1, keepdims=True)
+        self.is_known = np.broadcast_to(is_finite, self._x.shape).reshape(x.shape)
+
+    def run(self, quantize: Callable[[Bounded], Bounded]) -> Bounded:
+        """Returns the results. `quantize` says what becomes of the left factor of each product."""
+        value, error = np.zeros(self._x.shape), np.zeros(self._x.shape)
+        with np.errstate(all="ignore"):  # numbers that are not finite are skipped
+            for expert in range(self._weights.shape[1]):
+                rows = np.flatnonzero(self._is_chosen[:, expert])
+                if not rows.size:
+                    continue
+                x = quantize(Bounded(self._x[rows], np.zeros((1, 1))))
+                y = self._product(1, expert, quantize(self._activation(expert, x)))
+                weights = self._weights[rows, expert][:, None]
+                part = np.where(weights > _LEAST_WEIGHT / 4, weights, 0) * y.value
+                value[rows] += part
+                error[rows] += np.abs(weights) * y.error + (_OF_SOFTMAX + 8 * UNIT) * np.abs(part)
+                error[rows] += np.where(np.abs(weights) <= _LEAST_WEIGHT, _LEAST_WEIGHT * np.abs(y.value), 0)
+        return Bounded(value.reshape(self._shape), error.reshape(self._shape))
+
+    def _activation(self, expert: int, x: Bounded) -> Bounded:
+        kind, number = self._node.attributes.get_string("activation_type", "relu"), self._node.attributes.get_float
+        y = self._product(0, expert, x)
+        if kind == "swiglu":
+            fusion = self._node.attributes.get_int("swiglu_fusion", 0)
+            half = y.value.shape[1] // 2
+            parts = {0: (np.s_[:], np.s_[:]), 1: (np.s_[0::2], np.s_[1::2]), 2: (np.s_[:half], np.s_[half:])}[fusion]
+            gate, linear = (Bounded(y.value[:, part], np.asarray(y.error)[:, part]) for part in parts)
+            if fusion == 0:
+                linear = self._product(2, expert, x)
+            limit, alpha = number("swiglu_limit", np.inf), number("activation_alpha", 1.0)
+            gate = gate.after(lambda g: np.minimum(g, limit))
+            linear = linear.after(lambda v: np.clip(v, -limit, limit) + number("activation_beta", 0.0))
+            return gate * gate.after(lambda g: _sigmoid(alpha * g)) * linear
+        if kind == "silu":
+            return y * y.after(_sigmoid)
+        if kind == "gelu":
+            factor = 2 * np.sqrt(2 / np.pi)
+            return y * y.after(lambda v: _sigmoid(factor * (v + 0.044715 * v**3)))
+        return y.after(lambda v: np.maximum(v, 0)) if kind == "relu" else y
+
+    def _product(self, index: int, expert: int, x: Bounded) -> Bounded:
+        weights, bias = self._weights_of(index, expert)
+        size = np.abs(x.value) @ np.abs(weights) + np.abs(bias)
+        roundings = _OF_PRODUCT + (len(weights) // self._size if self._size else 0)
+        error = np.broadcast_to(x.error, x.value.shape) @ np.abs(weights)
+        return Bounded(x.value @ weights + bias, error + roundings * UNIT * size)
+
+    def _weights_of(self, index: int, expert: int) -> tuple[Array, Array]:
+        """Returns the weights of an expert, [K, N], and its bias, [N]."""
+        codes, scales, bias, zero_points = (self._given[each] for each in _INPUTS[index])
+        assert codes is not None
+        assert scales is not None
+        real = self._unpacked(codes[expert]).astype(np.float64)
+        columns = len(real)
+        blocks = real.shape[1] // self._size if self._size else 1
+        zeros: Array | int = 2 ** (self._bits - 1)
+        if zero_points is not None:
+            of_expert = zero_points.reshape(len(codes), -1)[expert]
+            rows = of_expert.reshape(columns, -1) if self._size else of_expert[None]
+            zeros = self._unpacked(rows)[:, : blocks if self._size else columns].reshape(columns, blocks, 1)
+        real = (real.reshape(columns, blocks, -1) - zeros) * scales[expert].astype(np.float64).reshape(columns, -1, 1)
+        of_columns = np.zeros(columns) if bias is None else bias[expert].astype(np.float64)
+        return real.reshape(columns, -1).T, of_columns
+
+    def _unpacked(self, rows: Array) -> Array:
+        """Returns the codes in rows of bytes, low bits first."""
+        parts = [rows >> shift & (2**self._bits - 1) for shift in range(0, 8, self._bits)]
+        return np.stack(parts, -1).reshape(len(rows), -1)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
