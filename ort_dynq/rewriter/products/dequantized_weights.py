@@ -45,8 +45,9 @@ class Dequantizer:
 
     @property
     def uses(self) -> int:
-        """The number of uses of its output, and of what the nodes after it make of that."""
-        return sum(len(node.outputs[0].uses()) for node in (self.node, *self.moves))
+        """The number of uses of its output, and of what the nodes after it make of that, also as graph outputs."""
+        values = [node.outputs[0] for node in (self.node, *self.moves)]
+        return sum(len(value.uses()) + value.is_graph_output() for value in values)
 
     @property
     def is_rounded(self) -> bool:

@@ -106,6 +106,19 @@ class NBits:
             (self.blocks, self.columns),
         )
 
+    def column_sums(self) -> ir.TensorProtocol:
+        """Returns the sums of the codes minus their zero points of columns of one block, int32, [1, N]."""
+        return computed([self.codes, self.zero_points], self._sum, ir.DataType.INT32, (1, self.columns))
+
+    def _sum(self) -> npt.NDArray[np.int32]:
+        codes, sums = self.codes.numpy().reshape(self.columns, -1), np.empty((1, self.columns), np.int32)
+        for first in range(0, self.columns, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            sums[0, part] = unpacked(codes[part], self.bits)[:, : self.depth].sum(1, dtype=np.int32)
+        del codes
+        release(self.codes)
+        return sums - np.int32(self.depth) * self._zero_points()[:, 0].astype(np.int32)
+
     def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
         """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
         return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)

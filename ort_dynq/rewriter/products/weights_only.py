@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,15 +46,18 @@ class WeightsOnlyProduct:
     is_rounded: bool = False
     more: str = ""
 
-    def check(self) -> None:
+    def check(self, *, of_any_size: bool = False) -> None:
         """Checks that the product can be converted, and gains from it.
+
+        Args:
+            of_any_size: Whether a small product may take longer than before.
 
         Raises:
             Unconverted: The rank of the activation is not known, or the product is too small.
         """
         if self.weights.padding and self.activation.shape is None:
             raise Unconverted(Reason.RANK_NOT_KNOWN)
-        if is_tiny_nbits(self.activation, self.weights.depth, self.weights.columns, self.terms):
+        if not of_any_size and is_tiny_nbits(self.activation, self.weights.depth, self.weights.columns, self.terms):
             raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
 
 
@@ -69,13 +72,15 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     graph = weights.root.graph if weights.root.is_initializer() else node.graph
     assert isinstance(graph, ir.Graph)
     assert codes.scale is not None
-    packed, zero_point, column_scale = (
-        shared.of_source((compute.__name__, *match.source), compute, graph, edit)
-        for compute in (weights.packed, weights.weight_zero_point, weights.column_scale)
-    )
+
+    def stored(compute: Callable[[], ir.TensorProtocol]) -> ir.Value:
+        return shared.of_source((compute.__name__, *match.source), compute, graph, edit)
+
+    packed, zero_point, column_scale = map(stored, (weights.packed, weights.weight_zero_point, weights.column_scale))
     columns = weights.columns
+    # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
+    sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
     bias = np.full(columns, -0.0, match.dtype.numpy()) if match.bias is None else match.bias
-    computed_sums = shared.of(np.empty((0, columns), np.int32), edit)
     inputs = [
         codes.codes,
         codes.scale,
@@ -83,7 +88,7 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
         packed,
         zero_point,
         column_scale,
-        computed_sums,
+        sums,
         bias if isinstance(bias, ir.Value) else shared.of(bias, edit),
     ]
     main = call(
