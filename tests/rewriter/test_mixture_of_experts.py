@@ -9,12 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from genai_folders import FOLDERS, decode
 from helpers import assert_same, stock_session
 from nbits import noise
 from onnx import numpy_helper
 from qmoe import GPT_OSS, INNER, Case, make
 
 import ort_dynq
+from ort_dynq.genai import rewrite_folder
 
 HAS_LEVELS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 pytestmark = pytest.mark.skipif(not HAS_LEVELS, reason="QMoE has no accuracy_level before ONNX Runtime 1.32")
@@ -130,6 +132,19 @@ def test_tokens_do_not_depend_on_each_other() -> None:
     for first in (0, 7, 299):
         one = Case(model, {name: array[first : first + 1] for name, array in many.feeds.items()}, {}, {})
         assert_same(run(model, one), together[first : first + 1])
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen_moe"])
+def test_tokens(name: str, tmp_path: Path) -> None:
+    """A rewritten decoder of onnxruntime-genai's builder generates the same tokens without the plugin."""
+    found = rewrite_folder(FOLDERS / name)
+    assert "QuantizedExperts" in [each.operator for each in found.results["model.onnx"].report.rewritten]
+    found.save(tmp_path / "fast")
+    path, prompt = str(tmp_path / "fast" / "model.onnx"), np.random.default_rng(1).integers(0, 254, 12)
+    tokens, logits = decode(path, ort_dynq.register(ort.SessionOptions()), prompt, 4)
+    expected, expected_logits = decode(path, ort.SessionOptions(), prompt, 4)
+    assert tokens == expected
+    np.testing.assert_allclose(logits, expected_logits, rtol=1e-4, atol=1e-4)  # ONNX Runtime fuses x * (1 / y)
 
 
 def test_external_data(tmp_path: Path) -> None:

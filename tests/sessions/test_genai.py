@@ -46,7 +46,7 @@ def snr(signal: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights_only"), [("llama", "keep"), ("qwen", "keep"), ("phi", "keep"), ("phi", "blocks")]
+    ("name", "weights_only"), [*((name, "keep") for name in genai_folders.NAMES), ("phi", "blocks")]
 )
 def test_generates(name: str, weights_only: str, tmp_path: Path) -> None:
     """Tokens and logits are those of ONNX Runtime with the plugin. Products in blocks are as accurate as stock's."""
@@ -62,8 +62,10 @@ def test_generates(name: str, weights_only: str, tmp_path: Path) -> None:
     stock_tokens, stock_logits = generate(source)
     assert (len(tokens), logits.shape) == (len(stock_tokens), stock_logits.shape) == (NEW, (LENGTH, VOCABULARY))
     _, reference = genai_folders.decode(genai_folders.float_decoder(source), ort.SessionOptions(), prompt(), 1)
-    assert snr(reference, stock_logits) > 25  # also of accuracy level 4
-    assert snr(reference, logits) > 25
+    # Also of accuracy level 4. In a mixture, noise may change the experts of a token.
+    least = 12 if name == "qwen_moe" else 25
+    assert snr(reference, stock_logits) > least
+    assert snr(reference, logits) > least
     assert not np.array_equal(logits, stock_logits) or not found.results["model.onnx"].report.rewritten
 
 

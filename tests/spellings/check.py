@@ -99,7 +99,8 @@ def problem_of(spelling: Spelling, model: onnx.ModelProto, *, is_exact: bool) ->
     names = [output.name for output in spelling.model.graph.output]
     original, plugin, bodies = stock_session(spelling.model), make_session(model, "native"), stock_session(model)
     probe = stock_session(spelling.probe)
-    has_rounded_scale = spelling.draw.made.get("dequantize", "").startswith("q * r")  # r / c may be denormal, q * r not
+    # r / c may be denormal where r, q * r and q / c * r are not
+    has_rounded_scale = spelling.draw.made.get("dequantize", "").startswith(("q * r", "q / c"))
     has_rounded_scale |= spelling.draw.made["arithmetic"] == "codes"
     smallest = _DENORMAL_OF_CODES if has_rounded_scale else _DENORMAL
     for kind, inputs in zip(("ties", "extremes"), spelling.inputs, strict=False):

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
-from ..analysis.bounds import LARGEST, all_bounds_of
+from ..analysis.bounds import LARGEST, all_bounds_of, constant_operand
 from ..analysis.constants import constant_scalar
-from ..analysis.shapes import unreshaped
+from ..analysis.nodes import producer_of
+from ..analysis.shapes import same_shape, unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
@@ -144,9 +145,35 @@ def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
     bounded = None if scale is None else all_bounds_of(scale.value)
     if bounded is not None and math.isinf(bounded.most) and not (scale is not None and scale.is_inverse):
         return None  # an infinite range gives an infinite scale
-    if scale is None or bounded is None or scale.is_inverse or form.moves or bounded.most < LARGEST:
+    if scale is None or bounded is None or form.moves:
         raise Unconverted(Reason.CODES_NOT_PROVEN)
+    if scale.is_inverse or bounded.most < LARGEST:
+        range_ = _range_of_inverse(form)
+        if range_ is None or not same_shape(range_, scale.value):
+            raise Unconverted(Reason.CODES_NOT_PROVEN)
+        return range_
     return bounded.value
+
+
+def _range_of_inverse(form: Affine) -> ir.Value | None:
+    """Returns r of x * (number / (r + epsilon)), if codes are such products and r is infinite only where x is.
+
+    The codes of an infinite x are not finite, and neither is the model's row, whatever they are multiplied by.
+    """
+    quotient = quotient_of(form.root)
+    for each in quotient.inputs if quotient is not None and quotient.op_type == "Mul" else ():
+        inverse = None if each is None else scaled_value(each)
+        if inverse is None or not inverse.is_inverse:
+            continue
+        value = inverse.value
+        while (node := producer_of(value, "Add")) is not None:
+            found = constant_operand(node, commutative=True)
+            if found is None or abs(found[1]) > 1:  # a larger number might make a finite range infinite
+                return None
+            value = found[0]
+        value = all_bounds_of(value).value
+        return value if producer_of(value, "ReduceMax") is not None else None
+    return None
 
 
 def _is_proven_where_finite(form: Affine) -> bool:

@@ -1,0 +1,42 @@
+"""Codes of x * (127 / (range + epsilon)) that are divided by another number: LLM-QAT adds an epsilon to both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import make_session, stock_session
+from rewriting import check, check_products, products
+from test_float_offset import WEIGHTS, data
+from test_products import model_of
+
+from ort_dynq.rewriter import rewrite
+
+FORM = """a = Abs(x)  m = ReduceMax<keepdims = 1>(a, one)  r = Add(m, tiny)  i = Reciprocal(r)  s = Mul(i, c127)
+    v = Mul(x, s)  n = Round(v)  t = Add(s, tiny)  y0 = Div(n, t)  y = MatMul(y0, w)"""
+CONSTANTS = {**WEIGHTS, "tiny": np.float32(1e-6), "huge": np.float32(1e38)}
+
+
+def test_rows_with_infinities_are_those_of_the_model() -> None:
+    """The scale of an infinite row is 1e6, so its codes alone would give a finite result."""
+    model, x = model_of(FORM, CONSTANTS), data()
+    check(model, {"x": x}, exact=True)
+    check_products(model, {"x": x[np.isfinite(x).all(-1)][None]})
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    (expected,) = stock_session(model).run(None, {"x": x})
+    assert not np.isfinite(expected).all()
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        (actual,) = session.run(None, {"x": x})
+        assert (np.isfinite(actual) == np.isfinite(expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("a = Abs(x)", "h = Mul(x, half)  a = Abs(h)"), ("r = Add(m, tiny)", "r = Add(m, huge)")],
+)
+def test_near_misses(old: str, new: str) -> None:
+    """Codes that may be larger than 127, and an epsilon that may make the range of finite numbers infinite."""
+    assert old in FORM
+    report = check(model_of(FORM.replace(old, new), CONSTANTS), {"x": data()}, exact=False)
+    assert not products(report)
+    assert [each.op_type for each in report.unconverted] == ["MatMul"]
