@@ -3,6 +3,8 @@
 Compared end to end, two correct models may differ by a percent: rounding to 8 bits turns a difference in the last bit
 into a whole step. So verification has two parts. Each product is computed from A's intermediate values and compared
 with a float64 reference. Then B's products are overridden with A's results, and the rest of B must equal A bit for bit.
+
+More than 450 lines: the run of both models, and the comparison of each kind of product with what it observed.
 """
 
 from __future__ import annotations
