@@ -111,6 +111,20 @@ def test_weights_are_not_stored_twice(source: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["tied", "tied8"])
+def test_tied_embeddings_are_stored_once(name: str, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last product keeps the weights that GatherBlockQuantized also reads."""
+    genai_folders.filled(name, Path("tied"))
+    report = run_json(capsys, "rewrite", "tied", "-o", "fast", "--verify")["models"]["model.onnx"]
+    (stays,) = report["unconverted"]
+    assert (stays["node"], stays["op_type"]) == (f"/lm_head/MatMul_Q{name[4:] or 4}", "MatMulNBits")
+    model = onnx.load("fast/model.onnx", load_external_data=False)
+    sizes = [np.prod(each.dims) for each in model.graph.initializer if "lm_head" in each.name]
+    assert sizes.count(256 * 64 // (1 if name == "tied8" else 2)) == 1
+    data = [sum(path.stat().st_size for path in Path(folder).glob("*.data")) for folder in ("tied", "fast")]
+    assert data[1] < 1.1 * data[0]
+
+
 def test_rewrite_twice(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The entry of the first rewrite is no other library, and its library and weights are replaced."""
     for first, second in (("llama", "fast"), ("fast", "again")):
