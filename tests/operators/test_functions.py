@@ -354,7 +354,7 @@ GROUPED: list[tuple[Shape, Shape | None]] = [((64,), (4,)), ((7, 64), None), ((7
 def matmul_cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
     shapes = [*MATMULS, ((0, 3), None), ((3, 0), None)] if opset >= 14 else MATMULS
-    for bits, codes, zero_points in itertools.product((8, 4), (np.uint8, np.int8), ("none", "one", "all")):
+    for bits, codes, zero_points in itertools.product((8, 4, 2), (np.uint8, np.int8), ("none", "one", "all")):
         for i, (shape, scale) in enumerate(shapes):
             inputs, _ = matmul_inputs(
                 rng, shape, 3 + 17 * (i % 3), bits=bits, codes=codes, zero_points=zero_points, scale=scale
@@ -372,7 +372,7 @@ def matmul_cases(opset: int) -> Iterator[Case]:
                 column_groups=(i + bits // 4) % 3 > 0,
                 scale=scale,
             )
-            if bits == 4:  # only the low 4 bits of their zero points count
+            if bits < 8:  # only the low 4 bits of their zero points count
                 inputs[4] = np.asarray(inputs[4] + 16 * rng.integers(-8, 8, inputs[4].shape), np.int8)
             yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
     yield from variants_of_matmul(rng)
@@ -387,7 +387,7 @@ def variants_of_matmul(rng: np.random.Generator) -> Iterator[Case]:
     which = itertools.product((1, 2), (False, True), (False, True))
     for i, (terms, computes_sums, is_half) in enumerate(itertools.islice(which, 1, None)):
         for j, (rows, columns, depth) in enumerate(VARIED):
-            bits, group_size = ((4, 32), (8, 32), (4, 0), (8, 0), (4, 16), (8, 64), (4, 64))[(i + j) % 7]
+            bits, group_size = ((4, 32), (8, 32), (2, 32), (8, 0), (2, 16), (8, 64), (4, 64), (4, 0))[(i + j) % 8]
             groups = depth // group_size if group_size else 1
             inputs, _ = matmul_inputs(
                 rng,
