@@ -10,6 +10,9 @@ up to 127, B's for integers up to 255. So A's own error is no bound, not even wi
 2. B's result is the float64 product of this activation and A's weights, except for float32 roundings: a few, and one
    for each block.
 
+If zero points are floats, B multiplies the activation by codes minus the nearest codes of zero points, and adds the
+product of A's activation, in float32, and what these leave.
+
 Together they bound each element of B's result as accuracy_level 4 does. A third check is for the reference itself: A's
 result is its product, except for noise.
 """
@@ -74,9 +77,30 @@ def _weights_of(node: ir.Node, known: Mapping[str, Array], part: slice) -> Array
 
     _, packed, scales, zero_points = [*node.inputs, None][:4]
     weights = codes(packed).reshape(-1, blocks, size).astype(np.float64)
-    weights -= 2 ** (bits - 1) if zero_points is None else codes(zero_points)[:, :blocks, None]
+    if zero_points is None:
+        weights -= 2 ** (bits - 1)
+    else:
+        is_real = known[name_of(zero_points)].dtype.kind == "f"
+        weights -= (rows(zero_points) if is_real else codes(zero_points)[:, :blocks])[:, :, None]
     weights *= rows(scales).astype(np.float64)[:, :, None]
     return np.asarray(weights.reshape(len(weights), -1)[:, :depth].T)
+
+
+def rest_of_zero_points(node: ir.Node, known: Mapping[str, Array]) -> Array | None:
+    """Returns the nearest codes of float zero points minus these, times the scales, float64, [K, N].
+
+    None: the zero points are codes.
+    """
+    value = [*node.inputs, None][3]
+    if value is None or (zero_points := known[name_of(value)]).dtype.kind != "f":
+        return None
+    depth, columns, size = (node.attributes.get_int(name, 0) for name in ("K", "N", "block_size"))
+    scale = node.inputs[2]
+    assert scale is not None
+    reals = zero_points.astype(np.float64)
+    nearest = np.clip(np.rint(reals), 0, 2 ** node.attributes.get_int("bits", 4) - 1)
+    rest = (nearest - reals).reshape(columns, -1) * known[name_of(scale)].astype(np.float64).reshape(columns, -1)
+    return np.asarray(np.repeat(rest, size, 1)[:, :depth].T)
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
