@@ -86,21 +86,32 @@ def _weights_of(node: ir.Node, known: Mapping[str, Array], part: slice) -> Array
     return np.asarray(weights.reshape(len(weights), -1)[:, :depth].T)
 
 
-def rest_of_zero_points(node: ir.Node, known: Mapping[str, Array]) -> Array | None:
-    """Returns the nearest codes of float zero points minus these, times the scales, float64, [K, N].
+def add_rest(
+    node: ir.Node, known: Mapping[str, Array], x: Array, activation: Array, product: Array, magnitude: Array
+) -> int:
+    """Adds to a product of B's activation what B computes with A's, if zero points are floats.
 
-    None: the zero points are codes.
+    Args:
+        node: The MatMulNBits.
+        known: A's values.
+        x, activation: A's activation and B's, float64, [..., K].
+        product: The product of B's activation, float64, [..., N].
+        magnitude: The sums of the magnitudes of its terms.
+
+    Returns:
+        How many more roundings of float32 an element of B's result has.
     """
-    value = [*node.inputs, None][3]
-    if value is None or (zero_points := known[name_of(value)]).dtype.kind != "f":
-        return None
-    depth, columns, size = (node.attributes.get_int(name, 0) for name in ("K", "N", "block_size"))
-    scale = node.inputs[2]
-    assert scale is not None
-    reals = zero_points.astype(np.float64)
+    _, _, scales, zero_points = [*node.inputs, None][:4]
+    if zero_points is None or known[name_of(zero_points)].dtype.kind != "f":
+        return 0
+    assert scales is not None
+    columns, size = (node.attributes.get_int(name, 0) for name in ("N", "block_size"))
+    reals, factors = (known[name_of(value)].astype(np.float64).reshape(columns, -1) for value in (zero_points, scales))
     nearest = np.clip(np.rint(reals), 0, 2 ** node.attributes.get_int("bits", 4) - 1)
-    rest = (nearest - reals).reshape(columns, -1) * known[name_of(scale)].astype(np.float64).reshape(columns, -1)
-    return np.asarray(np.repeat(rest, size, 1)[:, :depth].T)
+    rest = np.repeat((nearest - reals) * factors, size, 1)[:, : x.shape[-1]].T
+    product += (x - activation) @ rest
+    magnitude += np.abs(x) @ np.abs(rest)
+    return size + reals.shape[1]
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
