@@ -2,11 +2,14 @@
 
 MatMulNBits    -> RowProgram in blocks, QuantizedMatMul
                -> TwoTermQuantize in blocks, QuantizedMatMul of two terms
+               -> and Reshape, ReduceSum, MatMul, Add, if zero points of the weights are no integers
 
 With accuracy_level 4, ONNX Runtime itself quantizes the activation at run time: each block to codes of -127 to 127 (on
 x86; on ARM each row). Here each block gets 256 codes from min(x, 0) to max(x, 0), whose steps are never larger. All
 other levels compute with the activation as floats: these products stay, unless `weights_only` says how to quantize
-them. With `weights_only` "two-term", the activation gets two codes at each level.
+them. With `weights_only` "two-term", the activation gets two codes at each level. If zero points of the weights are
+floats, ONNX Runtime ignores level 4 and dequantizes the weights in every run: then two terms replace level 4, too,
+unless `weights_only` is "blocks".
 """
 
 from __future__ import annotations
@@ -36,17 +39,24 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
     if activation is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=0)
     weights = nbits_of(node, context.facts)
+    is_float_in_stock = level != _QUANTIZED_LEVEL or weights.has_real_zero_points
+    has_two_terms = context.weights_only == "two-term" or (is_float_in_stock and context.weights_only != "blocks")
+    has_sums = weights.has_weights_of_sums
     match = WeightsOnlyProduct(
         activation,
         weights,
         bias=node.inputs[_BIAS] if len(node.inputs) > _BIAS else None,
-        terms=2 if context.weights_only == "two-term" else 1,
+        terms=2 if has_two_terms else 1,
         dtype=weights.scales.dtype,
         source=(weights.root, *node.inputs[2:4]),
         note=f"accuracy_level {level}",
+        has_sums=has_sums,
     )
     # Small products of two terms take longer than floats. At level 4 they are no floats, and two terms are asked for.
-    match.check(of_any_size=level == _QUANTIZED_LEVEL and match.terms > 1)
+    match.check(of_any_size=not is_float_in_stock and match.terms > 1)
+    if has_sums and (activation.shape is None or activation.dtype != ir.DataType.FLOAT):
+        is_float = activation.dtype == ir.DataType.FLOAT
+        raise Unconverted(Reason.RANK_NOT_KNOWN if is_float else Reason.NBITS_REAL_ZERO_POINTS)
     return match
 
 

@@ -34,6 +34,7 @@ class WeightsOnlyProduct:
         note: The remark for the report, before that on the activation.
         is_rounded: Whether the model rounds the weights to float16.
         more: The remark after it; may be empty.
+        has_sums: Whether zero points are no integers: then the sums of the activation over blocks have weights, too.
     """
 
     activation: ir.Value
@@ -45,6 +46,7 @@ class WeightsOnlyProduct:
     note: str
     is_rounded: bool = False
     more: str = ""
+    has_sums: bool = False
 
     def check(self, *, of_any_size: bool = False) -> None:
         """Checks that the product can be converted, and gains from it.
@@ -99,7 +101,10 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
         terms=codes.terms,
         scale_order=int(ScaleOrder.COLUMN_FIRST),
     )
-    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+    result = edit.insert_main(main, before=node)
+    if match.has_sums:
+        result = _add_sums(result, _sums_of_blocks(padded, weights, edit), stored(weights.weights_of_sums), edit)
+    edit.replace(node.outputs[0], result)
     note_activation(edit, match.activation)
     edit.metadata[FLOAT_ACTIVATION] = "1"
     if match.is_rounded:
@@ -108,3 +113,20 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     edit.note = f"{match.note}: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
     if match.more:
         edit.note += f"; {match.more}"
+
+
+def _sums_of_blocks(activation: ir.Value, weights: NBits, edit: Edit) -> ir.Value:
+    """Returns the sums of float32 [..., K] over blocks, [..., blocks]."""
+    before = edit.node
+    if weights.blocks > 1:
+        assert activation.shape is not None
+        shape = [0] * (activation.shape.rank() - 1) + [weights.blocks, weights.block_size]
+        in_blocks = ir.node("Reshape", [activation, edit.add_constant(np.array(shape), before=before)])
+        activation = edit.insert(in_blocks, before=before)
+    axes = edit.add_constant(np.array([-1]), before=before)
+    return edit.insert(ir.node("ReduceSum", [activation, axes], {"keepdims": int(weights.blocks == 1)}), before=before)
+
+
+def _add_sums(product: ir.Value, sums: ir.Value, weights: ir.Value, edit: Edit) -> ir.Value:
+    of_sums = edit.insert(ir.node("MatMul", [sums, weights]), before=edit.node)
+    return edit.insert(ir.node("Add", [product, of_sums]), before=edit.node)
