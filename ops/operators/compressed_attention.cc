@@ -585,8 +585,9 @@ class CompressedAttention : public Node {
     const int64_t heads = n.b * n.k;
     const bool packs = n.rows() >= kPackedRows;
     Workspaces workspaces(run, std::min(rows, n.rows()));
-    if (heads < kFewHeads) {
-      attend_few(context, run, heads, rows, packs, workspaces);
+    const int64_t blocks = divide_up(n.rows(), rows), parts = parts_of(run, heads * blocks);
+    if (heads < kFewHeads && blocks * parts > 1) {
+      attend_few(context, run, heads, rows, parts, packs, workspaces);
       return;
     }
     run_tasks(context, heads, [&](int64_t i) {
@@ -613,8 +614,16 @@ class CompressedAttention : public Node {
     unit.finish(totals);
   }
 
+  // The parts of the keys: one if there are many units, since each part takes threads that wait for each other.
+  static int64_t parts_of(const Run& run, int64_t units) {
+    // Parts that do not begin with a panel would write the same scores.
+    const bool has_parts = !run.key.is_per_channel() || run.key.token_group_size() % kWordUnit == 0;
+    if (units >= kFewUnits || !has_parts) return 1;
+    return std::max<int64_t>(1, (run.n.t + kKeysOfPart / 2) / kKeysOfPart);
+  }
+
   // Threads share the rows of a head and, if there are few, its keys.
-  static void attend_few(Context& context, const Run& run, int64_t heads, int64_t rows, bool packs,
+  static void attend_few(Context& context, const Run& run, int64_t heads, int64_t rows, int64_t parts, bool packs,
                          Workspaces& workspaces) {
     const CompressedSizes& n = run.n;
     std::vector<std::unique_ptr<CompressedHead>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
@@ -629,10 +638,7 @@ class CompressedAttention : public Node {
     const int64_t blocks = divide_up(n.rows(), rows), units = heads * blocks;
     const auto row_of = [&](int64_t i) { return i % blocks * rows; };
     const auto rows_of = [&](int64_t i) { return std::min(rows, n.rows() - row_of(i)); };
-    // Parts that do not begin with a panel would write the same scores.
-    const bool has_parts = units < kFewUnits && run.key.token_group_size() % kWordUnit == 0;
-    const int64_t parts = has_parts || !run.key.is_per_channel() ? divide_up(n.t, kKeysOfPart) : 1;
-    if (parts == 1 || units >= kFewUnits) {
+    if (parts == 1) {
       run_tasks(context, units, [&](int64_t i) {
         const auto head = static_cast<size_t>(i / blocks);
         std::unique_ptr<Workspace> workspace = workspaces.take();
@@ -644,7 +650,7 @@ class CompressedAttention : public Node {
     std::vector<std::unique_ptr<Unit>> all(static_cast<size_t>(units));
     std::vector<std::unique_ptr<Workspace>> workspaces_of_units(static_cast<size_t>(units));
     std::vector<std::vector<double>> totals(static_cast<size_t>(units * parts));
-    const auto length = [&](int64_t part) { return std::min(kKeysOfPart, n.t - part * kKeysOfPart); };
+    const auto length = [&](int64_t part) { return part + 1 < parts ? kKeysOfPart : n.t - part * kKeysOfPart; };
     run_tasks(context, units, [&](int64_t i) {
       const auto at = static_cast<size_t>(i), head = static_cast<size_t>(i / blocks);
       workspaces_of_units[at] = workspaces.take();

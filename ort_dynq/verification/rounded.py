@@ -38,7 +38,7 @@ class StoredWeights:
             return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
         bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
         *stack, _, units, _, _ = self.packed.shape
-        depth, columns = units * (4 if bits == 8 else 8), self.scale.shape[-1]  # with padding
+        depth, columns = units * 32 // bits, self.scale.shape[-1]  # with padding
         matrices = self.packed.reshape(-1, *self.packed.shape[-4:])
         codes = np.array([unpack(matrix, depth, columns, bits) for matrix in matrices], np.float64)
         # Parameters of groups have a row for each group; others broadcast.

@@ -49,6 +49,23 @@ def is_for_this_processor(source: Path) -> bool:
     return not processors or processor in processors
 
 
+def test_without_a_compiler(tmp_path: Path) -> None:
+    """The installation ends with what to install, or how to do without a compiler."""
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("cmake is not installed")
+    for tool in ("make", "ninja"):
+        if found := shutil.which(tool):
+            (tmp_path / tool).symlink_to(found)
+    command = [str(Path(cmake).resolve()), "-S", OPS, "-B", tmp_path / "build"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    message = " ".join(done.stderr.split())
+    assert done.returncode != 0
+    assert "No C++ compiler was found" in message
+    assert "apt-get install g++" in message
+    assert "pip wheel --no-deps ." in message
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="has portable kernels only")
 @pytest.mark.parametrize(
     ("isa", "tables"),

@@ -94,7 +94,7 @@ def _build(match: NBitsProduct, edit: Edit) -> None:
     main = call(
         "QuantizedMatMul",
         inputs,
-        bits=weights.stored_bits,
+        bits=weights.bits,
         group_size=group_size,
         terms=codes.terms,
         scale_order=int(ScaleOrder.COLUMN_FIRST),

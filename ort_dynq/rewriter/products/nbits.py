@@ -57,11 +57,6 @@ class NBits:
     root: ir.Value
 
     @property
-    def stored_bits(self) -> int:
-        """The bits of a packed code: codes of 2 bits are stored as codes of 4."""
-        return max(self.bits, 4)
-
-    @property
     def blocks(self) -> int:
         """The number of blocks in a column; the last one may exceed K."""
         return -(-self.depth // self.block_size)
@@ -73,7 +68,7 @@ class NBits:
 
     @property
     def _packed_shape(self) -> tuple[int, int, int, int]:
-        return packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
+        return packed_shape(self.depth + self.padding, self.columns, self.bits)
 
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
@@ -127,7 +122,7 @@ class NBits:
         for first in range(0, self.columns, _COLUMNS):
             part = slice(first, first + _COLUMNS)
             blocks = slice(first // BLOCK_COLUMNS, (first + _COLUMNS) // BLOCK_COLUMNS)
-            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.stored_bits)
+            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.bits)
         release(self.codes)
         return packed
 
@@ -137,14 +132,12 @@ class NBits:
         A single block has zeros there.
         """
         rows = self.codes.numpy().reshape(self.columns, -1)[part]
-        if self.bits == 2:
-            rows = _bytes_of(unpacked(rows, 2))
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
-        per_byte = 8 // self.stored_bits
-        start = self.depth // per_byte  # the first byte with a code beyond K
-        codes = unpacked(rows[:, start:], self.stored_bits)
-        codes[:, self.depth - start * per_byte :] = self._stored(beyond).view(np.uint8) if self.padding else 0
-        rows[:, start:] = _bytes_of(codes) if per_byte == 2 else codes
+        start = self.depth * self.bits // 8  # the first byte with a code beyond K
+        codes = unpacked(rows[:, start:], self.bits)
+        beyond_depth = codes[:, self.depth - start * 8 // self.bits :]
+        beyond_depth[:] = self._stored(beyond).view(np.uint8) if self.padding else 0
+        rows[:, start:] = _bytes_of(codes, self.bits)
         return rows
 
 
@@ -229,9 +222,10 @@ def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
 
 
-def _bytes_of(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Returns codes of 4 bits, two in a byte."""
-    return np.asarray(codes[:, 0::2] | codes[:, 1::2] << 4)
+def _bytes_of(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Returns codes as :func:`unpacked` reads them."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray(np.bitwise_or.reduce(codes.reshape(len(codes), -1, len(shifts)) << shifts, axis=-1))
 
 
 def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:
