@@ -107,7 +107,8 @@ class Reason(Enum):
         "its accuracy_level, {level}, asks for a float activation; --weights-only blocks or two-term converts it"
     )
     NBITS_WIDTH = "its weights have {bits} bits, expected 2, 4 or 8"
-    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8"
+    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8, float32 or float16"
+    NBITS_REAL_ZERO_POINTS = "its weights have zero points that are no integers, and its activation is no float32"
     NBITS_ORDER = "g_idx assigns its weights to blocks in another order"
     NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
     NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"

@@ -30,7 +30,7 @@ from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
-from .nbits import is_noise, is_within_steps, noise_of, products_of
+from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
 from .recurrent import Judgement, Lstm, judge, lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
@@ -327,6 +327,7 @@ def _judge_nbits(
             *((x, np.asarray), (np.abs(x), np.abs), (activation, np.asarray), (np.abs(activation), np.abs)),
             (np.square(x), np.square),
         )
+        roundings = -(-depth // block_size) + add_rest(chain.node, known, x, activation, of_b, size_of_b)
         reference, magnitude = chain.after_steps(of_a, size_of_a, known)
         of_squares = of_squares.reshape(reference.shape)
         a_errors, a_compared = errors_of(expected, reference, magnitude)
@@ -335,7 +336,7 @@ def _judge_nbits(
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     in_float64 = reference[compared]
     a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
-    allowed = float(FLOOR + -(-depth // block_size))
+    allowed = float(FLOOR + roundings)
     problem = ""
     if not is_noise(a_result - in_float64, in_float64, of_squares[compared], float(np.finfo(result.dtype).eps)):
         problem = f"A's result is {a_error:.3g} units from the reference: more than rounding to 8 bits causes"
