@@ -131,19 +131,6 @@ def test_verify(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[-1] == "PASSED"
 
 
-@pytest.mark.parametrize("name", ["float16", "qdq", "cache8", "cache4"])
-def test_verify_other_folders(name: str, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights behind DequantizeLinear, and caches of float16, of int8, and of two codes in a byte."""
-    genai_folders.filled(name, Path("other"))
-    models = run_json(capsys, "rewrite", "other", "-o", "fast", "--verify", "--no-timing")["models"]
-    verification = models["model.onnx"]["verification"]
-    assert verification["passed"]
-    (key,) = (each for each in verification["inputs"] if each["name"] == "past_key_values.0.key")
-    dtypes = {"float16": "float16", "qdq": "float32", "cache8": "int8", "cache4": "uint8"}
-    assert key["dtype"] == dtypes[name]
-    assert cli.main(["bench-generate", "other", "--rewritten", "fast", "--seconds", "0.01", "--tokens", "3"]) == 0
-
-
 def test_verify_with_given_inputs(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save("ids.npy", np.arange(8)[None])
     arguments = ("rewrite", str(FOLDERS / "phi"), "-o", "fast", "--verify", "--seed", "3", "--input")
