@@ -124,6 +124,16 @@ class Reason(Enum):
     EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
     EXPERTS_SHAPE = "the shape of {name} is not known, or has not three dimensions"
 
+    # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these
+    DEQUANTIZED_SHARED = "other nodes also read its weights: the model would store them twice"
+    DEQUANTIZED_CODES = "the codes of its weights are {dtype}, expected 4 or 8 bits"
+    DEQUANTIZED_SCALES = "the scales of its weights vary within blocks of 16 along K"
+    DEQUANTIZED_TOO_LARGE = "dequantized once, the weights of the model would take more than 1 GB"
+    MADE_LEVEL_4 = (
+        "ONNX Runtime alone makes MatMulNBits of accuracy_level 4 of it, which rounds its activation to 8 bits"
+    )
+    MADE_DEQUANTIZATION = "ONNX Runtime alone dequantizes its weights in every run"
+
     # Fusions
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
     CODES_SCALES = (

@@ -51,6 +51,10 @@ class StoredWeights:
         found = rows.swapaxes(-1, -2) if is_transposed else rows
         return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
 
+    def rounds_to(self, weights: Array, is_transposed: bool) -> bool:
+        """Returns whether they are A's weights after they are rounded to float16."""
+        return np.array_equal(self.like(weights, is_transposed).astype(np.float16), weights)
+
 
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
     """Returns the weights of a node, if A rounds them to float16; None if A does not.

@@ -33,7 +33,7 @@ from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .tail import check_sums
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _BITS = (2, 4, 8)
 _FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
@@ -105,6 +105,19 @@ class NBits:
             (self.blocks, self.columns),
         )
 
+    def column_sums(self) -> ir.TensorProtocol:
+        """Returns the sums of the codes minus their zero points of columns of one block, int32, [1, N]."""
+        return computed([self.codes, self.zero_points], self._sum, ir.DataType.INT32, (1, self.columns))
+
+    def _sum(self) -> npt.NDArray[np.int32]:
+        codes, sums = self.codes.numpy().reshape(self.columns, -1), np.empty((1, self.columns), np.int32)
+        for first in range(0, self.columns, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            sums[0, part] = unpacked(codes[part], self.bits)[:, : self.depth].sum(1, dtype=np.int32)
+        del codes
+        release(self.codes)
+        return sums - np.int32(self.depth) * self._zero_points()[:, 0].astype(np.int32)
+
     def weights_of_sums(self) -> ir.TensorProtocol:
         """Returns the weights of the sums of x over blocks, float32, [blocks, N]: 0 if zero points are codes."""
 
@@ -123,7 +136,7 @@ class NBits:
     @property
     def has_real_zero_points(self) -> bool:
         """Whether zero points are floats; they may still be codes."""
-        return self.zero_points is not None and self.zero_points.dtype in _FLOATS
+        return self.zero_points is not None and self.zero_points.dtype in FLOATS
 
     @property
     def has_weights_of_sums(self) -> bool:
@@ -145,7 +158,7 @@ class NBits:
         """Returns the zero points as codes, [N, blocks]."""
         if self.zero_points is None:
             return np.full((self.columns, self.blocks), 1 << (self.bits - 1), np.uint8)
-        if self.zero_points.dtype in _FLOATS:
+        if self.zero_points.dtype in FLOATS:
             reals = self.zero_points.numpy().reshape(self.columns, self.blocks)
             nearest = np.clip(np.rint(reals), 0, (1 << self.bits) - 1)
             del reals
@@ -157,20 +170,20 @@ class NBits:
 
     def _pack(self) -> npt.NDArray[np.int8]:
         packed = np.empty(self._packed_shape, np.int8)
-        zero_points = self._zero_points()
+        codes, zero_points = self.codes.numpy().reshape(self.columns, -1), self._zero_points()
         for first in range(0, self.columns, _COLUMNS):
             part = slice(first, first + _COLUMNS)
             blocks = slice(first // BLOCK_COLUMNS, (first + _COLUMNS) // BLOCK_COLUMNS)
-            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.bits)
+            packed[blocks] = pack_columns(self._columns(codes[part], zero_points[part, -1:]), self.bits)
+        del codes
         release(self.codes)
         return packed
 
-    def _columns(self, part: slice, beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def _columns(self, rows: npt.NDArray[np.uint8], beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Returns some columns as :func:`pack_columns` takes them, with the codes `beyond` in place of those beyond K.
 
         A single block has zeros there.
         """
-        rows = self.codes.numpy().reshape(self.columns, -1)[part]
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
         start = self.depth * self.bits // 8  # the first byte with a code beyond K
         codes = unpacked(rows[:, start:], self.bits)
@@ -200,10 +213,10 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     codes, scale, zero_point = (constant_tensor(value, facts) for value in (b, scales, zero_points))
     if codes is None or scale is None or b is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
-    has_real_zero_points = zero_point is not None and zero_point.dtype in _FLOATS
+    has_real_zero_points = zero_point is not None and zero_point.dtype in FLOATS
     if zero_point is not None and zero_point.dtype != ir.DataType.UINT8 and not has_real_zero_points:
         raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
-    if scale.dtype not in _FLOATS:
+    if scale.dtype not in FLOATS:
         dtype = scale.dtype.name.lower()
         raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
     blocks = -(-depth // block_size)
@@ -254,8 +267,15 @@ def computed(
     shape: tuple[int, ...],
 ) -> ir.TensorProtocol:
     """Returns a tensor that is computed from others: when it is read, if one of these is in a file."""
-    external = [each for each in sources if isinstance(each, ir.ExternalTensor)]
+    external = [file for each in sources for file in _files_of(each)]
     return ComputedTensor(compute, dtype, shape, external) if external else ir.tensor(compute())
+
+
+def _files_of(tensor: ir.TensorProtocol | None) -> Sequence[ir.ExternalTensor]:
+    """Returns the external data that a tensor is, or is computed from."""
+    if isinstance(tensor, ComputedTensor):
+        return tensor.sources
+    return [tensor] if isinstance(tensor, ir.ExternalTensor) else []
 
 
 def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
