@@ -1,5 +1,7 @@
 """Writes models of ONNX Runtime's own tools: of its quantizer, with activations that are quantized at run time, and of
 its offline optimization.
+
+More than 450 lines: a list of small graphs, one function for each.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import onnxruntime as ort
 from _common import HERE, Example, activations, grid_weights, main, parse
 from bench import transformers as networks
 from onnx import numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
@@ -332,6 +334,29 @@ def mixture_of_experts() -> Example:
     return Example(model, [activations(9, hidden)])
 
 
+def dequantized_weights() -> Example:
+    """Two layers whose weights are behind DequantizeLinear; activations are floats.
+
+    The first one is what MatMulNBitsQuantizer writes, and so onnxruntime-genai's builder with `use_qdq`. The second one
+    has a scale for each channel and a Transpose, as torch writes `dequantize_per_channel` before a Linear.
+    """
+    rng = np.random.default_rng(12)
+    model = parse(
+        """dequantized_weights (float[batch, tokens, 256] x) => (float[batch, tokens, 256] y) {
+            h = MatMul(x, w1)  h1 = Add(h, b1)  a = Relu(h1)
+            d = DequantizeLinear<axis = 0>(w2, s2)  t = Transpose<perm = [1, 0]>(d)  y = MatMul(a, t)
+        }""",
+        21,
+        w1=rng.normal(0, 0.1, (256, 256)).astype(np.float32),
+        b1=grid_weights(rng, 256),
+        w2=rng.integers(-127, 128, (256, 256)).astype(np.int8),
+        s2=rng.uniform(0.001, 0.002, 256).astype(np.float32),
+    )
+    quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=False, quant_format=QuantFormat.QDQ)
+    quantizer.process()
+    return Example(quantizer.model.model, [activations(2, 7, 256, zero_row=True)])
+
+
 def saved(model: onnx.ModelProto) -> onnx.ModelProto:
     """Returns a model as a session optimizes it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -418,6 +443,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic_lstm": lambda: dynamic(recurrent(17), *SEQUENCES),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
+    "ort_dequantized_weights": dequantized_weights,
     "ort_nbits": nbits,
     "ort_mixture_of_experts": mixture_of_experts,
     "ort_optimized": optimized,

@@ -12,17 +12,57 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from onnx import TensorProto
 
 NAMES = ("llama", "qwen", "phi", "gpt_oss", "qwen_moe")
 FOLDERS = Path(__file__).parent / "genai"
 LLAMA = FOLDERS / "llama"
 CONFIG = "genai_config.json"
 CONTEXT, VOCABULARY = 256, 256
+GRAPHS = ("float32", "float16", "tied", "tied8", "qdq", "cache8", "cache4")
+"""Folders without weights and tokenizer, see :func:`filled`."""
 _HEAD_SIZE = 16
 
 
 def copy_of(name: str, target: Path) -> Path:
     return Path(shutil.copytree(FOLDERS / name, target))
+
+
+def filled(name: str, target: Path) -> Path:
+    """A copy of one of GRAPHS with seeded weights, and with the tokenizer of llama."""
+    copy_of(name, target)
+    for file in LLAMA.glob("tokenizer*"):
+        shutil.copyfile(file, target / file.name)
+    rng, arrays = np.random.default_rng(0), dict[str, npt.NDArray[Any]]()
+    model = onnx.load(target / "model.onnx", load_external_data=False)
+    names = {tensor.name for tensor in model.graph.initializer}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = _weights(tensor, rng)
+            if f"{tensor.name.rpartition('_')[0]}_Q8G32" in names and tensor.name.endswith("_scale"):
+                array /= 16  # codes of 8 bits
+            (length,) = (int(each.value) for each in tensor.external_data if each.key == "length")
+            assert len(array.tobytes()) == length
+            arrays[tensor.name] = array
+    (target / "model.onnx.data").write_bytes(b"".join(array.tobytes() for array in arrays.values()))
+    return target
+
+
+def _weights(tensor: TensorProto, rng: np.random.Generator) -> npt.NDArray[Any]:
+    shape, name = tuple(tensor.dims), tensor.name
+    if tensor.data_type in (TensorProto.UINT8, TensorProto.INT4):
+        if name.endswith("_zp"):
+            return rng.integers(120, 137, shape, np.uint8)
+        return rng.integers(0, 256, shape if tensor.data_type == TensorProto.UINT8 else np.prod(shape) // 2, np.uint8)
+    floats = rng.standard_normal(shape) * 0.25
+    if name in ("cos_cache", "sin_cache"):
+        angles = np.arange(shape[0])[:, None] * 10000.0 ** (-np.arange(shape[1]) / shape[1])
+        floats = np.cos(angles) if name == "cos_cache" else np.sin(angles)
+    elif "norm" in name:
+        floats += 1
+    elif name.endswith(("_scale", "_scales")):
+        floats = 0.02 + 0.05 * rng.random(shape)
+    return floats.astype(np.float16 if tensor.data_type == TensorProto.FLOAT16 else np.float32)
 
 
 def edit_config(folder: Path, edit: Callable[[Any], object]) -> None:

@@ -433,12 +433,12 @@ def matmul_inputs(
         columns: N.
         bits, group_size: The attributes.
         codes: The type of src.
-        zero_points: Whether weights have "none" (8 bits: 0; 4 bits: 8), "one" for all or zero points for "all" groups
-            and columns.
+        zero_points: Whether weights have "none" (8 bits: 0; 4: 8; 2: 2), "one" for all or zero points for
+            "all" groups and columns.
         column_groups: Whether column_scale varies with the group.
         scale: The shape of scale and zero_point. None: one for each row.
     """
-    depth, (low, high) = shape[-1], (-128, 127) if bits == 8 else (0, 15)
+    depth, (low, high) = shape[-1], (-128, 127) if bits == 8 else (0, 2**bits - 1)
     groups = depth // group_size if group_size else 1
 
     def extreme(size: Shape, least: int, most: int, dtype: Any) -> Array:
@@ -447,7 +447,7 @@ def matmul_inputs(
 
     src = extreme(shape, np.iinfo(codes).min, np.iinfo(codes).max, codes)
     weights = extreme((depth, columns), low, high, np.int8)
-    weight_zp = np.array(0 if bits == 8 else 8, np.int8)
+    weight_zp = np.array(0 if bits == 8 else 2 ** (bits - 1), np.int8)
     if zero_points != "none":
         weight_zp = extreme((1, 1) if zero_points == "one" else (groups, columns), low, high, np.int8)
     each = np.broadcast_to(weight_zp, (groups, columns)).astype(np.int64)

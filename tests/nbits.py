@@ -80,11 +80,13 @@ def make(
     codes[rng.random(codes.shape) < 0.3] = 2**bits - 1
     scales = (rng.random((columns, blocks)) * 0.01 + 0.001).astype(np.float16 if narrow_scales else dtype).astype(dtype)
     zeros = rng.integers(0, 2**bits, (columns, blocks)) if zero_points else np.full((columns, blocks), 2 ** (bits - 1))
+    if zero_points == "fraction":  # some beyond the codes
+        zeros = (zeros + rng.normal(0, 0.4, zeros.shape)).astype(dtype)
     bias = rng.normal(0, 1, columns).astype(dtype) * (1 if with_bias else 0)
     initializers = {"B": packed(codes.reshape(columns, blocks, block_size), bits), "scales": scales}
     if zero_points == "uint8":
         initializers["zero_points"] = packed(zeros, bits)
-    elif zero_points == "float":
+    elif zero_points in ("float", "fraction"):
         initializers["zero_points"] = zeros.astype(dtype)
     if is_flat:
         initializers = {name: array if name == "B" else array.ravel() for name, array in initializers.items()}

@@ -376,6 +376,7 @@ void conv_tiles(const ConvBlock& block) {
 void gemm_qc8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qc8w(block); }
 void gemm_qb8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb8w(block); }
 void gemm_qb4w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb4w(block); }
+void gemm_qb2w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb2w(block); }
 void sum_columns_8bit(const ProductBlock& block, int32_t* sums) { kAvx512VnniProducts.sum_columns_8bit(block, sums); }
 void sum_columns_4bit(const ProductBlock& block, int32_t* sums) { kAvx512VnniProducts.sum_columns_4bit(block, sums); }
 void conv(const ConvBlock& block) { kAvx512VnniProducts.conv(block); }
@@ -389,6 +390,7 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qc8w = gemm_qc8w;
   table.gemm_qb8w = gemm_qb8w;
   table.gemm_qb4w = gemm_qb4w;
+  table.gemm_qb2w = gemm_qb2w;
   table.sum_columns_8bit = sum_columns_8bit;
   table.sum_columns_4bit = sum_columns_4bit;
   table.gemm_qc8w_tiles = gemm_qc8w_tiles;

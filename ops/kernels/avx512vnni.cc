@@ -55,6 +55,13 @@ struct P : Vector512, ProductX86 {
     low = _mm512_sub_epi8(_mm512_and_si512(both, mask), zps);
     high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), zps);
   }
+  static void quarters(const int8_t* p, I (&quads)[4]) {
+    const I all = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(3);
+    quads[0] = _mm512_and_si512(all, mask);
+    quads[1] = _mm512_and_si512(_mm512_srli_epi16(all, 4), mask);
+    quads[2] = _mm512_and_si512(_mm512_srli_epi16(all, 2), mask);
+    quads[3] = _mm512_and_si512(_mm512_srli_epi16(all, 6), mask);
+  }
   static I dot4(I sums, I codes0, I codes1, I low, I high) { return dot(dot(sums, codes0, low), codes1, high); }
 };
 

@@ -205,6 +205,7 @@ struct P : UnsignedProductNeon {
   static void halves(const int8_t* p, I, I& low, I& high) {
     split(pairs(load(static_cast<const void*>(p))), low, high);
   }
+  static void quarters(const int8_t* p, I (&quads)[4]) { split(pairs(load(static_cast<const void*>(p))), quads); }
   // The sum of two products with 4-bit weights fits 16 bits.
   static I dot4(I sums, Quad codes0, Quad codes1, I low, I high) {
     const uint16x8_t first = low_products(codes0, low), second = vmull_high_u8(bytes(codes0), bytes(low));

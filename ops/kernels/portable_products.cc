@@ -24,18 +24,26 @@ namespace {
 // The loops widen codes and weights to int16, kWidened k at once: CPUs have dot products of int16.
 constexpr int64_t kWidened = 256, kWidenedUnit = 16, kProductRows = 16;
 
-// Widens `quads` quads of a block of 16 columns, from quad `first` on. Subtracts the zero points of 4-bit weights.
+// The lowest bit of a code in its byte, by the number of its quad.
+template <int kBits>
+int shift_of(int64_t quad) {
+  constexpr int kShifts[] = {0, 4, 2, 6};
+  return kBits == 2 ? kShifts[quad % 4] : kBits == 4 ? kShifts[quad % 2] : 0;
+}
+
+// Widens `quads` quads of a block of 16 columns, from quad `first` on. Subtracts the zero points of 2-bit and 4-bit
+// weights.
 template <int kBits>
 void widen_weights(const int8_t* block, int64_t first, int64_t quads, const int32_t* zps, int16_t (*to)[kWidened]) {
   constexpr int64_t kBytes = kBlockColumns * kQuad;
   int16_t subtracted[kBytes];
   for (int64_t i = 0; i < kBytes; ++i) subtracted[i] = static_cast<int16_t>(zps[i / kQuad]);
   for (int64_t quad = first; quad < first + quads; ++quad) {
-    const int8_t* __restrict from = block + (kBits == 8 ? quad : quad / 2) * kBytes;
-    const int shift = quad % 2 == 0 ? 0 : 4;
+    const int8_t* __restrict from = block + quad * kBits / 8 * kBytes;
+    const int shift = shift_of<kBits>(quad);
     int16_t wide[kBytes];
     for (int64_t i = 0; i < kBytes; ++i)
-      wide[i] = static_cast<int16_t>(kBits == 8 ? from[i] : (from[i] >> shift & 15) - subtracted[i]);
+      wide[i] = static_cast<int16_t>(kBits == 8 ? from[i] : (from[i] >> shift & ((1 << kBits) - 1)) - subtracted[i]);
     for (int64_t column = 0; column < kBlockColumns; ++column)
       memcpy(to[column] + (quad - first) * kQuad, wide + column * kQuad, kQuad * sizeof(int16_t));
   }
@@ -47,7 +55,7 @@ void read_zps(const ProductBlock& block, int64_t group, int64_t first, int64_t c
     zps[i] = block.weights.zps == nullptr ? block.weights.zp
              : i < count                  ? block.weights.zps[group * block.weights.zps_stride + first + i]
                                           : 0;
-    if (kBits == 4) zps[i] &= 15;
+    if (kBits < 8) zps[i] &= 15;
   }
 }
 
@@ -110,7 +118,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t fir
     for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
       add_products<kBits>(block, codes, rows, weights, group * quads + quad,
                           quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
-    const bool has_no_sums = kBits == 4 || block.codes.sums == nullptr;  // widen_weights() subtracts 4-bit zero points
+    const bool has_no_sums = kBits < 8 || block.codes.sums == nullptr;  // widen_weights() subtracts zero points
     const uint32_t sum_of_ones =
         has_no_sums ? 0 : static_cast<uint32_t>(block.codes.sums[(row + rows - 1) * block.groups + group]);
     for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
@@ -275,6 +283,7 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qc8w = gemm<8>;
   table.gemm_qb8w = gemm<8>;
   table.gemm_qb4w = gemm<4>;
+  table.gemm_qb2w = gemm<2>;
   table.sum_columns_8bit = sum_columns<8>;
   table.sum_columns_4bit = sum_columns<4>;
   table.conv = conv;

@@ -12,12 +12,15 @@
 namespace dynq {
 
 // Weights of 8 bits are [columns / 16][depth / 4][16][4]. A byte of 4-bit weights has two codes, [columns / 16][depth /
-// 8][16][4]: the low half is one of the first four k, the high half is the k four later. Codes for AMX are in tiles,
-// [rows / 16][depth / 64][16][64].
+// 8][16][4]: the low half is one of the first four k, the high half is the k four later. A byte of 2-bit weights is two
+// of these whose codes are below 4, [columns / 16][depth / 16][16][4]: the first + 4 * the second. So its bits 0 and 1,
+// 4 and 5, 2 and 3, 6 and 7 are codes of four k that are four apart. Codes for AMX are in tiles, [rows / 16][depth /
+// 64][16][64].
 
 // A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kLongestTileGroup k, whose
 // sums are exact as floats.
 constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512, kMostSummedRows = 5;
+constexpr int64_t kMost2BitRows = 2, kLongest2BitGroup = 512;  // of gemm_qb2w
 constexpr int64_t kLongestSummedGroup = 4096, kLeastSummingRows = 12;
 static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
@@ -46,7 +49,7 @@ struct ProductWeights {
   int64_t stride;      // from a block of 16 columns to the next
   const int8_t* zps;   // [groups][columns]; null: every zero point is `zp`
   int64_t zps_stride;  // from a group to the next
-  int32_t zp;          // For 4-bit weights, the low 4 bits of zero points count: weights minus zero points fit 5 bits.
+  int32_t zp;          // For weights of 4 and 2 bits, the low 4 bits of zero points count: differences fit 5 bits.
 };
 
 // Pointers to columns point to the first column of the block. A stride is the distance from a group to the next.
@@ -92,11 +95,15 @@ using ProductKernel = void (*)(const ProductBlock&);
 using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
 
 // The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights
-// with one scale for each column; qb8w and qb4w are weights of 8 and 4 bits with one scale for each group of k.
+// with one scale for each column; qb8w, qb4w and qb2w are weights of 8, 4 and 2 bits with one scale for each group of
+// k.
 struct ProductKernels {
   ProductKernel gemm_qc8w;
   ProductKernel gemm_qb8w;
   ProductKernel gemm_qb4w;  // one group or more
+  // For blocks with a row of ones, up to kMost2BitRows others and groups of up to kLongest2BitGroup k. In all other
+  // blocks, 2-bit weights become 4-bit weights first.
+  ProductKernel gemm_qb2w;
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
   bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
   // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of

@@ -1,8 +1,9 @@
 // QuantizedExperts: a mixture of experts with quantized weights. Each token goes through the experts that its router
 // chooses: a product, an activation function, and another product.
 //
-// The products are those of QuantizedMatMul, which run for the rows of one expert after the other: an expert that no
-// token chooses is not read. A token adds its experts' results in the order of the experts, on any number of threads.
+// The products are those of QuantizedMatMul, for the rows of each expert: an expert that no token chooses is not read.
+// Experts of few rows share their tasks. A token adds its experts' results in the order of the experts, on any number
+// of threads.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "core/attributes.h"
 #include "core/formats.h"
+#include "core/nested.h"
 #include "core/parallel.h"
 #include "core/program.h"
 #include "core/rounding.h"
@@ -29,7 +31,8 @@ namespace {
 #include "kernels/functions-inl.h"
 
 constexpr const char* kName = "QuantizedExperts";
-constexpr int64_t kMostRows = 256;     // of an expert at once: their results stay in the caches
+constexpr int64_t kMostRows = 256;     // of experts at once: their results stay in the caches
+constexpr size_t kMostParts = 8;       // experts at once
 constexpr float kLeastWeight = 1e-8f;  // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
@@ -70,41 +73,6 @@ Shape shape_of(std::initializer_list<int64_t> dims) {
   return shape;
 }
 
-// The attributes of a node inside this one.
-class Numbers : public Attributes {
- public:
-  explicit Numbers(std::vector<std::pair<const char*, int64_t>> numbers) : numbers_(std::move(numbers)) {}
-
-  int64_t integer(const char* name, int64_t absent) const override {
-    for (const auto& number : numbers_)
-      if (std::strcmp(number.first, name) == 0) return number.second;
-    return absent;
-  }
-  std::string text(const char*, const char* absent) const override { return absent; }
-  std::vector<int64_t> integers(const char*) const override { return {}; }
-
- private:
-  std::vector<std::pair<const char*, int64_t>> numbers_;
-};
-
-// One run of a node inside this one, on the threads of this one. Its outputs have memory already.
-class Inner : public Context {
- public:
-  Inner(Context& outer, std::initializer_list<Tensor> inputs, std::initializer_list<void*> outputs)
-      : outer_(outer), inputs_(inputs), outputs_(outputs) {}
-
-  Tensor input(size_t index) override { return inputs_[index]; }
-  void* output(size_t index, const Shape&) override { return outputs_[index]; }
-  void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
-    outer_.parallel_for(count, task, data);
-  }
-
- private:
-  Context& outer_;
-  std::vector<Tensor> inputs_;
-  std::vector<void*> outputs_;
-};
-
 // Codes of rows of `depth` elements, in groups with a scale each. Two terms have no zero points.
 struct Codes {
   Codes(int64_t most_rows, int64_t depth, int64_t groups_, int64_t terms_)
@@ -124,10 +92,17 @@ struct Codes {
   std::unique_ptr<uint8_t[]> zps;
 
   Type type() const { return terms == 1 ? kUint8 : kInt8; }
-  Tensor codes_of(int64_t rows) const { return {type(), shape_of({rows, width}), codes.get()}; }
-  Tensor scales_of(int64_t rows) const { return {kFloat, shape_of({rows, groups}), scales.get()}; }
-  Tensor zps_of(int64_t rows) const {
-    return {type(), terms == 1 ? shape_of({rows, groups}) : shape_of({1}), zps.get()};
+
+  // Of `rows` rows from row `first` on.
+  Tensor codes_of(int64_t first, int64_t rows) const {
+    return {type(), shape_of({rows, width}), codes.get() + first * width};
+  }
+  Tensor scales_of(int64_t first, int64_t rows) const {
+    return {kFloat, shape_of({rows, groups}), scales.get() + first * groups};
+  }
+  Tensor zps_of(int64_t first, int64_t rows) const {
+    if (terms == 2) return {kInt8, shape_of({1}), zps.get()};
+    return {kUint8, shape_of({rows, groups}), zps.get() + first * groups};
   }
 };
 
@@ -198,34 +173,48 @@ class QuantizedExperts : public Node {
     void* const dst = context.output(0, src.shape);
     if (tokens == 0) return;
     const Routes routes = find_routes(context, router, context.input(kRouterWeight), tokens, experts);
-    int64_t most = 0;
-    for (size_t e = 0; e < static_cast<size_t>(experts); ++e)
-      most = std::max(most, routes.starts[e + 1] - routes.starts[e]);
-    most = std::min(most, kMostRows);
-
     const Codes all(tokens, hidden, first.groups, terms_);
     quantize(context, src, tokens, all);
-    Buffers buffers(most, first, second, inner, terms_);
+    Buffers buffers(std::min(kMostRows, routes.starts.back()), first, second, inner, terms_);
     const Storage storage = storage_of(src.type);
     const bool is_wide = storage.narrow == nullptr;
     const auto sums = memory<float>(is_wide ? 0 : tokens * hidden);
     float* const to = is_wide ? static_cast<float*>(dst) : sums.get();
     std::memset(to, 0, static_cast<size_t>(tokens * hidden) * sizeof(float));
+    std::vector<Part> parts;
+    int64_t rows = 0, at = 0;  // of all parts
+    const auto finish = [&] {
+      if (rows > 0) run_parts(context, all, routes, at, rows, parts, first, second, buffers, to);
+      parts.clear();
+      at += rows;
+      rows = 0;
+    };
     for (int64_t expert = 0; expert < experts; ++expert) {
-      const int64_t end = routes.starts[static_cast<size_t>(expert) + 1];
-      for (int64_t at = routes.starts[static_cast<size_t>(expert)]; at < end; at += kMostRows)
-        run_expert(context, all, routes, at, std::min(kMostRows, end - at), expert, first, second, buffers, to);
+      int64_t left = routes.starts[static_cast<size_t>(expert) + 1] - routes.starts[static_cast<size_t>(expert)];
+      while (left > 0) {
+        const int64_t count = std::min(left, kMostRows);
+        if (rows + count > kMostRows || parts.size() == kMostParts) finish();
+        parts.push_back({expert, rows, count});
+        rows += count;
+        left -= count;
+      }
     }
+    finish();
     if (is_wide) return;
-    const int64_t parts = part_count(tokens * hidden, tokens);
-    run_tasks(context, parts, [&](int64_t part) {
-      const int64_t begin = tokens * part / parts * hidden, count = tokens * (part + 1) / parts * hidden - begin;
+    const int64_t tasks = part_count(tokens * hidden, tokens);
+    run_tasks(context, tasks, [&](int64_t task) {
+      const int64_t begin = tokens * task / tasks * hidden, count = tokens * (task + 1) / tasks * hidden - begin;
       storage.narrow(to + begin, element(dst, storage, begin), count);
     });
   }
 
  private:
-  // What the rows of an expert need.
+  // Rows of one expert.
+  struct Part {
+    int64_t expert, first, rows;
+  };
+
+  // What the rows of some experts need.
   struct Buffers {
     Buffers(int64_t rows, const Weights& first, const Weights& second, int64_t inner_, int64_t terms)
         : inner(inner_),
@@ -364,9 +353,10 @@ class QuantizedExperts : public Node {
     quantization_.run_all(tensors, context);
   }
 
-  // Rows [at, at + rows) of the routes.
-  void run_expert(Context& context, const Codes& all, const Routes& routes, int64_t at, int64_t rows, int64_t expert,
-                  const Weights& first, const Weights& second, Buffers& buffers, float* dst) const {
+  // Rows [at, at + rows) of the routes, which are those of the parts.
+  void run_parts(Context& context, const Codes& all, const Routes& routes, int64_t at, int64_t rows,
+                 const std::vector<Part>& parts, const Weights& first, const Weights& second, Buffers& buffers,
+                 float* dst) const {
     const int64_t* tokens = routes.tokens.data() + at;
     for (int64_t i = 0; i < rows; ++i) {
       const auto copy = [&](auto& to, const auto& from, int64_t width) {
@@ -376,31 +366,36 @@ class QuantizedExperts : public Node {
       copy(buffers.src.scales, all.scales, all.groups);
       if (terms_ == 1) copy(buffers.src.zps, all.zps, all.groups);
     }
-    multiply(context, buffers.src, rows, first, expert, buffers.sums.get());
+    multiply(context, buffers.src, parts, first, buffers.sums.get());
     activate(context, rows, first.columns, buffers);
     const Tensor values = {kFloat, shape_of({rows, second.depth}), buffers.values.get()};
     quantize(context, values, rows, buffers.activated);
-    multiply(context, buffers.activated, rows, second, expert, buffers.results.get());
-    const int64_t hidden = second.columns, parts = part_count(rows * hidden, rows);
-    run_tasks(context, parts, [&](int64_t part) {  // the tokens of an expert are different ones
-      for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; ++i) {
+    multiply(context, buffers.activated, parts, second, buffers.results.get());
+    const int64_t hidden = second.columns, tasks = part_count(rows * hidden, hidden);
+    run_tasks(context, tasks, [&](int64_t task) {
+      const int64_t begin = hidden * task / tasks, end = hidden * (task + 1) / tasks;
+      for (int64_t i = 0; i < rows; ++i) {
         const float weight = routes.weights[static_cast<size_t>(at + i)];
         const float* from = buffers.results.get() + i * hidden;
         float* to = dst + tokens[i] * hidden;
-        for (int64_t j = 0; j < hidden; ++j) store(to + j, load(to + j) + weight * from[j]);
+        for (int64_t j = begin; j < end; ++j) store(to + j, load(to + j) + weight * from[j]);
       }
     });
   }
 
-  void multiply(Context& context, const Codes& codes, int64_t rows, const Weights& weights, int64_t expert,
+  void multiply(Context& context, const Codes& codes, const std::vector<Part>& parts, const Weights& weights,
                 float* dst) const {
     const Tensor no_sums = {kInt32, shape_of({0, weights.columns}), nullptr};
-    Inner inner(context,
-                {codes.codes_of(rows), codes.scales_of(rows), codes.zps_of(rows),
-                 Weights::of_expert(weights.packed, expert), Weights::of_expert(weights.zps, expert),
-                 Weights::of_expert(weights.scales, expert), no_sums, Weights::of_expert(weights.bias, expert)},
-                {dst});
-    product_->compute(inner);
+    const Together together(context, parts.size(), [&](size_t i, Context& outer) {
+      const Part& part = parts[i];
+      Inner inner(outer,
+                  {codes.codes_of(part.first, part.rows), codes.scales_of(part.first, part.rows),
+                   codes.zps_of(part.first, part.rows), Weights::of_expert(weights.packed, part.expert),
+                   Weights::of_expert(weights.zps, part.expert), Weights::of_expert(weights.scales, part.expert),
+                   no_sums, Weights::of_expert(weights.bias, part.expert)},
+                  {dst + part.first * weights.columns});
+      product_->compute(inner);
+    });
   }
 
   void activate(Context& context, int64_t rows, int64_t columns, Buffers& buffers) const {

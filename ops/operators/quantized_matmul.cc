@@ -1,8 +1,9 @@
-// QuantizedMatMul: 8-bit codes of rows times packed 8-bit or 4-bit weights, to float32 or float16.
+// QuantizedMatMul: 8-bit codes of rows times packed weights of 8, 4 or 2 bits, to float32 or float16.
 //
 // kernels/portable_products.cc has the arithmetic. compute() checks the inputs, prepares codes, scales and zero points
 // of rows, and cuts the output into tasks. src is used in place, unless its codes are int8, its rows are no multiple of
 // 4 bytes, or the kernel takes tiles. Stacked weights are several products of one shape, whose tasks run together.
+// 2-bit weights become 4-bit weights strip by strip, unless there are few rows.
 //
 // QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
 // Many rows may take Strassen's algorithm (core/strassen.h).
@@ -41,7 +42,7 @@ class QuantizedMatMul : public Node {
  public:
   explicit QuantizedMatMul(const Attributes& attributes, const char* name = "QuantizedMatMul")
       : name_(name),
-        bits_(read_one_of(name_, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
+        bits_(read_one_of(name_, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}, {2, nullptr}})),
         group_size_(attributes.integer("group_size", 0)),
         terms_(read_one_of(name_, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})),
         order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
@@ -71,7 +72,7 @@ class QuantizedMatMul : public Node {
     }
     if (bias.shape.rank == 0) fail("bias has shape scalar, expected one element for each column");
     const int64_t columns = all.cols = bias.shape.dims[bias.shape.rank - 1];
-    all.depth = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad);
+    all.depth = round_up(depth, unit());
     const Shape stack = stack_of(weight.shape, columns, all.depth);
     if (bias.shape.rank != stack.rank + 1 || !begins_with(bias.shape, stack))
       fail("bias has shape " + bias.shape.text() + ", expected one element for each column" + of_stack(stack));
@@ -124,30 +125,35 @@ class QuantizedMatMul : public Node {
     all.order = order_;
     all.output.stream = shape.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes && !tail_;
     const ProductKernels& kernels = *active_isa().products;
+    const bool is_8bit = bits_ == 8;
     const bool in_groups = rows.groups > 1 || all.columns.scale_groups > 1;
-    const bool tiles_fit = all.groups == 1 ? bits_ == 8 : group_size_ <= kLongestTileGroup;
+    const bool tiles_fit = all.groups == 1 ? is_8bit : group_size_ <= kLongestTileGroup;
     product.in_tiles = kernels.gemm_qc8w_tiles != nullptr && tiles_fit && all.rows >= kTileRows;
     all.codes.has_ones =
         all.columns.sums == nullptr && in_groups && all.rows <= kMostSummedRows && stack.elements() == 1;
-    const bool makes_sums = kernels.makes_sums_4bit && bits_ == 4 && !product.in_tiles && !all.codes.has_ones &&
+    const bool makes_sums = kernels.makes_sums_4bit && !is_8bit && !product.in_tiles && !all.codes.has_ones &&
                             all.rows >= kLeastSummingRows && depth > 0 && depth == all.depth &&
                             depth <= all.groups * kLongestSummedGroup;
-    if (all.columns.sums == nullptr && !makes_sums)
-      product.sum_columns = bits_ == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
+    if (all.columns.sums == nullptr && !makes_sums && !all.codes.has_ones)
+      product.sum_columns = is_8bit ? kernels.sum_columns_8bit : kernels.sum_columns_4bit;
     all.rows += all.codes.has_ones;
     product.code_rows += all.codes.has_ones;
     const bool has_zps_of_8 = is_one_zp && (all.weights.zp & 15) == 8;
-    const bool needs_sums = bits_ == 8 ? !is_symmetric : kernels.sums_codes_4bit && !has_zps_of_8 && all.rows > 2;
+    const bool of_few =
+        bits_ == 2 && all.codes.has_ones && all.rows <= kMost2BitRows + 1 && group_size_ <= kLongest2BitGroup;
+    product.widens_2bit = bits_ == 2 && !of_few;
+    const bool needs_sums = is_8bit ? !is_symmetric : kernels.sums_codes_4bit && !has_zps_of_8 && all.rows > 2;
     product.prepare_codes(context, src, depth, all.codes.has_ones || needs_sums);
     product.prepare_rows(src, scale, zero_point, rows);
     all.is_bounded = all.groups > 1 && all.rows >= kTileRows && product.has_bounded_groups(bits_);
-    const ProductKernel in_rows = bits_ == 4       ? kernels.gemm_qb4w
+    const ProductKernel in_rows = of_few           ? kernels.gemm_qb2w
+                                  : !is_8bit       ? kernels.gemm_qb4w
                                   : all.groups > 1 ? kernels.gemm_qb8w
                                                    : kernels.gemm_qc8w;
     const ProductKernel in_tiles = all.groups == 1 ? kernels.gemm_qc8w_tiles
-                                   : bits_ == 4    ? kernels.gemm_qb4w_tiles
-                                                   : kernels.gemm_qb8w_tiles;
-    if (bits_ == 8 && all.groups == 1 && !product.in_tiles && takes_strassen({all.rows, all.depth, all.cols}))
+                                   : is_8bit       ? kernels.gemm_qb8w_tiles
+                                                   : kernels.gemm_qb4w_tiles;
+    if (is_8bit && all.groups == 1 && !product.in_tiles && takes_strassen({all.rows, all.depth, all.cols}))
       product.run_strassen(context, in_rows);
     else
       product.run(context, product.in_tiles ? in_tiles : in_rows, bits_);
@@ -173,6 +179,7 @@ class QuantizedMatMul : public Node {
     const float* bias_of_terms = nullptr;   // which is added to their sum; all.columns.bias has no effect then
     ColumnSumKernel sum_columns = nullptr;  // if neither the model nor the kernel of the product has the sums
     ProductCodes codes_of_ones;             // a row for sum_columns
+    bool widens_2bit;                       // the kernel takes 4-bit weights
     bool in_tiles;                          // the codes are in tiles
     const Tail* tail;                       // or null
     ProgramTensors tail_tensors;
@@ -202,7 +209,7 @@ class QuantizedMatMul : public Node {
             return false;
         return true;
       }
-      return (bits == 4 || all.codes.sums == nullptr) && all.depth <= all.groups * kLongestTileGroup &&
+      return (bits < 8 || all.codes.sums == nullptr) && all.depth <= all.groups * kLongestTileGroup &&
              (!in_tiles || all.codes.scale_groups == 1);
     }
 
@@ -381,33 +388,44 @@ class QuantizedMatMul : public Node {
     }
 
     void run_block(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
-      if (all.codes.has_ones || (sum_columns == nullptr && all.columns.halves == nullptr))
+      const bool widens_scales = all.columns.halves != nullptr && !all.codes.has_ones;
+      if (sum_columns == nullptr && !widens_scales && !widens_2bit)
         run_task(kernel, block, row, col);
       else
-        run_summed(kernel, block, row, col);
+        run_prepared(kernel, block, row, col);
     }
 
-    // Computes the sums of the columns of a strip first, and widens their scales: its weights stay in the caches.
-    void run_summed(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
+    // What is made of the columns of a strip before its products: its weights stay in the caches.
+    struct Prepared {
+      Scratch<int8_t, 4096> weights;
       Scratch<int32_t, 4096> sums;
-      Scratch<float, 4096> wide;
+      Scratch<float, 4096> scales;
+    };
+
+    void run_prepared(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
+      Prepared prepared;
       for (int64_t first = 0; first < task.cols; first += kStrip)
-        run_strip(kernel, part_of(task, 0, task.rows, first, kStrip), row, col + first, sums, wide);
+        run_strip(kernel, part_of(task, 0, task.rows, first, kStrip), row, col + first, prepared);
     }
 
-    template <int64_t kSmall>
-    void run_strip(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col, Scratch<int32_t, kSmall>& sums,
-                   Scratch<float, kSmall>& wide) const {
+    void run_strip(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col, Prepared& prepared) const {
+      if (widens_2bit) {
+        const int64_t bytes = (block.cols + kBlockColumns - 1) / kBlockColumns * block.weights.stride;
+        int8_t* to = prepared.weights.allocate(2 * bytes);
+        widen_2bit_weights(block.weights.packed, bytes, to);
+        block.weights.packed = to;
+        block.weights.stride *= 2;
+      }
       if (sum_columns != nullptr) {
         ProductBlock of_ones = block;
         of_ones.codes = codes_of_ones;
-        int32_t* to = sums.allocate(all.groups * block.cols);
+        int32_t* to = prepared.sums.allocate(all.groups * block.cols);
         sum_columns(of_ones, to);
         block.columns.sums = to;
         block.columns.sums_stride = block.cols;
       }
-      if (block.columns.halves != nullptr) {
-        float* to = wide.allocate(block.columns.scale_groups * block.cols);
+      if (block.columns.halves != nullptr && !block.codes.has_ones) {
+        float* to = prepared.scales.allocate(block.columns.scale_groups * block.cols);
         // Hardware does not prefetch lines so far apart, and they may share a set of the first-level cache.
         constexpr int64_t kAhead = 6, kElements = 32;  // of a line
         for (int64_t group = 0; group < block.columns.scale_groups; ++group) {
@@ -421,6 +439,17 @@ class QuantizedMatMul : public Node {
         block.columns.scales_stride = block.cols;
       }
       run_task(kernel, block, row, col);
+    }
+
+    // A line of 2-bit weights is two lines of 4-bit weights.
+    static void widen_2bit_weights(const int8_t* from, int64_t bytes, int8_t* to) {
+      constexpr int64_t kLine = kBlockColumns * kQuad;
+      for (int64_t line = 0; line < bytes; line += kLine)
+        for (int64_t i = 0; i < kLine; ++i) {
+          const auto both = static_cast<uint8_t>(from[line + i]);
+          to[2 * line + i] = static_cast<int8_t>(both & 0x33);
+          to[2 * line + kLine + i] = static_cast<int8_t>(both >> 2 & 0x33);
+        }
     }
 
     // The program runs after each task, whose results are in the second-level cache.
@@ -502,11 +531,12 @@ class QuantizedMatMul : public Node {
 
   [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
+  // The k of the quads that share bytes.
+  int64_t unit() const { return kQuad * 8 / bits_; }
+
   // The leading dimensions of packed weights, none for a single matrix.
   Shape stack_of(const Shape& weight, int64_t columns, int64_t depth) const {
-    const Shape matrix = {4,
-                          {(columns + kBlockColumns - 1) / kBlockColumns, depth / (bits_ == 4 ? 2 * kQuad : kQuad),
-                           kBlockColumns, kQuad}};
+    const Shape matrix = {4, {(columns + kBlockColumns - 1) / kBlockColumns, depth / unit(), kBlockColumns, kQuad}};
     if (weight.rank < 4 || !std::equal(matrix.dims, matrix.dims + 4, weight.dims + weight.rank - 4))
       fail("weight has shape " + weight.text() + ", expected " + matrix.text() + ", packed for " +
            std::to_string(bits_) + " bits");

@@ -1,4 +1,5 @@
-"""Times the decoder of a folder of onnxruntime-genai: prompts, and single tokens after a context.
+"""Times the decoder of a folder of onnxruntime-genai: prompts, and single tokens after a context; and counts the tokens
+that stay the same.
 
 The original runs in stock ONNX Runtime and the rewritten decoder with the plugin; they take turns. Both run without
 onnxruntime-genai, on inputs like its own: keys and values of new tokens are appended in place if the configuration says
@@ -7,21 +8,29 @@ so. One sequence is generated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .. import storage
 from ..errors import DynqError
 from ..files import temporary_folder
 from ..genai import Folder, decoder_feeds, open_folder, rewrite_folder, shared_outputs
+from ..genai.decoding import GENERATED, Decoder, alike
+from ..genai.text import read_tokens
+from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track
 from ..measuring.sessions import open_session
 from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
 from ..rewriter import Report
 from .opening import Opening, measure_opening
+
+if TYPE_CHECKING:
+    from ..backends.options import Backend
 
 PROMPTS = (16, 128, 512, 2048)
 CONTEXTS = (128,)
@@ -60,6 +69,9 @@ class GenerationTiming:
         stock, ours: The latency of the original and of the rewritten decoder.
         ratio: The median of `stock` / the median of `ours`.
         stock_rate, ours_rate: Tokens a second, from the medians.
+        same_tokens: Of a prompt, the tokens whose most probable successor is the same in both decoders. Of a context,
+            the tokens that both generate after it greedily, before the first different one.
+        of_tokens: How many tokens there are. Both are None if the decoder does not take tokens.
     """
 
     case: GenerationCase
@@ -68,6 +80,8 @@ class GenerationTiming:
     ratio: float
     stock_rate: float
     ours_rate: float
+    same_tokens: int | None = None
+    of_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,7 @@ def bench_generation(
     rewritten: str | Path | None = None,
     prompts: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
+    text: str | Path | None = None,
     seed: int = 0,
     track: Track = iter,
 ) -> GenerationBench:
@@ -127,6 +142,8 @@ def bench_generation(
         rewritten: A folder that was made from it; None to rewrite it into a temporary one.
         prompts: Lengths of prompts; None for those of :data:`PROMPTS` that the context length of the model allows.
         contexts: Numbers of tokens before a decoded one; None for :data:`CONTEXTS`, or the longest one that is allowed.
+        text: A text, see :func:`ort_dynq.genai.text.read_tokens`, whose first tokens are those that are compared; None
+            for random ones.
         seed: The seed of the generated inputs.
         track: Shows the progress.
 
@@ -136,6 +153,7 @@ def bench_generation(
     check_backend(settings.backend)
     folder = open_folder(path)
     lengths = _lengths(folder, prompts, contexts)
+    tokens = _tokens(folder, text, max(new + context for new, context in lengths), seed)
     cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
     with temporary_folder() as temporary:
         if rewritten is None:
@@ -145,11 +163,13 @@ def bench_generation(
             ours = open_folder(Path(temporary) / "rewritten")
         else:
             ours, report = open_folder(rewritten), None
-        timings = tuple(time_case(folder, ours, case, settings, seed) for case in track(cases))
+        timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
+        same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
+        timings = [_with_same_tokens(each, same) for each in timings]
         files = decoder_of(folder), decoder_of(ours)
         openings = measure_opening(*files, settings.backend)
         before, after = (DecoderFile(storage.size(file), each) for file, each in zip(files, openings, strict=True))
-    return GenerationBench(str(path), str(rewritten or ""), timings, before, after, report)
+    return GenerationBench(str(path), str(rewritten or ""), tuple(timings), before, after, report)
 
 
 def decoder_of(folder: Folder) -> Path:
@@ -176,6 +196,49 @@ def _lengths(folder: Folder, prompts: Sequence[int] | None, contexts: Sequence[i
     return [*((each, 0) for each in prompts), *((1, each) for each in contexts if each)]
 
 
+def _tokens(folder: Folder, text: str | Path | None, count: int, seed: int) -> Array:
+    """Returns the tokens that are compared, int64 [count]."""
+    if text is not None:
+        tokens = read_tokens(folder, text)
+        if not len(tokens):
+            raise DynqError(f"{text} has no tokens; give a longer text")
+        return np.resize(tokens, count)  # a short text is repeated
+    size = folder.config["model"].get("vocab_size")
+    size = size if isinstance(size, int) and size > 0 else 1  # without a size, the feeds of the timings are an error
+    return np.random.default_rng(seed).integers(0, size, count)
+
+
+def _same_tokens(
+    folder: Folder, ours: Folder, tokens: Array, lengths: Iterable[tuple[int, int]], backend: Backend
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Returns how many tokens are the same in both decoders, and of how many, by the new tokens and those before them.
+
+    It is empty if the decoder does not take tokens: that of a model of images and text may take embeddings.
+    """
+    try:
+        first, second = (
+            Decoder(folder, decoder_of(each), role, backend=given)
+            for each, role, given in ((folder, "A", None), (ours, "B", backend))
+        )
+    except DynqError:
+        return {}
+    found, longest = dict[tuple[int, int], tuple[int, int]](), folder.context_length
+    for new, context in lengths:
+        if context:
+            count = GENERATED if longest is None else min(GENERATED, longest - context)
+            a, b = (decoder.generate(tokens[None, :context], count) for decoder in (first, second))
+            found[new, context] = int(alike(a, b)[0]), count
+        else:
+            a, b = (decoder.logits(tokens[None, :new])[0].argmax(-1) for decoder in (first, second))
+            found[new, context] = int((a == b).sum()), new
+    return found
+
+
+def _with_same_tokens(timing: GenerationTiming, same: Mapping[tuple[int, int], tuple[int, int]]) -> GenerationTiming:
+    count, of_all = same.get((timing.case.tokens, timing.case.context), (None, None))
+    return replace(timing, same_tokens=count, of_tokens=of_all)
+
+
 def time_case(folder: Folder, ours: Folder, case: GenerationCase, settings: Settings, seed: int) -> GenerationTiming:
     """Times the decoders of a folder and of the one that was made from it.
 
@@ -193,5 +256,5 @@ def time_case(folder: Folder, ours: Folder, case: GenerationCase, settings: Sett
         for model, backend in ((decoder_of(folder), None), (decoder_of(ours), settings.backend))
     ]
     first, second = map(latency, interleave(contenders, settings, case.threads))
-    rates = (case.tokens / each.median_ms * 1e3 for each in (first, second))
-    return GenerationTiming(case, first, second, first.median_ms / second.median_ms, *rates)
+    rate, our_rate = (case.tokens / each.median_ms * 1e3 for each in (first, second))
+    return GenerationTiming(case, first, second, first.median_ms / second.median_ms, rate, our_rate)

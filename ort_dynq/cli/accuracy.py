@@ -64,12 +64,13 @@ def reference_of(
         return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 
-def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableType]:
+def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") -> Iterator[RenderableType]:
     """Renders the comparison of a quantized model with its float model.
 
     Args:
         accuracy: The comparison.
         data: The value of --data.
+        more: The option that gives data of the user.
     """
     count = len(accuracy.data.sets)
     yield ""
@@ -78,7 +79,7 @@ def accuracy_text(accuracy: Accuracy, data: str | None) -> Iterator[RenderableTy
     else:
         yield from inputs_text(accuracy.data.inputs, accuracy.data.seed)
         if accuracy.data.is_generated:
-            yield SMOKE_TEST
+            yield SMOKE_TEST.replace("--data", more)
     yield from _outputs(accuracy.outputs)
     if accuracy.layers:
         yield ""

@@ -11,6 +11,7 @@ from ..errors import DynqError
 from .arguments import add_backend, add_changes, add_page, check_page, natural, positives
 from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
+from .text import check_text
 from .timing import add_timing, timed
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
     )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="compare the tokens of both decoders on this text in UTF-8, or on the numbers of tokens in a .npy file "
+        "(default: random tokens)",
+    )
     add_page(parser)
     add_changes(parser)
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the tokens (default: 0)")
@@ -52,6 +59,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError(
             "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
         )
+    if arguments.text:
+        check_text(arguments)
     if arguments.report:
         check_page(Path(arguments.folder), Path(arguments.report))
     for folder in filter(None, (arguments.folder, arguments.rewritten)):
@@ -70,6 +79,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         rewritten=arguments.rewritten,
         prompts=arguments.tokens,
         contexts=arguments.context,
+        text=arguments.text,
         seed=arguments.seed,
         track=track,
     )
@@ -82,10 +92,15 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     def text() -> Iterator[RenderableType]:
         if found.rewrite_report is not None:
             yield one_line(f"{found.folder}: {found.rewrite_report.summary}")
-        yield "one sequence; medians; ratio: stock / ort_dynq\n"
-        yield _times(found)
         yield ""
         yield _files(found)
+        yield ""
+        yield "one sequence; medians; ratio: stock / ort_dynq"
+        yield (
+            "same: of a prompt, tokens with the same most probable successor; of decoding, greedy tokens before the "
+            "first other one\n"
+        )
+        yield _times(found)
         if target is not None:
             yield one_line(f"{target} is written")
 
@@ -93,7 +108,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
 
 
 def _times(found: GenerationBench) -> RenderableType:
-    head = ("case", "stock ms", "ort_dynq ms", "ratio", "stock tokens/s", "ort_dynq tokens/s")
+    head = ("case", "stock ms", "ort_dynq ms", "ratio", "stock tokens/s", "ort_dynq tokens/s", "same tokens")
     rows = [
         (
             str(each.case),
@@ -102,6 +117,7 @@ def _times(found: GenerationBench) -> RenderableType:
             Figure(each.ratio, 2),
             Figure(each.stock_rate, 1),
             Figure(each.ours_rate, 1),
+            "-" if each.same_tokens is None else f"{each.same_tokens} of {each.of_tokens}",
         )
         for each in found.timings
     ]
@@ -121,7 +137,7 @@ COMMAND = Command(
     "time prompts and decoded tokens of a language model against stock ONNX Runtime",
     (
         "ort-dynq bench-generate phi/ --threads 1,4 --context 128,2048",
-        "ort-dynq bench-generate phi/ --rewritten fast/ --report decoder.html",
+        "ort-dynq bench-generate phi/ --rewritten fast/ --text notes.txt --report decoder.html",
     ),
     _arguments,
     _run,

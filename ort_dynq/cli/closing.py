@@ -16,6 +16,7 @@ from .render import format_shape, one_line, working
 if TYPE_CHECKING:
     from ..accuracy import Accuracy
     from ..genai import Folder, FolderResult
+    from ..genai.decoding import TextAccuracy
     from ..rewriter import Result
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
@@ -118,8 +119,7 @@ def closing_of(
             speed, shapes = _speed(arguments, original.path, target, accuracy)
         except DynqError as error:
             not_timed = str(error)
-    snr_db = None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
-    return Closing(original.bytes, size(target), *result.report.layers, snr_db, speed, shapes, not_timed)
+    return Closing(original.bytes, size(target), *result.report.layers, _finite_snr(accuracy), speed, shapes, not_timed)
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,10 @@ class FolderClosing:
     Attributes:
         bytes_before, bytes_after: The sizes of the models of both folders, with external data.
         integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
+        snr_db: The signal-to-noise ratio of the worst output of the decoder on generated tokens; None if it was not
+            measured.
+        same_tokens: Of the tokens that both decoders generated, those before the first different one, and all; None
+            if they did not.
         speeds: The time of the decoder in stock ONNX Runtime / the time of the new one, by what it did; empty if it was
             not measured.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
@@ -138,6 +142,8 @@ class FolderClosing:
     bytes_after: int
     integer_layers: int
     float_layers: int
+    snr_db: float | None
+    same_tokens: tuple[float, int] | None
     speeds: Mapping[str, float]
     not_timed: str
 
@@ -148,6 +154,10 @@ class FolderClosing:
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
         facts = _facts(source, self.bytes_before, target, self.bytes_after, (self.integer_layers, self.float_layers))
+        if self.snr_db is not None:
+            facts.append(f"{self.snr_db:.0f} dB")
+        if self.same_tokens is not None:
+            facts.append("{:.1f} of {} tokens the same".format(*self.same_tokens))
         if self.speeds:
             speeds = ", ".join(f"{speed:.1f} times ({case})" for case, speed in self.speeds.items())
             facts.append(f"speed on this CPU about {speeds}")
@@ -163,13 +173,21 @@ def _bytes_of(folder: Folder) -> int:
     return sum(size(folder.path / name) for name in folder.models)
 
 
-def folder_closing_of(arguments: argparse.Namespace, target: Path, found: FolderResult) -> FolderClosing:
+def folder_closing_of(
+    arguments: argparse.Namespace,
+    target: Path,
+    found: FolderResult,
+    accuracy: Accuracy | None = None,
+    on_text: TextAccuracy | None = None,
+) -> FolderClosing:
     """Measures a folder that was written, and the one that it was made from.
 
     Args:
         arguments: They name the seed, the backend, and whether to time.
         target: The path of the new folder.
         found: The original and the reports.
+        accuracy: The accuracy of the decoder on generated tokens, if it was measured.
+        on_text: The comparison on text, if there is one.
     """
     from ..genai import open_folder
 
@@ -181,7 +199,13 @@ def folder_closing_of(arguments: argparse.Namespace, target: Path, found: Folder
             not_timed = str(error)
     layers = [each.report.layers for each in found.results.values()]
     integer, floats = (sum(counts) for counts in zip(*layers, strict=True))
-    return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, speeds, not_timed)
+    same = None if on_text is None else (on_text.same_tokens, on_text.generated)
+    snr_db = _finite_snr(accuracy)
+    return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, snr_db, same, speeds, not_timed)
+
+
+def _finite_snr(accuracy: Accuracy | None) -> float | None:
+    return None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
 
 
 def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) -> dict[str, float]:

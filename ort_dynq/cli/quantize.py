@@ -7,30 +7,40 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
-from .closing import add_timing, closing_of, original_of
+from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
+from .text import add_text, check_text, compare_on_text, text_accuracy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..accuracy import Reference
-    from ..quantizer.options import Forms
+    from ..accuracy import Accuracy, Reference
+    from ..genai import FolderResult
+    from ..quantizer.options import Forms, Options
     from ..quantizer.selection import Selection
     from ..quantizer.speed import FasterLayers
     from ..rewriter import Finding, Report, Result
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN", help="the float model to quantize")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the file of the quantized model")
-    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN")
+    parser.add_argument(
+        "model",
+        metavar="IN",
+        help="the float model to quantize; or a folder of onnxruntime-genai, whose models are quantized",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="the file, or the folder, of the quantized model"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="allow OUT to replace IN; of a folder: to replace another folder"
+    )
     parser.add_argument(
         "--weights",
         choices=("int8", "int4"),
@@ -125,11 +135,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_timing(parser)
     add_data_sets(parser)
+    add_text(parser)
     add_data(parser)
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
+    if source.is_dir():
+        return _quantize_folder(arguments, source, target)
+    if arguments.text:
+        raise DynqError("--text is for folders of onnxruntime-genai, which have a tokenizer; use --data for a model")
     if arguments.only_if_faster and arguments.min_snr is not None:
         raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
     compares = arguments.verify or arguments.min_snr is not None or arguments.only_if_faster
@@ -142,19 +157,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_target(source, target, force=arguments.force)
     check_data(arguments)
     from .. import kernels
-    from ..quantizer import checked, quantize_layers
+    from ..quantizer import quantize_layers
     from ..system import cpu_name, gain_of_integers
 
     gain = gain_of_integers(kernels.isa())
-    options = checked(
-        *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
-        from_dynamic=arguments.from_dynamic,
-        from_static=arguments.from_static,
-        min_snr=arguments.min_snr,
-        fuse=arguments.fuse,
-        attention=arguments.attention,
-        embeddings=arguments.embeddings,
-    )
+    options = _options(arguments)
     reference = reference_of(arguments, source) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
@@ -175,7 +182,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         selection, cost = _select(reference, quantize, arguments)
         result = selection.result
     report = result.report
-    quantized = [finding for finding in report.rewritten if not finding.fuses]
+    quantized = _quantized(report)
     is_written = bool(quantized) or arguments.allow_none
     if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
         with progress() as track:
@@ -189,8 +196,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     closing = closing_of(arguments, original, target, result, accuracy) if is_written else None
 
     def text() -> Iterator[RenderableType]:
-        fused = f", {len(report.fused)} fusions" if report.fused else ""
-        yield one_line(f"{source}: {len(quantized)} layers quantized, {len(report.unconverted)} unconverted{fused}")
+        yield _summary(source, report)
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
@@ -207,11 +213,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {
         "input": str(source),
         "output": str(target) if is_written else None,
-        "quantized": [finding.to_dict() for finding in quantized],
-        "fused": [finding.to_dict() for finding in report.fused],
-        "unconverted": [finding.to_dict() for finding in report.unconverted],
-        "before": dict(report.before),
-        "after": dict(report.after),
+        **_report_dict(report),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
@@ -220,6 +222,108 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "closing": None if closing is None else closing.to_dict(),
     }
     return Outcome(data, text, 0 if is_written else FAILED)
+
+
+def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
+    """Quantizes a folder of onnxruntime-genai."""
+    for option in ("data", "input", "shape", "min_snr", "only_if_faster"):
+        if getattr(arguments, option):
+            name = "--" + option.replace("_", "-")
+            raise DynqError(f"{name} is for single models; of a folder, give --text, a text to compare the decoders on")
+    if arguments.text:
+        check_text(arguments)
+    from .. import genai, kernels
+    from ..system import cpu_name, gain_of_integers
+
+    genai.open_folder(source)  # a folder of another kind is the first thing to say
+    genai.check_target(source, target, force=arguments.force)
+    with working(f"quantizing {source}"):
+        found = genai.quantize_folder(source, _options(arguments))
+    is_written = arguments.allow_none or any(_quantized(each.report) for each in found.results.values())
+    accuracy = _decoder_accuracy(arguments, found) if arguments.verify and is_written else None
+    on_text = compare_on_text(arguments, found) if arguments.text and is_written else None
+    if is_written:
+        with working(f"writing {target}"):
+            found.save(target, force=arguments.force)
+    closing = folder_closing_of(arguments, target, found, accuracy, on_text) if is_written else None
+
+    def text() -> Iterator[RenderableType]:
+        for name, result in found.results.items():
+            yield _summary(source / name, result.report)
+            yield from _findings(result.report)
+            yield ""
+        if accuracy is not None:
+            yield from accuracy_text(accuracy, None, more="--text FILE")
+        if on_text is not None:
+            yield from text_accuracy(on_text, arguments.text)
+        if closing is not None:
+            yield "\n" + one_line(f"{cpu_name()}: {gain_of_integers(kernels.isa())}")
+            yield closing.text(source, target)
+        else:
+            yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
+
+    data = {
+        "input": str(source),
+        "output": str(target) if is_written else None,
+        "models": {name: _report_dict(result.report) for name, result in found.results.items()},
+        "accuracy": None if accuracy is None else accuracy.to_dict(),
+        "text": None if on_text is None else on_text.to_dict(),
+        "cpu": cpu_name(),
+        "gain": gain_of_integers(kernels.isa()),
+        "closing": None if closing is None else closing.to_dict(),
+    }
+    return Outcome(data, text, 0 if is_written else FAILED)
+
+
+def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:
+    """Compares the decoders on generated tokens; None if the decoder is a pipeline, or was not quantized."""
+    from .. import genai
+    from ..accuracy import Reference, measure
+
+    folder, decoder = found.folder, found.folder.decoder
+    if decoder is None or decoder not in found.results:
+        return None
+    with working("running the float model"):
+        model = folder.path / decoder
+        reference = Reference(model, [genai.verification_feeds(folder, seed=arguments.seed)])
+    inputs = tuple(replace(each, given=False) for each in reference.data.inputs)  # they were generated here
+    reference.data = replace(reference.data, inputs=inputs, seed=arguments.seed)
+    with progress() as track:
+        return measure(reference, found.results[decoder].model, backend=arguments.backend, track=track)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from ..quantizer import checked
+
+    return checked(
+        *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
+        from_dynamic=arguments.from_dynamic,
+        from_static=arguments.from_static,
+        min_snr=arguments.min_snr,
+        fuse=arguments.fuse,
+        attention=arguments.attention,
+        embeddings=arguments.embeddings,
+    )
+
+
+def _quantized(report: Report) -> list[Finding]:
+    return [finding for finding in report.rewritten if not finding.fuses]
+
+
+def _report_dict(report: Report) -> dict[str, Any]:
+    return {
+        "quantized": [finding.to_dict() for finding in _quantized(report)],
+        "fused": [finding.to_dict() for finding in report.fused],
+        "unconverted": [finding.to_dict() for finding in report.unconverted],
+        "before": dict(report.before),
+        "after": dict(report.after),
+    }
+
+
+def _summary(source: Path, report: Report) -> str:
+    fused = f", {len(report.fused)} fusions" if report.fused else ""
+    count = len(_quantized(report))
+    return one_line(f"{source}: {count} layers quantized, {len(report.unconverted)} unconverted{fused}")
 
 
 def _select(
@@ -237,9 +341,8 @@ def _select(
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:
-    quantized = [finding for finding in report.rewritten if not finding.fuses]
     kinds = (
-        ("quantized", "becomes", quantized),
+        ("quantized", "becomes", _quantized(report)),
         ("fused", "becomes", report.fused),
         ("unconverted", "reason", report.unconverted),
     )
@@ -280,6 +383,7 @@ COMMAND = Command(
         "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz --min-snr 30",
         "ort-dynq quantize float.onnx -o int4.onnx --weights int4 --exclude lm_head",
         "ort-dynq quantize float.onnx -o int8.onnx --activations two-term",
+        "ort-dynq quantize phi/ -o int8-phi/ --text notes.txt",
     ),
     _arguments,
     _run,

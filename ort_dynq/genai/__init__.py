@@ -1,4 +1,4 @@
-"""Rewrites the models of onnxruntime-genai: folders with a genai_config.json, ONNX models and the files of a tokenizer.
+"""Rewrites and quantizes folders of onnxruntime-genai: a genai_config.json, ONNX models and the files of a tokenizer.
 
 onnxruntime-genai registers the library that the session options in genai_config.json name as ``custom_ops_library``. It
 refuses libraries outside of the model's folder, also behind symbolic links, so the folder gets a copy of ort_dynq's.
@@ -18,7 +18,9 @@ from ..errors import DynqError
 from ..files import replacing_folder
 from ..inputs import Array
 from ..library import get_library_path
-from ..measuring.sessions import open_session
+from ..measuring.sessions import SessionError, open_session, run
+from ..quantizer import NoWeightsError, quantize_layers
+from ..quantizer.options import Options
 from ..rewriter import Result, rewrite
 from ..rewriter.rule import WEIGHTS_ONLY
 from ..storage import data_files, mentions, save
@@ -38,19 +40,21 @@ __all__ = [
     "check_target",
     "decoder_feeds",
     "open_folder",
+    "quantize_folder",
     "rewrite_folder",
     "shared_outputs",
+    "verification_feeds",
     "verify_folder",
 ]
 
 
 @dataclass(frozen=True)
 class FolderResult:
-    """The rewritten models of a folder.
+    """The rewritten or quantized models of a folder.
 
     Attributes:
         folder: The original.
-        results: The rewritten model and the report of each file, the decoder first.
+        results: The new model and the report of each file, the decoder first.
     """
 
     folder: Folder
@@ -59,7 +63,7 @@ class FolderResult:
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes a folder that ``onnxruntime_genai.Model(path)`` opens. It appears in one step.
 
-        It contains the rewritten models with their weights, the library, the configuration that names it, and copies
+        It contains the new models with their weights, the library, the configuration that names it, and copies
         of all other files except hidden ones.
 
         Args:
@@ -111,12 +115,50 @@ def rewrite_folder(
 
     Raises:
         DynqError: The folder has no valid genai_config.json, a model is missing or not valid, or the folder is not for
-            CPUs or needs another library of operators.
+            CPUs, needs another library of operators, or has links out of the folder.
     """
-    folder = open_folder(path)
-    folder.config_with(Path(get_library_path()).name)  # an error is raised before the work
+    folder = _checked_folder(path)
     options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
     return FolderResult(folder, {name: rewrite(folder.path / name, **options) for name in folder.models})
+
+
+def quantize_folder(path: str | os.PathLike[str], options: Options | None = None) -> FolderResult:
+    """Quantizes every model of a folder of onnxruntime-genai, as :func:`ort_dynq.quantize` does.
+
+    A model without weights stays as it is.
+
+    Args:
+        path: The folder. It is not changed.
+        options: How layers are quantized; None for 8 bits.
+
+    Raises:
+        DynqError: As for :func:`rewrite_folder`; or a model cannot be quantized, see :func:`ort_dynq.quantize`.
+    """
+    folder = _checked_folder(path)
+    found = {name: _quantized(folder.path / name, options or Options()) for name in folder.models}
+    if not any(found.values()):
+        raise NoWeightsError(f"no model of {path} has weights to quantize")
+    return FolderResult(folder, {name: result for name, result in found.items() if result is not None})
+
+
+def _quantized(model: Path, options: Options) -> Result | None:
+    """Quantizes a model; None if it has no weights."""
+    try:
+        return quantize_layers(model, options)
+    except NoWeightsError:
+        return None
+
+
+def _checked_folder(path: str | os.PathLike[str]) -> Folder:
+    """Opens a folder; what would prevent the new one is an error before the work.
+
+    Raises:
+        DynqError: See :func:`rewrite_folder`.
+    """
+    folder = open_folder(path)
+    folder.config_with(Path(get_library_path()).name)
+    folder.files()
+    return folder
 
 
 def verify_folder(
@@ -140,13 +182,38 @@ def verify_folder(
         original, feeds = folder.path / name, None
         try:
             if name == folder.decoder:
-                declared = open_session(original, "A").get_inputs()
-                feeds = decoder_feeds(folder, declared, tokens=_TOKENS, past=_TOKENS, given=inputs, seed=seed)
+                feeds = verification_feeds(folder, given=inputs, seed=seed)
                 feeds.update(inputs or {})
             results[name] = _generated(verify(original, result.model, inputs=feeds, seed=seed, backend=backend), inputs)
         except DynqError as error:
             raise DynqError(f"{name} cannot be verified: {error}") from error
     return results
+
+
+def verification_feeds(folder: Folder, *, given: Mapping[str, Array] | None = None, seed: int = 0) -> dict[str, Array]:
+    """Returns inputs of the decoder: new tokens after keys and values of as many earlier ones.
+
+    A decoder that takes only one token after earlier ones gets a prompt.
+
+    Args:
+        folder: The folder. Its decoder is one model.
+        given: The values of some inputs, by name. Others are generated.
+        seed: The seed of the generated values.
+
+    Raises:
+        DynqError: See :func:`decoder_feeds`.
+    """
+    assert folder.decoder is not None
+    session = open_session(folder.path / folder.decoder, "A")
+
+    def feeds(past: int) -> dict[str, Array]:
+        return decoder_feeds(folder, session.get_inputs(), tokens=_TOKENS, past=past, given=given, seed=seed)
+
+    try:
+        run(session, [session.get_outputs()[0].name], feeds(_TOKENS))
+    except (DynqError, SessionError):
+        return feeds(0) if not given else feeds(_TOKENS)
+    return feeds(_TOKENS)
 
 
 def _generated(verification: Verification, given: Mapping[str, Array] | None) -> Verification:

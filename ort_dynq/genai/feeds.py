@@ -21,6 +21,7 @@ _INPUTS = {
     "past_key_names": "past_key_values.%d.key",
     "past_value_names": "past_key_values.%d.value",
 }
+_CODES = {"tensor(int8)": np.int8, "tensor(uint8)": np.uint8}  # of caches of 8 bits, and of 4 bits in pairs
 _OUTPUTS = {"present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
 _PAIRS = (("past_key_names", "present_key_names"), ("past_value_names", "present_value_names"))
 
@@ -32,6 +33,7 @@ def decoder_feeds(
     tokens: int,
     past: int,
     in_place: bool = False,
+    is_empty: bool = False,
     given: Mapping[str, Array] | None = None,
     seed: int = 0,
 ) -> dict[str, Array]:
@@ -43,6 +45,7 @@ def decoder_feeds(
         tokens: The number of new tokens.
         past: The number of tokens before them.
         in_place: Whether the past keys and values have room for those of the new tokens, see :func:`shared_outputs`.
+        is_empty: Whether the past keys and values have no tokens; only the mask and the positions tell of earlier ones.
         given: The values of some inputs, by name.
         seed: The seed.
 
@@ -51,7 +54,7 @@ def decoder_feeds(
     """
     names = _names(folder, "inputs", _INPUTS)
     rng, given = np.random.default_rng(seed), given or {}
-    length = past + tokens if in_place else past
+    length = 0 if is_empty else past + tokens if in_place else past
 
     def values(each: Any) -> Array:
         if each.name == names["input_ids"]:
@@ -69,7 +72,8 @@ def decoder_feeds(
                 heads = _size(folder, "model", "decoder", "num_key_value_heads")
             if not isinstance(head_size, int):
                 head_size = _size(folder, "model", "decoder", "head_size")
-            return rng.standard_normal((1, heads, length, head_size))
+            shape = 1, heads, length, head_size
+            return _codes(rng, each.type, shape) if each.type in _CODES else rng.standard_normal(shape)
         raise DynqError(
             f"the values of the decoder's input {each.name} are not known; give --input {each.name}=FILE.npy"
         )
@@ -86,16 +90,20 @@ def decoder_feeds(
 
 
 def shared_outputs(folder: Folder, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, str]:
-    """Returns the past keys and values, by the name of the present ones that the decoder writes to the same buffer.
+    """Returns those of :func:`cache_outputs` that the decoder writes to the buffer of the input.
 
     It is empty if onnxruntime-genai does not share buffers for this folder.
+    """
+    return cache_outputs(folder, inputs, outputs) if folder.shares_buffers else {}
+
+
+def cache_outputs(folder: Folder, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, str]:
+    """Returns the past keys and values, by the name of the present ones, which are the past ones of the next token.
 
     Args:
         folder: The folder.
         inputs, outputs: The inputs and outputs of a session of the decoder.
     """
-    if not folder.shares_buffers:
-        return {}
     pasts, presents = _names(folder, "inputs", _INPUTS), _names(folder, "outputs", _OUTPUTS)
     found = {}
     for past, present in _PAIRS:
@@ -104,6 +112,17 @@ def shared_outputs(folder: Folder, inputs: Sequence[Any], outputs: Sequence[Any]
             if (layer := _layer(presents[present], each.name)) in layers:
                 found[each.name] = layers[layer]
     return found
+
+
+def input_name(folder: Folder, key: str) -> str:
+    """Returns the name of an input of the decoder, by its key in genai_config.json, such as input_ids."""
+    return _names(folder, "inputs", _INPUTS)[key]
+
+
+def _codes(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
+    dtype = np.dtype(_CODES[kind])
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
 def _names(folder: Folder, section: str, defaults: Mapping[str, str]) -> dict[str, str]:

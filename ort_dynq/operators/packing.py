@@ -28,20 +28,24 @@ def pack(codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8], bits: int = 8) -> 
     """Packs weights.
 
     Args:
-        codes: [K, N]. 8 bits: int8. 4 bits: 0 to 15, int8 or uint8.
-        bits: 8 or 4.
+        codes: [K, N]. 8 bits: int8. 4 bits: 0 to 15, int8 or uint8. 2 bits: 0 to 3, likewise.
+        bits: 8, 4 or 2.
 
     Returns:
         int8. 8 bits: [ceil(N / 16), ceil(K / 4), 16, 4]. 4 bits: [ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a
-        byte is the code of one of the first four k of eight, the high half that of the k 4 later. Padding is 0.
+        byte is the code of one of the first four k of eight, the high half that of the k 4 later. 2 bits: [ceil(N /
+        16), ceil(K / 16), 16, 4]; a byte is the byte that 4 bits have for one of the first eight k of sixteen, plus 4
+        times that for the eight k after them. Padding is 0.
     """
     depth, columns = codes.shape
     blocks, units, _, _ = packed_shape(depth, columns, bits)
     padded = np.zeros((units * QUAD * 8 // bits, blocks * BLOCK_COLUMNS), np.int8)
     padded[:depth, :columns] = codes
     quads = padded.reshape(len(padded) // QUAD, QUAD, blocks, BLOCK_COLUMNS).transpose(2, 0, 3, 1)
-    if bits == 4:
+    if bits < 8:
         quads = quads[:, 0::2] | quads[:, 1::2] << 4
+    if bits == 2:
+        quads = quads[:, 0::2] | quads[:, 1::2] << 2
     return np.ascontiguousarray(quads)
 
 
@@ -50,7 +54,7 @@ def pack_columns(columns: npt.NDArray[np.uint8], bits: int = 8) -> npt.NDArray[n
 
     Args:
         columns: uint8, [N, 4 * ceil(K * bits / 32)]: the codes of each column, low bits first, padded with 0.
-        bits: 8 or 4.
+        bits: 8, 4 or 2.
 
     Returns:
         As :func:`pack`.
@@ -59,6 +63,10 @@ def pack_columns(columns: npt.NDArray[np.uint8], bits: int = 8) -> npt.NDArray[n
     if bits == 4:  # codes 0 to 7 of a word become 0, 4, 1, 5, 2, 6, 3, 7
         words = words & 0xFF0000FF | words >> 8 & 0xFF00 | (words & 0xFF00) << 8
         words = words & 0xF00FF00F | words >> 4 & 0xF000F0 | (words & 0xF000F0) << 4
+    if bits == 2:  # a byte of a word becomes the quad of its k
+        places = np.arange(0, 8, 2, dtype=np.uint8)
+        quads = [byte >> places & 3 for byte in np.split(columns.reshape(*words.shape, QUAD), QUAD, axis=-1)]
+        words = (quads[0] | quads[1] << 4 | quads[2] << 2 | quads[3] << 6).view("<u4")[..., 0]
     count, units = words.shape
     blocks = -(-count // BLOCK_COLUMNS)
     packed = np.zeros((blocks, units, BLOCK_COLUMNS), "<u4")
@@ -73,9 +81,10 @@ def unpack(packed: npt.NDArray[np.int8], depth: int, columns: int, bits: int = 8
     """Returns the weights that :func:`pack` packed, [depth, columns]."""
     blocks, units = packed.shape[:2]
     quads = packed
-    if bits == 4:
-        quads = np.stack([packed & 15, packed.view(np.uint8) >> 4], 2, dtype=np.int8, casting="unsafe")
-        quads = quads.reshape(blocks, 2 * units, BLOCK_COLUMNS, QUAD)
+    if bits < 8:
+        shifts = (0, 4) if bits == 4 else (0, 4, 2, 6)
+        parts = [packed.view(np.uint8) >> shift & np.uint8((1 << bits) - 1) for shift in shifts]
+        quads = np.stack(parts, 2).view(np.int8).reshape(blocks, len(shifts) * units, BLOCK_COLUMNS, QUAD)
     return quads.transpose(1, 3, 0, 2).reshape(quads.shape[1] * QUAD, blocks * BLOCK_COLUMNS)[:depth, :columns]
 
 

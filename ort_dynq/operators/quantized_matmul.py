@@ -1,4 +1,4 @@
-"""QuantizedMatMul: codes of an activation times packed 8-bit or 4-bit weights, to float32, in one operator."""
+"""QuantizedMatMul: codes of an activation times packed weights of 8, 4 or 2 bits, to float32, in one operator."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         one = Constant<value_float = 1.0>()
         no_sum = Constant<value_float = -0.0>()
         one_code = Constant<value = uint8 {{1}}>()
+        pair_base = Constant<value = int32 {{4}}>()
         low_base = Constant<value = int32 {{16}}>()
         byte_base = Constant<value = int32 {{256}}>()
         half = Constant<value = int32 {{128}}>()
-        part_bases = Constant<value = int32[1, 1, 2, 1, 1] {{1, 16}}>()
+        part_bases = Constant<value = int32[1, 1, 4, 1, 1] {{1, 16, 4, 64}}>()
         nothing = Constant<value = int32 {{0}}>()
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
         terms = Constant<value_int: int = @terms>()
         bits = Constant<value_int: int = @bits>()
-        four_bits = Constant<value_int = 4>()
+        two_bits = Constant<value_int = 2>()
+        eight_bits = Constant<value_int = 8>()
         given_size = Constant<value_int: int = @group_size>()
         scale_order = Constant<value_int: int = @scale_order>()
 
@@ -84,16 +86,19 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         quotient = Div(depth, divisor)
         {select("groups", "has_groups", "quotient", "n1", "int64")}
 
-        is_4bit = Equal(bits, four_bits)
+        is_2bit = Equal(bits, two_bits)
+        is_8bit = Equal(bits, eight_bits)
         stacked_matrices = Concat<axis = 0>(stacked, packed_matrix)
         packed_weight = {flat}(weight, stacked_matrices)
         packed = Cast<to = 6>(packed_weight)
-        offset = Where(is_4bit, nothing, half)
-        base = Where(is_4bit, low_base, byte_base)
+        offset = Where(is_8bit, half, nothing)
+        zero_point_base = Where(is_8bit, byte_base, low_base)
+        base = Where(is_2bit, pair_base, zero_point_base)
         shifted = Add(packed, offset)
         bytes = Mod(shifted, byte_base)
         byte_quads = Unsqueeze(bytes, n3)
-        part_count = Where(is_4bit, n2, n1)
+        parts_of_byte = Div(eight_bits, bits)
+        part_count = Unsqueeze(parts_of_byte, n0)
         parts = Slice(part_bases, n0, part_count, n2)
         quads = Div(byte_quads, parts)
         codes = Mod(quads, base)
@@ -113,7 +118,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         weights = {flat}(matrix_codes, groups_shape)
         signed_zero_points = Cast<to = 6>(weight_zero_point)
         unbounded_zero_points = Add(signed_zero_points, offset)
-        zero_points = Mod(unbounded_zero_points, base)
+        zero_points = Mod(unbounded_zero_points, zero_point_base)
         per_column = Concat<axis = 0>(stack, groups, columns)
         expanded_zero_points = Expand(zero_points, per_column)
         per_group_and_column = Concat<axis = 0>(stack, groups, n1, columns)
@@ -258,14 +263,16 @@ _INPUTS = (
         "The packed weights. 8 bits: [ceil(N / 16), ceil(K / 4), 16, 4], where weight[n / 16, k / 4, n % 16, k % 4] is "
         "the code of row k and column n; unsigned codes and their zero points are stored 128 smaller. 4 bits: "
         "[ceil(N / 16), ceil(K / 8), 16, 4]; the low half of a byte is the code (0 to 15) of one of the first four k "
-        "of eight, the high half that of the k 4 later. Padding is 0. Stacked weights have the dimensions of the stack "
-        "before these: [..., ceil(N / 16), ceil(K / 4), 16, 4].",
+        "of eight, the high half that of the k 4 later. 2 bits: [ceil(N / 16), ceil(K / 16), 16, 4]; bits 0 and 1, 4 "
+        "and 5, 2 and 3, 6 and 7 of a byte are the codes (0 to 3) of one of the first four k of sixteen, and of the k "
+        "4, 8 and 12 later. Padding is 0. Stacked weights have the dimensions of the stack before these: [..., ceil(N "
+        "/ 16), ceil(K / 4), 16, 4].",
     ),
     Input(
         "weight_zero_point",
         ("int8",),
-        "The zero points of the weights: one element, or one for each group and column, [groups, N]. 4 bits: 0 to 15; "
-        "only the low 4 bits are used.",
+        "The zero points of the weights: one element, or one for each group and column, [groups, N]. 4 and 2 bits: 0 "
+        "to 15; only the low 4 bits are used.",
     ),
     Input(
         "column_scale",
@@ -300,7 +307,7 @@ QUANTIZED_MATMUL = Operator(
     _INPUTS,
     (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
     (
-        Attribute("bits", 8, "The bits of a weight.", choices=(8, 4)),
+        Attribute("bits", 8, "The bits of a weight.", choices=(8, 4, 2)),
         Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),
         Attribute("terms", 1, "The codes of an element of the activation.", choices=(1, 2)),
         Attribute(

@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from ..measuring.data import Source
     from ..storage import Model
 
-__all__ = ["checked", "quantize", "quantize_layers"]
+__all__ = ["NoWeightsError", "checked", "quantize", "quantize_layers"]
 
 _LOG = logging.getLogger(__name__)
+
+
+class NoWeightsError(DynqError):
+    """A model has no weights that a quantization would change."""
+
 
 RULES = (
     matmul.rule,
@@ -158,7 +163,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
-        raise DynqError(
+        raise NoWeightsError(
             "the model has no weights to quantize: no MatMul, Gemm, Einsum, Conv, LSTM, GRU, RNN, MatMulNBits or "
             "Gather has constant ones"
         )

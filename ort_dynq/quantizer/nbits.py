@@ -15,13 +15,14 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT
 from ..rewriter.products import matmul_nbits
+from ..rewriter.products.weights_only import WeightsOnlyProduct
 from ..rewriter.rule import Context, Rule
 from .options import NBITS, Options
 
 _RULE = matmul_nbits.RULE
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.NBitsProduct | None:
+def _match(node: ir.Node, context: Context, options: Options) -> WeightsOnlyProduct | None:
     if node.domain != MICROSOFT or node.op_type not in NBITS:
         return None
     options.check(node)
@@ -29,6 +30,6 @@ def _match(node: ir.Node, context: Context, options: Options) -> matmul_nbits.NB
     return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
 
 
-def rule(options: Options) -> Rule[matmul_nbits.NBitsProduct]:
+def rule(options: Options) -> Rule[WeightsOnlyProduct]:
     """Returns the rule with these options."""
     return dataclasses.replace(_RULE, match=functools.partial(_match, options=options))

@@ -119,9 +119,11 @@ def rewrite(
         exact: Whether float products stay float products, so that every result is the same bit for bit.
         fuse: Whether normalizations, activation functions and attention are fused, too, with each other and with the
             quantization after them. Their last bits change.
-        weights_only: What becomes of MatMulNBits and QMoE whose accuracy_level asks for a float activation. "keep":
-            they stay. "blocks": the activation is quantized in the blocks of the weights, as at accuracy_level 4.
-            "two-term": it gets two codes of 8 bits for each element, with a signal-to-noise ratio of about 90 dB.
+        weights_only: What becomes of products of a float activation and quantized weights. "keep": MatMulNBits and QMoE
+            stay if they ask for a float activation. MatMulNBits of accuracy_level 4 has it quantized in the blocks of
+            its weights, and weights behind DequantizeLinear get "two-term" activations. "blocks": all activations are
+            quantized in blocks. "two-term": all get two codes of 8 bits for each element, with a signal-to-noise ratio
+            of about 90 dB, also those of MatMulNBits of accuracy_level 4.
         keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
             without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
 

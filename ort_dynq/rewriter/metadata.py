@@ -57,6 +57,10 @@ ROUNDED_ACTIVATION = "ort_dynq.rounded_activation"
 """On a QuantizedMatMul or QuantizedConv whose activation the original rounds to float16 after it dequantizes it: "1".
 Verification compares the rounded activations, and then the product of the unrounded one."""
 
+FLOAT_ACTIVATION = "ort_dynq.float_activation"
+"""On a QuantizedMatMul whose activation is a float in the original, which has only the weights quantized: "1".
+Verification compares the activation, and then the product of its codes."""
+
 DEQUANTIZES = "ort_dynq.dequantizes"
 """On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""
 

@@ -107,7 +107,8 @@ class Reason(Enum):
         "its accuracy_level, {level}, asks for a float activation; --weights-only blocks or two-term converts it"
     )
     NBITS_WIDTH = "its weights have {bits} bits, expected 2, 4 or 8"
-    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8"
+    NBITS_ZERO_POINTS = "the zero points of its weights are {dtype}, expected uint8, float32 or float16"
+    NBITS_REAL_ZERO_POINTS = "its weights have zero points that are no integers, and its activation is no float32"
     NBITS_ORDER = "g_idx assigns its weights to blocks in another order"
     NBITS_SHARED = "other nodes also read its packed weights: the model would store them twice"
     NBITS_SHAPE = "the {what} have {size} elements, expected {expected}"
@@ -122,6 +123,16 @@ class Reason(Enum):
     EXPERTS_ATTRIBUTE = "its {name} is {value}: ort_dynq has no such mixture of experts"
     EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
     EXPERTS_SHAPE = "the shape of {name} is not known, or has not three dimensions"
+
+    # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these
+    DEQUANTIZED_SHARED = "other nodes also read its weights: the model would store them twice"
+    DEQUANTIZED_CODES = "the codes of its weights are {dtype}, expected 4 or 8 bits"
+    DEQUANTIZED_SCALES = "the scales of its weights vary within blocks of 16 along K"
+    DEQUANTIZED_TOO_LARGE = "dequantized once, the weights of the model would take more than 1 GB"
+    MADE_LEVEL_4 = (
+        "ONNX Runtime alone makes MatMulNBits of accuracy_level 4 of it, which rounds its activation to 8 bits"
+    )
+    MADE_DEQUANTIZATION = "ONNX Runtime alone dequantizes its weights in every run"
 
     # Fusions
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"

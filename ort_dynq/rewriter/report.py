@@ -133,6 +133,7 @@ class Report:
     def _contents(self) -> list[str]:
         """Returns the quantization of a model in which nothing was converted, or else its products."""
         staying = Counter(finding.op_type for finding in self.unconverted)
+        staying["DequantizeLinear"] += sum(_says_what_is_made(finding.unconverted) for finding in self.unconverted)
         fused = [(finding.op_type in _DYNAMIC, _is_fused(finding.unconverted)) for finding in self.unconverted]
         is_fused = any(fuses for _, fuses in fused) and all(fuses for is_dynamic, fuses in fused if is_dynamic)
         parts = (
@@ -187,6 +188,12 @@ def _is_fused(why: Unconverted | None) -> bool:
     while why is not None and why.reason not in (Reason.FUSED, Reason.FUSED_MATMUL_INTEGER, Reason.SMALL_WEIGHTS):
         why = why.cause
     return why is not None
+
+
+def _says_what_is_made(why: Unconverted | None) -> bool:
+    """Returns whether a reason says what ONNX Runtime makes of the DequantizeLinear before a product."""
+    made = None if why is None else why.second
+    return made is not None and made.reason in (Reason.MADE_LEVEL_4, Reason.MADE_DEQUANTIZATION)
 
 
 def _only(counts: Mapping[str, int], *operators: str) -> dict[str, int]:

@@ -21,6 +21,7 @@ from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, compressed_attention, normalization, quantized_activations
 from .products import (
+    dequantized_matmul,
     float_matmul,
     float_weights,
     fused_products,
@@ -40,7 +41,7 @@ PHASES = (
     (truncation.RULE,),
     (
         *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
-        *(float_matmul.RULE, float_conv.RULE),
+        *(float_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
     (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),

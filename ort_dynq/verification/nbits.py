@@ -10,6 +10,9 @@ up to 127, B's for integers up to 255. So A's own error is no bound, not even wi
 2. B's result is the float64 product of this activation and A's weights, except for float32 roundings: a few, and one
    for each block.
 
+If zero points are floats, B multiplies the activation by codes minus the nearest codes of zero points, and adds the
+product of A's activation, in float32, and what these leave.
+
 Together they bound each element of B's result as accuracy_level 4 does. A third check is for the reference itself: A's
 result is its product, except for noise.
 """
@@ -74,9 +77,41 @@ def _weights_of(node: ir.Node, known: Mapping[str, Array], part: slice) -> Array
 
     _, packed, scales, zero_points = [*node.inputs, None][:4]
     weights = codes(packed).reshape(-1, blocks, size).astype(np.float64)
-    weights -= 2 ** (bits - 1) if zero_points is None else codes(zero_points)[:, :blocks, None]
+    if zero_points is None:
+        weights -= 2 ** (bits - 1)
+    else:
+        is_real = known[name_of(zero_points)].dtype.kind == "f"
+        weights -= (rows(zero_points) if is_real else codes(zero_points)[:, :blocks])[:, :, None]
     weights *= rows(scales).astype(np.float64)[:, :, None]
     return np.asarray(weights.reshape(len(weights), -1)[:, :depth].T)
+
+
+def add_rest(
+    node: ir.Node, known: Mapping[str, Array], x: Array, activation: Array, product: Array, magnitude: Array
+) -> int:
+    """Adds to a product of B's activation what B computes with A's, if zero points are floats.
+
+    Args:
+        node: The MatMulNBits.
+        known: A's values.
+        x, activation: A's activation and B's, float64, [..., K].
+        product: The product of B's activation, float64, [..., N].
+        magnitude: The sums of the magnitudes of its terms.
+
+    Returns:
+        How many more roundings of float32 an element of B's result has.
+    """
+    _, _, scales, zero_points = [*node.inputs, None][:4]
+    if zero_points is None or known[name_of(zero_points)].dtype.kind != "f":
+        return 0
+    assert scales is not None
+    columns, size = (node.attributes.get_int(name, 0) for name in ("N", "block_size"))
+    reals, factors = (known[name_of(value)].astype(np.float64).reshape(columns, -1) for value in (zero_points, scales))
+    nearest = np.clip(np.rint(reals), 0, 2 ** node.attributes.get_int("bits", 4) - 1)
+    rest = np.repeat((nearest - reals) * factors, size, 1)[:, : x.shape[-1]].T
+    product += (x - activation) @ rest
+    magnitude += np.abs(x) @ np.abs(rest)
+    return size + reals.shape[1]
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:

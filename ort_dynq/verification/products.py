@@ -3,11 +3,13 @@
 Compared end to end, two correct models may differ by a percent: rounding to 8 bits turns a difference in the last bit
 into a whole step. So verification has two parts. Each product is computed from A's intermediate values and compared
 with a float64 reference. Then B's products are overridden with A's results, and the rest of B must equal A bit for bit.
+
+More than 450 lines: the run of both models, and the comparison of each kind of product with what it observed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.fusion.splitting import split_quantizations
 from ..rewriter.layout import with_layout_of
-from ..rewriter.metadata import EXACT
+from ..rewriter.metadata import EXACT, FLOAT_ACTIVATION
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import first_line, load
@@ -30,7 +32,7 @@ from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
-from .nbits import is_noise, is_within_steps, noise_of, products_of
+from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
 from .recurrent import Judgement, Lstm, judge, lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
@@ -55,6 +57,8 @@ A's float32 product then has a similar error, and FACTOR decides.
 PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
+WRONG_WEIGHTS = "B's weights, rounded to float16, are not A's"
+_FIRST_OF_B = 3  # of _products_of
 _NO_PRODUCT = "A has no such float product"
 _HIDDEN = "it depends on a fusion before A has a float value to compare"
 
@@ -177,7 +181,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
             wanted += fusions.values_to_record(facts)
     known = Recorder(model_a, wanted).run(feeds)
     codes = [
-        codes_of(node) if chain is not None and chain.is_nbits else codes_of_rounded(node)
+        codes_of(node) if _has_float_activation(node, chain) else codes_of_rounded(node)
         for node, chain in zip(layers.nodes, chains, strict=True)
     ]
     offsets = [value for value in layers.offsets if value is not None]
@@ -204,8 +208,8 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     ]
     judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), layers.nodes, strict=True)
     products = [
-        _judge_nbits(name, chain, known, of_b[0], of_b[1], node)
-        if chain is not None and chain.is_nbits
+        _judge_weights_only(name, chain, known, *of_b[:3], node)
+        if chain is not None and _has_float_activation(node, chain)
         else _judge(name, chain, known, *of_b)
         for name, chain, of_b, node in judged
     ]
@@ -299,10 +303,23 @@ def _run_perturbed(
     return disturbed.run(feeds, errors), ""
 
 
-def _judge_nbits(
-    name: str, chain: FloatProduct, known: Mapping[str, Array], result: Array, activation: Array | None, node: ir.Node
+def _has_float_activation(node: ir.Node, chain: FloatProduct | None) -> bool:
+    """Returns whether B quantizes an activation that is a float in A: A has MatMulNBits, or only weights quantized."""
+    return chain is not None and (chain.is_nbits or node.metadata_props.get(FLOAT_ACTIVATION) == "1")
+
+
+def _judge_weights_only(
+    name: str,
+    chain: FloatProduct,
+    known: Mapping[str, Array],
+    result: Array,
+    activation: Array | None,
+    stored: StoredWeights | None,
+    node: ir.Node,
 ) -> Product:
-    """Compares a product that quantizes its activation in B, and also in A if accuracy_level is 4: see nbits.py.
+    """Compares a product that quantizes its activation in B: see nbits.py.
+
+    In A, MatMulNBits of accuracy_level 4 also quantizes it. Other products do not.
 
     Args:
         name: Its name.
@@ -310,23 +327,28 @@ def _judge_nbits(
         known: A's values.
         result: B's result.
         activation: B's activation, dequantized.
+        stored: B's weights if A's are these, rounded to float16.
         node: The node in B.
     """
     product, expected = Product(name), known[name_of(chain.result)]
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=_shapes(result, expected))
-    x, depth = known[name_of(chain.activation)].astype(np.float64), chain.node.attributes.get_int("K", 0)
-    block_size = chain.node.attributes.get_int("block_size", 0)
+    x = known[name_of(chain.activation)].astype(np.float64)
+    if chain.is_nbits:
+        depth, block_size = (chain.node.attributes.get_int(name, 0) for name in ("K", "block_size"))
+    else:
+        depth = chain.depth(known[name_of(chain.weights)])
+        block_size = node.attributes.get_int("group_size", 0) or depth
+    if stored is not None and not stored.rounds_to(known[name_of(chain.weights)], chain.is_transposed):
+        return replace(product, problem=WRONG_WEIGHTS)
     if activation is None or activation.shape[:-1] != x.shape[:-1] or activation.shape[-1] < depth:
         return replace(product, problem="B's activation is not A's")
     activation = activation[..., :depth]
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        of_a, size_of_a, of_b, size_of_b, of_squares = products_of(
-            chain.node,
-            known,
-            *((x, np.asarray), (np.abs(x), np.abs), (activation, np.asarray), (np.abs(activation), np.abs)),
-            (np.square(x), np.square),
-        )
+        of_a, size_of_a, of_squares, of_b, size_of_b = _products_of(chain, known, x, activation, stored)
+        roundings = -(-depth // block_size)
+        if chain.is_nbits:
+            roundings += add_rest(chain.node, known, x, activation, of_b, size_of_b)
         reference, magnitude = chain.after_steps(of_a, size_of_a, known)
         of_squares = of_squares.reshape(reference.shape)
         a_errors, a_compared = errors_of(expected, reference, magnitude)
@@ -335,7 +357,7 @@ def _judge_nbits(
     a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
     in_float64 = reference[compared]
     a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
-    allowed = float(FLOOR + -(-depth // block_size))
+    allowed = float(FLOOR + roundings)
     problem = ""
     if not is_noise(a_result - in_float64, in_float64, of_squares[compared], float(np.finfo(result.dtype).eps)):
         problem = f"A's result is {a_error:.3g} units from the reference: more than rounding to 8 bits causes"
@@ -355,6 +377,24 @@ def _judge_nbits(
         a_noise=noise_of(a_result, in_float64),
         b_noise=noise_of(b_result, in_float64),
     )
+
+
+def _products_of(
+    chain: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: StoredWeights | None
+) -> list[Array]:
+    """Returns A's product, those of its magnitudes and of its squares, and the first two of B's activation, float64."""
+    factors: tuple[tuple[Array, Callable[[Array], Array]], ...] = (
+        *((x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)),
+        *((activation, np.asarray), (np.abs(activation), np.abs)),
+    )
+    if chain.is_nbits:
+        return products_of(chain.node, known, *factors)
+    weights = known[name_of(chain.weights)].astype(np.float64)
+    of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
+    return [
+        chain.multiply(each, function(of_b if i >= _FIRST_OF_B else weights))
+        for i, (each, function) in enumerate(factors)
+    ]
 
 
 def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Product:
@@ -416,9 +456,9 @@ def _judge(
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=_shapes(result, expected))
     x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
+    if stored is not None and not stored.rounds_to(weights, chain.is_transposed):
+        return replace(product, problem=WRONG_WEIGHTS)
     of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
-    if stored is not None and not np.array_equal(of_b.astype(np.float16), weights):
-        return replace(product, problem="B's weights, rounded to float16, are not A's")
     x_of_b = x if activation is None else activation
     with np.errstate(over="ignore"):
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):

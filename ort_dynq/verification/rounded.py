@@ -38,7 +38,7 @@ class StoredWeights:
             return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
         bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
         *stack, _, units, _, _ = self.packed.shape
-        depth, columns = units * (4 if bits == 8 else 8), self.scale.shape[-1]  # with padding
+        depth, columns = units * 32 // bits, self.scale.shape[-1]  # with padding
         matrices = self.packed.reshape(-1, *self.packed.shape[-4:])
         codes = np.array([unpack(matrix, depth, columns, bits) for matrix in matrices], np.float64)
         # Parameters of groups have a row for each group; others broadcast.
@@ -50,6 +50,10 @@ class StoredWeights:
         rows = ((codes.reshape(*stack, depth, columns) - zero_point) * scale)[..., : of_a.shape[-2], :]
         found = rows.swapaxes(-1, -2) if is_transposed else rows
         return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
+
+    def rounds_to(self, weights: Array, is_transposed: bool) -> bool:
+        """Returns whether they are A's weights after they are rounded to float16."""
+        return np.array_equal(self.like(weights, is_transposed).astype(np.float16), weights)
 
 
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from bench.perplexity import alike
 from ort_dynq.accuracy.signals import Agreement, Noise
 from ort_dynq.errors import DynqError
 from ort_dynq.files import replacing_folder
+from ort_dynq.genai.decoding import alike
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.plain import plain
 from ort_dynq.measuring.progress import Track

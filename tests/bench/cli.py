@@ -99,6 +99,14 @@ def _nbits_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zero-points", action="store_true", help="weights with a zero point for each block")
 
 
+def _expert_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument("--tokens", type=positives, metavar="N[,N]", help="numbers of tokens (default: 1,16,128)")
+    parser.add_argument("--size", type=positive, metavar="N", help="elements of tokens and experts (default: 1024)")
+    parser.add_argument("--group-size", type=int, choices=(16, 32, 64, 128), help="size of blocks (default: 32)")
+    add_backend(parser)
+
+
 def _convolution_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
@@ -271,6 +279,28 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield from map(one_line, found.notes)
 
     return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
+
+
+def _experts(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times QMoE and QuantizedExperts."""
+    from bench.experts import TOKENS, bench_experts
+
+    tokens, size, block_size = arguments.tokens or TOKENS, arguments.size or 1024, arguments.group_size or 32
+    timings = bench_experts(settings, tokens, size, block_size=block_size, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"medians in us; experts of {size} elements with gates, blocks of {block_size}; ratio: QMoE / ort_dynq\n"
+        head = ("experts", "bits", "level", "--weights-only", "tokens", "threads", "ort_dynq", "QMoE", "ratio")
+        rows = [
+            (
+                *("{1} of {0}".format(*each.experts), each.bits, each.level, each.weights_only, each.tokens),
+                *(each.threads, Figure(each.ours_us, 1), Figure(each.stock_us, 1), Figure(each.ratio, 2)),
+            )
+            for each in timings
+        ]
+        yield table(head, rows, style=lambda row: ratio_style(row[8]))
+
+    return Outcome({"size": size, "block_size": block_size, "timings": list(map(asdict, timings))}, text)
 
 
 def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -462,6 +492,13 @@ COMMANDS = (
         (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
         _nbits_arguments,
         partial(timed, run=_nbits, time=0.5, all_cores=True),
+    ),
+    Command(
+        "experts",
+        "mixtures of experts with weights of 4 and 8 bits (QMoE), and their rewritten forms",
+        (f"{PROGRAM} experts --tokens 1,128 --group-size 128 --threads 1",),
+        _expert_arguments,
+        partial(timed, run=_experts, time=0.5, all_cores=True),
     ),
     Command(
         "convolutions",

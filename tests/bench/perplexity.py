@@ -14,7 +14,7 @@ tokens:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,23 +24,20 @@ import numpy as np
 
 from ort_dynq.accuracy.signals import Agreement, Noise
 from ort_dynq.errors import DynqError
-from ort_dynq.genai import Folder, decoder_feeds, open_folder, shared_outputs
+from ort_dynq.genai import Folder, open_folder
+from ort_dynq.genai.decoding import STEP, WINDOW, Decoder, Window, alike, prompts, surprise, windows
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.plain import plain
 from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.sessions import open_session, run
 from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import Result, rewrite
 
 from .training import BLOCKS, FLOAT32, HELD_OUT, int4_folder
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
-
     from ort_dynq.backends.options import Backend
     from ort_dynq.storage import Model
 
-WINDOW, STEP = 512, 256
 PROMPTS, PROMPT, GENERATED = 64, 64, 64
 FLOAT = "float32"
 _PRODUCTS = ("MatMul", "MatMulNBits")
@@ -64,23 +61,6 @@ class Form:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True)
-class Window:
-    """A part of a text that the model reads at once.
-
-    Attributes:
-        start, end: The part.
-        first: The first of its tokens that no earlier window predicts.
-    """
-
-    start: int
-    end: int
-    first: int
-
-    def __str__(self) -> str:
-        return f"tokens {self.first} to {self.end}"
 
 
 @dataclass(frozen=True)
@@ -159,10 +139,10 @@ class _Distances:
 
 @dataclass
 class _Candidate:
-    """A form while it is measured. It has a session unless it has a problem."""
+    """A form while it is measured. It has a decoder unless it has a problem."""
 
     form: Form
-    session: ort.InferenceSession | None = None
+    decoder: Decoder | None = None
     products: int | None = None
     of_products: int | None = None
     problem: str = ""
@@ -171,6 +151,11 @@ class _Candidate:
 
     def __str__(self) -> str:
         return self.form.name
+
+    @property
+    def opened(self) -> Decoder:
+        assert self.decoder is not None
+        return self.decoder
 
     def result(self, tokens: int) -> FormAccuracy:
         form = self.form
@@ -240,11 +225,12 @@ def bench_perplexity(
     if len(tokens) < WINDOW:
         raise DynqError(f"the text has {len(tokens)} tokens, expected at least {WINDOW}")
     folder = open_folder(root / FLOAT32)
-    candidates = [_open(form, backend) for form in track(forms or forms_of(root))]
+    candidates = [_open(form, folder, backend) for form in track(forms or forms_of(root))]
     usable = [each for each in candidates if not each.problem]
-    for window in track([*windows(len(tokens))]):
-        _predict(usable, folder, tokens, window)
-    generated = {each.form.name: _generate(each, folder, prompts(tokens)) for each in track(usable)}
+    for window in track([*windows(len(tokens), WINDOW, STEP)]):
+        _predict(usable, tokens, window)
+    starts = prompts(tokens, PROMPTS, PROMPT)
+    generated = {each.form.name: each.opened.generate(starts, GENERATED) for each in track(usable)}
     for each in usable:
         for name, distances in each.distances.items():
             distances.generated = float(alike(generated[name], generated[each.form.name]).mean())
@@ -252,41 +238,7 @@ def bench_perplexity(
     return PerplexityBench(str(root), count, tuple(each.result(count) for each in candidates))
 
 
-def windows(count: int) -> Iterator[Window]:
-    """Yields the windows of a text of so many tokens."""
-    first = 1  # nothing predicts the first token
-    for start in range(0, count, STEP):
-        end = min(start + WINDOW, count)
-        if end > first:
-            yield Window(start, end, first)
-            first = end
-
-
-def prompts(tokens: Array) -> Array:
-    """Returns int64 [prompts, tokens]: parts of the text at equal distances."""
-    starts = np.linspace(0, len(tokens) - PROMPT, PROMPTS).astype(int)
-    return np.stack([tokens[start : start + PROMPT] for start in starts])
-
-
-def alike(a: Array, b: Array) -> Array:
-    """Returns for each row how many elements are equal before the first different one."""
-    return np.asarray(np.cumprod(a == b, axis=1).sum(1))
-
-
-def surprise(logits: Array, targets: Array) -> float:
-    """Returns -sum(log p) of tokens, in float64.
-
-    Args:
-        logits: [tokens, vocabulary].
-        targets: The tokens that occur, [tokens].
-    """
-    exact = logits.astype(np.float64)
-    shifted = exact - exact.max(-1, keepdims=True)
-    of_targets = np.take_along_axis(shifted, targets[:, None], -1)[:, 0]
-    return float((np.log(np.exp(shifted).sum(-1)) - of_targets).sum())
-
-
-def _open(form: Form, backend: Backend) -> _Candidate:
+def _open(form: Form, folder: Folder, backend: Backend) -> _Candidate:
     """Makes a form. One in which nothing was converted has a problem: it would repeat the figures of another one."""
     made = form.make()
     found = _Candidate(form)
@@ -297,48 +249,20 @@ def _open(form: Form, backend: Backend) -> _Candidate:
         if not found.products:
             found.problem = f"nothing was converted: {made.report.summary}"
             return found
-    found.session = open_session(
-        made.model if isinstance(made, Result) else made,
-        form.name,
-        backend=backend if isinstance(made, Result) else None,
-        optimize=True,
-    )
+    is_result = isinstance(made, Result)
+    model = made.model if isinstance(made, Result) else made
+    found.decoder = Decoder(folder, model, form.name, backend=backend if is_result else None)
     found.distances = {name: _Distances() for name in (FLOAT, form.same_weights) if name and name != form.name}
     return found
 
 
-def _predict(candidates: Sequence[_Candidate], folder: Folder, tokens: Array, window: Window) -> None:
+def _predict(candidates: Sequence[_Candidate], tokens: Array, window: Window) -> None:
     """Runs all forms on one window of the text."""
     of_all: dict[str, Array] = {}
     for each in candidates:
-        assert each.session is not None
-        feeds = _feeds(each.session, folder, tokens[None, window.start : window.end])
-        (logits,) = run(each.session, ["logits"], feeds)
+        logits = each.opened.logits(tokens[None, window.start : window.end])
         logits = logits[0, window.first - window.start - 1 : -1]
         each.surprise += surprise(logits, tokens[window.first : window.end])
         of_all[each.form.name] = logits
         for name, distances in each.distances.items():
             distances.add(of_all[name], logits)
-
-
-def _generate(each: _Candidate, folder: Folder, tokens: Array) -> Array:
-    """Returns the continuations of prompts by the most probable tokens, int64 [prompts, tokens]."""
-    session = each.session
-    assert session is not None
-    caches = shared_outputs(folder, session.get_inputs(), session.get_outputs())
-    feeds = _feeds(session, folder, tokens)
-    chosen: list[Array] = []
-    for _ in range(GENERATED):
-        logits, *present = run(session, ["logits", *caches], feeds)
-        chosen.append(logits[:, -1].argmax(-1))
-        mask = np.ones((len(tokens), tokens.shape[1] + len(chosen)), np.int64)
-        feeds = {"input_ids": chosen[-1][:, None], "attention_mask": mask}
-        feeds |= dict(zip(caches.values(), present, strict=True))
-    return np.stack(chosen, axis=1)
-
-
-def _feeds(session: ort.InferenceSession, folder: Folder, tokens: Array) -> dict[str, Array]:
-    """Returns the inputs for sequences of tokens without earlier ones, [sequences, tokens]."""
-    given = {"input_ids": tokens, "attention_mask": np.ones(tokens.shape, np.int64)}
-    feeds = decoder_feeds(folder, session.get_inputs(), tokens=tokens.shape[1], past=0, given=given)
-    return {name: np.repeat(value, len(tokens) // len(value), axis=0) for name, value in feeds.items()}

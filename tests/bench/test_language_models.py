@@ -14,8 +14,9 @@ import onnxruntime as ort
 import pytest
 
 from bench import cli, perplexity, texts, training
-from bench.perplexity import FLOAT, Form, alike, bench_perplexity, surprise, windows
+from bench.perplexity import FLOAT, Form, bench_perplexity
 from ort_dynq.genai import decoder_feeds, open_folder
+from ort_dynq.genai.decoding import Decoder, alike, prompts, surprise, windows
 from ort_dynq.inputs import Array
 from ort_dynq.rewriter import rewrite
 
@@ -101,9 +102,8 @@ def test_perplexity(lm: Path) -> None:
 def test_generated_tokens(lm: Path) -> None:
     """They are those of runs without cached keys and values."""
     tokens = np.load(lm / "held_out.npy")
-    candidate = perplexity._open(Form(FLOAT, None, lambda: GENAI / "llama" / "model.onnx"), "native")
-    starts = perplexity.prompts(tokens)
-    found = perplexity._generate(candidate, open_folder(GENAI / "llama"), starts)
+    starts = prompts(tokens, 3, PROMPT)
+    found = Decoder(open_folder(GENAI / "llama"), GENAI / "llama" / "model.onnx", "A").generate(starts, 5)
     assert found.shape == (3, 5)
     for prompt, continuation in zip(starts, found, strict=True):
         for _ in range(5):

@@ -14,6 +14,7 @@ import pytest
 from benching import QUICK, check_latency, run_bench, run_bench_json
 from genai_folders import CONTEXT, FOLDERS, LLAMA, VOCABULARY, edit_config
 
+import ort_dynq
 from ort_dynq import DynqError, cli
 from ort_dynq.bench import generation, opening
 from ort_dynq.genai import decoder_feeds, open_folder, rewrite_folder, shared_outputs
@@ -48,10 +49,13 @@ def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     lines = run_bench(capsys, *arguments).splitlines()
     assert lines[4].startswith(f"{LLAMA}: 11 dynamic quantization chains and products to rewrite")
     cases = ["prompt of 5", "prompt of 256", "decode after 7", "decode after 255"]
-    rows = [re.split(r" {2,}", line) for line in lines]
+    rows = [re.split(r" {2,}", line.rstrip()) for line in lines]
     assert [row[0] for row in rows if "thread" in row[0]] == [f"{case}, 1 thread" for case in cases]
-    assert all(len(row) == 6 for row in rows if "thread" in row[0])
+    timed = [row for row in rows if "thread" in row[0]]
+    assert all(len(row) == 7 for row in timed)
+    assert [row[6].partition(" of ")[2] for row in timed] == ["5", "256", "32", "1"]
     assert [row[0] for row in rows if len(row) == 4] == ["decoder", "stock", "ort_dynq"]
+    assert [row[0] for row in rows].index("decoder") < [row[0] for row in rows].index("case")  # the first table
     assert lines[-1] == f"{page} is written"
     text = page.read_text()
     for case in cases:
@@ -62,6 +66,23 @@ def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert min(widths) > 0
     assert max(widths[:4]) == max(widths[4:]) == 100
     assert "<script" not in text
+
+
+def test_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are those of ONNX Runtime on the tokens that are given."""
+    tokens = np.random.default_rng(5).integers(0, VOCABULARY, 40)
+    np.save(tmp_path / "text.npy", tokens)
+    rewrite_folder(LLAMA).save(tmp_path / "fast")
+    arguments = ("generate", str(LLAMA), "--rewritten", str(tmp_path / "fast"), "--tokens", "20", "--context", "40")
+    prompt, decoding = run_bench_json(capsys, *arguments, "--text", str(tmp_path / "text.npy"))["timings"]
+    greedy, logits = [], []
+    for folder in (LLAMA, tmp_path / "fast"):
+        options = ort_dynq.register(ort.SessionOptions())
+        greedy.append(genai_folders.decode(str(folder / "model.onnx"), options, tokens, 32)[0])
+        logits.append(genai_folders.decode(str(folder / "model.onnx"), options, tokens[:20], 1)[1].argmax(-1))
+    assert (prompt["same_tokens"], prompt["of_tokens"]) == (int((logits[0] == logits[1]).sum()), 20)
+    alike = next((i for i, pair in enumerate(zip(*greedy, strict=True)) if pair[0] != pair[1]), 32)
+    assert (decoding["same_tokens"], decoding["of_tokens"]) == (alike, 32)
 
 
 def test_a_rewritten_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("rewrite empty.onnx -o fast.onnx", "empty.onnx is not an ONNX model"),
         ("rewrite . -o fast.onnx", ". has no genai_config.json, so it is not a folder of onnxruntime-genai"),
         ("rewrite alone -o fast.onnx", "give the model in it: alone/model.onnx"),
-        ("quantize alone -o fast.onnx", "alone is a folder; give the model in it: alone/model.onnx"),
+        ("quantize alone -o fast.onnx", "give the model in it: alone/model.onnx"),
         ("inspect alone", "alone is a folder; give the model in it: alone/model.onnx"),
         ("report alone -o page.html", "alone is a folder; give the model in it: alone/model.onnx"),
         ("verify model.onnx alone", "B (alone) is a folder; give the model in it: alone/model.onnx"),

@@ -2,11 +2,13 @@
 
     pip install onnxruntime-genai==0.18.0 torch transformers && python tests/genai/build.py
 
-The weights are multiples of 1/16, so that the files compress well. Nothing is downloaded.
+The weights are multiples of 1/16, so that the files compress well. Nothing is downloaded. The folders of GRAPHS have
+neither weights nor a tokenizer: genai_folders.filled adds them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -70,6 +72,29 @@ FOLDERS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
         {"moe_quant_type": "int8"},
     ),
 }
+_TIED = {"num_hidden_layers": 1, "tie_word_embeddings": True}
+_WIDE = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256}  # enough weights to quantize
+GRAPHS: dict[str, tuple[type[Any], dict[str, Any], str, dict[str, Any]]] = {
+    # the model, its sizes, the precision, and options of the builder
+    "float32": (transformers.Qwen2ForCausalLM, {**_WIDE, **_TIED, "vocab_size": 1024}, "fp32", {}),
+    # with fewer heads of keys and values, the builder's float16 models for CPUs do not decode in ONNX Runtime 1.32
+    "float16": (transformers.LlamaForCausalLM, {**_WIDE, "num_key_value_heads": 4}, "fp16", {}),
+    "tied": (transformers.Qwen2ForCausalLM, _TIED, "int4", {}),
+    "tied8": (transformers.Qwen2ForCausalLM, _TIED, "int4", {"algo_config": "k_quant_mixed"}),
+    "qdq": (transformers.LlamaForCausalLM, {"num_hidden_layers": 1}, "int4", {"use_qdq": True}),
+    "cache8": (
+        transformers.LlamaForCausalLM,
+        {"num_hidden_layers": 1},
+        "int4",
+        {"kv_cache_quant_scheme": "int8_per_channel"},
+    ),
+    "cache4": (
+        transformers.LlamaForCausalLM,
+        {"num_hidden_layers": 1},
+        "int4",
+        {"kv_cache_quant_scheme": "int4_per_channel"},
+    ),
+}
 _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16}
 
 
@@ -83,9 +108,17 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def _made_of(name: str) -> tuple[type[Any], dict[str, Any], str, dict[str, Any]]:
+    """The model, its sizes, the precision, and options of the builder."""
+    if name in GRAPHS:
+        return GRAPHS[name]
+    kind, sizes, options = FOLDERS[name]
+    return kind, sizes, "int4", options
+
+
 def configuration(name: str) -> Any:
     """The configuration of a model."""
-    kind, sizes, _ = FOLDERS[name]
+    kind, sizes, _, _ = _made_of(name)
     given = {**_SIZES, **sizes}
     if name == "qwen_moe":  # a text model inside one of texts and images
         return kind.config_class(text_config=given, vision_config={**_VISION, "out_hidden_size": HIDDEN})
@@ -106,7 +139,7 @@ def add_experts(source: Path) -> None:
 
 def write(name: str) -> None:
     """Writes the folder of one model."""
-    kind, _, options = FOLDERS[name]
+    kind, _, precision, options = _made_of(name)
     torch.manual_seed(0)
     model = kind(configuration(name))
     with torch.no_grad():
@@ -123,11 +156,19 @@ def write(name: str) -> None:
             add_experts(source)
         write_tokenizer(source)
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
-        command += ["-p", "int4", "-e", "cpu", "-c", os.path.join(work, "cache")]
+        command += ["-p", precision, "-e", "cpu", "-c", os.path.join(work, "cache")]
+        if "kv_cache_quant_scheme" in options:
+            scales = [[0.25] * (HIDDEN // 2)]  # one layer, two heads
+            Path(work, "scales.json").write_text(json.dumps({"scales": {"k_scales": scales, "v_scales": scales}}))
+            options = {**options, "kv_cache_scale_file": os.path.join(work, "scales.json")}
         further = ["hf_token=false", *(f"{key}={value}" for key, value in options.items())]
         subprocess.run([*command, "--extra_options", *further], check=True)
+    if name in GRAPHS:
+        for file in target.iterdir():
+            if file.name not in ("model.onnx", "genai_config.json"):
+                file.unlink()
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or FOLDERS:
+    for each in sys.argv[1:] or (*FOLDERS, *GRAPHS):
         write(each)

@@ -97,7 +97,7 @@ const Choices kAttributes[] = {
     {"keepdims", {}, {0, 1}, {2, -1}},
     {"scale_order", {}, {0, 1, 2}, {3, -1, kLeast}},
     {"code_type", {}, {1, 2, 3}, {0, 6, kHuge}},
-    {"bits", {}, {8, 4}, {0, 2, 16, kHuge}},
+    {"bits", {}, {8, 4, 2}, {0, 3, 16, kHuge}},
     {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
     {"terms", {}, {1, 2}, {0, 3, -1, kHuge}},
     {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
@@ -486,7 +486,7 @@ struct Product {
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
-    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1] / terms, unit = bits == 4 ? 8 : 4;
+    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1] / terms, unit = bits == 4 ? 8 : bits == 2 ? 16 : 4;
     const int64_t groups = group_size > 0 ? std::max<int64_t>(1, depth / group_size) : 1;
     const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
     switch (index) {

@@ -89,7 +89,7 @@ struct Problem {
     const bool extreme = random.one_in(3);  // sums of pairs beyond 16 bits
     const bool large_sums = random.one_in(8);
     const int64_t bound = random.of(kFloatBounds);
-    const int8_t low = bits == 8 ? -128 : 0, high = bits == 8 ? 127 : 15;
+    const int8_t low = bits == 8 ? -128 : 0, high = static_cast<int8_t>(bits == 8 ? 127 : (1 << bits) - 1);
     const auto weight = [&] { return static_cast<int8_t>(random.integer(low, high)); };
     const auto scale = [&] { return special && random.one_in(4) ? random.of(kSpecials) : random.of(kScales); };
     const auto fill_one = [](auto& values, int64_t count, auto make) {
@@ -98,7 +98,9 @@ struct Problem {
     fill_one(codes, rows * depth,
              [&] { return static_cast<uint8_t>(extreme ? 255 * random.integer(0, 1) : random.next()); });
     fill_one(weights, depth * columns, [&] { return extreme ? (random.one_in(3) ? high : low) : weight(); });
-    if (zps_vary) fill_one(weight_zps, groups * columns, weight);
+    const auto weight_zp_of_few = [&] { return static_cast<int8_t>(random.integer(0, 15)); };
+    if (zps_vary && bits == 8) fill_one(weight_zps, groups * columns, weight);
+    if (zps_vary && bits < 8) fill_one(weight_zps, groups * columns, weight_zp_of_few);
     fill_one(scales, rows * row_groups, scale);
     fill_one(zps, rows * row_groups, [&] { return static_cast<int32_t>(random.integer(0, 255)); });
     if (!zps.empty() && random.one_in(3)) std::fill(zps.begin(), zps.end(), zps[0]);
@@ -172,7 +174,7 @@ struct Problem {
 
 Problem make_problem(Random& random) {
   Problem problem;
-  problem.bits = random.one_in(3) ? 4 : 8;
+  problem.bits = random.one_in(3) ? 4 : random.one_in(4) ? 2 : 8;
   problem.rows = random.of(kRows);
   problem.cols = random.of(kColumns);
   problem.first = random.one_in(4) ? kBlockColumns * random.integer(1, 2) : 0;
@@ -196,7 +198,7 @@ Problem make_problem(Random& random) {
     problem.groups = problem.row_groups = problem.column_groups = 1;
   }
   problem.zps_vary = random.one_in(3);
-  if (problem.bits == 4) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));
+  if (problem.bits < 8) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));
   if (problem.bits == 8 && random.one_in(3)) problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
   problem.special = random.one_in(3);
   problem.fill(random);
@@ -264,12 +266,12 @@ std::vector<int8_t> packed_weights(const Problem& problem, int64_t depth) {
   for (int64_t column = 0; column < problem.columns; ++column)
     for (int64_t k = 0; k < problem.depth; ++k) {
       const int weight = problem.weights[static_cast<size_t>(k * problem.columns + column)];
-      const int64_t quad = k / kQuad, unit = problem.bits == 8 ? quad : quad / 2;
-      const bool is_high = problem.bits == 4 && quad % 2 == 1;
+      constexpr int kShifts[] = {0, 4, 2, 6};
+      const int64_t quads = 8 / problem.bits, quad = k / kQuad, unit = quad / quads;
+      const int factor = 1 << kShifts[quad % quads];
       const int64_t at = column / kBlockColumns * kBlockColumns * bytes +
                          (unit * kBlockColumns + column % kBlockColumns) * kQuad + k % kQuad;
-      packed[static_cast<size_t>(at)] =
-          static_cast<int8_t>(packed[static_cast<size_t>(at)] | (is_high ? weight * 16 : weight));
+      packed[static_cast<size_t>(at)] = static_cast<int8_t>(packed[static_cast<size_t>(at)] | weight * factor);
     }
   return packed;
 }
@@ -295,7 +297,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   ProductBlock block = {};
   block.rows = problem.rows;
   block.cols = problem.cols;
-  block.depth = round_up(problem.depth, problem.bits == 4 ? 2 * kQuad : kQuad);
+  block.depth = round_up(problem.depth, kQuad * 8 / problem.bits);
   block.groups = problem.groups;
   block.codes.stride =
       in_tiles ? kTileRows * round_up(problem.depth, kTileBytes) : block.depth + random.integer(0, 2) * 4;
@@ -384,7 +386,7 @@ void check_sums(const std::string& name, const Problem& problem, dynq::ColumnSum
   ProductBlock block = {};
   block.rows = 1;
   block.cols = problem.cols;
-  block.depth = round_up(problem.depth, problem.bits == 4 ? 2 * kQuad : kQuad);
+  block.depth = round_up(problem.depth, kQuad * 8 / problem.bits);
   block.groups = problem.groups;
   std::vector<uint8_t> ones(static_cast<size_t>(block.depth), 0);
   std::fill(ones.begin(), ones.begin() + static_cast<std::ptrdiff_t>(problem.depth), uint8_t{1});
@@ -410,7 +412,19 @@ void check_sums(const std::string& name, const Problem& problem, dynq::ColumnSum
 struct Counter {
   std::map<std::string, int> blocks;
 
+  // 2-bit weights: the portable kernel takes all blocks, and has the definition's results for the others.
+  void check_2bit(const std::string& name, const dynq::ProductKernels& kernels, const Problem& problem,
+                  Random& random) {
+    if (&kernels == &dynq::kPortableProducts) check(name + " gemm_qb2w", problem, kernels.gemm_qb2w, false, random);
+    if (!problem.has_exact_sums || problem.groups == 1 || problem.rows == 0 || problem.rows > dynq::kMost2BitRows ||
+        problem.size() > dynq::kLongest2BitGroup || (problem.row_groups == 1 && problem.column_groups == 1))
+      return;
+    check(name + " gemm_qb2w", problem.with_ones(), kernels.gemm_qb2w, false, random);
+    ++blocks[name + " gemm_qb2w with ones"];
+  }
+
   void check_all(const std::string& name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
+    if (problem.bits == 2) return check_2bit(name, kernels, problem, random);
     const auto run = [&](const char* kind, dynq::ProductKernel kernel, bool in_tiles) {
       check(name + " " + kind, problem, kernel, in_tiles, random);
       ++blocks[name + " " + kind];

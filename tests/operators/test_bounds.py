@@ -97,7 +97,7 @@ def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
 
 def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     """n rows, n columns, a depth of n, and groups; zero points of the weights for none, for all and for each column."""
-    for bits in (8, 4):
+    for bits in (8, 4, 2):
         for lead, depth, columns in (((n,), 5, 3), ((2, 3), 9, n), ((2,), n, 17), ((), n, 2), ((17,), 1 + n % 68, 35)):
             for rows, zps in (((*lead, 1), (1, columns)), ((), ())):
                 shapes: list[Shape] = [(*lead, depth), rows, rows, packed_shape(depth, columns, bits), zps]

@@ -149,7 +149,7 @@ def test_only_4_bits_of_zero_points_of_4_bit_weights_count(product_isa: str, zer
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 48])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_groups(product_isa: str, bits: int, size: int) -> None:
     """Scales of columns, of rows or of both vary with the group."""
     rng = np.random.default_rng(size)
@@ -222,7 +222,7 @@ def test_rows_share_scales_of_groups(backend: str, shape: Shape, scale: Shape) -
 
 
 @orders
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_special_scales_and_biases(product_isa: str, bits: int, order: int) -> None:
     """Every special row scale with every special column scale, and every special bias."""
     rng = np.random.default_rng(order)
@@ -270,7 +270,7 @@ LARGE = ((128, 768, 384), (1, 4096, 1024), (300, 70, 1000), (5, 2048, 515), (100
 @pytest.mark.parametrize(("rows", "depth", "columns"), LARGE)
 def test_tasks_and_threads_change_nothing(product_isa: str, rows: int, depth: int, columns: int) -> None:
     rng = np.random.default_rng(4)
-    for bits, size in ((8, 0), (8, 16), (4, 0), (4, 16)):
+    for bits, size in ((8, 0), (8, 16), (4, 0), (4, 16), (2, 16)):
         if depth % 16 and size:
             continue
         case = matmul_inputs(rng, (rows, depth), columns, bits=bits, group_size=size, zero_points="all")
@@ -286,7 +286,7 @@ def test_orders_differ() -> None:
         assert np.mean(one != other) > 0.02
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_weights_of_the_padding_count_for_nothing(product_isa: str, bits: int) -> None:
     """Those that pack() writes are 0; a model may have others. Sums of columns are computed, too."""
     rng = np.random.default_rng(bits)
@@ -294,7 +294,7 @@ def test_weights_of_the_padding_count_for_nothing(product_isa: str, bits: int) -
         inputs, weights = matmul_inputs(rng, (rows, depth), columns, bits=bits, zero_points="all")
         inputs[6] = (inputs[6], np.zeros((0, columns), np.int32))[depth % 2]
         right = run("native", inputs, {"bits": bits})
-        longer = np.full((inputs[3].shape[1] * 32 // bits, columns), 15 if bits == 4 else -128, np.int8)
+        longer = np.full((inputs[3].shape[1] * 32 // bits, columns), -128 if bits == 8 else 2**bits - 1, np.int8)
         longer[:depth] = weights
         inputs[3] = pack(longer, bits)
         assert_same(run("native", inputs, {"bits": bits}), right)
@@ -304,20 +304,20 @@ def test_packing() -> None:
     """Element [k, n] is where the documentation says; padding is 0."""
     rng = np.random.default_rng(0)
     for depth, columns in itertools.product((0, 1, 4, 5, 8, 19), (0, 1, 16, 37)):
-        for bits, codes in ((8, rng.integers(-128, 128, (depth, columns))), (4, rng.integers(0, 16, (depth, columns)))):
+        for bits in (8, 4, 2):
+            codes = rng.integers(*((-128, 128) if bits == 8 else (0, 2**bits)), (depth, columns))
             packed = pack(codes.astype(np.int8), bits)
             assert packed.shape == packed_shape(depth, columns, bits)
             assert_same(unpack(packed, depth, columns, bits), codes.astype(np.int8))
             padded = np.pad(codes.T, [(0, 0), (0, -depth % (32 // bits))]).astype(np.int8).view(np.uint8)
-            in_bytes = padded if bits == 8 else padded[:, ::2] | padded[:, 1::2] << 4
+            parts = [padded[:, i :: 8 // bits] << bits * i for i in range(8 // bits)]
+            in_bytes = np.bitwise_or.reduce(parts).astype(np.uint8)
             assert_same(pack_columns(in_bytes, bits), packed)
             total = 0
             for k, n in itertools.product(range(depth), range(columns)):
-                if bits == 8:
-                    code = int(packed[n // 16, k // 4, n % 16, k % 4])
-                else:
-                    both = int(packed[n // 16, k // 8, n % 16, k % 4]) & 255
-                    code = both >> 4 if k % 8 >= 4 else both & 15
+                byte = int(packed[n // 16, k // (32 // bits), n % 16, k % 4])
+                shift = {8: (0,), 4: (0, 4), 2: (0, 4, 2, 6)}[bits][k // 4 % (8 // bits)]
+                code = byte if bits == 8 else byte >> shift & (2**bits - 1)
                 assert code == codes[k, n]
                 total += code != 0
             assert np.count_nonzero(packed) <= total
@@ -371,7 +371,7 @@ def test_wrong_shapes(backend: str, index: int, shape: Shape, text: str) -> None
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        *(({"bits": bits}, f"bits is {bits}, expected 8 or 4") for bits in (0, 5, 16)),
+        *(({"bits": bits}, f"bits is {bits}, expected 8, 4 or 2") for bits in (0, 5, 16)),
         ({"scale_order": 3}, "scale_order is 3, expected 0 (scales first), 1 (row first) or 2 (column first)"),
         *(
             ({"group_size": size, "scale_order": 2}, f"group_size is {size}, expected 0 or a multiple of 16")

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from ort_dynq import kernels
+from ort_dynq.operators import OPERATORS
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "ops" / "kernels"
@@ -96,7 +97,7 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 
 def all_kinds(*names: str) -> set[str]:
-    kinds = ("gemm_qc8w", "gemm_qb8w", "gemm_qb4w", "conv", "interleave_quads")
+    kinds = ("gemm_qc8w", "gemm_qb8w", "gemm_qb4w", "gemm_qb2w with ones", "conv", "interleave_quads")
     tile_kinds = ("gemm_qc8w_tiles", "gemm_qb8w_tiles", "gemm_qb4w_tiles", "conv_tiles")
     in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     winograd = {f"{name} winograd" for name in names if "amx" not in name}
@@ -221,6 +222,22 @@ def test_a_contraction_is_found(tmp_path: Path) -> None:
     program = build(tmp_path, "g++", [(KERNELS / "amx.cc", wrong)])
     with pytest.raises(AssertionError, match=r"amx-stand-in (conv|gemm_q[bc][48]w)_tiles\b.* expected"):
         ran(program, 1000)
+
+
+def test_every_kernel_of_a_table_is_checked() -> None:
+    """A new one needs a check in tests/native/, or an operator whose function test_functions.py compares with it."""
+    by_operators = {"softmax": "QuantizedAttention", "compressed": "CompressedAttention"}
+    checks = "".join(path.read_text() for path in (ROOT / "tests" / "native").glob("*_check.*"))
+    found = set()
+    for name, table in (("elementwise.h", "ElementwiseKernels"), ("products.h", "ProductKernels")):
+        struct = re.search(rf"^struct {table} \{{(.*?)^\}};", (KERNELS / name).read_text(), re.S | re.M)
+        assert struct
+        members = re.findall(r"^  (?:const )?\w+Kernels?\*? ([\w, ]+)", struct[1], re.M)
+        assert len(members) >= 10
+        found |= {member for each in members for member in each.split(", ")}
+    assert {member for member in found if not re.search(rf"\b{member}\b", checks)} == by_operators.keys()
+    assert by_operators.keys() <= found
+    assert {*by_operators.values()} <= OPERATORS.keys()
 
 
 def test_flags_equal_the_library() -> None:

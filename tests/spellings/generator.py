@@ -264,7 +264,7 @@ class _Writer(Layers):
             return True if "uint8" not in (made.get("code type"), made.get("quantize")) else None  # nothing to convert
         fixed = {"Expand", "Unsqueeze, Expand, Reshape"} | ({"Tile"} if self.scope in ("tensor", "sample") else set())
         spreads = {value for name, value in made.items() if name.startswith("broadcast of")}
-        if made["declared shape"] != "static" and (spreads & fixed or "repeated" in made["epsilon"]):
+        if made["declared shape"] != "static" and (spreads & fixed or "repeated" in made.get("epsilon", "")):
             return None  # where a dimension is 1, a constant shape makes it longer
         is_multiplied = self._order.startswith(("x * ", "(x - min) * "))
         if is_multiplied and not self._is_guarded() and made.get("codes") in ("int16", "int32", "int64"):

@@ -23,6 +23,7 @@ GIVEN: list[dict[str, Any]] = [
     {"half": True},
     {"depth": 100},
     {"depth": 77, "block_size": 128},
+    {"columns": 660, "depth": 100, "zero_points": "fraction"},
     TWO_TERMS,
     {**TWO_TERMS, "depth": 300, "half": True},
 ]
@@ -47,7 +48,9 @@ def test_correct(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
     model = rewritten(case, **options_of(given))
     product = verified(case, model)
     assert product.problem == ""
-    assert product.allowed == FLOOR + len(case.zeros)
+    blocks = len(case.zeros)
+    of_sums = blocks + len(case.codes) // blocks if given.get("zero_points") == "fraction" else 0
+    assert product.allowed == FLOOR + blocks + of_sums
     assert product.b_error <= product.allowed
     assert product.depth == case.x.shape[-1]
     noise = np.square(run(model, case.x).astype(np.float64) - case.reference).sum()

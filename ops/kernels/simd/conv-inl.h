@@ -400,6 +400,7 @@ constexpr ProductKernels product_kernels(const StrassenKernels* strassen = nullp
   table.gemm_qc8w = gemm<8, true, P::kBlocks>;
   table.gemm_qb8w = gemm<8, false, P::kGroupBlocks>;
   table.gemm_qb4w = gemm<4, false, P::kGroupBlocks>;
+  table.gemm_qb2w = gemm_2bit;
   table.sum_columns_8bit = sum_columns<8>;
   table.sum_columns_4bit = sum_columns<4>;
   table.sums_codes_4bit = table.makes_sums_4bit = P::kSteps == 2;

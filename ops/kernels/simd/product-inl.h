@@ -47,6 +47,7 @@ struct ProductMembers {
   I (*low_nibbles)(I) = P::low_nibbles;  // the low 4 bits of int32
   void (*halves)(const int8_t* weights, I zps4, I& low, I& high) = P::halves;
   I (*dot4)(I sums, Quad codes0, Quad codes1, I low, I high) = P::dot4;
+  void (*quarters)(const int8_t* weights, I (&quads)[4]) = P::quarters;  // 2-bit weights of four quads
   F (*load_f16)(const uint8_t*) = P::load_f16;
   // If kSteps is 2, also widen (twice), widen_steps, pairs, sum_pairs, words, add16, sub16, sum_words, same_bytes
   // and either_bits; and sum_codes if kUnsignedWeights.
@@ -440,12 +441,13 @@ template <int kBits, bool kOneGroup, int kRows>
 void gemm_few_rows(const ProductBlock& block) {
   const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
   if constexpr (!kOneGroup && kRows > 1 && (kBits == 4 || P::kSteps == 1))
-    if (block.codes.has_ones && block.depth <= block.groups * kLongestSummed<kBits>) {
-      for (int64_t col = 0; col < half; col += kBlockColumns) gemv_tile<kBits, kRows - 1>(block, col, half);
-      return;
-    }
+    if (block.codes.has_ones && block.depth <= block.groups * kLongestSummed<kBits>)
+      return gemv<kBits, kRows - 1>(block);
   for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }
+
+// 2-bit weights have no other kernel of their own: for all other blocks they become 4-bit weights first.
+inline void gemm_2bit(const ProductBlock& block) { (block.rows == 2 ? gemv<2, 1> : gemv<2, 2>)(block); }
 
 // gemm_row_tiles() has no tiles of kFewRows rows or fewer.
 static_assert(kFewRows == 2, "gemm_few_rows() is called for 1 and 2");

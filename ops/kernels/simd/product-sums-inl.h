@@ -1,9 +1,13 @@
 // Matrix products that need the sums of the weights and do not have them: a part of product-inl.h, which includes this
 // file.
 
-// The sums of the codes of one group of two or more quads of 4-bit weights, as dot4 takes them. Bytes of up to kPairs
-// pairs of quads are added first: they stay below 128.
-constexpr int64_t kPairs = 4;
+// A group is a number of units of kGroupUnit k.
+constexpr int kUnitQuads = kGroupUnit / kQuad;
+constexpr int64_t kUnitBytes = kUnitQuads * kBlockBytes;  // of 8-bit weights of 16 columns
+
+// The sums of the codes of one group of two or more quads of 2-bit or 4-bit weights, as dot4 takes them. Bytes of up to
+// kPairs pairs of quads, which are kUnits units, are added first: they stay below 128.
+constexpr int64_t kPairs = 4, kUnits = kPairs * 2 / kUnitQuads;
 struct NibbleSums {
   P::I bytes = P::set1(0), sums = P::set1(0);
 
@@ -16,31 +20,45 @@ struct NibbleSums {
   }
 };
 
+// The weights of a unit of four quads, at `from`: 4 bits take two lines of kBlockBytes, 2 bits take one.
+template <int kBits>
+inline void unit_of_weights(const int8_t* from, P::I (&quads)[4]) {
+  if constexpr (kBits == 2) {
+    P::quarters(from, quads);
+  } else {
+    P::halves(from, P::set1(0), quads[0], quads[1]);
+    P::halves(from + kBlockBytes, P::set1(0), quads[2], quads[3]);
+  }
+}
+
 // One group of up to two rows: adds the products to two halves of `sums`, and sets the sums of the weights.
 template <int kBits, int kRows, int kSums, int kBlocks>
-inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, int64_t pairs,
+inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, int64_t units,
                       P::I (&sums)[2][kRows][kSums], P::I (&of_weights)[kSums]) {
   const auto address = [&](int v) { return weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad; };
-  if constexpr (kBits == 4) {
+  if constexpr (kBits < 8) {
     NibbleSums nibbles[kSums];
-    for (int64_t pair = 0; pair < pairs;) {
-      const int64_t end = pairs - pair < kPairs ? pairs : pair + kPairs;
-      for (; pair < end; pair += 2)
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += 2 * kQuad) {
-          typename P::I low[kSums], high[kSums];
+    for (int64_t unit = 0; unit < units;) {
+      const int64_t end = units - unit < kUnits ? units : unit + kUnits;
+      for (; unit < end; ++unit, at += kUnitBytes * kBits / 8, codes += kUnitQuads * kQuad) {
+        typename P::Quad c[kRows][kUnitQuads];
 #pragma GCC unroll 8
-          for (int v = 0; v < kSums; ++v) {
-            P::halves(address(v), P::set1(0), low[v], high[v]);
-            nibbles[v].add(low[v], high[v]);
-          }
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+          for (int i = 0; i < kUnitQuads; ++i) c[r][i] = P::quad(codes + r * stride + i * kQuad);
+#pragma GCC unroll 8
+        for (int v = 0; v < kSums; ++v) {
+          typename P::I w[kUnitQuads];
+          unit_of_weights<kBits>(address(v), w);
+          nibbles[v].add(w[0], w[1]);
+          nibbles[v].add(w[2], w[3]);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            const auto c0 = P::quad(codes + r * stride), c1 = P::quad(codes + r * stride + kQuad);
-#pragma GCC unroll 8
-            for (int v = 0; v < kSums; ++v) sums[i][r][v] = P::dot4(sums[i][r][v], c0, c1, low[v], high[v]);
+            sums[0][r][v] = P::dot4(sums[0][r][v], c[r][0], c[r][1], w[0], w[1]);
+            sums[1][r][v] = P::dot4(sums[1][r][v], c[r][2], c[r][3], w[2], w[3]);
           }
         }
+      }
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) nibbles[v].flush();
     }
@@ -50,7 +68,7 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
     constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
     const auto ones = P::quad(kOnesOfQuad);
     typename P::I parts[2][kSums] = {};
-    for (int64_t pair = 0; pair < pairs; ++pair)
+    for (int64_t pair = 0; pair < 2 * units; ++pair)
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += kQuad)
 #pragma GCC unroll 8
@@ -65,39 +83,36 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
   }
 }
 
-// The same for 4-bit weights if P::kSteps is 2: subtracts the sums of the weights times the zero points of rows. The
-// products of four quads are added as int16, (code - zp) * weight: eight of them are within 255 * 15 * 8 = 30600. `zps`
-// are those of the group, zps_stride apart. Two vectors at once: the sums of four do not fit the registers. `Type` is
-// P: only a template may call functions that P does not have.
-template <int kRows, int kSums, int kBlocks, class Type = P>
+// The same for weights of 2 and 4 bits if P::kSteps is 2: subtracts the sums of the weights times the zero points of
+// rows. The products of four quads are added as int16, (code - zp) * weight: eight of them are within 255 * 15 * 8 =
+// 30600. `zps` are those of the group, zps_stride apart. `Type` is P: only a template may call functions that P does
+// not have.
+template <int kBits, int kRows, int kSums, int kBlocks, class Type = P>
 inline void sum_group_words(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at,
-                            int64_t pairs, const int32_t* zps, int64_t zps_stride, P::I (&sums)[kRows][kSums]) {
-  constexpr int kAtOnce = 2;
-  static_assert(kSums % kAtOnce == 0, "parts of two vectors");
+                            int64_t units, const int32_t* zps, int64_t zps_stride, P::I (&sums)[kRows][kSums]) {
+  constexpr int kAtOnce = kRows == 1 ? kSums : 2;  // the sums and codes of more do not fit the registers
+  static_assert(kSums % kAtOnce == 0, "parts of as many vectors");
 #pragma GCC unroll 8
   for (int first = 0; first < kSums; first += kAtOnce)
-    for (int64_t pair = 0; pair < pairs; pair += 2) {
-      typename P::I w[kAtOnce][4], of_weights[kAtOnce];
+    for (int64_t unit = 0; unit < units; ++unit) {
+      typename P::Quad c[kRows][kUnitQuads];
 #pragma GCC unroll 8
-      for (int v = 0; v < kAtOnce; ++v) {
-        const int8_t* from =
-            weights.of[(first + v) / kVectors] + at + pair * kBlockBytes + (first + v) % kVectors * P::kLanes * kQuad;
-        P::halves(from, P::set1(0), w[v][0], w[v][1]);
-        P::halves(from + kBlockBytes, P::set1(0), w[v][2], w[v][3]);
-        of_weights[v] = P::add(P::add(w[v][0], w[v][1]), P::add(w[v][2], w[v][3]));  // of bytes, up to 60
-      }
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < kUnitQuads; ++i) c[r][i] = P::quad(codes + r * stride + (unit * kUnitQuads + i) * kQuad);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const uint8_t* quads = codes + r * stride + pair * 2 * kQuad;
-        const auto c0 = P::quad(quads), c1 = P::quad(quads + kQuad), c2 = P::quad(quads + 2 * kQuad),
-                   c3 = P::quad(quads + 3 * kQuad);
-        const auto zp = Type::same_bytes(zps[r * zps_stride]);
+      for (int v = first; v < first + kAtOnce; ++v) {
+        typename P::I w[kUnitQuads];
+        unit_of_weights<kBits>(
+            weights.of[v / kVectors] + at + unit * kUnitBytes * kBits / 8 + v % kVectors * P::kLanes * kQuad, w);
+        const auto of_weights = P::add(P::add(w[0], w[1]), P::add(w[2], w[3]));  // of bytes, up to 60
 #pragma GCC unroll 8
-        for (int v = 0; v < kAtOnce; ++v) {
-          auto words = Type::sub16(Type::words(c0, w[v][0]), Type::words(zp, of_weights[v]));
-          words = Type::add16(Type::add16(Type::words(c1, w[v][1]), Type::words(c2, w[v][2])),
-                              Type::add16(words, Type::words(c3, w[v][3])));
-          sums[r][first + v] = P::add(sums[r][first + v], Type::sum_words(words));
+        for (int r = 0; r < kRows; ++r) {
+          const auto zp = Type::same_bytes(zps[r * zps_stride]);
+          const auto first_words = Type::add16(Type::words(c[r][0], w[0]), Type::words(c[r][1], w[1]));
+          const auto other_words = Type::add16(Type::words(c[r][2], w[2]), Type::words(c[r][3], w[3]));
+          const auto words = Type::sub16(Type::add16(first_words, other_words), Type::words(zp, of_weights));
+          sums[r][v] = P::add(sums[r][v], Type::sum_words(words));
         }
       }
     }
@@ -105,7 +120,7 @@ inline void sum_group_words(const uint8_t* codes, int64_t stride, const Weights<
 
 template <int kBits>
 inline P::I zps_of(P::I zps, P::I offset) {
-  return kBits == 4 ? P::low_nibbles(zps) : P::add(zps, offset);
+  return kBits < 8 ? P::low_nibbles(zps) : P::add(zps, offset);
 }
 
 // One or two rows of weights in groups, for blocks with a row of ones. The zero points of the weights are not
@@ -116,26 +131,27 @@ inline P::I zps_of(P::I zps, P::I offset) {
 // All of these are integers below 2^24, so floats have them exactly: size is at most kLongestSummed. If weights of 8
 // bits are unsigned, weight and weight_zp are both 128 larger.
 template <int kBits>
-constexpr int64_t kLongestSummed = kBits == 4 ? 512 : 256;
-static_assert(int64_t{255} * 15 * 512 < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
+constexpr int64_t kLongestSummed = kBits < 8 ? kLongest2BitGroup : 256;
+static_assert(int64_t{255} * 15 * kLongest2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24,
+              "they are below 2^24");
 
-template <int kBits, int kRows>
+template <int kBits, int kRows, bool kIsPlain>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
-  constexpr bool kInWords = kBits == 4 && P::kSteps == 2;
+  constexpr bool kInWords = kBits < 8 && P::kSteps == 2;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
-  const int64_t pairs = block.depth / (2 * kQuad) / block.groups;
+  const int64_t units = block.depth / kGroupUnit / block.groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
-  const uint16_t* halves = block.columns.halves == nullptr ? nullptr : block.columns.halves + col;
+  const uint16_t* halves = !kIsPlain && block.columns.halves == nullptr ? nullptr : block.columns.halves + col;
   const float* column_scales = halves != nullptr ? nullptr : block.columns.scales + col;
   typename P::Mask masks[kSums];
   typename P::F reals[kRows][kSums], zps[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     masks[v] = P::first(block.cols - col - column(v));
-    zps[v] = P::set1(static_cast<float>(kBits == 4 ? block.weights.zp & 15 : block.weights.zp + kOffset));
+    zps[v] = P::set1(static_cast<float>(kBits < 8 ? block.weights.zp & 15 : block.weights.zp + kOffset));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) reals[r][v] = P::set1(-0.0f);
   }
@@ -161,29 +177,30 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
     const int64_t parameter = row_varies ? group : 0;
     typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
     if constexpr (kInWords)
-      sum_group_words(codes, block.codes.stride, weights, at, pairs, block.codes.zps + parameter,
-                      block.codes.scale_groups, sums[0]);
+      sum_group_words<kBits>(codes, block.codes.stride, weights, at, units, block.codes.zps + parameter,
+                             block.codes.scale_groups, sums[0]);
     else
-      sum_group<kBits>(codes, block.codes.stride, weights, at, pairs, sums, sums_of_weights);
-    at += pairs * kBlockBytes * kBits / 4;
-    codes += pairs * 2 * kQuad;
+      sum_group<kBits>(codes, block.codes.stride, weights, at, units, sums, sums_of_weights);
+    at += units * kUnitBytes * kBits / 8;
+    codes += units * kGroupUnit;
     typename P::F row_zps[kRows], bases[kRows], row_scales[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const int32_t zp = block.codes.zps[r * block.codes.scale_groups + parameter];
       const int32_t code_sum = block.codes.sums[r * block.groups + group];
       row_zps[r] = P::set1(static_cast<float>(zp));
-      bases[r] = P::set1(static_cast<float>(code_sum - zp * static_cast<int32_t>(2 * kQuad * pairs)));
+      bases[r] = P::set1(static_cast<float>(code_sum - zp * static_cast<int32_t>(kGroupUnit * units)));
       row_scales[r] = P::set1(block.codes.scales[r * block.codes.scale_groups + parameter]);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
-      const int64_t left = block.cols - col - column(v);
+      const int64_t left = kIsPlain ? P::kLanes : block.cols - col - column(v);
       if (weight_zps != nullptr)
         zps[v] = P::to_float(zps_of<kBits>(P::load_zps(weight_zps + column(v), left), P::set1(kOffset)));
       const auto column_sum = kInWords ? P::set1(0.0f) : P::to_float(sums_of_weights[v]);
-      const auto column_scale =
-          halves != nullptr ? load_halves(halves + column(v), left) : P::load_part(column_scales + column(v), masks[v]);
+      const auto column_scale = kIsPlain            ? P::load_f16(reinterpret_cast<const uint8_t*>(halves + column(v)))
+                                : halves != nullptr ? load_halves(halves + column(v), left)
+                                                    : P::load_part(column_scales + column(v), masks[v]);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
@@ -203,6 +220,15 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
   for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
+}
+
+template <int kBits, int kRows>
+void gemv(const ProductBlock& block) {
+  const int64_t half = ((block.cols + kBlockColumns - 1) / kBlockColumns + 1) / 2 * kBlockColumns;
+  const bool is_plain = block.columns.halves != nullptr && block.columns.scale_groups > 1;
+  for (int64_t col = 0; col < half; col += kBlockColumns)
+    (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true>
+                                                          : gemv_tile<kBits, kRows, false>)(block, col, half);
 }
 
 template <int kBits>

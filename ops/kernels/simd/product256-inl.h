@@ -50,4 +50,11 @@ struct Product256 : Vector256, ProductX86 {
     low = _mm256_sub_epi8(_mm256_and_si256(both, mask), zps);
     high = _mm256_sub_epi8(_mm256_and_si256(_mm256_srli_epi16(both, 4), mask), zps);
   }
+  static void quarters(const int8_t* p, I (&quads)[4]) {
+    const I all = load(static_cast<const void*>(p)), mask = _mm256_set1_epi8(3);
+    quads[0] = _mm256_and_si256(all, mask);
+    quads[1] = _mm256_and_si256(_mm256_srli_epi16(all, 4), mask);
+    quads[2] = _mm256_and_si256(_mm256_srli_epi16(all, 2), mask);
+    quads[3] = _mm256_and_si256(_mm256_srli_epi16(all, 6), mask);
+  }
 };

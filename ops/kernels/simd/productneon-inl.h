@@ -57,11 +57,20 @@ struct ProductNeon : VectorNeon, WholeQuads {
   }
 
   static I low_nibbles(I a) { return vandq_s32(a, set1(15)); }
-  // The halves of bytes.
+  // The halves and quarters of bytes.
   static void split(I both, I& low, I& high) {
     low = ints(vandq_u8(bytes(both), vdupq_n_u8(15)));
     high = ints(vshrq_n_u8(bytes(both), 4));
   }
+  static void split(I all, I (&quads)[4]) {
+    I low, high;
+    split(all, low, high);
+    quads[0] = ints(vandq_u8(bytes(low), vdupq_n_u8(3)));
+    quads[1] = ints(vandq_u8(bytes(high), vdupq_n_u8(3)));
+    quads[2] = ints(vshrq_n_u8(bytes(low), 2));
+    quads[3] = ints(vshrq_n_u8(bytes(high), 2));
+  }
+  static void quarters(const int8_t* p, I (&quads)[4]) { split(load(static_cast<const void*>(p)), quads); }
 
   // Older CPUs multiply two unsigned or two signed bytes. For them products take weights + 128 and convolutions take
   // codes - 128: both flip the highest bit.

@@ -2,6 +2,10 @@
 
 MatMulNBits stores column after column: B is [N, blocks, block_size * bits / 8], low bits first; the zero points have
 the same form, [N, blocks * bits / 8], each column rounded up to a byte; scales are [N, blocks]. Each may also be flat.
+Zero points may also be floats, [N, blocks]. Those of QuantizedMatMul are the nearest codes; what they leave is a float
+product of the sums of x over blocks:
+
+    x @ ((q - z) * s) = x @ ((q - code) * s) + (sums of x over blocks) @ ((code - z) * s)
 
 Packed weights of external data are computed when the model is written, one after the other: models over 2 GB do not fit
 in memory twice.
@@ -29,7 +33,7 @@ from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .tail import check_sums
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _BITS = (2, 4, 8)
 _FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
@@ -43,7 +47,7 @@ class NBits:
         depth, columns, bits, block_size: K, N and the attributes of these names.
         codes: B.
         scales: The scales, float32 or float16.
-        zero_points: The zero points; None if all are 2 ** (bits - 1).
+        zero_points: The zero points, uint8, float32 or float16; None if all are 2 ** (bits - 1).
         root: The initializer that B is a reshaping of, or B.
     """
 
@@ -57,11 +61,6 @@ class NBits:
     root: ir.Value
 
     @property
-    def stored_bits(self) -> int:
-        """The bits of a packed code: codes of 2 bits are stored as codes of 4."""
-        return max(self.bits, 4)
-
-    @property
     def blocks(self) -> int:
         """The number of blocks in a column; the last one may exceed K."""
         return -(-self.depth // self.block_size)
@@ -73,7 +72,7 @@ class NBits:
 
     @property
     def _packed_shape(self) -> tuple[int, int, int, int]:
-        return packed_shape(self.depth + self.padding, self.columns, self.stored_bits)
+        return packed_shape(self.depth + self.padding, self.columns, self.bits)
 
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights. Weights beyond K have the code of the zero point."""
@@ -106,6 +105,48 @@ class NBits:
             (self.blocks, self.columns),
         )
 
+    def column_sums(self) -> ir.TensorProtocol:
+        """Returns the sums of the codes minus their zero points of columns of one block, int32, [1, N]."""
+        return computed([self.codes, self.zero_points], self._sum, ir.DataType.INT32, (1, self.columns))
+
+    def _sum(self) -> npt.NDArray[np.int32]:
+        codes, sums = self.codes.numpy().reshape(self.columns, -1), np.empty((1, self.columns), np.int32)
+        for first in range(0, self.columns, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            sums[0, part] = unpacked(codes[part], self.bits)[:, : self.depth].sum(1, dtype=np.int32)
+        del codes
+        release(self.codes)
+        return sums - np.int32(self.depth) * self._zero_points()[:, 0].astype(np.int32)
+
+    def weights_of_sums(self) -> ir.TensorProtocol:
+        """Returns the weights of the sums of x over blocks, float32, [blocks, N]: 0 if zero points are codes."""
+
+        def compute() -> npt.NDArray[Any]:
+            assert self.zero_points is not None
+            reals, scales = (
+                each.numpy().reshape(self.columns, self.blocks).astype(np.float64)
+                for each in (self.zero_points, self.scales)
+            )
+            release(self.scales)
+            return np.ascontiguousarray(((self._zero_points() - reals) * scales).T.astype(np.float32))
+
+        shape = (self.blocks, self.columns)
+        return computed([self.scales, self.zero_points], compute, ir.DataType.FLOAT, shape)
+
+    @property
+    def has_real_zero_points(self) -> bool:
+        """Whether zero points are floats; they may still be codes."""
+        return self.zero_points is not None and self.zero_points.dtype in FLOATS
+
+    @property
+    def has_weights_of_sums(self) -> bool:
+        """Whether a zero point is no code."""
+        if self.zero_points is None or not self.has_real_zero_points:
+            return False
+        has_others = not np.array_equal(self.zero_points.numpy().reshape(self.columns, -1), self._zero_points())
+        release(self.zero_points)
+        return has_others
+
     def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
         """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
         return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)
@@ -117,34 +158,38 @@ class NBits:
         """Returns the zero points as codes, [N, blocks]."""
         if self.zero_points is None:
             return np.full((self.columns, self.blocks), 1 << (self.bits - 1), np.uint8)
+        if self.zero_points.dtype in FLOATS:
+            reals = self.zero_points.numpy().reshape(self.columns, self.blocks)
+            nearest = np.clip(np.rint(reals), 0, (1 << self.bits) - 1)
+            del reals
+            release(self.zero_points)
+            return np.asarray(nearest, np.uint8)
         found = unpacked(self.zero_points.numpy().reshape(self.columns, -1), self.bits)[:, : self.blocks].copy()
         release(self.zero_points)
         return found
 
     def _pack(self) -> npt.NDArray[np.int8]:
         packed = np.empty(self._packed_shape, np.int8)
-        zero_points = self._zero_points()
+        codes, zero_points = self.codes.numpy().reshape(self.columns, -1), self._zero_points()
         for first in range(0, self.columns, _COLUMNS):
             part = slice(first, first + _COLUMNS)
             blocks = slice(first // BLOCK_COLUMNS, (first + _COLUMNS) // BLOCK_COLUMNS)
-            packed[blocks] = pack_columns(self._columns(part, zero_points[part, -1:]), self.stored_bits)
+            packed[blocks] = pack_columns(self._columns(codes[part], zero_points[part, -1:]), self.bits)
+        del codes
         release(self.codes)
         return packed
 
-    def _columns(self, part: slice, beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def _columns(self, rows: npt.NDArray[np.uint8], beyond: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Returns some columns as :func:`pack_columns` takes them, with the codes `beyond` in place of those beyond K.
 
         A single block has zeros there.
         """
-        rows = self.codes.numpy().reshape(self.columns, -1)[part]
-        if self.bits == 2:
-            rows = _bytes_of(unpacked(rows, 2))
         rows = rows[:, : QUAD * self._packed_shape[1]] ^ np.uint8(128 if self.bits == 8 else 0)
-        per_byte = 8 // self.stored_bits
-        start = self.depth // per_byte  # the first byte with a code beyond K
-        codes = unpacked(rows[:, start:], self.stored_bits)
-        codes[:, self.depth - start * per_byte :] = self._stored(beyond).view(np.uint8) if self.padding else 0
-        rows[:, start:] = _bytes_of(codes) if per_byte == 2 else codes
+        start = self.depth * self.bits // 8  # the first byte with a code beyond K
+        codes = unpacked(rows[:, start:], self.bits)
+        beyond_depth = codes[:, self.depth - start * 8 // self.bits :]
+        beyond_depth[:] = self._stored(beyond).view(np.uint8) if self.padding else 0
+        rows[:, start:] = _bytes_of(codes, self.bits)
         return rows
 
 
@@ -168,26 +213,29 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     codes, scale, zero_point = (constant_tensor(value, facts) for value in (b, scales, zero_points))
     if codes is None or scale is None or b is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=1 if codes is None else 2)
-    if zero_point is not None and zero_point.dtype != ir.DataType.UINT8:
+    has_real_zero_points = zero_point is not None and zero_point.dtype in FLOATS
+    if zero_point is not None and zero_point.dtype != ir.DataType.UINT8 and not has_real_zero_points:
         raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
-    if scale.dtype not in _FLOATS:
+    if scale.dtype not in FLOATS:
         dtype = scale.dtype.name.lower()
         raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
     blocks = -(-depth // block_size)
     for what, tensor, size in (
         ("weights", codes, columns * blocks * block_size * bits // 8),
         ("scales", scale, columns * blocks),
-        ("zero points", zero_point, columns * -(-blocks * bits // 8)),
+        ("zero points", zero_point, columns * (blocks if has_real_zero_points else -(-blocks * bits // 8))),
     ):
         if tensor is not None and (tensor.size != size or size <= 0):
             raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
     root = check_unshared(b, node)
-    is_finite = np.isfinite(scale.numpy()).all()
-    release(scale)
-    if not is_finite:
-        raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+    for tensor in (scale, zero_point if has_real_zero_points else None):
+        if tensor is not None:
+            is_finite = np.isfinite(tensor.numpy()).all()
+            release(tensor)
+            if not is_finite:
+                raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
     return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
 
 
@@ -219,8 +267,15 @@ def computed(
     shape: tuple[int, ...],
 ) -> ir.TensorProtocol:
     """Returns a tensor that is computed from others: when it is read, if one of these is in a file."""
-    external = [each for each in sources if isinstance(each, ir.ExternalTensor)]
+    external = [file for each in sources for file in _files_of(each)]
     return ComputedTensor(compute, dtype, shape, external) if external else ir.tensor(compute())
+
+
+def _files_of(tensor: ir.TensorProtocol | None) -> Sequence[ir.ExternalTensor]:
+    """Returns the external data that a tensor is, or is computed from."""
+    if isinstance(tensor, ComputedTensor):
+        return tensor.sources
+    return [tensor] if isinstance(tensor, ir.ExternalTensor) else []
 
 
 def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
@@ -229,9 +284,10 @@ def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
 
 
-def _bytes_of(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Returns codes of 4 bits, two in a byte."""
-    return np.asarray(codes[:, 0::2] | codes[:, 1::2] << 4)
+def _bytes_of(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Returns codes as :func:`unpacked` reads them."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray(np.bitwise_or.reduce(codes.reshape(len(codes), -1, len(shifts)) << shifts, axis=-1))
 
 
 def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:

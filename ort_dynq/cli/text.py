@@ -1,0 +1,70 @@
+"""Comparisons of decoders on a text that the user gives: --text and what it prints; not a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DynqError
+from .render import Figure, one_line, progress, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..genai import FolderResult
+    from ..genai.decoding import TextAccuracy
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Adds --text."""
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="of a folder: compare both decoders on the first 2048 tokens of this text in UTF-8, or of the numbers of "
+        "tokens in a .npy file: perplexity, and how many tokens stay the same",
+    )
+
+
+def check_text(arguments: argparse.Namespace) -> None:
+    """Checks the path of --text before libraries are loaded.
+
+    Raises:
+        DynqError: It is not a file.
+    """
+    path = Path(arguments.text)
+    if not path.is_file():
+        raise DynqError(f"{path} is not a file with text" if path.exists() else f"there is no file {path}")
+
+
+def compare_on_text(arguments: argparse.Namespace, found: FolderResult) -> TextAccuracy:
+    """Compares the decoders of a folder on the text.
+
+    Raises:
+        DynqError: The text or the tokenizer cannot be used, or the decoder is a pipeline of several models.
+    """
+    from ..genai.decoding import compare_on_text
+    from ..genai.text import read_tokens
+
+    folder, decoder = found.folder, found.folder.decoder
+    if decoder is None or decoder not in found.results:
+        raise DynqError(f"the decoder of {folder.path} is a pipeline of several models, which cannot be run on text")
+    tokens = read_tokens(folder, arguments.text)
+    model, new = folder.path / decoder, found.results[decoder].model
+    with progress() as track:
+        return compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)
+
+
+def text_accuracy(found: TextAccuracy, source: str) -> Iterator[RenderableType]:
+    """Renders a comparison on text."""
+    yield ""
+    yield one_line(
+        f"{found.tokens} tokens of {source}; greedy: of {found.generated} generated tokens, those before the first "
+        f"other one; mean of {found.prompts} prompts"
+    )
+    row = (
+        *(Figure(found.perplexity_before, 3), Figure(found.perplexity_after, 3)),
+        *(Figure(100 * found.agreement, 2), Figure(found.same_tokens, 1), Figure(found.snr_db, 1)),
+    )
+    yield table(("perplexity before", "after", "same next token %", "greedy", "logits dB"), [row])

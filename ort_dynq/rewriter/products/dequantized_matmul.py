@@ -1,0 +1,182 @@
+"""The rule for products of a float activation and constant weights behind DequantizeLinear.
+
+weights, DequantizeLinear, [Transpose | Reshape | Cast], MatMul | Gemm | Einsum
+    -> TwoTermQuantize, QuantizedMatMul of two terms
+    -> RowProgram in blocks, QuantizedMatMul             (`weights_only` "blocks")
+    -> folded weights, MatMul | Gemm | Einsum            (QuantizedMatMul has no such weights, or they are few)
+
+The model has float activations, so the product keeps them: with two terms within about 90 dB. ONNX Runtime alone makes
+MatMulNBits of accuracy_level 4 of some of these products, which nobody asked for, and dequantizes the weights of all
+others in every run (policy/dequantized_products.py).
+
+A product whose activation was quantized, too, is left to other rules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...opsets import OPSET
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
+from ..edit import Edit
+from ..policy.dequantized_products import made_by_onnxruntime
+from ..reasons import Reason, Unconverted
+from ..rule import Context, Rule
+from ..shared_initializers import SharedInitializers
+from .affine import AffineForms
+from .channels import Channels
+from .dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of
+from .matrix_product import MatrixProduct, matrix_product_of
+from .nbits import FLOATS
+from .provenance import note_activation
+from .weights_only import WeightsOnlyProduct, build_weights_only
+
+_MOST_BYTES = 1 << 30  # of folded weights in one model
+
+
+class _FoldedBytes:
+    """The number of bytes of weights that have been folded in one model."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.count = 0
+
+
+class _Fates:
+    """What ONNX Runtime makes of the products of each DequantizeLinear, before any of them is converted."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._uses: dict[ir.Node, int] = {}
+
+    def of(self, product: ir.Node, dequantizer: Dequantizer) -> Reason:
+        """Returns MADE_LEVEL_4 or MADE_DEQUANTIZATION."""
+        uses = self._uses.setdefault(dequantizer.node, dequantizer.uses)
+        return made_by_onnxruntime(product, dequantizer.node, dequantizer.moves, uses)
+
+
+@dataclass(frozen=True)
+class FoldedProduct:
+    """A product whose weights are dequantized in the model.
+
+    Attributes:
+        weights: The weights, as the product reads them.
+        size: The number of bytes that they take.
+        note: The remark for the report.
+    """
+
+    weights: ir.Value
+    size: int
+    note: str
+
+
+def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduct | None:
+    if node.op_type not in ("MatMul", "Gemm", "Einsum") or len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    dequantizer = dequantizer_of(node.inputs[1], context.facts)
+    forms = context.shared(AffineForms)
+    if dequantizer is None or forms.of(node.inputs[0]) is not None:
+        return None
+    fate = Unconverted(context.shared(_Fates).of(node, dequantizer))
+    if context.exact:
+        raise Unconverted(Reason.EXACT).then(fate)
+    try:
+        product = matrix_product_of(node)
+        return None if product is None else _integer_match(product, dequantizer, context, str(fate))
+    except Unconverted as why:
+        is_shared = why.reason == Reason.DEQUANTIZED_SHARED
+        note = f"weights dequantized once, as floats, since {why}; {fate}"
+        folded = None if is_shared else _folded_match(node, context, note)
+        if folded is None:
+            raise why.then(fate) from None
+        return folded
+
+
+def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Context, fate: str) -> WeightsOnlyProduct:
+    """Returns the match of a product whose activation is quantized.
+
+    Raises:
+        Unconverted: There is no such product.
+    """
+    if product.a.dtype not in FLOATS:
+        reason = Reason.ACTIVATION_TYPE_NOT_KNOWN if product.a.dtype is None else Reason.ACTIVATION_TYPE
+        raise Unconverted(reason, dtype="" if product.a.dtype is None else product.a.dtype.name.lower())
+    if product.has_transposed_a or (product.alpha != 1 and dequantizer.is_rounded):
+        raise Unconverted(Reason.GEMM_ATTRIBUTES)
+    terms = 1 if context.weights_only == "blocks" else 2
+    weights, source = dequantized_weights_of(product, dequantizer, context.facts, split=terms == 1)
+    match = WeightsOnlyProduct(
+        product.a,
+        weights,
+        _bias_of(product, weights.columns, context.facts),
+        terms,
+        product.a.dtype,
+        source,
+        note=f"weights of {weights.bits} bits behind DequantizeLinear",
+        is_rounded=dequantizer.is_rounded,
+        more=fate,
+    )
+    match.check()
+    return match
+
+
+def _bias_of(product: MatrixProduct, columns: int, facts: Facts) -> ir.Value | npt.NDArray[np.generic] | None:
+    """Returns beta * C, [N], of the type of the activation; None if nothing is added.
+
+    Raises:
+        Unconverted: It is not one number for each column, or C is computed at run time and beta is not 1.
+    """
+    c = product.c
+    if c is None:
+        return None
+    if product.beta == 1 and c.dtype == product.a.dtype and c.shape is not None and c.shape == (columns,):
+        return c
+    numbers = Channels(columns, rank=2).vector(c, None, facts)
+    if numbers is None:
+        raise Unconverted(Reason.BIAS)
+    return (numbers * numbers.dtype.type(product.beta)) if product.beta != 1 else numbers
+
+
+def _folded_match(node: ir.Node, context: Context, note: str) -> FoldedProduct | None:
+    """Returns the match of a product whose weights are folded; None if they would be too large."""
+    b = node.inputs[1]
+    assert b is not None
+    shape, dtype = b.shape, b.dtype
+    if shape is None or not shape.is_static() or dtype not in FLOATS:
+        return None
+    size = math.prod(shape.numpy()) * (4 if dtype == ir.DataType.FLOAT else 2)
+    if context.shared(_FoldedBytes).count + size > _MOST_BYTES:
+        return None
+    return FoldedProduct(b, size, note)
+
+
+def _build(match: WeightsOnlyProduct | FoldedProduct, edit: Edit) -> None:
+    if isinstance(match, WeightsOnlyProduct):
+        build_weights_only(match, edit)
+        return
+    edit.shared(_FoldedBytes).count += match.size
+    node, graph = edit.node, edit.facts.model.graph
+    folded = edit.shared(SharedInitializers).of_source(
+        ("folded", match.weights), lambda: _folded(match.weights, edit.facts), graph, edit
+    )
+    activation, _, *others = node.inputs
+    main = ir.node(node.op_type, [activation, folded, *others], dict(node.attributes))
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+    assert activation is not None
+    note_activation(edit, activation)
+    edit.note = match.note
+
+
+def _folded(weights: ir.Value, facts: Facts) -> ir.TensorProtocol:
+    elements = evaluate(weights, facts)
+    assert elements is not None
+    return ir.tensor(elements)
+
+
+RULE: Rule[WeightsOnlyProduct | FoldedProduct] = Rule(
+    "product of dequantized weights", OPSET, _match, _build, reports_opset=True
+)

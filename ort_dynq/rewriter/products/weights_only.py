@@ -1,0 +1,132 @@
+"""Builds products of a float activation and quantized weights: MatMulNBits, or weights behind DequantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...operators.encodings import ScaleOrder
+from ..edit import Edit, call
+from ..metadata import FLOAT_ACTIVATION, ROUNDED_WEIGHTS
+from ..policy.cost import is_tiny_nbits
+from ..reasons import Reason, Unconverted
+from ..shared_initializers import SharedInitializers
+from .float_activations import FloatActivations
+from .nbits import NBits
+from .provenance import note_activation
+
+
+@dataclass(frozen=True)
+class WeightsOnlyProduct:
+    """A product whose activation is quantized at run time.
+
+    Attributes:
+        activation: The left factor.
+        weights: The weights.
+        bias: The bias; None if there is none.
+        terms: The codes that an element of the activation gets.
+        dtype: The type of the result.
+        source: What the weights are read from: products of equal sources share their weights.
+        note: The remark for the report, before that on the activation.
+        is_rounded: Whether the model rounds the weights to float16.
+        more: The remark after it; may be empty.
+        has_sums: Whether zero points are no integers: then the sums of the activation over blocks have weights, too.
+    """
+
+    activation: ir.Value
+    weights: NBits
+    bias: ir.Value | npt.NDArray[np.generic] | None
+    terms: int
+    dtype: ir.DataType
+    source: tuple[Hashable, ...]
+    note: str
+    is_rounded: bool = False
+    more: str = ""
+    has_sums: bool = False
+
+    def check(self, *, of_any_size: bool = False) -> None:
+        """Checks that the product can be converted, and gains from it.
+
+        Args:
+            of_any_size: Whether a small product may take longer than before.
+
+        Raises:
+            Unconverted: The rank of the activation is not known, or the product is too small.
+        """
+        if self.weights.padding and self.activation.shape is None:
+            raise Unconverted(Reason.RANK_NOT_KNOWN)
+        if not of_any_size and is_tiny_nbits(self.activation, self.weights.depth, self.weights.columns, self.terms):
+            raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
+
+
+def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
+    """Puts the quantization of the activation and QuantizedMatMul in place of a product."""
+    weights, node = match.weights, edit.node
+    activations, shared = edit.shared(FloatActivations), edit.shared(SharedInitializers)
+    group_size = weights.block_size if weights.blocks > 1 else 0
+    padded = activations.padded(match.activation, weights.padding, edit)
+    quantize = activations.of_rows if match.terms == 1 else activations.of_two_terms
+    codes = quantize(padded, edit, block_size=group_size)
+    graph = weights.root.graph if weights.root.is_initializer() else node.graph
+    assert isinstance(graph, ir.Graph)
+    assert codes.scale is not None
+
+    def stored(compute: Callable[[], ir.TensorProtocol]) -> ir.Value:
+        return shared.of_source((compute.__name__, *match.source), compute, graph, edit)
+
+    packed, zero_point, column_scale = map(stored, (weights.packed, weights.weight_zero_point, weights.column_scale))
+    columns = weights.columns
+    # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
+    sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
+    bias = np.full(columns, -0.0, match.dtype.numpy()) if match.bias is None else match.bias
+    inputs = [
+        codes.codes,
+        codes.scale,
+        codes.zero_point,
+        packed,
+        zero_point,
+        column_scale,
+        sums,
+        bias if isinstance(bias, ir.Value) else shared.of(bias, edit),
+    ]
+    main = call(
+        "QuantizedMatMul",
+        inputs,
+        bits=weights.bits,
+        group_size=group_size,
+        terms=codes.terms,
+        scale_order=int(ScaleOrder.COLUMN_FIRST),
+    )
+    result = edit.insert_main(main, before=node)
+    if match.has_sums:
+        result = _add_sums(result, _sums_of_blocks(padded, weights, edit), stored(weights.weights_of_sums), edit)
+    edit.replace(node.outputs[0], result)
+    note_activation(edit, match.activation)
+    edit.metadata[FLOAT_ACTIVATION] = "1"
+    if match.is_rounded:
+        edit.metadata[ROUNDED_WEIGHTS] = "1"
+    size = f"in blocks of {group_size}" if group_size else "in rows"
+    edit.note = f"{match.note}: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
+    if match.more:
+        edit.note += f"; {match.more}"
+
+
+def _sums_of_blocks(activation: ir.Value, weights: NBits, edit: Edit) -> ir.Value:
+    """Returns the sums of float32 [..., K] over blocks, [..., blocks]."""
+    before = edit.node
+    if weights.blocks > 1:
+        assert activation.shape is not None
+        shape = [0] * (activation.shape.rank() - 1) + [weights.blocks, weights.block_size]
+        in_blocks = ir.node("Reshape", [activation, edit.add_constant(np.array(shape), before=before)])
+        activation = edit.insert(in_blocks, before=before)
+    axes = edit.add_constant(np.array([-1]), before=before)
+    return edit.insert(ir.node("ReduceSum", [activation, axes], {"keepdims": int(weights.blocks == 1)}), before=before)
+
+
+def _add_sums(product: ir.Value, sums: ir.Value, weights: ir.Value, edit: Edit) -> ir.Value:
+    of_sums = edit.insert(ir.node("MatMul", [sums, weights]), before=edit.node)
+    return edit.insert(ir.node("Add", [product, of_sums]), before=edit.node)

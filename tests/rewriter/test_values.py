@@ -1,0 +1,47 @@
+"""Bounds of values, from which rules prove that codes fit: ONNX Runtime's results lie within them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from helpers import stock_session
+from rewriting import WHOLE_CHAIN, parse, rows
+
+from ort_dynq.rewriter.analysis.inference import Facts
+from ort_dynq.rewriter.analysis.values import Values
+
+SYMMETRIC = """a = Abs(x) m = ReduceMax(a, one) l = Max(m, eps) s = Div(l, c127) d = Div(x, s) r = Round(d)
+    c = Clip(r, low, high) q = Cast<to = 3>(c) y = Cast<to = 1>(q)"""
+DIFFERENCES = """a = ReduceMin(x, one) b = ReduceMax(x, one) d = Sub(x, a) e = Sub(b, a) f = Max(d, eps)
+    g = Div(d, f) h = Clip(g, zero, c255) k = Floor(h) n = Sign(x) p = Abs(x) t = Mul(n, p) y = Add(g, h)"""
+
+
+@pytest.mark.parametrize("body", [WHOLE_CHAIN, SYMMETRIC, DIFFERENCES])
+def test_results_lie_within_the_bounds(body: str) -> None:
+    model = parse(body)
+    typed = {each.name: each for each in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    bounds = {}
+    with Facts(ir.from_proto(model)) as facts:
+        values = Values(facts)
+        for node in facts.model.graph:
+            for output in node.outputs:
+                known = values.known(output)
+                bounds[output.name or ""] = (known.low, known.high, known.is_integer)
+    assert sum(math.isfinite(low) or math.isfinite(high) for low, high, _ in bounds.values()) >= 3
+    shown = [each for name, each in typed.items() if name in bounds]
+    for each in shown:
+        each.type.tensor_type.ClearField("shape")
+    model.graph.output.extend(shown)
+    x = rows((18, 33))
+    x[~np.isfinite(x)] = 1
+    x[0] = np.linspace(1, 1.5, 33)  # differences of less than 1
+    for output, result in zip(model.graph.output, stock_session(model).run(None, {"x": x}), strict=True):
+        low, high, is_integer = bounds[output.name]
+        finite = np.asarray(result, np.float64)[np.isfinite(np.asarray(result, np.float64))]
+        assert low <= finite.min(), output.name
+        assert finite.max() <= high, output.name
+        assert not is_integer or (finite == np.rint(finite)).all(), output.name
