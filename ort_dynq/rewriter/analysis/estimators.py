@@ -10,7 +10,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from .bounds import all_bounds_of, constant_operand
+from .bounds import Bounded, all_bounds_of, constant_operand
 from .magnitudes import largest_quotient
 from .nodes import producer_of, skip_identity
 
@@ -81,7 +81,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
         given = found[0]
     elif source is not x and node.op_type != "Round":
         return False
-    before = all_bounds_of(given)
+    before = Bounded(given) if skip_identity(given) is skip_identity(source) else all_bounds_of(given)
     if skip_identity(before.value) is not skip_identity(source):
         return False
     if before.value is given and bounded.value is y:
