@@ -175,7 +175,7 @@ struct Problem {
 Problem make_problem(Random& random) {
   Problem problem;
   problem.bits = random.one_in(3) ? 4 : random.one_in(4) ? 2 : 8;
-  problem.rows = random.of(kRows);
+  problem.rows = problem.bits == 2 ? random.integer(1, dynq::kMost2BitRows + 1) : random.of(kRows);
   problem.cols = random.of(kColumns);
   problem.first = random.one_in(4) ? kBlockColumns * random.integer(1, 2) : 0;
   problem.columns = problem.first + problem.cols;

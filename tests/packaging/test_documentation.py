@@ -98,6 +98,14 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert linked == {page.name for page in DOCS.glob("*.md")}
 
 
+def test_site_lists_every_page() -> None:
+    """`.ci/site` writes no site without one of them."""
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / ".ci" / "site.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(DOCS) for kind in ("*.md", "*.ipynb") for path in DOCS.rglob(kind)}
+    names = {path.with_suffix(".md").as_posix() for path in pages}
+    assert sorted(listed) == sorted(names | {"index.md", "CONTRIBUTING.md", "RELEASING.md"})
+
+
 def test_operators_page_is_up_to_date() -> None:
     is_up_to_date = documentation.PAGE.read_text() == documentation.operators_page()
     assert is_up_to_date, "run `python -m ort_dynq.documentation`"

@@ -91,6 +91,7 @@ MASKED = (  # a scale whose zeros become 1, and a mask that is reshaped as it is
         "h = Exp(x) p = Div(h, s) e = Round(p) c = Clip(e, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Add(f0, s) d = Sub(f, x) v = Add(x, d)",
         MASKED.format("ms"),
+        "k = Clip(q, low, high) e = Round(k) d = Sub(e, k) t = Add(d, k) v = Mul(t, s)",
     ],
 )
 def test_products(nodes: str) -> None:

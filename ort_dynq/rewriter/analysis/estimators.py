@@ -12,7 +12,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from .bounds import all_bounds_of, constant_operand
+from .bounds import Bounded, all_bounds_of, constant_operand
 from .magnitudes import largest_quotient
 from .nodes import producer_of
 
@@ -83,7 +83,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
         given = found[0]
     elif source is not x and node.op_type != "Round":
         return False
-    before = all_bounds_of(given)
+    before = Bounded(given) if given is source else all_bounds_of(given)
     if before.value is not source:
         return False
     if before.value is given and bounded.value is y:
