@@ -94,13 +94,15 @@ def skip_identity(value: ir.Value) -> ir.Value:
 def copied(node: ir.Node) -> ir.Value | None:
     """Returns the value that an Identity or a Cast from float32 to float32 copies; None for other nodes.
 
-    TorchScript exports `x.to(x.dtype)` as such a Cast.
+    TorchScript exports `x.to(x.dtype)` as such a Cast. An Identity of a float16 result is no copy: ONNX Runtime
+    computes float16 in float32, and removes the Casts between two nodes. The Identity rounds without optimizations.
     """
-    if not is_standard(node, "Identity", "Cast") or not node.inputs or node.inputs[0] is None:
+    source = node.inputs[0] if is_standard(node, "Identity", "Cast") and node.inputs else None
+    if source is None:
         return None
-    source = node.inputs[0]
-    is_float = source.dtype == ir.DataType.FLOAT and cast_to(node) == ir.DataType.FLOAT
-    return source if node.op_type == "Identity" or is_float else None
+    if node.op_type == "Identity":
+        return source if source.dtype != ir.DataType.FLOAT16 or source.producer() is None else None
+    return source if source.dtype == ir.DataType.FLOAT and cast_to(node) == ir.DataType.FLOAT else None
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
