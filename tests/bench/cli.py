@@ -96,6 +96,7 @@ def _product_arguments(parser: argparse.ArgumentParser, *, sizes: str, rows: str
 
 def _nbits_arguments(parser: argparse.ArgumentParser) -> None:
     _product_arguments(parser, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128")
+    parser.add_argument("--bits", type=int, choices=(2, 4), default=4, help="bits of the weights (default: 4)")
     parser.add_argument("--zero-points", action="store_true", help="weights with a zero point for each block")
 
 
@@ -309,12 +310,13 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
 
     rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
     has_zero_points = bool(arguments.zero_points)
-    found = bench_nbits(settings, rows, weights, group_size=group_size, has_zero_points=has_zero_points, track=track)
+    form = {"bits": arguments.bits, "group_size": group_size, "has_zero_points": has_zero_points}
+    found = bench_nbits(settings, rows, weights, **form, track=track)
 
     zero_points = " with zero points" if has_zero_points else ""
 
     def text() -> Iterator[RenderableType]:
-        yield f"medians in us; 4 bits in blocks of {group_size}{zero_points}; weights not in the caches"
+        yield f"medians in us; {arguments.bits} bits in blocks of {group_size}{zero_points}; weights not in the caches"
         yield "MatMulNBits: accuracy level 4; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
         yield "float: MatMul of float32"
         yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, float / blocks, read / blocks"
@@ -487,7 +489,7 @@ COMMANDS = (
     ),
     Command(
         "nbits",
-        "MatMulNBits with weights of 4 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, "
+        "MatMulNBits with weights of 4 or 2 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, "
         "MatMul of float32, and a plain read of the weights",
         (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
         _nbits_arguments,

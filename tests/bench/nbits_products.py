@@ -1,4 +1,4 @@
-"""Times the products of language models: MatMulNBits with weights of 4 bits, and what a rewrite makes of it.
+"""Times the products of language models: MatMulNBits with weights of 4 or 2 bits, and what a rewrite makes of it.
 
 The activation is float32. All quantize it themselves, except MatMul of float32: MatMulNBits of accuracy level 4, and
 its two rewritten forms, with activations in blocks and with two terms. llama.cpp is one more contender if
@@ -106,6 +106,7 @@ def bench_nbits(
     rows: Sequence[int] = ROWS,
     sizes: Sequence[tuple[int, int]] = SIZES,
     *,
+    bits: int = 4,
     group_size: int = 32,
     has_zero_points: bool = False,
     track: Track = iter,
@@ -116,33 +117,36 @@ def bench_nbits(
         settings: How to time.
         rows: Numbers of rows of the activation.
         sizes: The shapes of the weights, K x N.
+        bits: Of the weights: 4 or 2.
         group_size: The size of the blocks.
-        has_zero_points: Whether each block has a zero point from 0 to 15, or all have 8.
+        has_zero_points: Whether each block has a zero point of its own, or all have the middle code.
         track: Shows the progress.
 
     Raises:
         DynqError: The operators cannot be registered, K is not a multiple of the block size, a rewritten product is
             wrong, or the weights do not fit in memory.
     """
-    time = functools.partial(_time, has_zero_points=has_zero_points)
+    time = functools.partial(_time, bits=bits, has_zero_points=has_zero_points)
     timings, notes = time_products(time, settings, rows, sizes, group_size, track)
     return NBitsBench(timings, list(_means(timings)), notes)
 
 
-def _time(case: Case, group_size: int, settings: Settings, *, has_zero_points: bool) -> tuple[NBitsTiming, list[str]]:
-    found, notes = nbits_contenders(case, group_size, settings, has_zero_points=has_zero_points)
+def _time(
+    case: Case, group_size: int, settings: Settings, *, bits: int, has_zero_points: bool
+) -> tuple[NBitsTiming, list[str]]:
+    found, notes = nbits_contenders(case, group_size, settings, bits=bits, has_zero_points=has_zero_points)
     us = medians_us(found, settings, case.threads)
     times = us["MatMulNBits"], us[_BLOCKS], us[_TWO_TERMS], us.get("llama.cpp"), us["float"], us["read"]
     return NBitsTiming(case.rows, case.weights, case.threads, *times), notes
 
 
 def nbits_contenders(
-    case: Case, group_size: int, settings: Settings, *, has_zero_points: bool = False
+    case: Case, group_size: int, settings: Settings, *, bits: int = 4, has_zero_points: bool = False
 ) -> tuple[dict[str, Contender], list[str]]:
     """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
 
     Args:
-        case, group_size, settings, has_zero_points: As for :func:`bench_nbits`.
+        case, group_size, settings, bits, has_zero_points: As for :func:`bench_nbits`.
 
     Raises:
         DynqError: A rewritten product does not run, or its result is wrong.
@@ -152,8 +156,8 @@ def nbits_contenders(
     data = replace(data, group_scales=data.group_scales.astype(np.float16).astype(np.float32))
     zero_points = None
     if has_zero_points:
-        zero_points = np.random.default_rng(1).integers(0, 16, data.group_scales.shape, np.uint8)
-    product = nbits_product(data, data.weights_4, 4, zero_points)
+        zero_points = np.random.default_rng(1).integers(0, 2**bits, data.group_scales.shape, np.uint8)
+    product = nbits_product(data, data.weights_4 >> np.int8(4 - bits), bits, zero_points)
     count = copies(case.rows, product.weights.nbytes)
     shape = case.rows, case.weights[1]
     model = model_of_products(product, shape, count)
@@ -185,7 +189,7 @@ def nbits_contenders(
         notes += wrong_results(name, first, data, replace(product, is_ours=is_ours))
     found["float"], first = open_products("float", float_product(data, product.real), case, settings)
     notes += wrong_results("float", first, data, product)
-    if group_size == BLOCK_SIZE and not has_zero_points:
+    if (bits, group_size) == (4, BLOCK_SIZE) and not has_zero_points:
         try:
             packed = q4_0(data.weights_4, data.group_scales)
             weights = [packed.copy() for _ in range(count)]

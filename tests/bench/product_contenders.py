@@ -21,6 +21,7 @@ network do.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import math
 import mmap
@@ -244,30 +245,38 @@ def float_product(data: Data, real: Callable[[], Array]) -> Product:
 
 
 def nbits_product(data: Data, weights: Array, bits: int, zero_points: Array | None = None) -> Product:
-    """MatMulNBits. Its weights are [N, groups, bytes of a group], the low half of a byte first.
+    """MatMulNBits. Its weights are [N, groups, bytes of a group], the low bits of a byte first.
 
     Args:
         data: The activation and the scales.
         weights: int8, [K, N], without the middle of the codes: 8 with 4 bits.
-        bits: 4 or 8.
-        zero_points: uint8, [groups, N], of 4-bit codes; None if all are 8.
+        bits: 2, 4 or 8.
+        zero_points: uint8, [groups, N], codes; None if all are the middle.
     """
     depth, columns = weights.shape
-    codes = (weights.T + np.int16(2 ** (bits - 1))).astype(np.uint8).reshape(columns, -1, data.group_size)
+    middle, of_byte = np.int16(2 ** (bits - 1)), 8 // bits
+    codes = (weights.T + middle).astype(np.uint8).reshape(columns, -1, data.group_size)
     shared, zero_point = {"scale": np.ascontiguousarray(data.group_scales.T)}, ""
     if zero_points is not None:
-        even = np.pad(zero_points.T, ((0, 0), (0, len(zero_points) % 2)))
-        shared["zero_point"], zero_point = np.ascontiguousarray(even[:, 0::2] | even[:, 1::2] << 4), ", zero_point"
-        weights = weights - (np.repeat(zero_points, data.group_size, 0).astype(np.int16) - np.int16(8))
+        whole = np.pad(zero_points.T, ((0, 0), (0, -len(zero_points) % of_byte)))
+        shared["zero_point"], zero_point = _packed(whole, bits), ", zero_point"
+        weights = weights - (np.repeat(zero_points, data.group_size, 0).astype(np.int16) - middle)
     return Product(
         f"y# = com.microsoft.MatMulNBits<K = {depth}, N = {columns}, bits = {bits}, block_size = {data.group_size}, "
         f"accuracy_level = 4>(x, weights#, scale{zero_point})",
         {"x": data.activation()},
-        np.ascontiguousarray(codes) if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4,
+        _packed(codes, bits),
         lambda: data.grouped(weights),
         shared,
         _QUANTIZING,
     )
+
+
+def _packed(codes: Array, bits: int) -> Array:
+    """Codes of some bits in bytes, the first one in the low bits."""
+    of_byte = 8 // bits
+    parts = (codes[..., i::of_byte] << np.uint8(bits * i) for i in range(of_byte))
+    return np.ascontiguousarray(functools.reduce(np.bitwise_or, parts))
 
 
 def open_products(name: str, product: Product, case: Case, settings: Settings) -> tuple[Contender, Array]:

@@ -67,13 +67,16 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r".*: up to MatMulNBits \d+, blocks \d+, two-term \d+, float \d+ \(threads: 1\)", rates)
 
 
-@pytest.mark.parametrize(("rows", "has_zero_points"), [(1, False), (2, True), (17, False), (18, True)])
-def test_every_contender_computes_the_same_product(rows: int, has_zero_points: bool) -> None:
+@pytest.mark.parametrize(
+    ("rows", "has_zero_points", "bits"), [(1, False, 4), (2, True, 2), (17, False, 2), (18, True, 4)]
+)
+def test_every_contender_computes_the_same_product(rows: int, has_zero_points: bool, bits: int) -> None:
     """A wrong result would be an error or a note."""
     case = product_contenders.Case(rows, (512, 272), 1)
-    found, notes = nbits_products.nbits_contenders(case, 32, QUICK, has_zero_points=has_zero_points)
-    assert notes == ([] if HAS_LLAMA_CPP or has_zero_points else [ABSENT])
-    llama_cpp = ["llama.cpp"] if HAS_LLAMA_CPP and not has_zero_points else []
+    found, notes = nbits_products.nbits_contenders(case, 32, QUICK, bits=bits, has_zero_points=has_zero_points)
+    is_q4_0 = bits == 4 and not has_zero_points
+    assert notes == ([ABSENT] if is_q4_0 and not HAS_LLAMA_CPP else [])
+    llama_cpp = ["llama.cpp"] if is_q4_0 and HAS_LLAMA_CPP else []
     assert [*found] == ["MatMulNBits", "blocks", "two-term", "float", *llama_cpp, "read"]
     assert all(each.repeats == 2 for each in found.values())
 

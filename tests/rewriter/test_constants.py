@@ -70,6 +70,7 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "float matrix product": f"{FAKE} t = MatMul(f, grid)",
     "float convolution": TENSOR.format("image") + " t = Conv(u, filter)",
+    "product of dequantized weights": "v = Neg(w) g = DequantizeLinear(matrix, step) t = MatMul(v, g)",
     "weights of a float product": "a = Abs(w) m = ReduceMax<keepdims = 0>(a, first) s = Div(m, c127)"
     " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
@@ -90,9 +91,9 @@ CASES = {
 }
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Transpose(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 0>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
-# The parser of these cases has only standard operators; test_matmul_nbits.py, test_dynamic_lstm.py and
-# test_dynamic_products.py have those of com.microsoft.
-OTHERS = ("MatMulNBits", "DynamicQuantizeLSTM", "fused integer product")
+# The parser of these cases has only standard operators; test_matmul_nbits.py, test_mixture_of_experts.py,
+# test_dynamic_lstm.py and test_dynamic_products.py have those of com.microsoft.
+OTHERS = ("MatMulNBits", "QMoE", "DynamicQuantizeLSTM", "fused integer product")
 RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name not in OTHERS}
 REPORT_ONLY = ("truncated codes", "unconverted product", "unconverted float product")
 REPORT_ONLY += ("attention over codes that is not fused",)

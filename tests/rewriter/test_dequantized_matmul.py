@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.rewriter import inspect
+from ort_dynq.rewriter.reasons import Reason
 from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]
@@ -219,6 +220,29 @@ def test_weights_that_another_node_reads_stay() -> None:
     (finding,) = ort_dynq.rewrite(model).report.unconverted
     assert "other nodes also read its weights" in finding.reason
     assert EVERY_RUN in finding.reason
+
+
+@pytest.mark.parametrize("moves", [(), ("Transpose", "Transpose")])
+def test_static_activations_stay(moves: tuple[str, ...]) -> None:
+    """ONNX Runtime makes one integer product of such an activation and weights, so they are not weights only."""
+    model = Form(codes="INT8", axis=1, block=0).model()
+    scale = numpy_helper.from_array(np.array(0.05, np.float32), "x_scale")
+    zero_point = numpy_helper.from_array(np.array(9, np.uint8), "x_zero_point")
+    model.graph.initializer.extend([scale, zero_point])
+    at, nodes = "fake", []
+    for i, name in enumerate(moves):
+        nodes.append(helper.make_node(name, [at], [at := f"moved_{i}"]))
+    product = model.graph.node[-1]
+    product.input[0] = at
+    quantized = ["x_codes", "x_scale", "x_zero_point"]
+    before = [helper.make_node("QuantizeLinear", ["x", *quantized[1:]], quantized[:1])]
+    before += [helper.make_node("DequantizeLinear", quantized, ["fake"]), *nodes]
+    rest = [*model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*before, *rest])
+    report = ort_dynq.rewrite(model).report
+    assert [each.operator for each in report.findings if each.operator] == []
+    assert [each.unconverted.reason for each in report.unconverted if each.unconverted] == [Reason.STATIC]
 
 
 def test_weights_in_a_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ The model has float activations, so the product keeps them: with two terms withi
 MatMulNBits of accuracy_level 4 of some of these products, which nobody asked for, and dequantizes the weights of all
 others in every run (policy/dequantized_products.py).
 
-A product whose activation was quantized, too, is left to other rules.
+A product whose activation was quantized, too, is left to other rules, and to ONNX Runtime if its scale is constant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from .affine import AffineForms
 from .channels import Channels
-from .dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of
+from .dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of, is_dequantized
 from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS
 from .provenance import note_activation
@@ -79,7 +79,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
         return None
     dequantizer = dequantizer_of(node.inputs[1], context.facts)
     forms = context.shared(AffineForms)
-    if dequantizer is None or forms.of(node.inputs[0]) is not None:
+    if dequantizer is None or is_dequantized(node.inputs[0]) or forms.of(node.inputs[0]) is not None:
         return None
     fate = Unconverted(context.shared(_Fates).of(node, dequantizer))
     if context.exact:

@@ -57,14 +57,20 @@ class Dequantizer:
 
 def dequantizer_of(value: ir.Value, facts: Facts) -> Dequantizer | None:
     """Returns the DequantizeLinear of constants that computes a value; None if there is none."""
-    if not facts.is_constant(value):
-        return None
+    return _dequantizer_of(value) if facts.is_constant(value) else None
+
+
+def is_dequantized(value: ir.Value | None) -> bool:
+    """Whether DequantizeLinear computes a value, and nodes after it only move or cast its elements."""
+    return _dequantizer_of(value) is not None
+
+
+def _dequantizer_of(value: ir.Value | None) -> Dequantizer | None:
     moves: list[ir.Node] = []
-    at: ir.Value | None = value
-    while (node := producer_of(at, *_MOVES)) is not None:
+    while (node := producer_of(value, *_MOVES)) is not None:
         moves.insert(0, node)
-        at = node.inputs[0]
-    node = producer_of(at, "DequantizeLinear")
+        value = node.inputs[0]
+    node = producer_of(value, "DequantizeLinear")
     return None if node is None else Dequantizer(node, tuple(moves))
 
 
