@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import qmoe
 from genai_folders import FOLDERS, decode
 from helpers import assert_same, stock_session
 from nbits import noise
@@ -211,6 +212,14 @@ def test_numbers_of_experts(name: str) -> None:
             initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
     (finding,) = ort_dynq.rewrite(case.model).report.unconverted
     assert ("router scores 5" if name == "all" else "the same number") in finding.reason
+
+
+def test_sums_that_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator refuses them."""
+    for name, size in (("EXPERTS", 1), ("HIDDEN", 33040), ("INNER", 16)):
+        monkeypatch.setattr(qmoe, name, size)
+    (finding,) = ort_dynq.rewrite(make(block_size=0, k=1).model, weights_only="blocks").report.unconverted
+    assert "overflow" in finding.reason
 
 
 def square(nodes: int, parts: Callable[[int], Sequence[str]]) -> onnx.ModelProto:

@@ -22,6 +22,7 @@ from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
 from .nbits import check_unshared, computed, constant_tensor, release, unpacked
+from .tail import check_sums
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
@@ -180,6 +181,7 @@ def weights_of(
     """
     bits, block_size = (node.attributes.get_int(name, default) for name, default in _NUMBERS)
     blocks = depth // block_size if block_size else 1
+    check_sums(block_size or depth, None)
     values = [*node.inputs, *[None] * 15]
     parts: list[Part] = []
     for indices in inputs:
