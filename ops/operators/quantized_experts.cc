@@ -319,9 +319,9 @@ class QuantizedExperts : public Node {
   // The k experts with the highest scores, in descending order; of equal scores, the last one.
   void choose(const float* scores, int64_t experts, bool* is_chosen, int64_t* chosen, float* of_chosen) const {
     for (int64_t rank = 0; rank < k_; ++rank) {
-      int64_t best = -1;
-      for (int64_t i = 0; i < experts; ++i)
-        if (!is_chosen[i] && (best < 0 || scores[i] >= scores[best])) best = i;
+      int64_t best = 0;
+      for (int64_t i = 1; i < experts; ++i)
+        if (!is_chosen[i] && (is_chosen[best] || scores[i] >= scores[best])) best = i;
       is_chosen[best] = true;
       chosen[rank] = best;
       of_chosen[rank] = scores[best];

@@ -136,7 +136,10 @@ def test_colors_on_a_terminal_only(
     monkeypatch.setenv("TERM", "xterm")
 
     def written(no_color: str) -> str:
-        monkeypatch.setenv("NO_COLOR", no_color)  # empty: not set
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", no_color)
+        else:  # the oldest Rich takes an empty one as set
+            monkeypatch.delenv("NO_COLOR", raising=False)
         master, slave = os.openpty()
         with open(slave, "w") as terminal, monkeypatch.context() as context:
             context.setattr(sys, "stdout", terminal)
