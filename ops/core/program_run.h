@@ -26,8 +26,9 @@ class Program::Run {
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
         tiles_(aligned(memory_.allocate((numbers == nullptr ? passes_.slot_count * kMostPassRows : 0) +
-                                        (passes_.tile_count + 1) * kTileElements + kAlignment / kSize))),
-        slots_(numbers != nullptr ? numbers->slots_ : tiles_ + (passes_.tile_count + 1) * kTileElements) {}
+                                        (passes_.tile_count + 1) * kTileElements + kAlignment / kSize)) +
+               (numbers == nullptr ? passes_.slot_count * kMostPassRows : 0)),
+        slots_(numbers != nullptr ? numbers->slots_ : tiles_ - passes_.slot_count * kMostPassRows) {}
 
   void run(int64_t row, int64_t rows) {
     all_finite_ = is_widened_ = false;
@@ -279,6 +280,7 @@ class Program::Run {
     if (kernel == nullptr) return false;
     int64_t stride;
     const void* src = source(part, is_stored, stride);
+    if (part.rows > 1 && stride != part.cols) return false;
     void* dst = element(tensors_.outputs[0], codes_, part.row * tensors_.cols + part.col);
     if (!is_direct) {
       dst = bytes_ = byte_memory_.allocate(part.rows * part.cols);
@@ -295,6 +297,8 @@ class Program::Run {
     const bool narrows = tensors_.dst_type == kFloat16 && !is_stored;
     int64_t stride;
     const void* src = source(part, is_stored, stride);
+    // Kernels have one stride.
+    if (part.rows > 1 && stride != (narrows ? part.cols : tensors_.dst_stride)) return false;
     void* dst =
         element(tensors_.outputs[static_cast<size_t>(pass.output())], src_, part.row * tensors_.dst_stride + part.col);
     float* narrowed = narrows ? narrowed_memory_.allocate(part.rows * part.cols) : nullptr;

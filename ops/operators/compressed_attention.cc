@@ -586,7 +586,7 @@ class CompressedAttention : public Node {
     const bool packs = n.rows() >= kPackedRows;
     Workspaces workspaces(run, std::min(rows, n.rows()));
     const int64_t blocks = divide_up(n.rows(), rows), parts = parts_of(run, heads * blocks);
-    if (heads < kFewHeads && blocks * parts > 1) {
+    if (heads < kFewHeads && (packs || blocks * parts > 1)) {
       attend_few(context, run, heads, rows, parts, packs, workspaces);
       return;
     }

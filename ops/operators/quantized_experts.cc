@@ -16,6 +16,7 @@
 #include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
+#include "core/sums.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
 #include "kernels/programs.h"
@@ -257,6 +258,12 @@ class QuantizedExperts : public Node {
       found.zps.shape = shape_of({1});
     else
       check("weight_zero_point" + number, found.zps, of_columns);
+    const bool is_symmetric =
+        bits_ == 8 && found.zps.shape.elements() == 1 && *static_cast<const int8_t*>(found.zps.data) == 0;
+    const int64_t length = depth / found.groups, longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
+    if (length > longest)
+      fail("sums of " + std::to_string(length) + " products with weight" + number +
+           " may overflow int32, expected at most " + std::to_string(longest));
     return found;
   }
 

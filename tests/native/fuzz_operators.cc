@@ -388,8 +388,12 @@ struct Mixture {
         inner(1 + static_cast<int64_t>(bytes.below(80))),
         bits(find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer)),
         group_size(find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer)) {
-    static constexpr const char* kPrograms[] = {"dst = Mul(Mul(x, Sigmoid(x)), tensor1)", "dst = Clip(x, 0, inf)",
-                                                "dst = x", "dst = Add(x, ReduceMax(x))", "dst = Mul(x, column1)"};
+    static constexpr const char* kPrograms[] = {"dst = Mul(Mul(x, Sigmoid(x)), tensor1)",
+                                                "dst = Clip(x, 0, inf)",
+                                                "dst = x",
+                                                "dst = Add(x, ReduceMax(x))",
+                                                "dst = Mul(x, column1)",
+                                                "unused = Add(tensor1, 1.0); dst = Mul(Round(Div(x, 0.1)), 0.1)"};
     program = bytes.of(kPrograms);
     columns = std::strstr(program, "tensor1") != nullptr ? 2 * inner : inner;
     given.push_back({"program", program, 0});

@@ -44,7 +44,7 @@ def test_models_with_fusions(name: str) -> None:
 def test_other_models_have_none() -> None:
     attention = tuple(f"compressed_{what}" for what in ("key", "value", "both", "causal", "4_bits", "bert"))
     for name in FOLDERS[::8]:
-        if name not in FUSED and not name.startswith(attention):
+        if name not in FUSED and not name.startswith((*attention, "ort_dynamic_optimized")):  # has a Sigmoid of its own
             converted = rewrite(load(name), fuse=True)
             assert not converted.report.fused
             texts = [*programs(converted.to_proto()), *tails(converted.to_proto())]
