@@ -71,7 +71,7 @@ class GenerationTiming:
         stock_rate, ours_rate: Tokens a second, from the medians.
         same_tokens: Of a prompt, the tokens whose most probable successor is the same in both decoders. Of a context,
             the tokens that both generate after it greedily, before the first different one.
-        of_tokens: How many tokens there are. Both are None if the decoder does not take tokens.
+        of_tokens: How many tokens there are. Both are None if the decoder does not take tokens, or fails on these.
     """
 
     case: GenerationCase
@@ -163,8 +163,8 @@ def bench_generation(
             ours = open_folder(Path(temporary) / "rewritten")
         else:
             ours, report = open_folder(rewritten), None
-        timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
+        timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         timings = [_with_same_tokens(each, same) for each in timings]
         files = decoder_of(folder), decoder_of(ours)
         openings = measure_opening(*files, settings.backend)
@@ -213,24 +213,25 @@ def _same_tokens(
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """Returns how many tokens are the same in both decoders, and of how many, by the new tokens and those before them.
 
-    It is empty if the decoder does not take tokens: that of a model of images and text may take embeddings.
+    It is empty if the decoder does not take tokens: that of a model of images and text may take embeddings. It ends
+    before the first ones that a decoder fails on: more tokens are generated than timed.
     """
+    found, longest = dict[tuple[int, int], tuple[int, int]](), folder.context_length
     try:
         first, second = (
             Decoder(folder, decoder_of(each), role, backend=given)
             for each, role, given in ((folder, "A", None), (ours, "B", backend))
         )
+        for new, context in lengths:
+            if context:
+                count = GENERATED if longest is None else min(GENERATED, longest - context)
+                a, b = (decoder.generate(tokens[None, :context], count) for decoder in (first, second))
+                found[new, context] = int(alike(a, b)[0]), count
+            else:
+                a, b = (decoder.logits(tokens[None, :new])[0].argmax(-1) for decoder in (first, second))
+                found[new, context] = int((a == b).sum()), new
     except DynqError:
-        return {}
-    found, longest = dict[tuple[int, int], tuple[int, int]](), folder.context_length
-    for new, context in lengths:
-        if context:
-            count = GENERATED if longest is None else min(GENERATED, longest - context)
-            a, b = (decoder.generate(tokens[None, :context], count) for decoder in (first, second))
-            found[new, context] = int(alike(a, b)[0]), count
-        else:
-            a, b = (decoder.logits(tokens[None, :new])[0].argmax(-1) for decoder in (first, second))
-            found[new, context] = int((a == b).sum()), new
+        return found
     return found
 
 

@@ -61,9 +61,9 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
         choices=("keep", "blocks", "two-term"),
         help="products of a float activation and quantized weights. By default, MatMulNBits and QMoE stay if their "
         "accuracy_level asks for floats, and weights behind DequantizeLinear get two terms. blocks: all quantize the "
-        "activation in blocks, which changes greedy tokens as accuracy_level 4 does. two-term: all, and MatMulNBits of "
-        "accuracy_level 4, get two codes of 8 bits, more accurate than float16: greedy tokens stay those of floats "
-        "(32.0 of 32 in a tiny Llama, 10.2 before)",
+        "activation in blocks, which changes greedy tokens as accuracy_level 4 does. two-term: all, also MatMulNBits "
+        "and QMoE of int8 activations, get two codes of 8 bits, more accurate than float16: greedy tokens stay those "
+        "of floats (32.0 of 32 in a tiny Llama, 10.2 before)",
     )
 
 

@@ -16,7 +16,7 @@ from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
-from .text import add_text, check_text, compare_on_text, text_accuracy
+from .text import add_text, check_text, compare_on_text, text_accuracy, tokens_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -235,13 +235,14 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
     from .. import genai, kernels
     from ..system import cpu_name, gain_of_integers
 
-    genai.open_folder(source)  # a folder of another kind is the first thing to say
+    folder = genai.open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
+    tokens = tokens_of(arguments, folder) if arguments.text else None
     with working(f"quantizing {source}"):
         found = genai.quantize_folder(source, _options(arguments))
     is_written = arguments.allow_none or any(_quantized(each.report) for each in found.results.values())
     accuracy = _decoder_accuracy(arguments, found) if arguments.verify and is_written else None
-    on_text = compare_on_text(arguments, found) if arguments.text and is_written else None
+    on_text = compare_on_text(arguments, found, tokens) if tokens is not None and is_written else None
     if is_written:
         with working(f"writing {target}"):
             found.save(target, force=arguments.force)
@@ -256,6 +257,10 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             yield from accuracy_text(accuracy, None, more="--text FILE")
         if on_text is not None:
             yield from text_accuracy(on_text, arguments.text)
+        elif tokens is not None and is_written:
+            yield one_line(
+                f"{source / str(folder.decoder)} has no weights to quantize, so {arguments.text} is not used"
+            )
         if closing is not None:
             yield "\n" + one_line(f"{cpu_name()}: {gain_of_integers(kernels.isa())}")
             yield closing.text(source, target)

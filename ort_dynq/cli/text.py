@@ -13,8 +13,9 @@ from .render import Figure, one_line, progress, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..genai import FolderResult
+    from ..genai import Folder, FolderResult
     from ..genai.decoding import TextAccuracy
+    from ..inputs import Array
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
@@ -38,19 +39,33 @@ def check_text(arguments: argparse.Namespace) -> None:
         raise DynqError(f"{path} is not a file with text" if path.exists() else f"there is no file {path}")
 
 
-def compare_on_text(arguments: argparse.Namespace, found: FolderResult) -> TextAccuracy:
-    """Compares the decoders of a folder on the text.
+def tokens_of(arguments: argparse.Namespace, folder: Folder) -> Array:
+    """Returns the tokens of the text, int64 [tokens]; what prevents the comparison is an error before the work.
 
     Raises:
         DynqError: The text or the tokenizer cannot be used, or the decoder is a pipeline of several models.
     """
-    from ..genai.decoding import compare_on_text
+    from ..genai.decoding import lengths
     from ..genai.text import read_tokens
+
+    if folder.decoder is None:
+        raise DynqError(f"the decoder of {folder.path} is a pipeline of several models, which cannot be run on text")
+    tokens = read_tokens(folder, arguments.text)
+    lengths(folder, tokens)
+    return tokens
+
+
+def compare_on_text(arguments: argparse.Namespace, found: FolderResult, tokens: Array) -> TextAccuracy | None:
+    """Compares the decoders of a folder on the text; None if the decoder has no weights, so that it is not quantized.
+
+    Raises:
+        DynqError: A decoder does not run.
+    """
+    from ..genai.decoding import compare_on_text
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:
-        raise DynqError(f"the decoder of {folder.path} is a pipeline of several models, which cannot be run on text")
-    tokens = read_tokens(folder, arguments.text)
+        return None
     model, new = folder.path / decoder, found.results[decoder].model
     with progress() as track:
         return compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)

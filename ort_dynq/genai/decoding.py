@@ -147,7 +147,10 @@ class Decoder:
         """Returns the inputs for new tokens, the last ones of a sequence of `length`; empty caches of earlier ones."""
         count, new = tokens.shape
         feeds = decoder_feeds(self._folder, self._inputs, tokens=new, past=length - new, is_empty=True)
-        feeds = {name: np.repeat(value, count, axis=0) for name, value in feeds.items()}
+        positions = input_name(self._folder, "position_ids")
+        for name, value in feeds.items():  # one sequence
+            is_stacked = name == positions and value.ndim == 3  # [3, batch, sequence]
+            feeds[name] = np.repeat(value, count, axis=1 if is_stacked else 0)
         return feeds | {self._ids: tokens.astype(feeds[self._ids].dtype)}
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
@@ -185,6 +188,25 @@ class TextAccuracy:
         return {key: plain(value) for key, value in vars(self).items()}
 
 
+def lengths(folder: Folder, tokens: Array) -> tuple[int, int, int]:
+    """Returns the tokens of a prompt, those that continue it, and those of a window.
+
+    Args:
+        folder: The folder.
+        tokens: The text, int64 [tokens].
+
+    Raises:
+        DynqError: The text is too short.
+    """
+    longest = folder.context_length or WINDOW + GENERATED
+    prompt = min(PROMPT, longest // 2, len(tokens) // 2)
+    generated = min(GENERATED, longest - prompt)
+    window = min(WINDOW, longest)
+    if prompt < 1 or generated < 1 or window < 2:
+        raise DynqError(f"the text has {len(tokens)} tokens, too few to predict; give a longer one")
+    return prompt, generated, window
+
+
 def compare_on_text(
     folder: Folder, a: Model, b: Model, tokens: Array, *, backend: Backend = "native", track: Track = iter
 ) -> TextAccuracy:
@@ -201,12 +223,7 @@ def compare_on_text(
         DynqError: The text is too short, or a model does not run.
     """
     tokens = tokens[:MOST_TOKENS]
-    longest = folder.context_length or WINDOW + GENERATED
-    prompt = min(PROMPT, longest // 2, len(tokens) // 2)
-    generated = min(GENERATED, longest - prompt)
-    window = min(WINDOW, longest)
-    if prompt < 1 or generated < 1 or window < 2:
-        raise DynqError(f"the text has {len(tokens)} tokens, too few to predict; give a longer one")
+    prompt, generated, window = lengths(folder, tokens)
     first, second = Decoder(folder, a, "A"), Decoder(folder, b, "B", backend=backend)
     surprises, agreement, noise = [0.0, 0.0], Agreement(is_argmax=True), Noise()
     for each in track([*windows(len(tokens), window, max(1, window // 2))]):

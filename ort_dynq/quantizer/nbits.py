@@ -3,7 +3,8 @@
 MatMulNBits    -> RowProgram in the blocks of the weights, QuantizedMatMul
                -> TwoTermQuantize in the blocks of the weights, QuantizedMatMul of two terms
 
-It is the rewriter's rule with `weights_only` "blocks" or "two-term", for layers that are not excluded.
+It is the rewriter's rule with `weights_only` "blocks" or "two-term", for layers that are not excluded. QMoE stays, with
+the advice to use `rewrite`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from ..graphs import MICROSOFT
 from ..rewriter.products import matmul_nbits
 from ..rewriter.products.weights_only import WeightsOnlyProduct
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .options import NBITS, Options
 
@@ -26,6 +28,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> WeightsOnlyProd
     if node.domain != MICROSOFT or node.op_type not in NBITS:
         return None
     options.check(node)
+    if node.op_type == "QMoE":
+        raise Unconverted(Reason.EXPERTS_IN_QUANTIZE)
     weights_only = "two-term" if options.has_two_terms(node) else "blocks"
     return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
 

@@ -123,7 +123,7 @@ def rewrite(
             stay if they ask for a float activation. MatMulNBits of accuracy_level 4 has it quantized in the blocks of
             its weights, and weights behind DequantizeLinear get "two-term" activations. "blocks": all activations are
             quantized in blocks. "two-term": all get two codes of 8 bits for each element, with a signal-to-noise ratio
-            of about 90 dB, also those of MatMulNBits of accuracy_level 4.
+            of about 90 dB, also those of MatMulNBits and QMoE that ONNX Runtime quantizes itself.
         keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
             without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
 

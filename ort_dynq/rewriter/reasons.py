@@ -122,6 +122,14 @@ class Reason(Enum):
     EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 4 or 8"
     EXPERTS_ATTRIBUTE = "its {name} is {value}: ort_dynq has no such mixture of experts"
     EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
+    EXPERTS_COUNTS = "its products have weights of {counts} experts: expected the same number"
+    EXPERTS_CHOSEN = "its k is {k}, expected 1 to the number of experts, {experts}"
+    EXPERTS_SCORES = "its router scores {scores} experts, but its weights are of {experts}"
+    EXPERTS_SHARED = "its products share codes, with different scales: the model would store them twice"
+    EXPERTS_IN_QUANTIZE = (
+        "quantize does not convert mixtures of experts; run ort-dynq rewrite on the result, or in place of quantize, "
+        "with --weights-only two-term if the experts have float activations"
+    )
     EXPERTS_SHAPE = "the shape of {name} is not known, or has not three dimensions"
 
     # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these

@@ -85,6 +85,14 @@ def test_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (decoding["same_tokens"], decoding["of_tokens"]) == (alike, 32)
 
 
+def test_tokens_that_cannot_be_generated(tmp_path: Path) -> None:
+    """The context and 32 tokens are more than the rotary embeddings have; that is no error of the bench."""
+    folder = genai_folders.copy_of("llama", tmp_path / "llama")
+    edit_config(folder, lambda config: config["model"].pop("context_length"))
+    opened, tokens = open_folder(folder), np.zeros(251, np.int64)
+    assert generation._same_tokens(opened, opened, tokens, [(3, 0), (1, 250)], "native") == {(3, 0): (3, 3)}
+
+
 def test_a_rewritten_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is the second contender: here a copy of the original, whose size is known."""
     genai_folders.copy_of("phi", tmp_path / "fast")

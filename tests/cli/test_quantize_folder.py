@@ -10,14 +10,16 @@ from typing import Any
 import genai_folders
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime as ort
 import pytest
 from commands import run_json
-from genai_folders import LLAMA, edit_config, filled
+from genai_folders import FOLDERS, LLAMA, edit_config, filled
+from onnx import TensorProto, helper
 
 import ort_dynq
-from ort_dynq import cli, library
-from ort_dynq.genai import open_folder
+from ort_dynq import cli, genai, library
+from ort_dynq.genai import open_folder, quantize_folder
 from ort_dynq.genai.decoding import Decoder, alike, compare_on_text
 from ort_dynq.genai.text import read_tokens
 
@@ -90,13 +92,14 @@ def test_the_figures_of_a_text(work: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["snr_db"] == pytest.approx(10 * math.log10((both[0] ** 2).sum() / noise), abs=0.1)
 
 
-def test_generated_tokens() -> None:
-    """They are those of whole sequences, without keys and values of earlier tokens."""
-    folder, options = open_folder(LLAMA), ort.SessionOptions()
+@pytest.mark.parametrize("name", ["llama", "qwen_moe"])
+def test_generated_tokens(name: str) -> None:
+    """Those of several prompts are those of each alone. The positions of qwen_moe are [3, batch, sequence]."""
+    model, options = FOLDERS / name / "model.onnx", ort.SessionOptions()
     starts = np.random.default_rng(0).integers(0, 256, (3, 6))
-    found = Decoder(folder, LLAMA / "model.onnx", "A").generate(starts, 5)
+    found = Decoder(open_folder(FOLDERS / name), model, "A").generate(starts, 5)
     for prompt, continuation in zip(starts, found, strict=True):
-        expected, _ = genai_folders.decode(str(LLAMA / "model.onnx"), options, prompt, 5)
+        expected, _ = genai_folders.decode(str(model), options, prompt, 5)
         assert continuation.tolist() == expected
     assert alike(found, np.where(np.arange(5) == 3, -1, found)).tolist() == [3, 3, 3]
 
@@ -142,21 +145,36 @@ def test_text(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("float 1.2 MB -> int8 ")
 
 
-def test_a_second_model_without_weights(work: Path) -> None:
-    """It is copied."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    from ort_dynq.genai import quantize_folder
-
+def save_without_weights(path: str) -> None:
     ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])] for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", *ends)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), "float/vision.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def test_a_second_model_without_weights(work: Path) -> None:
+    """It is copied."""
+    save_without_weights("float/vision.onnx")
     edit_config(Path("float"), lambda config: config["model"].update(vision={"filename": "vision.onnx"}))
     found = quantize_folder("float")
     assert [*found.results] == ["model.onnx"]
     found.save("int8")
     assert Path("int8/vision.onnx").read_bytes() == Path("float/vision.onnx").read_bytes()
+
+
+def test_a_decoder_without_weights(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is copied, and not compared."""
+    save_without_weights("float/decoder.onnx")
+
+    def edit(config: Any) -> None:
+        config["model"]["decoder"]["filename"] = "decoder.onnx"
+        config["model"]["vision"] = {"filename": "model.onnx"}
+
+    edit_config(Path("float"), edit)
+    assert cli.main(["quantize", "float", "-o", "int8", "--no-timing", "--text", "text.txt"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{Path('float/decoder.onnx')} has no weights to quantize, so text.txt is not used" in text
+    assert "of 32 tokens" not in text
+    assert Path("int8/decoder.onnx").read_bytes() == Path("float/decoder.onnx").read_bytes()
 
 
 def test_no_layer(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,19 +201,30 @@ def test_no_layer(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("float", "--text", "floats.npy"), "floats.npy has float64 [3], expected integers [tokens]"),
         (("float", "--text", "text.npy"), "text.npy cannot be read"),
         (("broken", "--text", "text.txt"), "the tokenizer of broken cannot be used"),
+        (("pipeline", "--text", "text.txt"), "the decoder of pipeline is a pipeline of several models"),
         (("linked",), "tokenizer.json is a link out of the folder"),
         ((".",), ". has no genai_config.json"),
     ],
 )
-def test_errors(arguments: tuple[str, ...], message: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    arguments: tuple[str, ...],
+    message: str,
+    work: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come before the quantization."""
+    monkeypatch.setattr(genai, "_quantized", None)
     Path("binary").write_bytes(b"\xff\xfe\x00")
     Path("empty").touch()
     np.save("large.npy", np.array([1, 1024]))
     np.save("floats.npy", np.zeros(3))
     Path("text.npy").write_text(TEXT)
-    for name in ("broken", "linked"):
+    for name in ("broken", "linked", "pipeline"):
         filled("float32", Path(name))
     Path("broken/tokenizer.json").write_text("{}")
+    decoder = {"pipeline": [{"one": {"filename": "model.onnx"}}]}
+    edit_config(Path("pipeline"), lambda config: config["model"].update(decoder=decoder))
     Path("linked/tokenizer.json").unlink()
     Path("linked/tokenizer.json").symlink_to(work / "text.txt")
     before = sorted(Path().rglob("*"))

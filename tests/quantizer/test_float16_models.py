@@ -87,6 +87,17 @@ def test_a_layer_that_stays() -> None:
     run(result, X)
 
 
+@pytest.mark.parametrize("activations", ["token", "two-term"])
+def test_reasons_if_no_layer_is_quantized(activations: str) -> None:
+    """They are those of the float32 model, not the type."""
+    w = floats(16, 16)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    result = ort_dynq.quantize(half(nodes, {"w": w.astype(H)}, ("M", 16)), activations=activations)
+    wide = ort_dynq.quantize(model_of(nodes, {"w": w}, shape=("M", 16)), activations=activations)
+    assert reasons(result) == reasons(wide)
+    assert [text for text in reasons(result) if "too few" in text]
+
+
 def test_where_onnxruntime_computes_products_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 64-bit ARM it has such kernels. Here its graph is not known: Casts are written around the layers alone."""
     monkeypatch.setattr(casts, "saved_by_onnxruntime", lambda model: None)

@@ -6,6 +6,7 @@ import nbits
 import numpy as np
 import onnx
 import pytest
+import qmoe
 from helpers import assert_same
 from onnx import TensorProto, helper, numpy_helper
 from quantizing import operators, reasons
@@ -61,6 +62,20 @@ def test_min_snr() -> None:
         assert operators(result) == {operator: 1, "QuantizedMatMul": 1}
     with pytest.raises(ort_dynq.DynqError, match="choose a smaller one"):
         ort_dynq.quantize(case.model, min_snr=200, data=data)
+
+
+def test_mixtures_of_experts_stay() -> None:
+    """With the advice to use rewrite, which takes the result."""
+    model = qmoe.make().model
+    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((qmoe.HIDDEN, 1024), np.float32), "w")
+    model.graph.initializer.append(weights)
+    model.graph.node.append(helper.make_node("MatMul", ["y", "w"], ["z"], name="head"))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["tokens", 1024]))
+    result = ort_dynq.quantize(model)
+    (reason,) = reasons(result)
+    assert "ort-dynq rewrite" in reason
+    rewritten = ort_dynq.rewrite(result.to_proto()).report
+    assert [each.operator for each in rewritten.rewritten] == ["QuantizedExperts"]
 
 
 def test_no_weights() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import qmoe
 from genai_folders import FOLDERS, decode
 from helpers import assert_same, stock_session
 from nbits import noise
-from onnx import numpy_helper
-from qmoe import GPT_OSS, INNER, Case, make
+from onnx import helper, numpy_helper
+from qmoe import EXPERTS, GPT_OSS, HIDDEN, INNER, Case, feeds_of, make
 
 import ort_dynq
 from ort_dynq.genai import rewrite_folder
@@ -35,6 +38,7 @@ QUANTIZED: list[dict[str, Any]] = [
     {"router_weights": True, "normalize_routing_weights": 1, "use_sparse_mixer": 1},
     {"half": True, "zero_points": True, "bias": True},
 ]
+TWO_TERMS: list[dict[str, Any]] = [{}, {"bits": 8, "level": 0, "half": True}]
 FLOATS: list[dict[str, Any]] = [
     {"level": 0},
     {"level": 0, "zero_points": True, "half": True},
@@ -100,6 +104,17 @@ def test_float_activations(given: dict[str, Any]) -> None:
         assert_same(result, np.asarray(stock_session(model).run(None, case.feeds)[0]))
         assert noise(result, reference) > least
         assert ort_dynq.verify(case.model, model).passed
+
+
+@pytest.mark.parametrize("given", TWO_TERMS, ids=str)
+def test_two_terms_in_place_of_codes(given: dict[str, Any]) -> None:
+    """Also where ONNX Runtime quantizes the activations itself."""
+    case = make(**given)
+    model = rewritten(case, weights_only="two-term")
+    result = run(model, case)
+    assert_same(result, np.asarray(stock_session(model).run(None, case.feeds)[0]))
+    assert noise(result, case.reference()) > (70 if given.get("half") else 80)
+    assert ort_dynq.verify(case.model, model).passed
 
 
 @pytest.mark.parametrize("given", NOT_ON_CPUS, ids=str)
@@ -170,9 +185,14 @@ def test_external_data(tmp_path: Path) -> None:
         ("block_size", 8, "8"),
         ("block_size", 48, "whole blocks"),
         ("accuracy_level", 0, "float activations"),
+        ("k", 0, "its k is 0, expected 1 to the number of experts, 5"),
+        ("k", 6, "its k is 6"),
+        ("activation_alpha", math.nan, "activation_alpha is nan"),
+        ("activation_beta", math.nan, "activation_beta is nan"),
+        ("swiglu_limit", math.nan, "swiglu_limit is nan"),
     ],
 )
-def test_reasons(attribute: str, value: int | str, reason: str) -> None:
+def test_reasons(attribute: str, value: float | str, reason: str) -> None:
     case = make()
     (node,) = case.model.graph.node
     for each in [each for each in node.attribute if each.name == attribute]:
@@ -180,6 +200,97 @@ def test_reasons(attribute: str, value: int | str, reason: str) -> None:
     node.attribute.append(onnx.helper.make_attribute(attribute, value))
     (finding,) = ort_dynq.rewrite(case.model).report.unconverted
     assert reason in finding.reason
+
+
+@pytest.mark.parametrize("name", ["fc2", "fc3", "all"])
+def test_numbers_of_experts(name: str) -> None:
+    """They differ between products, or the router scores others."""
+    case = make(fusion=0)
+    for initializer in case.model.graph.initializer:
+        if name == "all" or initializer.name.startswith(name):
+            array = numpy_helper.to_array(initializer)[:4]
+            initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+    (finding,) = ort_dynq.rewrite(case.model).report.unconverted
+    assert ("router scores 5" if name == "all" else "the same number") in finding.reason
+
+
+def test_sums_that_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator refuses them."""
+    for name, size in (("EXPERTS", 1), ("HIDDEN", 33040), ("INNER", 16)):
+        monkeypatch.setattr(qmoe, name, size)
+    (finding,) = ort_dynq.rewrite(make(block_size=0, k=1).model, weights_only="blocks").report.unconverted
+    assert "overflow" in finding.reason
+
+
+def square(nodes: int, parts: Callable[[int], Sequence[str]]) -> onnx.ModelProto:
+    """A model of several QMoE whose weights are square: `parts` names those of a node."""
+    rng = np.random.default_rng(0)
+    names = sorted({name for node in range(nodes) for name in parts(node) if name})
+    given = {"k": 2, "activation_type": "silu", "expert_weight_bits": 8, "block_size": 32}
+    arrays = {
+        "c": lambda: rng.integers(0, 256, (EXPERTS, HIDDEN, HIDDEN)).astype(np.uint8),
+        "s": lambda: rng.uniform(5e-4, 2e-3, (EXPERTS, HIDDEN, HIDDEN // 32)).astype(np.float32),
+        "b": lambda: rng.normal(0, 1, (EXPERTS, HIDDEN)).astype(np.float32),
+    }
+    tensors = {name: arrays[name[0]]() for name in names}
+    return helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("QMoE", ["x", "router", *parts(node)], [f"y{node}"], domain="com.microsoft", **given)
+                for node in range(nodes)
+            ],
+            "experts",
+            [
+                helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["tokens", width])
+                for name, width in (("x", HIDDEN), ("router", EXPERTS))
+            ],
+            [
+                helper.make_tensor_value_info(f"y{node}", onnx.TensorProto.FLOAT, ["tokens", HIDDEN])
+                for node in range(nodes)
+            ],
+            [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
+
+
+def test_weights_of_several_mixtures() -> None:
+    """Each has its own, also if the weights are no initializers, so that their tensors are freed."""
+    model = square(6, lambda node: [f"c{node}", "s1", "", f"c{node}_2", "s2"])
+    for initializer in [each for each in model.graph.initializer if each.name.startswith("c")]:
+        model.graph.initializer.remove(initializer)
+        name, initializer.name = initializer.name, f"{initializer.name}_stored"
+        model.graph.initializer.append(initializer)
+        model.graph.node.insert(0, helper.make_node("Add", [initializer.name, "zero"], [name]))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.uint8), "zero"))
+    result = ort_dynq.rewrite(model)
+    assert [each.operator for each in result.report.rewritten] == ["QuantizedExperts"] * 6
+    feeds = feeds_of(4)
+    expected = stock_session(model).run(None, feeds)
+    for found, each in zip(stock_session(result.to_proto()).run(None, feeds), expected, strict=True):
+        assert noise(np.asarray(found), np.asarray(each)) > 30
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parts", "reason"),
+    [
+        (1, lambda _: ["c", "s1", "", "c", "s2"], "share codes"),
+        (2, lambda node: ["c1", "s1", f"b{node}", "c2", "s2"], "twice"),
+        (2, lambda node: ["c1", "s1", "", "c2", f"s{node}"], "twice"),
+    ],
+)
+def test_codes_with_other_scales_or_biases(nodes: int, parts: Callable[[int], Sequence[str]], reason: str) -> None:
+    unconverted = ort_dynq.rewrite(square(nodes, parts)).report.unconverted
+    assert len(unconverted) == nodes
+    assert all(reason in each.reason for each in unconverted)
+
+
+def test_same_weights_are_stored_once() -> None:
+    model = square(2, lambda _: ["c1", "s1", "b1", "c2", "s2", "b2"])
+    fast = ort_dynq.rewrite(model).to_proto()
+    first, second = (node for node in fast.graph.node if node.op_type == "QuantizedExperts")
+    assert first.input == second.input
 
 
 def test_weights_that_stay() -> None:

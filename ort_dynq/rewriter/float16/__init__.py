@@ -34,19 +34,27 @@ def convert_in_float32(
 
     Returns:
         The converted model and the report. It is the copy if one of `rules` converted a node of it and, in a rewrite
-        of a model whose chains are of float32, if more nodes are converted than without Casts.
+        of a model whose chains are of float32, if more nodes are converted than without Casts. If no layer of the copy
+        is quantized, its reasons are reported: without Casts, the only reason is the type.
     """
     copy = _with_casts(model, layers)
-    if copy is not None:
-        report = convert(copy)
-        found, plain = _count(report, rules), 0
-        if found and not layers and not has_float16_node(model, _ENDS):
-            plain = _count(convert(model.clone()), rules)
-        if found > plain:
-            restore_zeros(copy)
-            copy.metadata_props[FLOAT16_CASTS] = "1"
-            return copy, report
-    return model, convert(model)
+    if copy is None:
+        return model, convert(model)
+    of_copy = convert(copy)
+    found, plain = _count(of_copy, rules), 0
+    if found and not layers and not has_float16_node(model, _ENDS):
+        plain = _count(convert(model.clone()), rules)
+    if found > plain:
+        restore_zeros(copy)
+        copy.metadata_props[FLOAT16_CASTS] = "1"
+        return copy, of_copy
+    report = convert(model)
+    if layers:
+        reasons = {(each.graph, each.node): each for each in of_copy.unconverted}
+        report.findings = [
+            each if each.operator else reasons.get((each.graph, each.node), each) for each in report.findings
+        ]
+    return model, report
 
 
 def _with_casts(model: ir.Model, layers: Collection[str]) -> ir.Model | None:

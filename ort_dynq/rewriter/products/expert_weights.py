@@ -9,6 +9,7 @@ Packed weights of external data are computed when the model is written, one afte
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,10 @@ from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
 from .nbits import check_unshared, computed, constant_tensor, release, unpacked
+from .tail import check_sums
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,16 @@ class Part:
         scales: The scales, float32 or float16.
         zero_points: The zero points; None if all are 2 ** (bits - 1).
         bias: The bias, [experts, N]; None if there is none.
+        root: The initializer that the input of the codes is a reshaping of, or this input.
+        source: The inputs that the tensors are from. They stay alive with the part, unlike computed tensors.
     """
 
     codes: ir.TensorProtocol
     scales: ir.TensorProtocol
     zero_points: ir.TensorProtocol | None
     bias: ir.TensorProtocol | None
+    root: ir.Value
+    source: tuple[ir.Value | None, ...]
 
     @property
     def columns(self) -> int:
@@ -64,6 +71,11 @@ class ExpertWeights:
     bits: int
     block_size: int
     interleaved: bool
+
+    @property
+    def source(self) -> tuple[Hashable, ...]:
+        """What the tensors are computed from: equal sources give equal tensors."""
+        return self.interleaved, *(part.source for part in self.parts)
 
     @property
     def columns(self) -> int:
@@ -164,12 +176,14 @@ def weights_of(
         interleaved: As in :class:`ExpertWeights`.
 
     Raises:
-        Unconverted: QuantizedExperts has no such weights, they are not constants, or other nodes also read them.
+        Unconverted: QuantizedExperts has no such weights, they are not constants, nodes with other weights also read
+            them, or products have different numbers of experts.
     """
     bits, block_size = (node.attributes.get_int(name, default) for name, default in _NUMBERS)
     blocks = depth // block_size if block_size else 1
+    check_sums(block_size or depth, None)
     values = [*node.inputs, *[None] * 15]
-    parts = []
+    parts: list[Part] = []
     for indices in inputs:
         codes, scales, bias, zero_points = (constant_tensor(values[index], facts) for index in indices)
         if codes is None or scales is None:
@@ -191,14 +205,30 @@ def weights_of(
                 raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
         weight = values[indices[0]]
         assert weight is not None
-        check_unshared(weight, node)
+        root = check_unshared(weight, node, _WEIGHTS)
         is_finite = np.isfinite(scales.numpy()).all()
         release(scales)
         if not is_finite:
             raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
-        parts.append(Part(codes, scales, zero_points, bias))
+        source = tuple(values[index] for index in indices)
+        parts.append(Part(codes, scales, zero_points, bias, root, source))
+        check_experts(parts)
     experts = int(parts[0].codes.shape.numpy()[0])
     return ExpertWeights(tuple(parts), experts, depth, bits, block_size, interleaved)
+
+
+def check_experts(parts: Sequence[Part]) -> None:
+    """Checks that some parts have the same experts, and do not share codes with different scales.
+
+    Raises:
+        Unconverted: They do not, or they do.
+    """
+    counts = [int(part.codes.shape.numpy()[0]) for part in parts]
+    if len(set(counts)) > 1:
+        raise Unconverted(Reason.EXPERTS_COUNTS, counts=", ".join(map(str, counts)))
+    sources = {part.root: part.source for part in parts}
+    if any(sources[part.root] != part.source for part in parts):
+        raise Unconverted(Reason.EXPERTS_SHARED)
 
 
 _NUMBERS = (("expert_weight_bits", 4), ("block_size", 0))

@@ -4,7 +4,8 @@ QMoE    -> QuantizedExperts
 
 ONNX Runtime's kernel quantizes the activations of experts at run time, as MatMulNBits of accuracy_level 4 does, if the
 weights have blocks, and 8 bits or accuracy_level 4. Here each block gets 256 codes, whose steps are never larger. Other
-experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them.
+experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them. With
+`weights_only` "two-term", the activations of all experts get two codes.
 
 What the kernel for CPUs ignores is ignored: use_sparse_mixer, and normalize_routing_weights without router_weights,
 since the softmax of the chosen scores has the sum 1.
@@ -25,7 +26,7 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
-from .expert_weights import ExpertWeights, weights_of
+from .expert_weights import ExpertWeights, check_experts, weights_of
 from .provenance import note_activation
 
 _QUANTIZED_LEVEL = 4  # accuracy_level of int8 activations
@@ -106,7 +107,9 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
     if first.columns != depths[1] * (2 if "tensor1" in program else 1) or second.columns != depths[0]:
         expected = depths[1] * (2 if "tensor1" in program else 1)
         raise Unconverted(Reason.NBITS_SHAPE, what="columns of fc1", size=first.columns, expected=expected)
-    terms = 2 if not is_quantized and context.weights_only == "two-term" else 1
+    check_experts((*first.parts, *second.parts))
+    _check_chosen(node, router, first.experts)
+    terms = 2 if context.weights_only == "two-term" else 1
     return Mixture(activation, router, inputs[_ROUTER_WEIGHTS], first, second, program, terms)
 
 
@@ -124,6 +127,9 @@ def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, 
     number = node.attributes.get_float
     alpha, beta = number("activation_alpha", 1.0), number("activation_beta", 0.0)
     limit = number("swiglu_limit", math.inf)
+    for name, value in (("activation_alpha", alpha), ("activation_beta", beta), ("swiglu_limit", limit)):
+        if math.isnan(value):
+            raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=str(value))
     gate, linear = "x", "tensor1"
     if limit < math.inf:
         gate = f"Clip(x, -inf, {literal(limit)})"
@@ -132,6 +138,20 @@ def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, 
     added = linear if beta == 0 else f"Add({linear}, {literal(beta)})"
     program = f"dst = Mul(Mul({gate}, Sigmoid({scaled})), {added})"
     return program, (_FC1, _FC3) if has_fc3 else (_FC1,), fusion == 1
+
+
+def _check_chosen(node: ir.Node, router: ir.Value, experts: int) -> None:
+    """Checks that the router scores all experts, and that a token may choose `k` of them.
+
+    Raises:
+        Unconverted: It does not.
+    """
+    k = node.attributes.get_int("k", 1)
+    if not 1 <= k <= experts:
+        raise Unconverted(Reason.EXPERTS_CHOSEN, k=k, experts=experts)
+    scores = router.shape[-1] if router.shape else experts
+    if isinstance(scores, int) and scores != experts:
+        raise Unconverted(Reason.EXPERTS_SCORES, scores=scores, experts=experts)
 
 
 def _shape_of(value: ir.Value | None, name: str) -> tuple[int, ...]:
@@ -155,9 +175,8 @@ def _build(match: Mixture, edit: Edit) -> None:
     assert dtype is not None
     inputs.append(match.router_weights or shared.of(np.zeros(0, dtype.numpy()), edit))
     for weights in (match.first, match.second):
-        source = tuple(part.codes for part in weights.parts)
         inputs += [
-            shared.of_source((compute.__name__, *map(id, source)), compute, graph, edit)
+            shared.of_source((compute.__name__, *weights.source), compute, graph, edit)
             for compute in (weights.packed, weights.weight_zero_point, weights.column_scale, weights.bias)
         ]
     main = call(

@@ -35,6 +35,7 @@ from .tail import check_sums
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _BITS = (2, 4, 8)
+_WEIGHTS = slice(1, 4)  # the inputs B, scales and zero points
 _FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
 
@@ -229,7 +230,7 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
             raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
-    root = check_unshared(b, node)
+    root = check_unshared(b, node, _WEIGHTS)
     for tensor in (scale, zero_point if has_real_zero_points else None):
         if tensor is not None:
             is_finite = np.isfinite(tensor.numpy()).all()
@@ -239,14 +240,19 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
 
 
-def check_unshared(weights: ir.Value, node: ir.Node) -> ir.Value:
+def check_unshared(weights: ir.Value, node: ir.Node, inputs: slice) -> ir.Value:
     """Returns the value that the weights of a node are a reshaping of, or the weights.
 
+    Args:
+        weights: The weights.
+        node: The node.
+        inputs: All inputs of the node that belong to weights: codes, scales and so on.
+
     Raises:
-        Unconverted: Other nodes also read them.
+        Unconverted: Nodes that have other weights or attributes also read them.
     """
     root, readers = _readers(weights)
-    if root.is_graph_output() or not all(_is_same_product(each, node) for each in readers):
+    if root.is_graph_output() or not all(_is_same_product(each, node, inputs) for each in readers):
         raise Unconverted(Reason.NBITS_SHARED)
     return root
 
@@ -329,9 +335,9 @@ def _readers(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     return root, readers
 
 
-def _is_same_product(node: ir.Node, other: ir.Node) -> bool:
-    """Returns whether a node multiplies by the same weights as another, in the same way."""
-    mine, its = ((each.op_identifier(), each.inputs[1:4], _attributes(each)) for each in (node, other))
+def _is_same_product(node: ir.Node, other: ir.Node, inputs: slice) -> bool:
+    """Returns whether a node multiplies by the same weights as another, which are some inputs, in the same way."""
+    mine, its = ((each.op_identifier(), each.inputs[inputs], _attributes(each)) for each in (node, other))
     return mine == its
 
 
