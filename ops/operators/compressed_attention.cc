@@ -25,7 +25,7 @@ namespace dynq {
 namespace {
 
 constexpr const char* kName = "CompressedAttention";
-constexpr int64_t kMostRows = 48;         // of a unit: a multiple of the rows of every kernel's tile
+constexpr int64_t kUnitRows = 48;         // of a unit: a multiple of the rows of every kernel's tile
 constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
 constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
 constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
@@ -581,7 +581,7 @@ class CompressedAttention : public Node {
       run.ones.assign(static_cast<size_t>(run.key.token_group_size()), 1.0f);
       run.one_codes.assign(run.ones.size(), 1);
     }
-    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kMostRows) / 6 * 6;
+    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kUnitRows) / 6 * 6;
     const int64_t heads = n.b * n.k;
     const bool packs = n.rows() >= kPackedRows;
     Workspaces workspaces(run, std::min(rows, n.rows()));

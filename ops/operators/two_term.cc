@@ -12,7 +12,7 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kMostRows = 256;  // whose scales are computed at once
+constexpr int64_t kScaledRows = 256;  // whose scales are computed at once
 
 class TwoTermQuantize : public Node {
  public:
@@ -52,13 +52,13 @@ class TwoTermQuantize : public Node {
   };
 
   struct Batch {
-    float low[kMostRows], abs_max[kMostRows], inverse[kMostRows];
+    float low[kScaledRows], abs_max[kScaledRows], inverse[kScaledRows];
     Scratch<float, kBatchElements> src;
   };
 
   void short_rows(const Run& run, Context& context) const {
     const int64_t cols = std::max<int64_t>(run.cols, 1), rows = std::max<int64_t>(1, kTaskElements / cols);
-    const int64_t together = std::clamp<int64_t>(kBatchElements / cols, 1, kMostRows);
+    const int64_t together = std::clamp<int64_t>(kBatchElements / cols, 1, kScaledRows);
     run_tasks(context, (run.rows + rows - 1) / rows, [&](int64_t task) {
       const int64_t last = std::min(run.rows, (task + 1) * rows);
       Batch batch;
@@ -95,12 +95,12 @@ class TwoTermQuantize : public Node {
 
   // Widens abs_max by the elements of adjacent rows. NaN is ignored.
   static void widen(const Run& run, const float* src, int64_t rows, int64_t cols, float* abs_max) {
-    float low[kMostRows];
+    float low[kScaledRows];
     run.table.row_ranges[kAbsMax](src, rows, cols, cols, low, abs_max);
   }
 
   static void find_scales(const float* abs_max, int64_t rows, float* inverses, float* scales) {
-    float found[kMostRows];
+    float found[kScaledRows];
     for (int64_t i = 0; i < rows; ++i) {
       inverses[i] = 127.0f / abs_max[i];
       found[i] = abs_max[i] / 127.0f / 254.0f;

@@ -172,5 +172,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
         quantized.metadata_props[QUANTIZED] = options.text
         quantized.metadata_props.pop(OPTIONS, None)  # of a rewrite before
         note_origin(quantized, model)
+    elif report.is_prepared:
+        quantized = load(model)
     report.log(_LOG)
     return Result(quantized, report, lacks_functions=True)

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from ..operators.packing import BLOCK_COLUMNS, QUAD, pack_columns, packed_shape
 from ..opsets import OPSET
 from ..rewriter.analysis.evaluation import evaluate
-from ..rewriter.analysis.nodes import producer_of, skip_identity
+from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.edit import Edit, call
 from ..rewriter.policy.cost import is_small_table
 from ..rewriter.reasons import Reason, Unconverted
@@ -79,7 +79,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Embedding | No
         return None
     if is_small_table(*table.shape.numpy()):
         return None
-    if producer_of(skip_identity(table), "DequantizeLinear") is not None:  # the table has few bits already
+    if producer_of(table, "DequantizeLinear") is not None:  # the table has few bits already
         return None
     options.check(node)
     check_constant(table, facts)

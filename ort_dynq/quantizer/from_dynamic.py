@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
-from ..rewriter.analysis.nodes import producer_of, skip_identity
+from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
@@ -50,7 +50,7 @@ def _match(
         return None
     options.check(node)
     facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
-    quantizer = None if codes is None else producer_of(skip_identity(codes), "DynamicQuantizeLinear")
+    quantizer = None if codes is None else producer_of(codes, "DynamicQuantizeLinear")
     if quantizer is not None and zero_point is not quantizer.outputs[2]:
         quantizer = None
     x = None if quantizer is None else quantizer.inputs[0]
@@ -75,7 +75,7 @@ def _has_scale_of(tail: Tail, quantizer: ir.Node | None) -> bool:
     """Returns whether the sums are multiplied by the scale of a DynamicQuantizeLinear, and nothing is added before."""
     if tail.row is None or quantizer is None:
         return False
-    return skip_identity(tail.row) is quantizer.outputs[1] and not tail.added
+    return tail.row is quantizer.outputs[1] and not tail.added
 
 
 def _build(match: _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct, edit: Edit) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..opsets import OPSET
 from ..rewriter.analysis.constants import constant_scalar
-from ..rewriter.analysis.nodes import is_standard, producer_of, skip_identity
+from ..rewriter.analysis.nodes import is_standard, producer_of
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.edit import Edit
 from ..rewriter.rule import Context, Rule
@@ -71,7 +71,7 @@ def bounds_of(quantizer: ir.Node) -> _Bounds | None:
 def _match(node: ir.Node, _: Context) -> _StaticQuantization | None:
     if not is_standard(node, "DequantizeLinear") or node.inputs[0] is None:
         return None
-    quantizer = producer_of(skip_identity(node.inputs[0]), "QuantizeLinear")
+    quantizer = producer_of(node.inputs[0], "QuantizeLinear")
     if quantizer is None or quantizer.inputs[0] is None or quantizer.graph is not node.graph:
         return None
     bounds = bounds_of(quantizer)

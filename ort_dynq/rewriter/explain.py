@@ -13,6 +13,7 @@ from ..graphs import graphs, values_of
 from ..opsets import to_opset
 from ..versions import load_checked
 from .analysis.inference import Facts
+from .copies import without_copies
 from .normal_form import inlined
 from .products.affine import PRODUCTS, AffineForms
 
@@ -57,6 +58,7 @@ def explain(model: Model, name: str) -> list[Explained]:
     if (wanted := next(named, None)) is None:
         raise DynqError(f"the model has no value {name!r}; give the name of an input, an output or a node's output")
     with Facts(loaded) as facts:
+        without_copies(loaded)
         forms = AffineForms(facts)
         before, todo = dict[ir.Value, None](), [wanted]
         while todo:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
 from .analysis.inference import Facts
 from .analysis.nodes import program_of
+from .copies import without_copies
 from .edit import Edit, Shared
 from .functions import declare_functions
 from .policy.saturation import cpu_dependence
@@ -50,12 +51,13 @@ def convert(
     report, findings = Report(before=op_counts(model)), _Findings()
     initializers = _used_initializers(model)
     with Facts(model) as facts:
+        had_copies = without_copies(model)
         context = Context(facts, exact, Shared(facts), "main", fuse, weights_only, keep_fused)
         for phase in phases:
             context.shared.begin_phase()
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
-        report.findings, report.is_prepared = findings.all(), findings.is_prepared
+        report.findings, report.is_prepared = findings.all(), findings.is_prepared or had_copies
         _remove_initializers(model, initializers)
         report.cpu = cpu_dependence(model, facts)
         declare_functions(model)

@@ -70,7 +70,7 @@ class Report:
         before, after: The number of nodes of each operator.
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
-        is_prepared: Whether rules that only prepare nodes for other rules have changed the model.
+        is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
     """
 
     findings: list[Finding] = field(default_factory=list)

@@ -6,7 +6,7 @@ It does not use the rewriter's recognition of products, so the check is independ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,9 +120,9 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
     activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
-    uses: list[tuple[ir.Node, int, ir.Node | None]] = [(*use, None) for use in activation.uses()]
+    uses: list[tuple[ir.Node, int, ir.Node | None]] = [(*use, None) for use in _uses(activation)]
     moves = [node for node, _, _ in uses if is_standard(node, "Transpose") or _pads_with_zeros(node)]
-    uses += [(*use, move) for move in moves for use in move.outputs[0].uses()]
+    uses += [(*use, move) for move in moves for use in _uses(move.outputs[0])]
     for product, position, move in uses:
         is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in _PRODUCTS
         if position != 0 or not (is_standard_product or product.op_type == "MatMulNBits"):
@@ -144,6 +144,15 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
         if value is result and weights is not None and product.graph is producer.graph:
             return FloatProduct(product, activation, weights, tuple(steps), result, move)
     return None
+
+
+def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """Yields the uses of a value and of its copies, which B does not have: of Identity and of Casts to float32."""
+    for node, index in value.uses():
+        if is_standard(node, "Identity") or (is_standard(node, "Cast") and cast_to(node) == ir.DataType.FLOAT):
+            yield from _uses(node.outputs[0])
+        else:
+            yield node, index
 
 
 def _pads_with_zeros(node: ir.Node) -> bool:

@@ -11,11 +11,13 @@ import pytest
 from commands import run_json
 
 from ort_dynq import cli
+from ort_dynq.bench import opening
 
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(opening, "_ROUNDS", 1)
 
 
 @pytest.mark.parametrize("name", ["float16", "qdq", "cache8", "cache4"])

@@ -192,10 +192,10 @@ SHAPES: dict[str, tuple[str, str, Array, Array, Array | None, tuple[str, str], b
     ),
     "-0 where a mask holds": (
         "float[3, 3] x, bool[3] k",
-        _scatter("w = Identity(k)\n", "3", -0.0),
+        _scatter("w = Not(k)\n", "3", -0.0),
         TINY[0, :, :3],
         np.ones(0, F),
-        np.array([True, False, True]),
+        np.array([False, True, False]),
         (ONE, ONE),
         False,
     ),

@@ -104,6 +104,20 @@ def test_products_of_networks(network: str, form: str) -> None:
     assert not result.not_perturbed
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "v = Identity(dx) c = Cast<to = 1>(v) y = MatMul(c, w)",
+        "v = Identity(dx) product = MatMul(v, w) y = Identity(product)",
+    ],
+)
+def test_copies_of_the_original(body: str) -> None:
+    """The rewritten model does not have them."""
+    result = check(token("float[n, 16] x", "float[n, 5] y", body, {"w": weights(16, 5)}))
+    assert result.passed, result
+    assert len(result.products) == 1
+
+
 @pytest.mark.parametrize("form", transformers.FORMS)
 def test_exact_models_have_no_products_to_compare(form: str) -> None:
     model = transformers.encoder(form, **SIZES)

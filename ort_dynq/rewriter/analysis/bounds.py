@@ -1,6 +1,8 @@
 """Recognizes values with constant bounds: by Clip, Max, Min, or a comparison and Where, as exporters write them.
 
 All of these forms give NaN for NaN, as a Clip does. Where(x <= c, x, c) does not, so it is not recognized.
+
+Example: Where(x > 127, 127, Max(x, -128)) is x within -128 and 127.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .constants import constant_scalar
-from .nodes import producer_of, skip_identity
+from .nodes import producer_of
 from .shapes import does_not_grow
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -45,7 +47,7 @@ def constant_operand(node: ir.Node, *, commutative: bool) -> tuple[ir.Value, flo
     for i in (1, 0) if commutative else (1,):
         number, other = constant_scalar(node.inputs[i]), node.inputs[1 - i]
         if number is not None and other is not None and does_not_grow(node.inputs[i], other):
-            return skip_identity(other), number
+            return other, number
     return None
 
 
@@ -60,7 +62,7 @@ def bounds_of(value: ir.Value) -> Bounded | None:
         most = LARGEST if high is None else constant_scalar(high)
         if least is None or most is None or least > most:
             return None
-        return Bounded(skip_identity(node.inputs[0]), least, most)
+        return Bounded(node.inputs[0], least, most)
     if (node := producer_of(value, "Max", "Min")) is not None and len(node.inputs) == 2:
         if (found := constant_operand(node, commutative=True)) is None:
             return None
@@ -98,8 +100,7 @@ def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
 
 
 def _origin(node: ir.Node, i: int) -> ir.Value | None:
-    value = node.inputs[i]
-    return None if value is None else skip_identity(value)
+    return node.inputs[i]
 
 
 def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:
@@ -111,13 +112,13 @@ def _where(node: ir.Node) -> Bounded | None:
     """Recognizes Where(value > bound, bound, value) and the like; a NaN compares as false and stays."""
     if None in node.inputs:
         return None
-    condition, then, otherwise = (skip_identity(value) for value in node.inputs if value is not None)
+    condition, then, otherwise = (value for value in node.inputs if value is not None)
     compare, bound = producer_of(condition, *_COMPARISONS), constant_scalar(then)
     if compare is None or bound is None or not does_not_grow(then, otherwise) or None in compare.inputs:
         return None
     for i in (0, 1):
         value, other = compare.inputs[i], compare.inputs[1 - i]
-        if value is not None and skip_identity(value) is otherwise and constant_scalar(other) == bound:
+        if value is not None and value is otherwise and constant_scalar(other) == bound:
             if not does_not_grow(other, value):
                 return None
             is_upper = compare.op_type.startswith("Greater") == (i == 0)

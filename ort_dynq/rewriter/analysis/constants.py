@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .nodes import cast_to, producer_of, skip_identity
+from .nodes import cast_to, producer_of
 
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
@@ -68,7 +68,6 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     """
     if value is None:
         return None
-    value = skip_identity(value)
     if (node := producer_of(value, "Expand")) is not None:
         return constant_scalar(node.inputs[0])
     if (node := producer_of(value, "ConstantOfShape")) is not None:

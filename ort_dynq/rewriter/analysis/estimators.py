@@ -1,6 +1,8 @@
 """Straight-through estimators of training, x + (y - x): y, except for rounding.
 
 torch's `detach` leaves no trace in ONNX, so that the sum and the difference stay in the model.
+
+Example: q + (Round(q) - q) of q = x / s is Round(q).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import onnx_ir as ir
 
 from .bounds import Bounded, all_bounds_of, constant_operand
 from .magnitudes import largest_quotient
-from .nodes import producer_of, skip_identity
+from .nodes import producer_of
 
 _LARGEST, _LARGEST_TERM = 2.0**24, 2.0**16
 
@@ -34,8 +36,8 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         difference = producer_of(scaled[0] if scaled is not None and scaled[1] == 1 else other, "Sub")
         if x is None or difference is None or None in difference.inputs:
             continue
-        y, subtracted = (skip_identity(each) for each in difference.inputs if each is not None)
-        if subtracted is skip_identity(x):
+        y, subtracted = (each for each in difference.inputs if each is not None)
+        if subtracted is x:
             return y, x
     return None
 
@@ -60,11 +62,11 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
         x: The value.
         known: Returns what is known of a value.
     """
-    bounded, x = all_bounds_of(y), skip_identity(x)
+    bounded = all_bounds_of(y)
     rounded, source = bounded.value, x
     total, of_x = producer_of(rounded, "Add"), producer_of(x, "Add")
     if total is not None and of_x is not None and None not in (*total.inputs, *of_x.inputs):
-        terms, of_x_terms = ([skip_identity(each) for each in node.inputs if each] for node in (total, of_x))
+        terms, of_x_terms = ([each for each in node.inputs if each] for node in (total, of_x))
         zero = next((each for each in terms if any(each is other for other in of_x_terms)), None)
         if zero is None or not known(zero).is_integer:
             return False
@@ -81,8 +83,8 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
         given = found[0]
     elif source is not x and node.op_type != "Round":
         return False
-    before = Bounded(given) if skip_identity(given) is skip_identity(source) else all_bounds_of(given)
-    if skip_identity(before.value) is not skip_identity(source):
+    before = Bounded(given) if given is source else all_bounds_of(given)
+    if before.value is not source:
         return False
     if before.value is given and bounded.value is y:
         return True

@@ -4,6 +4,8 @@ Let r >= |x|, as ReduceMax(Abs(x)) is. Then x / (r / 127), x * (127 / r) and x /
 rounding: every step rounds to float32, which changes a normal number by a factor of at most 1 + 2**-24. The divisor
 must be known to be 2**-100 or more, so that every step is normal. x must be finite: a Clip without an upper bound makes
 an infinite range finite.
+
+Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is at most 127.00004.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import onnx_ir as ir
 
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
-from .nodes import operand, producer_of, skip_identity
+from .nodes import operand, producer_of
 from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
@@ -82,24 +84,23 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     x, low = node.inputs[:2]
     if x is None or low is None:
         return None
-    x = skip_identity(x)
     return x if _end_of(low, x, "ReduceMin") else None
 
 
 def is_range(node: ir.Node) -> bool:
     """Returns whether a Sub is the maximum minus the minimum of a value over the same dimensions."""
-    reduced = None if node.inputs[0] is None else producer_of(skip_identity(node.inputs[0]), "ReduceMax")
+    reduced = None if node.inputs[0] is None else producer_of(node.inputs[0], "ReduceMax")
     x = None if reduced is None else _first(reduced)
     return x is not None and _both_ends(node, x) is not None
 
 
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields x, and the values that it is a multiple of, each with the magnitude of the factor."""
-    x, factor = skip_identity(x), 1.0
+    factor = 1.0
     yield x, factor
     while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
         if node.op_type == "Neg":
-            x = skip_identity(node.inputs[0])
+            x = node.inputs[0]
         elif (found := constant_operand(node, commutative=node.op_type == "Mul")) is not None and found[1]:
             x, factor = found[0], factor * _scaled(abs(found[1]), node) / _ROUNDED
         else:
@@ -131,11 +132,11 @@ class _Proof:
 
     def largest_product(self, inverse: ir.Value) -> float | None:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
-        factor, inverse = 1.0, skip_identity(inverse)
+        factor = 1.0
         self._is_scaled = True  # the reciprocal of a small range may be infinite
         while True:
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
-                inverse = skip_identity(node.inputs[0])
+                inverse = node.inputs[0]
             elif (node := producer_of(inverse, "Reciprocal")) is not None and node.inputs[0] is not None:
                 break
             elif (node := producer_of(inverse, "Div")) is not None and (number := constant_scalar(node.inputs[0])):
@@ -160,7 +161,7 @@ class _Proof:
     def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
         if r is None or depth > _MOST_STEPS:
             return None
-        r, node = skip_identity(r), skip_identity(r).producer()
+        node = r.producer()
         if node is None:
             return None
         bounded = all_bounds_of(r)
@@ -208,7 +209,7 @@ class _Proof:
                 if reduced is not None and is_of_x and (op_type == "ReduceMin" or node.op_type == "Abs"):
                     self._note(reduced)
                     return cover
-        if node.op_type == "Sub" and any(each is not None and skip_identity(each) is x for each in node.inputs):
+        if node.op_type == "Sub" and x in node.inputs:
             high, low = (self._known(each) for each in node.inputs)
             return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
         if node.op_type == "Sub" and (both := _both_ends(node, x)) is not None:
@@ -217,11 +218,7 @@ class _Proof:
             return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
             origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
-            is_same = (
-                least is not None
-                and node.inputs[1] is not None
-                and skip_identity(node.inputs[1]) is skip_identity(least)
-            )
+            is_same = least is not None and node.inputs[1] is not None and node.inputs[1] is least
             if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
                 self._note(reduced)
                 return _Multiples(_ROUNDED, 1)
@@ -238,7 +235,7 @@ class _Proof:
                 continue
             operands = [each for each in condition.inputs if each is not None]
             limits = [constant_scalar(each) for each in operands]
-            compares = any(skip_identity(each) is skip_identity(value) for each in operands) and mask is compared
+            compares = any(each is value for each in operands) and mask is compared
             if not compares and mask is not None and same_shape(mask, value):  # both may be reshaped in the same way
                 compares = any(unreshaped(each) is unreshaped(value) for each in operands)
             limit = next((each for each in limits if each is not None), None)
@@ -252,7 +249,7 @@ class _Proof:
         square = None if reduced is None else producer_of(_first(reduced), "Mul", "Pow")
         if reduced is None or square is None or None in square.inputs:
             return None
-        x, other = (skip_identity(each) for each in square.inputs if each is not None)
+        x, other = (each for each in square.inputs if each is not None)
         if not (other is x if square.op_type == "Mul" else constant_scalar(other) == 2) or not _is_of(
             reduced, x, self._x
         ):
@@ -280,8 +277,7 @@ def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
 
 
 def _first(node: ir.Node) -> ir.Value | None:
-    value = node.inputs[0] if node.inputs else None
-    return None if value is None else skip_identity(value)
+    return node.inputs[0] if node.inputs else None
 
 
 def _scaled(number: float, node: ir.Node) -> float:
@@ -304,9 +300,7 @@ def _maximum(r: ir.Value) -> tuple[ir.Node, ir.Value] | None:
 def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     """Returns whether a node reduces x or |x|; or all of it, reshaped."""
     magnitude = producer_of(x, "Abs")
-    sources = (
-        (x, skip_identity(magnitude.inputs[0])) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
-    )
+    sources = (x, magnitude.inputs[0]) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
     return any(value is each or (_is_whole(reduced) and unreshaped(value) is unreshaped(each)) for each in sources)
 
 
@@ -339,8 +333,7 @@ def _unbounded_by_relu(value: ir.Value, op_type: str) -> ir.Value:
 
 def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
     """Returns the ReduceMin (ReduceMax) of x from which a value is computed that is not larger (smaller); or None."""
-    end = value = skip_identity(value)
-    is_reshaped = False
+    end, is_reshaped = value, False
     while True:
         bounded = all_bounds_of(_unbounded_by_relu(value, op_type))
         if bounded.value is value:

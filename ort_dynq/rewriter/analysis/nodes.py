@@ -24,7 +24,7 @@ def is_standard(node: ir.Node, *types: str) -> bool:
 
 
 def operand(node: ir.Node, index: int = 0) -> ir.Value:
-    """Returns an input of a node, before any copies.
+    """Returns an input of a node.
 
     Raises:
         Unconverted: It is absent.
@@ -32,7 +32,7 @@ def operand(node: ir.Node, index: int = 0) -> ir.Value:
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=index)
-    return skip_identity(value)
+    return value
 
 
 class Use(NamedTuple):
@@ -43,10 +43,7 @@ class Use(NamedTuple):
 
 
 def only_use(value: ir.Value) -> Use | None:
-    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None.
-
-    Identity and Cast from float32 to float32 copy; TorchScript exports `x.to(x.dtype)` as such a Cast.
-    """
+    """Returns the only use of a node's output or of its copy by a standard operator of the same graph, or None."""
     while True:
         uses, producer = value.uses(), value.producer()
         if len(uses) != 1 or value.is_graph_output() or producer is None:
@@ -54,7 +51,7 @@ def only_use(value: ir.Value) -> Use | None:
         use = Use(*next(iter(uses)))
         if use.node.domain not in STANDARD_DOMAINS or use.node.graph is not producer.graph:
             return None
-        if not _copies(use.node):
+        if copied(use.node) is None:
             return use
         value = use.node.outputs[0]
 
@@ -89,27 +86,28 @@ def cast_to(node: ir.Node) -> ir.DataType:
 
 def skip_identity(value: ir.Value) -> ir.Value:
     """Returns the value before any Identity and any Cast from float32 to float32."""
-    while True:
-        node = producer_of(value, "Identity", "Cast")
-        source = None if node is None else node.inputs[0]
-        if node is None or source is None:
-            return value
-        if not _copies(node):
-            return value
+    while (node := value.producer()) is not None and (source := copied(node)) is not None:
         value = source
+    return value
 
 
-def _copies(node: ir.Node) -> bool:
-    """Returns whether a standard operator is an Identity, or a Cast from float32 to float32."""
-    if node.op_type != "Cast":
-        return node.op_type == "Identity"
-    source = node.inputs[0]
-    return cast_to(node) == ir.DataType.FLOAT and source is not None and source.dtype == ir.DataType.FLOAT
+def copied(node: ir.Node) -> ir.Value | None:
+    """Returns the value that an Identity or a Cast from float32 to float32 copies; None for other nodes.
+
+    TorchScript exports `x.to(x.dtype)` as such a Cast. An Identity of a float16 result is no copy: ONNX Runtime
+    computes float16 in float32, and removes the Casts between two nodes. The Identity rounds without optimizations.
+    """
+    source = node.inputs[0] if is_standard(node, "Identity", "Cast") and node.inputs else None
+    if source is None:
+        return None
+    if node.op_type == "Identity":
+        return source if source.dtype != ir.DataType.FLOAT16 or source.producer() is None else None
+    return source if source.dtype == ir.DataType.FLOAT and cast_to(node) == ir.DataType.FLOAT else None
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
     """Returns the uint8 or int8 integers whose Cast to float32 is `value`, or None."""
-    if value is None or (cast := producer_of(skip_identity(value), "Cast")) is None or cast.inputs[0] is None:
+    if (cast := producer_of(value, "Cast")) is None or cast.inputs[0] is None:
         return None
     return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
 

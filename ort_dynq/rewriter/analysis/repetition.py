@@ -5,6 +5,8 @@ value[..., j * size + i] = numbers[..., j, 0].
 
 An elementwise function of repeated numbers is the repeated function of the numbers, and a Reshape that keeps the last
 dimension moves the numbers only.
+
+Example: Div(Expand(m, [4, 96]), 127) of m [4, 1] repeats m / 127, and Reshape(.., [2, 2, 96]) of it the same numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import onnx_ir as ir
 
 from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
-from .nodes import is_standard, producer_of, skip_identity
+from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
 from .shapes import RESHAPES, has_one_element
 
@@ -218,12 +220,11 @@ def _concatenated(node: ir.Node, value: ir.Value) -> Repeated | None:
 
 def _unexpanded(value: ir.Value) -> ir.Value:
     """Returns the value before Expands that repeat nothing."""
-    value = skip_identity(value)
     while (node := producer_of(value, "Expand")) is not None and node.inputs[0] is not None:
         lengths, shape = known_lengths(node.inputs[1]), node.inputs[0].shape
         if lengths is None or shape is None or len(lengths) > len(shape) or any(each != 1 for each in lengths):
             break
-        value = skip_identity(node.inputs[0])
+        value = node.inputs[0]
     return value
 
 

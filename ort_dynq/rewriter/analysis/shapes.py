@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
-from .nodes import producer_of, skip_identity
+from .nodes import producer_of
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
@@ -52,10 +52,10 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     """Returns whether an elementwise operation of `other` with a constant is known to keep the shape of `other`."""
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
-    if other is not None and (node := producer_of(skip_identity(value), "Expand", "ConstantOfShape")) is not None:
+    if other is not None and (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
         like = _shape_of(node.inputs[-1])
         is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
-        if is_small and like is not None and like is skip_identity(other):
+        if is_small and like is not None and like is other:
             return True
     if value.shape is None or other is None or other.shape is None:
         return False
@@ -72,7 +72,7 @@ def unexpanded(value: ir.Value, other: ir.Value) -> ir.Value | None:
 
     A number for each row may also be repeated along new last dimensions, which a Reshape then joins.
     """
-    node = producer_of(skip_identity(value), "Expand", "Tile")
+    node = producer_of(value, "Expand", "Tile")
     if node is not None:
         return node.inputs[0] if does_not_grow(value, other) else None
     wide = unreshaped(value)
@@ -133,7 +133,7 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
         x: The tensor of the rows.
         is_shared: Whether several rows may share a number, such as one number for each matrix of a batch.
     """
-    if _is_parameter_of(skip_identity(value), _uncast(x)):
+    if _is_parameter_of(value, _uncast(x)):
         return True
     if value.shape is None:
         return False
@@ -193,15 +193,14 @@ def _reduced_by_rows(value: ir.Value) -> ir.Value | None:
 
 def _uncast(value: ir.Value) -> ir.Value:
     """Returns the value before any Cast."""
-    value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
-        value = skip_identity(cast.inputs[0])
+        value = cast.inputs[0]
     return value
 
 
 def _is_shape_vector_of_rows(value: ir.Value | None, x: ir.Value, axis: int) -> bool:
     """Returns whether `value` is a Concat of the dimensions of x, with ones from `axis` on."""
-    concat = None if value is None else producer_of(skip_identity(value), "Concat")
+    concat = None if value is None else producer_of(value, "Concat")
     if concat is None or x.shape is None or len(concat.inputs) != len(x.shape):
         return False
     lead, ones = concat.inputs[:axis], concat.inputs[axis:]
@@ -214,32 +213,31 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
     """Returns whether `value` is the length of dimension i of x, as a vector of one element."""
     if value is None:
         return False
-    if (shape := producer_of(skip_identity(value), "Shape")) is not None and shape.inputs[0] is not None:
+    if (shape := producer_of(value, "Shape")) is not None and shape.inputs[0] is not None:
         ends = shape.attributes.get_int("start", 0), shape.attributes.get_int("end", -1)
-        return ends == (i, i + 1) and skip_identity(shape.inputs[0]) is skip_identity(x)
-    unsqueeze = producer_of(skip_identity(value), "Unsqueeze")
+        return ends == (i, i + 1) and shape.inputs[0] is x
+    unsqueeze = producer_of(value, "Unsqueeze")
     if unsqueeze is None or unsqueeze.inputs[0] is None:
         return False
-    gather = producer_of(skip_identity(unsqueeze.inputs[0]), "Gather")
+    gather = producer_of(unsqueeze.inputs[0], "Gather")
     if gather is None or constant_scalar(gather.inputs[1]) != i:
         return False
-    return _shape_of(gather.inputs[0]) is skip_identity(x)
+    return _shape_of(gather.inputs[0]) is x
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
     """Returns the value before any Reshape, Squeeze, Unsqueeze and Flatten."""
     nodes = reshapes_of(value)
     source = nodes[0].inputs[0] if nodes else None
-    return skip_identity(value if source is None else source)
+    return value if source is None else source
 
 
 def reshapes_of(value: ir.Value) -> list[ir.Node]:
     """Returns the Reshapes and the like that :func:`unreshaped` skips, the first one first."""
     nodes: list[ir.Node] = []
-    value = skip_identity(value)
     while (node := producer_of(value, *RESHAPES)) is not None and node.inputs[0] is not None:
         nodes.insert(0, node)
-        value = skip_identity(node.inputs[0])
+        value = node.inputs[0]
     return nodes
 
 
@@ -265,13 +263,13 @@ def _reshapings(value: ir.Value) -> list[ir.Node]:
 
 def is_elementwise_of(value: ir.Value, source: ir.Value) -> bool:
     """Returns whether `value` is computed from `source` by elementwise operators."""
-    return any(leaf is skip_identity(source) for leaf in _leaves(value, source, ()))
+    return any(leaf is source for leaf in _leaves(value, source, ()))
 
 
 def _is_computed_from(value: ir.Value, x: ir.Value) -> bool:
     """Returns whether `value` is computed from x by steps that keep each dimension or make it 1."""
     leaves = _leaves(value, x, _REDUCTIONS)
-    return skip_identity(x) in leaves and all(leaf is skip_identity(x) or does_not_grow(leaf, x) for leaf in leaves)
+    return x in leaves and all(leaf is x or does_not_grow(leaf, x) for leaf in leaves)
 
 
 def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
@@ -280,15 +278,15 @@ def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
 
 def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) -> list[ir.Value]:
     """Returns the values where walks back from `value` through elementwise operators and `reductions` end, or at x."""
-    leaves, todo, seen = [], [skip_identity(value)], 0
-    end = None if x is None else skip_identity(x)
+    leaves, todo, seen = [], [value], 0
+    end = x
     while todo:
         at, seen = todo.pop(), seen + 1
         sources = None if at is end or seen > _MOST_NODES else _sources(at, reductions)
         if sources is None:
             leaves.append(at)
         else:
-            todo += [skip_identity(source) for source in sources if source is not None]
+            todo += [source for source in sources if source is not None]
     return leaves
 
 
@@ -308,7 +306,7 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
 
 def _shape_of(value: ir.Value | None) -> ir.Value | None:
     """Returns the value whose whole shape is `value`, or None."""
-    shape = None if value is None else producer_of(skip_identity(value), "Shape")
+    shape = None if value is None else producer_of(value, "Shape")
     if (
         shape is None
         or shape.inputs[0] is None
@@ -316,7 +314,7 @@ def _shape_of(value: ir.Value | None) -> ir.Value | None:
         or shape.attributes.get_int("start", 0) != 0
     ):
         return None
-    return skip_identity(shape.inputs[0])
+    return shape.inputs[0]
 
 
 def _is_unknown(dim: int | ir.SymbolicDim) -> bool:

@@ -2,6 +2,8 @@
 
 Bounds and integrality hold for every element that is not NaN. A bound is rounded as float32 rounds the operation, which
 is monotonic, so bounds are not widened. magnitudes.py proves bounds of quotients such as x / (max|x| / 127).
+
+Example: Clip(Round(x), -128, 127) + 128 are integers from 0 to 255.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, only_use, producer_of, skip_identity, uncast
+from ..analysis.nodes import is_standard, only_use, producer_of, uncast
 from ..analysis.shapes import broadcasts, same_shape
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -37,8 +37,7 @@ def _match(node: ir.Node, context: Context) -> _Dequantization | None:
         if real is None or scale is None or context.facts.is_constant(scale) or scale.dtype != ir.DataType.FLOAT:
             continue
         zero: ir.Value | None = None
-        inner = skip_identity(real)
-        if (sub := producer_of(inner, "Sub")) is not None and only_use(inner) is not None:
+        if (sub := producer_of(real, "Sub")) is not None and only_use(sub.outputs[0]) is not None:
             real, zero = sub.inputs[0], sub.inputs[1]
         codes = uncast(real)
         if codes is None or context.facts.is_constant(codes) or same_shape(codes, scale):

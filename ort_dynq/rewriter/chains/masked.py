@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, producer_of, skip_identity
+from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import RESHAPES, does_not_grow
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -33,7 +33,7 @@ def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
     if not is_standard(node, "ScatterND") or (node.attributes.get_string("reduction", "none") or "none") != "none":
         return None
     data, indices, updates = node.inputs
-    transpose = producer_of(None if indices is None else skip_identity(indices), "Transpose")
+    transpose = producer_of(indices, "Transpose")
     found = None if transpose is None else producer_of(_first(transpose), "NonZero")
     if data is None or transpose is None or found is None or updates is None or data.dtype not in _NUMBERS:
         return None
@@ -71,13 +71,12 @@ RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, 
 
 
 def _first(node: ir.Node) -> ir.Value | None:
-    value = node.inputs[0] if node.inputs else None
-    return None if value is None else skip_identity(value)
+    return node.inputs[0] if node.inputs else None
 
 
 def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
     """Returns the constant number that all elements of a value are; None if there is none."""
-    while (node := producer_of(value, "Expand", "Tile", "Identity", *RESHAPES)) is not None:
+    while (node := producer_of(value, "Expand", "Tile", *RESHAPES)) is not None:
         if (number := constant_scalar(value)) is not None or node.inputs[0] is None:
             return number
         value = node.inputs[0]

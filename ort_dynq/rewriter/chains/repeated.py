@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, skip_identity
+from ..analysis.nodes import is_standard
 from ..analysis.repetition import ELEMENTWISE, UNARY, ZERO_OF_EITHER_SIGN, Repeated, Repetitions
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..edit import Edit, constant
@@ -209,7 +209,7 @@ def _reshaped(value: ir.Value, wanted: ir.Shape, repeated: Repeated) -> ir.Value
             continue
         seen.add(each)
         is_it = is_standard(node, "Reshape") and node.inputs[0] is not None and each.shape == wanted
-        if is_it and skip_identity(node.inputs[0]) is skip_identity(value):  # type: ignore[arg-type]
+        if is_it and node.inputs[0] is value:
             return each
         todo += [other for other in node.inputs if other is not None]
     return None

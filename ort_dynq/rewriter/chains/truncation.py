@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..analysis.nodes import cast_to, producer_of, skip_identity
+from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import broadcasts, same_shape
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
@@ -18,12 +18,12 @@ def _match(node: ir.Node, context: Context) -> None:
     """Reports the quotient of x and a scale that is cast to 8 bits without Round."""
     if producer_of(node.outputs[0], "Cast") is not node or cast_to(node) not in CODE_TYPES or node.inputs[0] is None:
         return
-    value, how = skip_identity(node.inputs[0]), "truncated"
+    value, how = node.inputs[0], "truncated"
     while (step := producer_of(value, "Cast", "Clip", "Floor", "Ceil", "Min", "Max")) is not None:
         if step.inputs[0] is None:
             return
         how = f"rounded by {step.op_type}" if step.op_type in ("Floor", "Ceil") else how
-        value = skip_identity(step.inputs[0])
+        value = step.inputs[0]
     quotient = producer_of(value, "Div", "Mul")
     if quotient is None or None in quotient.inputs or any(map(context.facts.is_constant, quotient.inputs)):
         return

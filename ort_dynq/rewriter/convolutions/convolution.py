@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
 from ..analysis.constants import constant_array, constant_scalar
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..policy.cost import has_short_sums, is_tiny_convolution
 from ..products.channels import Channels
 from ..products.grid import QuantizedWeights, grid_of
@@ -128,7 +128,7 @@ def unpadded(x: ir.Value, spatial_rank: int) -> tuple[ir.Value, list[int]]:
 
     A convolution pads with zeros, too.
     """
-    node = producer_of(skip_identity(x), "Pad")
+    node = producer_of(x, "Pad")
     if node is None or node.inputs[0] is None or len(node.inputs) > 3:
         return x, [0] * 2 * spatial_rank
     given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None

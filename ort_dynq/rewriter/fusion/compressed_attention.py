@@ -22,7 +22,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of, skip_identity
+from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
 from ..edit import Edit, call
@@ -134,7 +134,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     transpose = producer_of(key_value, "Transpose")
     is_transposed = transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 1, 3, 2]
     if transpose is not None and not is_transposed:
-        key_value = skip_casts(unscaled(skip_identity(_first(transpose)), scores.scalars))
+        key_value = skip_casts(unscaled(_first(transpose), scores.scalars))
     value_value = None if product.inputs[1] is None else skip_casts(product.inputs[1])
     key_value = _unrepeated(key_value)
     value_value = None if value_value is None else _unrepeated(value_value)

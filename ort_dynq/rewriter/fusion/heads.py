@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_array
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..edit import Edit
 
 HEADS_FIRST = [0, 2, 1, 3]  # from [B, S, H, D] to [B, H, S, D], and back
@@ -50,7 +50,7 @@ class Heads:
 
 def heads_of(value: ir.Value | None) -> Heads | None:
     """Returns a value [B, H, S, D] as heads; None if H or D is not known."""
-    node = None if value is None else producer_of(skip_identity(value), "Transpose")
+    node = None if value is None else producer_of(value, "Transpose")
     if node is not None and list(node.attributes.get_ints("perm", [])) == HEADS_FIRST:
         return heads_by_token(node.inputs[0])
     return _with_known_size(value, is_split_first=True)
@@ -59,7 +59,7 @@ def heads_of(value: ir.Value | None) -> Heads | None:
 def heads_by_token(value: ir.Value | None) -> Heads | None:
     """Returns a value [B, S, H, D] as heads; None if H or D is not known."""
     heads = _with_known_size(value, is_split_first=False)
-    node = None if heads is None else producer_of(skip_identity(heads.value), "Reshape")
+    node = None if heads is None else producer_of(heads.value, "Reshape")
     rows = None if node is None else node.inputs[0]
     if heads is None or node is None or rows is None:
         return heads

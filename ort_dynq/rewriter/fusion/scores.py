@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import is_standard, only_use, producer_of, skip_identity
+from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
@@ -103,7 +103,7 @@ def scores_of(
         assert node is not None
         return scores_of(node, at, distance + 1, through_casts=through_casts, is_half=is_half)
 
-    if skip_identity(value) is not value or (through_casts and is_float_cast(node)):
+    if through_casts and is_float_cast(node):
         return before(0)
     if is_standard(node, "MatMul"):
         query, key = node.inputs
@@ -123,13 +123,10 @@ def is_float_cast(node: ir.Node) -> bool:
 
 
 def skip_casts(value: ir.Value) -> ir.Value:
-    """Returns the value before any Identity and any Cast from floats to floats."""
-    while True:
-        value = skip_identity(value)
-        node = value.producer()
-        if node is None or not is_float_cast(node) or node.inputs[0] is None:
-            return value
+    """Returns the value before any Cast from floats to floats."""
+    while (node := value.producer()) is not None and is_float_cast(node) and node.inputs[0] is not None:
         value = node.inputs[0]
+    return value
 
 
 def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
@@ -164,7 +161,7 @@ def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores, *, is_hal
 
 def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
     """Returns the input of an Expand to the shape of scores: the operation with the scores expands it by itself."""
-    expand = producer_of(skip_identity(value), "Expand")
+    expand = producer_of(value, "Expand")
     shape = None if expand is None else producer_of(expand.inputs[1], "Shape")
     if expand is None or shape is None or shape.inputs[0] is not scores:
         return value
@@ -185,7 +182,7 @@ def unscaled(value: ir.Value, scalars: list[Scalar], *, at_run_time: bool = Fals
 
     A product with a scalar that is computed at run time may be a dequantization. It stays, unless it is asked for.
     """
-    while (node := producer_of(skip_identity(value), "Mul", "Div")) is not None:
+    while (node := producer_of(value, "Mul", "Div")) is not None:
         found = [
             (node.inputs[i], other) for i, other in _operands(node) if other is not None and has_one_element(other, 4)
         ]
@@ -193,7 +190,7 @@ def unscaled(value: ir.Value, scalars: list[Scalar], *, at_run_time: bool = Fals
             break
         value = found[0][0]
         scalars.append(Scalar(found[0][1], node.op_type == "Div"))
-    return skip_identity(value)
+    return value
 
 
 def transposed_key(scores: Scores) -> Heads | None:
@@ -266,11 +263,9 @@ def product_of(softmax: ir.Node, *, through_casts: bool = False) -> tuple[ir.Nod
         node = users[0]
         if is_standard(node, "MatMul"):
             return (node, is_safe) if node.inputs[0] is value else None
-        result = node.outputs[0]
-        is_copy = skip_identity(result) is not result or (through_casts and is_float_cast(node))
-        if not is_copy and not _is_idle_dropout(node):
+        if not (through_casts and is_float_cast(node)) and not _is_idle_dropout(node):
             return None
-        value = result
+        value = node.outputs[0]
     return None
 
 

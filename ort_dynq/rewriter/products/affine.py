@@ -19,7 +19,7 @@ from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
-from ..analysis.nodes import cast_to, producer_of, skip_identity
+from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import (
     broadcasts,
     has_one_element,
@@ -251,7 +251,7 @@ class AffineForms(OfOnePhase):
         if to in _INTEGERS and source.dtype in _FLOATS:
             divisor = None if known.is_regular else divisor_of(source, self.values)
             bits = min(32, int(to.itemsize * 8))
-            if bits < 32 and all_bounds_of(skip_identity(source)).value is skip_identity(source):
+            if bits < 32 and all_bounds_of(source).value is source:
                 return self._lose(node, "its input is not clipped, so that infinite codes may become any integers")
             if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits")
@@ -297,7 +297,7 @@ class AffineForms(OfOnePhase):
     def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
         """Returns whether y - x is only added to x."""
         pairs = [estimated(use.node) for use in difference.uses()]
-        return x is not None and any(pair is not None and skip_identity(pair[1]) is skip_identity(x) for pair in pairs)
+        return any(pair is not None and pair[1] is x for pair in pairs)
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:
@@ -328,7 +328,7 @@ class AffineForms(OfOnePhase):
         if product is None or scale is None or None in product.inputs:
             return None
         for a, b in (product.inputs, product.inputs[::-1]):
-            if a is not None and b is not None and skip_identity(a) is skip_identity(scale):
+            if b is not None and a is scale:
                 return self._param(b, form.value)
         return None
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
@@ -359,7 +359,7 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     whole = Scaled(1, term) if isinstance(term, ir.Value) else None
     if depth > _DEEPEST or (whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)):
         return whole
-    node = term if whole is None else producer_of(skip_identity(whole.value), "Mul", "Div", "Reciprocal")
+    node = term if whole is None else producer_of(whole.value, "Mul", "Div", "Reciprocal")
     if not isinstance(node, (Op, ir.Node)):
         return whole
     inputs: list[Term] = [each for each in node.inputs if each is not None]
@@ -382,9 +382,9 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
 
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    division = producer_of(skip_identity(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    division = producer_of(value, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     while division is not None and division.inputs[0] is not None:
-        before = skip_identity(division.inputs[0])
+        before = division.inputs[0]
         if division.op_type in ("Add", "Sub", "Mul", "Div"):
             found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
             if found is None or not found[1]:
@@ -407,7 +407,7 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
 def marked(term: Term, divisor: ir.Value) -> Term | None:
     """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
     if isinstance(term, ir.Value):
-        if skip_identity(term) is not skip_identity(divisor):
+        if term is not divisor:
             return None
         nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
         return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))

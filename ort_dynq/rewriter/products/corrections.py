@@ -5,6 +5,8 @@ sums - zero_point * column_sums - weights_zero_point * row_sums + K * zero_point
 Exporters write these terms in any order, and compute some of them at run time. They are read as a polynomial whose
 variables are computed at run time. QuantizedMatMul and QuantizedConv subtract one product of a zero point and the sums
 of the weights: `correction_of` finds numbers for it. int32 wraps around, so every identity holds modulo 2**32.
+
+Example: sums - z * [5, -3] - 2 * row_sums + bias: the weights have the zero point 2 and the sums 5 and -3.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of, has_one_element
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..edit import Edit
@@ -54,7 +56,6 @@ def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) 
     Raises:
         Unconverted: Its constants exceed int32, or a float32 value is not known to be an integer without roundings.
     """
-    value = skip_identity(value)
     numbers, terms = channels.vector(value, None, facts), _computed(value, channels, facts, depth)
     if numbers is not None and np.abs(numbers, dtype=float).max() < _LARGEST and (numbers == np.rint(numbers)).all():
         terms = {(): numbers.astype(np.int64)}
@@ -120,7 +121,7 @@ def terms_of_zero_point(zero_point: ir.Value | None, sums: npt.NDArray[np.int32]
     if zero_point is None:
         return {}
     number = constant_scalar(zero_point)
-    factors = (skip_identity(zero_point),) if number is None else ()
+    factors = (zero_point,) if number is None else ()
     return {factors: sums.astype(np.int64) * (-1 if number is None else -int(number))}
 
 

@@ -2,6 +2,8 @@
 
 Its two roundings are at most 2**-24 of abs(y - x) and of abs(y). They are as small as those of y itself if x is not
 much larger than the codes of y times their scale. That has to be proven: 3e36 + (127 - 3e36) is 0.
+
+Example: y = s * Clip(Round(x / s), -127, 127), s = max(abs(x)) / 127: no x is larger than 127 * s, so x + (y - x) is y.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators.encodings import ScaleOrder
 from ...opsets import OPSET
-from ..analysis.nodes import skip_identity
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
@@ -145,9 +144,9 @@ def _check_attention(node: ir.Node, inputs: Sequence[ir.Value | None], channels:
 
 def _has_one_length_for_each_sample(mask: ir.Value, x: ir.Value | None) -> bool:
     """Returns whether a mask is known to be one length for each sample: one of rank 1 may also have more numbers."""
-    node = skip_identity(mask).producer()
+    node = mask.producer()
     cast = None if node is None or node.op_type != "Cast" else node.inputs[0]
-    node = node if cast is None else skip_identity(cast).producer()
+    node = node if cast is None else cast.producer()
     if node is not None and node.op_type in _LENGTHS:
         return True
     if mask.shape is None or len(mask.shape) != 1 or x is None or x.shape is None or not len(x.shape):

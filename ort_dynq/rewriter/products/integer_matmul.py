@@ -28,7 +28,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows, same_shape
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
@@ -131,7 +131,7 @@ RULE: Rule[_IntegerProduct | UnsignedProduct] = Rule("integer matrix product", 1
 
 def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:
     """Returns whether codes come from DynamicQuantizeLinear: ONNX Runtime fuses the two to DynamicQuantizeMatMul."""
-    return producer_of(skip_identity(codes), "DynamicQuantizeLinear") is not None
+    return producer_of(codes, "DynamicQuantizeLinear") is not None
 
 
 def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
@@ -174,9 +174,9 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, t
     Raises:
         Unconverted: int32 may not hold the sums, or the zero points are not known to belong to the rows or to be codes.
     """
-    zero_point = None if codes.zero_point is None else skip_identity(codes.zero_point)
+    zero_point = codes.zero_point
     terms = added(tail.added, terms_of_zero_point(zero_point, grid.sums[0]))
-    row_sums = (RowSums(skip_identity(codes.shape)),)
+    row_sums = (RowSums(codes.shape),)
     if row_sums in terms:
         grid = _with_zero_points(grid, -terms[row_sums])
         terms = {factors: numbers for factors, numbers in terms.items() if factors != row_sums}
@@ -218,7 +218,7 @@ def _are_of_rows(values: Iterable[ir.Value], codes: ir.Value) -> bool:
 
 def _have_same_shape(zero_point: ir.Value, scale: ir.Value) -> bool:
     """Returns whether a zero point is known to have the shape of a scale."""
-    quantizer = skip_identity(scale).producer()
+    quantizer = scale.producer()
     is_of_one = quantizer is not None and quantizer.domain == DOMAIN and quantizer is zero_point.producer()
     return is_of_one or same_shape(zero_point, scale)
 

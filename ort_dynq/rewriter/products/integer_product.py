@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of, skip_identity
+from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit
 from ..policy.saturation import may_saturate
@@ -107,7 +107,7 @@ def _unsigned(zero_point: ir.Value | None, edit: Edit) -> ir.Value:
 
 def is_static(codes: ir.Value, facts: Facts) -> bool:
     """Returns whether codes are constant or have constant parameters: static quantization is left to ONNX Runtime."""
-    quantizer = producer_of(skip_identity(codes), "QuantizeLinear")
+    quantizer = producer_of(codes, "QuantizeLinear")
     return facts.is_constant(codes) or (quantizer is not None and all(map(facts.is_constant, quantizer.inputs[1:])))
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ...operators.encodings import ScaleOrder
 from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..analysis.inference import Facts
-from ..analysis.nodes import cast_to, only_use, producer_of, skip_identity
+from ..analysis.nodes import cast_to, only_use, producer_of
 from ..analysis.shapes import RESHAPES, has_one_element, is_shape_of_rows
 from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
@@ -194,7 +194,7 @@ class Tail:
 
     def scales(self, step: Step, codes: ir.Value, facts: Facts) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
         """Returns the scales of the rows and of the columns, if a step multiplies by their product, or None."""
-        product = None if step.operand is None else producer_of(skip_identity(step.operand), "Mul")
+        product = None if step.operand is None else producer_of(step.operand, "Mul")
         if product is None:
             return None
         for row, column in (tuple(product.inputs), tuple(reversed(product.inputs))):

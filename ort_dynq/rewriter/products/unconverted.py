@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
-from ..analysis.nodes import only_use, producer_of, program_of, skip_identity
+from ..analysis.nodes import only_use, producer_of, program_of
 from ..analysis.shapes import RESHAPES
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -83,9 +83,7 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
     if node.op_type in _INTEGER_PRODUCTS and lost is None:
         if activation is not None and is_static(activation, context.facts):
             return Unconverted(Reason.STATIC)
-        is_linear = (
-            activation is not None and producer_of(skip_identity(activation), "DynamicQuantizeLinear") is not None
-        )
+        is_linear = producer_of(activation, "DynamicQuantizeLinear") is not None
         is_fused = is_linear and (node.op_type == "MatMulIntegerToFloat" or _is_scaled(node.outputs[0]))
         return Unconverted(Reason.FUSED_MATMUL_INTEGER if is_fused else Reason.SUMS_NOT_SCALED)
     if lost is not None:
@@ -97,9 +95,9 @@ def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None
 
 def _is_quantized_by_program(activation: ir.Value | None) -> bool:
     """Returns whether a RowProgram, which took the nodes of a quantization, computes an activation."""
-    value = None if activation is None else skip_identity(activation)
+    value = activation
     while (move := producer_of(value, *_MOVES)) is not None and move.inputs[0] is not None:
-        value = skip_identity(move.inputs[0])
+        value = move.inputs[0]
     node = None if value is None else value.producer()
     return (
         node is not None

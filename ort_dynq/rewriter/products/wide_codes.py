@@ -7,7 +7,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import cast_to, producer_of, skip_identity
+from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..reasons import Reason, Unconverted
@@ -38,9 +38,9 @@ def wide_codes_of(value: ir.Value) -> WideCodes | None:
     """
     if value.dtype not in WIDE_TYPES:
         return None
-    at, zero_point, is_moved = skip_identity(value), None, False
+    at, zero_point, is_moved = value, None, False
     while (node := producer_of(at, *MOVES)) is not None and node.inputs[0] is not None:
-        at, is_moved = skip_identity(node.inputs[0]), True
+        at, is_moved = node.inputs[0], True
     if (sub := producer_of(at, "Sub")) is not None and sub.inputs[0] is not None:
         at, zero_point = sub.inputs[0], sub.inputs[1]
     codes = narrow(at)
@@ -61,11 +61,10 @@ def wide_codes_of(value: ir.Value) -> WideCodes | None:
 
 def narrow(value: ir.Value) -> ir.Value | None:
     """Returns the 8-bit integers that wider ones are a Cast of, or None; float32 may be between them."""
-    value = skip_identity(value)
     while (cast := producer_of(value, "Cast")) is not None and cast.inputs[0] is not None:
         if cast_to(cast) not in (*WIDE_TYPES, ir.DataType.FLOAT):
             return None
-        value = skip_identity(cast.inputs[0])
+        value = cast.inputs[0]
         if value.dtype in CODE_TYPES:
             return value
     return None

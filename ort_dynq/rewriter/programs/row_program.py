@@ -19,7 +19,7 @@ from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, operand, producer_of, skip_identity
+from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import is_elementwise_of, same_shape
 from ..analysis.types import check_type
 from ..analysis.values import Values
@@ -80,7 +80,7 @@ def _check_quotient(node: ir.Node, facts: Facts) -> None:
     value = all_bounds_of(operand(node)).value
     total = producer_of(value, "Add")
     for each in (value, *(total.inputs if total is not None else ())):
-        division = producer_of(None if each is None else skip_identity(each), "Div")
+        division = producer_of(each, "Div")
         if division is None or None in division.inputs or any(map(facts.is_constant, division.inputs)):
             continue
         x, scale = operand(division), operand(division, 1)

@@ -3,6 +3,8 @@
 Of two zeros, Max and Min give either: ONNX Runtime's answer depends on the place in the tensor. Most often, the sign
 has no effect: a bound, a code or a sum follows, or it divides numbers that are 0, too. Otherwise the node is not a
 step.
+
+Example: Max(x, 0) may be -0 or 0 for x = -0. Add(.., 128) of it is a step, and Reciprocal of it is none.
 """
 
 from __future__ import annotations

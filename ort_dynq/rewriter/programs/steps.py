@@ -27,7 +27,7 @@ from ...operators.program import (
 from ..analysis.bounds import LARGEST, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of, skip_identity
+from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of
 from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues, Interval, Values
@@ -269,7 +269,7 @@ class Translation:
             if not of_any.is_integer or not any(step.operator in REDUCTIONS for step in self.program.steps):
                 raise _NoStepError
             is_wrapped = is_clipped or not self._values.known(real).fits(*ends)  # an infinity may become a bound
-            if is_wrapped and producer_of(skip_identity(real), "Round", "Floor", "Ceil") is None:
+            if is_wrapped and producer_of(real, "Round", "Floor", "Ceil") is None:
                 raise _NoStepError
             x = self._wrapped(x, to) if is_wrapped else self._without_infinities(x)
         return self.program.add(ROUNDINGS[to], x)
