@@ -134,7 +134,10 @@ class Reason(Enum):
 
     # Weights behind DequantizeLinear of products of floats, and what ONNX Runtime makes of these
     DEQUANTIZED_SHARED = "other nodes also read its weights: the model would store them twice"
-    DEQUANTIZED_CODES = "the codes of its weights are {dtype}, expected 4 or 8 bits"
+    DEQUANTIZED_CODES = "the codes of its weights are {dtype}, expected integers of 2, 4 or 8 bits"
+    DEQUANTIZED_INVALID = "the DequantizeLinear of its weights is not valid: {what}"
+    DEQUANTIZED_TYPE = "its dequantized weights are converted to {dtype}, expected float32 or float16"
+    DEQUANTIZED_OVERFLOW = "its weights are rounded to float16, and may be larger than float16 represents"
     DEQUANTIZED_SCALES = "the scales of its weights vary within blocks of 16 along K"
     DEQUANTIZED_TOO_LARGE = "dequantized once, the weights of the model would take more than 1 GB"
     MADE_LEVEL_4 = (

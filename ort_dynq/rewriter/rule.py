@@ -29,7 +29,8 @@ class Context:
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
         fuse: Whether the last bits of floats may change where nodes are fused.
-        weights_only: What becomes of MatMulNBits and QMoE that ask for a float activation; one of :data:`WEIGHTS_ONLY`.
+        weights_only: What becomes of MatMulNBits, QMoE and products of weights behind DequantizeLinear whose activation
+            is a float; one of :data:`WEIGHTS_ONLY`.
         keep_fused: Whether integer products stay that ONNX Runtime fuses, although they saturate on some CPUs.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """

@@ -52,8 +52,12 @@ class StoredWeights:
         return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
 
     def rounds_to(self, weights: Array, is_transposed: bool) -> bool:
-        """Returns whether they are A's weights after they are rounded to float16."""
-        return np.array_equal(self.like(weights, is_transposed).astype(np.float16), weights)
+        """Returns whether they are A's weights after they are rounded to float16.
+
+        A may round them to float32 first (DequantizeLinear with float32 scales, then Cast), or not (folded weights).
+        """
+        found = self.like(weights, is_transposed)
+        return any(np.array_equal(each.astype(np.float16), weights) for each in (found, found.astype(np.float32)))
 
 
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:

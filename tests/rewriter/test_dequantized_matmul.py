@@ -18,7 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.rewriter import inspect
-from ort_dynq.rewriter.reasons import Reason
+from ort_dynq.rewriter.products import dequantized_matmul
+from ort_dynq.rewriter.products.scale_indices import ScaleIndices
+from ort_dynq.rewriter.reasons import Reason, Unconverted
 from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]
@@ -35,7 +37,8 @@ class Form:
         axis, block: Of DequantizeLinear; axis None: one scale for all.
         is_transposed: Whether the codes are [N, K]; a Transpose follows unless the product transposes.
         product: The operator, or "GemmT" or "EinsumT", which transpose.
-        more: "bias", "alpha", "reshape" (codes of one block in a row, before opset 21), "cast" (of float16 weights).
+        more: "bias", "alpha", "reshape" (codes of one block in a row, before opset 21), "cast" (of float16 weights),
+            "rounded" (float32 weights that are cast to float16 and back).
         made: What ONNX Runtime makes of it.
         depth, columns: K and N.
     """
@@ -77,6 +80,9 @@ class Form:
             initializers.append(numpy_helper.from_array(np.array([self.columns, self.depth]), "shape"))
             nodes.append(helper.make_node("Reshape", [weights, "shape"], [weights := "reshaped"]))
         if self.more == "cast":
+            nodes.append(helper.make_node("Cast", [weights], [weights := "cast"], to=TensorProto.FLOAT))
+        if self.more == "rounded":
+            nodes.append(helper.make_node("Cast", [weights], [weights := "half"], to=TensorProto.FLOAT16))
             nodes.append(helper.make_node("Cast", [weights], [weights := "cast"], to=TensorProto.FLOAT))
         if self.is_transposed and not self.product.endswith("T"):
             nodes.append(helper.make_node("Transpose", [weights], [weights := "transposed"], perm=[1, 0]))
@@ -127,6 +133,7 @@ FORMS = [
     Form(half=True),
     Form(codes="INT8", block=0, is_transposed=True, half=True),
     Form(more="cast", made=EVERY_RUN),
+    Form(codes="INT8", axis=1, block=0, more="rounded", made=EVERY_RUN),
 ]
 FOLDED = [
     Form(axis=1, made=EVERY_RUN, columns=256),
@@ -154,8 +161,9 @@ def test_two_terms(form: Form) -> None:
     rewritten = result.to_proto()
     y, reference = run(rewritten, form.x), outputs_of(model, form.x).astype(np.float64)
     ordinary = slice(5, None)  # a row of one scale has less with an element of 30 times the others'
-    assert noise(y[ordinary], reference[ordinary]) > (60 if form.half or form.more == "cast" else 86)
-    assert noise(y, reference) > (60 if form.half or form.more == "cast" else 70)
+    is_half = form.half or form.more in ("cast", "rounded")
+    assert noise(y[ordinary], reference[ordinary]) > (60 if is_half else 86)
+    assert noise(y, reference) > (60 if is_half else 70)
     assert_same(y, np.asarray(stock_session(rewritten).run(None, {"x": form.x})[0]))
     assert ort_dynq.verify(model, rewritten).passed
 
@@ -243,6 +251,116 @@ def test_static_activations_stay(moves: tuple[str, ...]) -> None:
     report = ort_dynq.rewrite(model).report
     assert [each.operator for each in report.findings if each.operator] == []
     assert [each.unconverted.reason for each in report.unconverted if each.unconverted] == [Reason.STATIC]
+
+
+@pytest.mark.parametrize("to", [TensorProto.INT32, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_casts_to_other_types_stay(to: int) -> None:
+    """QuantizedMatMul would not round the weights to this type."""
+    model = Form(codes="INT8", axis=1, block=0, more="rounded").model()
+    model.graph.node[1].attribute[0].i = to
+    (finding,) = ort_dynq.rewrite(model).report.unconverted
+    assert finding.unconverted is not None
+    assert finding.unconverted.reason == Reason.DEQUANTIZED_TYPE
+
+
+@pytest.mark.parametrize("form", [FORMS[12], FORMS[-1]], ids=str)
+def test_overflow_of_float16(form: Form) -> None:
+    """Codes times scales are finite in float32, but weights of float16 are infinite."""
+    model = form.model()
+    scales = numpy_helper.to_array(model.graph.initializer[1])
+    largest = scales / scales.max() * 60000
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(largest.astype(scales.dtype), "scales"))
+    result = ort_dynq.rewrite(model)
+    assert "may be larger than float16 represents" in result.report.findings[0].reason
+    expected = outputs_of(model, form.x)
+    assert not np.isfinite(expected).all()
+    np.testing.assert_array_equal(np.isfinite(run(result.to_proto(), form.x)), np.isfinite(expected))
+
+
+_VALID: dict[str, Any] = {"codes": np.zeros((256, 264), np.int8), "scales": np.ones(264, np.float32)}
+INVALID = {
+    "few scales": ({"scales": np.ones(100, np.float32)}, {"axis": 1}),
+    "rank of scales": ({"scales": np.ones((1, 1), np.float32)}, {"axis": 1}),
+    "axis": ({}, {"axis": 5}),
+    "few blocks": ({"scales": np.ones((5, 264), np.float32)}, {"axis": 0, "block_size": 32}),
+    "rank of blocks": ({}, {"axis": 0, "block_size": 32}),
+    "negative block_size": ({"scales": np.ones((8, 264), np.float32)}, {"axis": 0, "block_size": -32}),
+    "few zero points": ({"zeros": np.zeros(3, np.int8)}, {"axis": 1}),
+    "type of zero points": ({"zeros": np.full(264, 200, np.uint8)}, {"axis": 1}),
+    "codes of rank 0": ({"codes": np.array(3, np.int8)}, {"axis": 1}),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_dequantizers_stay(name: str) -> None:
+    """ONNX Runtime refuses these models, too; the report says why."""
+    changed, attributes = INVALID[name]
+    arrays = _VALID | changed
+    model = Form().model()
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in arrays.items())
+    model.graph.node[0].CopyFrom(helper.make_node("DequantizeLinear", [*arrays], ["w"], **attributes))
+    (finding,) = ort_dynq.rewrite(model).report.unconverted
+    assert "is not valid" in finding.reason
+
+
+def test_folded_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that several products share count once."""
+    form = FOLDED[0]
+    model = form.model()
+    add_product(model, "second")
+    size = 4 * form.depth * form.columns
+    monkeypatch.setattr(dequantized_matmul, "_MOST_BYTES", size)
+    assert len(ort_dynq.rewrite(model).report.rewritten) == 2
+    monkeypatch.setattr(dequantized_matmul, "_MOST_BYTES", size - 1)
+    assert ["more than 1 GB" in each.reason for each in ort_dynq.rewrite(model).report.unconverted] == [True, True]
+
+
+def test_products_of_the_same_weights_with_another_alpha_share_codes() -> None:
+    form = Form(codes="INT8", axis=None, block=0, product="Gemm", depth=264)
+    model = form.model()
+    add_product(model, "second")
+    model.graph.node[-1].attribute.append(helper.make_attribute("alpha", 2.0))
+    rewritten = ort_dynq.rewrite(model).to_proto()
+    calls = [node for node in rewritten.graph.node if node.op_type == "QuantizedMatMul"]
+    assert [calls[0].input[i] == calls[1].input[i] for i in range(3, 7)] == [True, True, False, True]
+    assert ort_dynq.verify(model, rewritten).passed
+
+
+def test_products_of_both_orientations_stay() -> None:
+    model = Form(codes="INT8", axis=None, block=0, product="Gemm", depth=264).model()
+    add_product(model, "second")
+    model.graph.node[-1].attribute.append(helper.make_attribute("transB", 1))
+    findings = ort_dynq.rewrite(model).report.unconverted
+    assert ["other nodes also read its weights" in each.reason for each in findings] == [True, True]
+
+
+MOVES: list[list[tuple[str, list[int]]]] = [
+    [("reshape", [192, 48]), ("transpose", [1, 0])],
+    [("transpose", [1, 2, 0]), ("reshape", [16, 576])],
+    [("reshape", [12, 4, 4, 48]), ("transpose", [0, 2, 1, 3]), ("reshape", [48, 192])],
+    [("transpose", [2, 0, 1]), ("reshape", [96, 96])],
+]
+CUT = [(1, 5, 2), (0, 4, 3), (0, 8, 3)]  # axis, block and moves that put a part of a block into another dimension
+
+
+@pytest.mark.parametrize(("axis", "block"), [(0, 0), (2, 0), (0, 4), (0, 8), (1, 8), (2, 16), (1, 5), (0, 12)])
+@pytest.mark.parametrize("moves", range(len(MOVES)))
+def test_indices_of_scales(axis: int, block: int, moves: int) -> None:
+    """They are those of an array of indices that goes through the same nodes."""
+    shape = (12, 16, 48)
+    of_scale = tuple(-(-n // block) if i == axis else n for i, n in enumerate(shape)) if block else (shape[axis],)
+    index = np.arange(np.prod(of_scale)).reshape(of_scale if block else [-1 if i == axis else 1 for i in range(3)])
+    index = np.broadcast_to(index.repeat(block, axis).take(range(shape[axis]), axis) if block else index, shape)
+    found = ScaleIndices.of(shape, of_scale, axis, block)
+    try:
+        for name, argument in MOVES[moves]:
+            index, found = (getattr(each, name)(argument) for each in (index, found))
+    except Unconverted:
+        assert (axis, block, moves) in CUT
+        return
+    assert found.shape == index.shape
+    np.testing.assert_array_equal(found.along(0)[:, None] + found.along(1), index)
 
 
 def test_weights_in_a_file(tmp_path: Path) -> None:

@@ -40,11 +40,31 @@ from .weights_only import WeightsOnlyProduct, build_weights_only
 _MOST_BYTES = 1 << 30  # of folded weights in one model
 
 
-class _FoldedBytes:
-    """The number of bytes of weights that have been folded in one model."""
+class _FoldedWeights:
+    """The weights that are folded in one model."""
 
     def __init__(self, facts: Facts) -> None:
-        self.count = 0
+        self._facts = facts
+        self._tensors: dict[ir.Value, ir.TensorProtocol] = {}
+
+    def of(self, weights: ir.Value) -> ir.TensorProtocol | None:
+        """Returns a constant dequantized; None if ONNX Runtime cannot compute it, or its size is not known.
+
+        Raises:
+            Unconverted: With it, the weights of the model would be too large.
+        """
+        if weights in self._tensors:
+            return self._tensors[weights]
+        shape, dtype = weights.shape, weights.dtype
+        if shape is None or not shape.is_static() or dtype not in FLOATS:
+            return None
+        size = math.prod(shape.numpy()) * dtype.itemsize
+        if sum(each.nbytes for each in self._tensors.values()) + size > _MOST_BYTES:
+            raise Unconverted(Reason.DEQUANTIZED_TOO_LARGE)
+        elements = evaluate(weights, self._facts)
+        if elements is None:
+            return None
+        return self._tensors.setdefault(weights, ir.tensor(elements))
 
 
 class _Fates:
@@ -65,12 +85,12 @@ class FoldedProduct:
 
     Attributes:
         weights: The weights, as the product reads them.
-        size: The number of bytes that they take.
+        folded: Their elements.
         note: The remark for the report.
     """
 
     weights: ir.Value
-    size: int
+    folded: ir.TensorProtocol
     note: str
 
 
@@ -84,16 +104,15 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
     fate = Unconverted(context.shared(_Fates).of(node, dequantizer))
     if context.exact:
         raise Unconverted(Reason.EXACT).then(fate)
+    if dequantizer.other_type:
+        raise Unconverted(Reason.DEQUANTIZED_TYPE, dtype=dequantizer.other_type.name.lower()).then(fate)
     try:
         product = matrix_product_of(node)
         return None if product is None else _integer_match(product, dequantizer, context, str(fate))
     except Unconverted as why:
-        is_shared = why.reason == Reason.DEQUANTIZED_SHARED
-        note = f"weights dequantized once, as floats, since {why}; {fate}"
-        folded = None if is_shared else _folded_match(node, context, note)
-        if folded is None:
+        if why.reason == Reason.DEQUANTIZED_SHARED:
             raise why.then(fate) from None
-        return folded
+        return _folded_match(node.inputs[1], why, fate, context)
 
 
 def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Context, fate: str) -> WeightsOnlyProduct:
@@ -118,6 +137,7 @@ def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Co
         source,
         note=f"weights of {weights.bits} bits behind DequantizeLinear",
         is_rounded=dequantizer.is_rounded,
+        alpha=product.alpha,
         more=fate,
     )
     match.check()
@@ -141,40 +161,40 @@ def _bias_of(product: MatrixProduct, columns: int, facts: Facts) -> ir.Value | n
     return (numbers * numbers.dtype.type(product.beta)) if product.beta != 1 else numbers
 
 
-def _folded_match(node: ir.Node, context: Context, note: str) -> FoldedProduct | None:
-    """Returns the match of a product whose weights are folded; None if they would be too large."""
-    b = node.inputs[1]
-    assert b is not None
-    shape, dtype = b.shape, b.dtype
-    if shape is None or not shape.is_static() or dtype not in FLOATS:
-        return None
-    size = math.prod(shape.numpy()) * (4 if dtype == ir.DataType.FLOAT else 2)
-    if context.shared(_FoldedBytes).count + size > _MOST_BYTES:
-        return None
-    return FoldedProduct(b, size, note)
+def _folded_match(weights: ir.Value, why: Unconverted, fate: Unconverted, context: Context) -> FoldedProduct:
+    """Returns the match of a product whose weights are folded.
+
+    Args:
+        weights: The weights.
+        why: Why its activation is not quantized.
+        fate: What ONNX Runtime makes of it.
+        context: The data of the rewrite.
+
+    Raises:
+        Unconverted: They would be too large, or ONNX Runtime cannot compute them.
+    """
+    try:
+        folded = context.shared(_FoldedWeights).of(weights)
+    except Unconverted as too_large:
+        raise why.then(too_large.then(fate)) from None
+    if folded is None:
+        raise why.then(fate) from None
+    return FoldedProduct(weights, folded, f"weights dequantized once, as floats, since {why}; {fate}")
 
 
 def _build(match: WeightsOnlyProduct | FoldedProduct, edit: Edit) -> None:
     if isinstance(match, WeightsOnlyProduct):
         build_weights_only(match, edit)
         return
-    edit.shared(_FoldedBytes).count += match.size
     node, graph = edit.node, edit.facts.model.graph
-    folded = edit.shared(SharedInitializers).of_source(
-        ("folded", match.weights), lambda: _folded(match.weights, edit.facts), graph, edit
-    )
+    shared = edit.shared(SharedInitializers)
+    folded = shared.of_source(("folded", match.weights), lambda: match.folded, graph, edit)
     activation, _, *others = node.inputs
     main = ir.node(node.op_type, [activation, folded, *others], dict(node.attributes))
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
     assert activation is not None
     note_activation(edit, activation)
     edit.note = match.note
-
-
-def _folded(weights: ir.Value, facts: Facts) -> ir.TensorProtocol:
-    elements = evaluate(weights, facts)
-    assert elements is not None
-    return ir.tensor(elements)
 
 
 RULE: Rule[WeightsOnlyProduct | FoldedProduct] = Rule(

@@ -2,14 +2,15 @@
 
 DequantizeLinear may have one scale, one for each channel, or one for each block along any axis; Transpose, Reshape,
 Cast and the like may follow. The index of each weight's scale goes through the same nodes as the weight: then it shows
-which blocks along K share a scale. The codes are read when the weights are packed.
+which blocks along K share a scale (scale_indices.py). The codes are read when the weights are packed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,17 @@ from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS, NBits, computed, constant_tensor, release
+from .scale_indices import ScaleIndices
 from .tail import check_sums
+
+_Elements = TypeVar("_Elements", npt.NDArray[Any], ScaleIndices)
 
 _MOVES = ("Transpose", "Cast", "Identity", *RESHAPES)
 _BITS = {"INT8": 8, "UINT8": 8, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 # Blocks of 128 with 256 codes have the noise of level 4's blocks of 32, which it takes for channels with one scale.
 _SPLITS = (128, 64, 32, 16)
+_COLUMNS = 1024  # packed in one step, whose temporary arrays take several times its size
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,21 @@ class Dequantizer:
     @property
     def is_rounded(self) -> bool:
         """Whether a value after it is a float16."""
-        return any(node.outputs[0].dtype == ir.DataType.FLOAT16 for node in (self.node, *self.moves))
+        return ir.DataType.FLOAT16 in self._types
+
+    @property
+    def other_type(self) -> ir.DataType | None:
+        """A type of a value after it that is not float32 or float16; None if there is none."""
+        return next((dtype for dtype in self._types if dtype not in FLOATS), None)
+
+    @property
+    def _types(self) -> list[ir.DataType]:
+        """The types of its output and of those of Casts after it."""
+        scale = self.node.inputs[1] if len(self.node.inputs) > 1 else None
+        of_scale = ir.DataType.UNDEFINED if scale is None or scale.dtype is None else scale.dtype
+        of_output = ir.DataType(self.node.attributes.get_int("output_dtype", 0)) or of_scale
+        casts = (node for node in self.moves if node.op_type == "Cast")
+        return [of_output, *(ir.DataType(node.attributes.get_int("to", 0)) for node in casts)]
 
 
 def dequantizer_of(value: ir.Value, facts: Facts) -> Dequantizer | None:
@@ -97,16 +116,20 @@ def dequantized_weights_of(
         raise Unconverted(Reason.DEQUANTIZED_CODES, dtype=codes.dtype.name.lower())
     if scale.dtype not in FLOATS:
         raise Unconverted(Reason.TYPE, what="the scales", dtype=scale.dtype.name.lower(), expected="float32 or float16")
+    _check_parameters(dequantizer.node, codes, scale, zero_point)
+    if not codes.size:
+        raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
     if _is_read_by_others(root, dequantizer, product):
         raise Unconverted(Reason.DEQUANTIZED_SHARED)
     shape, is_transposed = codes.shape.numpy(), product.has_transposed_b
-    of_weights = _as_matrix(_scale_indices(dequantizer.node, shape, scale.numpy()), dequantizer.moves, is_transposed)
-    depth, columns = of_weights.shape
-    changes = np.flatnonzero((of_weights[1:] != of_weights[:-1]).any(1)) + 1
+    indices = _as_matrix(_scale_indices(dequantizer.node, shape, scale.shape.numpy()), dequantizer.moves, is_transposed)
+    depth, columns = indices.shape
+    along_k = indices.along(0)
+    changes = np.flatnonzero(np.diff(along_k)) + 1
     size = int(np.gcd.reduce(changes)) if changes.size else depth
     if changes.size and size % GROUP_UNIT:
         raise Unconverted(Reason.DEQUANTIZED_SCALES)
-    blocks = of_weights[::size].T  # of each column, the indices of the scales
+    blocks = indices.along(1)[:, None] + along_k[::size]  # of each column, the indices of the scales
     check_sums(size, None)
     if split and not changes.size and depth > _SPLITS[0]:
         size = next((each for each in _SPLITS if depth % each == 0), _SPLITS[0])
@@ -120,36 +143,71 @@ def dequantized_weights_of(
             scales = scales.astype(np.float32) * np.float32(product.alpha)
     if not np.isfinite(scales).all():
         raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+    if dequantizer.is_rounded:
+        largest = np.maximum(zero_points, np.uint8((1 << bits) - 1) - zero_points)  # of |q - z| for any codes q
+        if (np.abs(scales.astype(np.float32)) * largest > np.finfo(np.float16).max).any():
+            raise Unconverted(Reason.DEQUANTIZED_OVERFLOW)
     size = -(-size // GROUP_UNIT) * GROUP_UNIT
     rows = columns, blocks.shape[1] * size  # each column, as long as its blocks
 
     def compute() -> npt.NDArray[np.uint8]:
-        by_column = _as_matrix(codes.numpy().reshape(shape), dequantizer.moves, is_transposed).T
-        padded = np.zeros(rows, np.uint8)
-        padded[:, :depth] = by_column.astype(np.uint8)
+        by_column = _as_matrix(codes.numpy().reshape(shape), dequantizer.moves, is_transposed).transpose()
+        packed = np.empty((columns, rows[1] * bits // 8), np.uint8)
+        for first in range(0, columns, _COLUMNS):
+            part = by_column[first : first + _COLUMNS].astype(np.uint8)
+            part = np.pad(part, [(0, 0), (0, rows[1] - depth)])
+            packed[first : first + _COLUMNS] = _packed((part ^ np.uint8(signed)) & np.uint8((1 << bits) - 1), bits)
+        del by_column
         release(codes)
-        return _packed((padded ^ np.uint8(signed)) & np.uint8((1 << bits) - 1), bits)
+        return packed
 
     stored = computed([codes], compute, ir.DataType.UINT8, (columns, rows[1] * bits // 8))
     is_default = bool((zero_points == 1 << bits - 1).all())
     packed_zeros = None if is_default else ir.tensor(_packed(zero_points, bits))
     weights = NBits(depth, columns, bits, size, stored, ir.tensor(np.ascontiguousarray(scales)), packed_zeros, root)
-    return weights, (product.b, is_transposed, product.alpha, split)
+    return weights, (product.b, is_transposed, split)
 
 
-def _scale_indices(node: ir.Node, shape: Sequence[int], scale: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+def _check_parameters(
+    node: ir.Node, codes: ir.TensorProtocol, scale: ir.TensorProtocol, zero_point: ir.TensorProtocol | None
+) -> None:
+    """Checks that a DequantizeLinear has parameters of the shapes and types that ONNX asks for.
+
+    Raises:
+        Unconverted: It has others.
+    """
+    shape, of_scale = (tuple(each.shape.numpy()) for each in (codes, scale))
+    axis, size = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+    if size < 0:
+        raise Unconverted(Reason.DEQUANTIZED_INVALID, what=f"block_size is {size}")
+    if size or of_scale not in ((), (1,)):
+        if not -len(shape) <= axis < len(shape):
+            raise Unconverted(Reason.DEQUANTIZED_INVALID, what=f"axis is {axis}, and the rank is {len(shape)}")
+        axis %= len(shape)
+        in_blocks = tuple(-(-length // size) if i == axis else length for i, length in enumerate(shape)) if size else ()
+        expected = in_blocks if size else shape[axis : axis + 1]
+        if of_scale != expected:
+            what = f"the scales have shape {[*of_scale]}, expected {[*expected]}"
+            raise Unconverted(Reason.DEQUANTIZED_INVALID, what=what)
+    if zero_point is None:
+        return
+    of_zeros = tuple(zero_point.shape.numpy())
+    if of_zeros != of_scale and not (of_zeros in ((), (1,)) and of_scale in ((), (1,))):
+        what = f"the zero points have shape {[*of_zeros]}, and the scales {[*of_scale]}"
+        raise Unconverted(Reason.DEQUANTIZED_INVALID, what=what)
+    if zero_point.dtype != codes.dtype:
+        what = f"the zero points are {zero_point.dtype.name.lower()}, and the codes {codes.dtype.name.lower()}"
+        raise Unconverted(Reason.DEQUANTIZED_INVALID, what=what)
+
+
+def _scale_indices(node: ir.Node, shape: Sequence[int], of_scale: Sequence[int]) -> ScaleIndices:
     """Returns the index of each weight's scale, in the shape of the codes."""
-    indices = np.arange(scale.size, dtype=np.int32)
-    if scale.size == 1:
-        return np.broadcast_to(indices.reshape([1] * len(shape)), shape)
-    axis = node.attributes.get_int("axis", 1) % len(shape)
-    if size := node.attributes.get_int("block_size", 0):
-        return indices.reshape(scale.shape).repeat(size, axis).take(range(shape[axis]), axis)
-    return np.broadcast_to(indices.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)
+    axis, size = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+    return ScaleIndices.of(shape, of_scale, axis % max(1, len(shape)), size)
 
 
-def _as_matrix(elements: npt.NDArray[Any], moves: Sequence[ir.Node], is_transposed: bool) -> npt.NDArray[Any]:
-    """Returns the elements as the product multiplies them, [K, N].
+def _as_matrix(elements: _Elements, moves: Sequence[ir.Node], is_transposed: bool) -> _Elements:
+    """Returns the elements, or the indices of their scales, as the product multiplies them, [K, N].
 
     Raises:
         Unconverted: They are no matrix, or a shape is not known.
@@ -157,15 +215,17 @@ def _as_matrix(elements: npt.NDArray[Any], moves: Sequence[ir.Node], is_transpos
     for node in moves:
         if node.op_type == "Transpose":
             perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
+            if perm is not None and sorted(perm) != [*range(len(elements.shape))]:
+                raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
             elements = elements.transpose(perm)
         elif node.op_type in RESHAPES:
             shape = node.outputs[0].shape
-            if shape is None or not shape.is_static():
+            if shape is None or not shape.is_static() or math.prod(shape.numpy()) != math.prod(elements.shape):
                 raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
             elements = elements.reshape(shape.numpy())
-    if elements.ndim != 2 or not elements.size:
+    if len(elements.shape) != 2:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
-    return elements.T if is_transposed else elements
+    return elements.transpose() if is_transposed else elements
 
 
 def _packed(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
@@ -185,13 +245,13 @@ def _is_read_by_others(root: ir.Value, dequantizer: Dequantizer, product: Matrix
     readers = [use for value in chain for use in value.uses() if use.node not in own]
     if any(value.is_graph_output() for value in chain):
         return True
-    return any(use.idx != 1 or not _multiplies(use.node, product.b) for use in readers)
+    return any(use.idx != 1 or not _multiplies_like(use.node, product) for use in readers)
 
 
-def _multiplies(node: ir.Node, weights: ir.Value) -> bool:
-    """Returns whether a node is a product of a matrix of weights."""
+def _multiplies_like(node: ir.Node, other: MatrixProduct) -> bool:
+    """Returns whether a node multiplies by the same matrix of weights, in the same orientation."""
     try:
         product = matrix_product_of(node)
     except Unconverted:
         return False
-    return product is not None and product.b is weights
+    return product is not None and product.b is other.b and product.has_transposed_b == other.has_transposed_b

@@ -33,6 +33,7 @@ class WeightsOnlyProduct:
         source: What the weights are read from: products of equal sources share their weights.
         note: The remark for the report, before that on the activation.
         is_rounded: Whether the model rounds the weights to float16.
+        alpha: What the scales have been multiplied by: products with another one share all but the scales.
         more: The remark after it; may be empty.
         has_sums: Whether zero points are no integers: then the sums of the activation over blocks have weights, too.
     """
@@ -45,6 +46,7 @@ class WeightsOnlyProduct:
     source: tuple[Hashable, ...]
     note: str
     is_rounded: bool = False
+    alpha: float = 1.0
     more: str = ""
     has_sums: bool = False
 
@@ -75,10 +77,11 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     assert isinstance(graph, ir.Graph)
     assert codes.scale is not None
 
-    def stored(compute: Callable[[], ir.TensorProtocol]) -> ir.Value:
-        return shared.of_source((compute.__name__, *match.source), compute, graph, edit)
+    def stored(compute: Callable[[], ir.TensorProtocol], *more: Hashable) -> ir.Value:
+        return shared.of_source((compute.__name__, *match.source, *more), compute, graph, edit)
 
-    packed, zero_point, column_scale = map(stored, (weights.packed, weights.weight_zero_point, weights.column_scale))
+    packed, zero_point = map(stored, (weights.packed, weights.weight_zero_point))
+    column_scale = stored(weights.column_scale, match.alpha)
     columns = weights.columns
     # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
     sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
