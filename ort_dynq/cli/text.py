@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
@@ -26,17 +25,6 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         help="of a folder: compare both decoders on the first 2048 tokens of this text in UTF-8, or of the numbers of "
         "tokens in a .npy file: perplexity, and how many tokens stay the same",
     )
-
-
-def check_text(arguments: argparse.Namespace) -> None:
-    """Checks the path of --text before libraries are loaded.
-
-    Raises:
-        DynqError: It is not a file.
-    """
-    path = Path(arguments.text)
-    if not path.is_file():
-        raise DynqError(f"{path} is not a file with text" if path.exists() else f"there is no file {path}")
 
 
 def tokens_of(arguments: argparse.Namespace, folder: Folder) -> Array:
