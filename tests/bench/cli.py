@@ -96,8 +96,21 @@ def _product_arguments(parser: argparse.ArgumentParser, *, sizes: str, rows: str
 
 def _nbits_arguments(parser: argparse.ArgumentParser) -> None:
     _product_arguments(parser, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128")
-    parser.add_argument("--bits", type=int, choices=(2, 4), default=4, help="bits of the weights (default: 4)")
-    parser.add_argument("--zero-points", action="store_true", help="weights with a zero point for each block")
+    parser.add_argument("--bits", type=int, choices=(2, 4, 8), default=4, help="bits of the weights (default: 4)")
+    parser.add_argument(
+        "--zero-points",
+        nargs="?",
+        const="codes",
+        default="none",
+        choices=("codes", "floats"),
+        help="weights with a zero point for each block: a code, or a float",
+    )
+    parser.add_argument(
+        "--dequantize-linear",
+        default="",
+        choices=("blocks", "transposed", "channels"),
+        help="MatMul of weights behind DequantizeLinear: blocks along K, [K, N] or [N, K]; or a scale for each column",
+    )
 
 
 def _expert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -306,18 +319,17 @@ def _experts(arguments: argparse.Namespace, settings: Settings, track: Track) ->
 
 def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times MatMulNBits and its rewritten forms."""
-    from bench.nbits_products import ROWS, SIZES, bench_nbits
+    from bench.nbits_products import ROWS, SIZES, Form, bench_nbits
 
     rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
-    has_zero_points = bool(arguments.zero_points)
-    form = {"bits": arguments.bits, "group_size": group_size, "has_zero_points": has_zero_points}
-    found = bench_nbits(settings, rows, weights, **form, track=track)
-
-    zero_points = " with zero points" if has_zero_points else ""
+    form = Form(arguments.bits, arguments.zero_points, arguments.dequantize_linear)
+    found = bench_nbits(settings, rows, weights, form=form, group_size=group_size, track=track)
+    zero_points = "" if form.zero_points == "none" else f" with zero points ({form.zero_points})"
+    stock = f"made of DequantizeLinear ({form.dequantized})" if form.dequantized else "accuracy level 4"
 
     def text() -> Iterator[RenderableType]:
-        yield f"medians in us; {arguments.bits} bits in blocks of {group_size}{zero_points}; weights not in the caches"
-        yield "MatMulNBits: accuracy level 4; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
+        yield f"medians in us; {form.bits} bits in blocks of {group_size}{zero_points}; weights not in the caches"
+        yield f"MatMulNBits: {stock}; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
         yield "float: MatMul of float32"
         yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, float / blocks, read / blocks"
         for threads in sorted({each.threads for each in found.timings}):
@@ -348,7 +360,7 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
         yield from map(one_line, found.notes)
 
-    return Outcome({"group_size": group_size, "has_zero_points": has_zero_points, **asdict(found)}, text)
+    return Outcome({"group_size": group_size, **asdict(form), **asdict(found)}, text)
 
 
 def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -489,7 +501,7 @@ COMMANDS = (
     ),
     Command(
         "nbits",
-        "MatMulNBits with weights of 4 or 2 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, "
+        "MatMulNBits or weights behind DequantizeLinear, rewritten forms, llama.cpp if llama-cpp-python is installed, "
         "MatMul of float32, and a plain read of the weights",
         (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
         _nbits_arguments,
