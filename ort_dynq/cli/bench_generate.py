@@ -98,7 +98,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         yield "one sequence; medians; ratio: stock / ort_dynq"
         yield (
             "same: of a prompt, tokens with the same most probable successor; of decoding, greedy tokens before the "
-            "first other one\n"
+            "first different one\n"
         )
         yield _times(found)
         if target is not None:

@@ -49,14 +49,14 @@ def compare_on_text(arguments: argparse.Namespace, found: FolderResult, tokens: 
     Raises:
         DynqError: A decoder does not run.
     """
-    from ..genai.decoding import compare_on_text
+    from ..genai import decoding
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:
         return None
     model, new = folder.path / decoder, found.results[decoder].model
     with progress() as track:
-        return compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)
+        return decoding.compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)
 
 
 def text_accuracy(found: TextAccuracy, source: str) -> Iterator[RenderableType]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -177,14 +177,14 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
         yield ""
         yield "RowProgram, and its steps as nodes of stock ONNX Runtime; ratio: stock / RowProgram\n"
         head = ("form", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "type")
-        rows = [
-            (
+        yield _timings(
+            of_programs,
+            head,
+            lambda each: (
                 *(each.form, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
                 *(Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.floats),
-            )
-            for each in of_programs
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+            ),
+        )
 
     return Outcome({**found.data, "programs": list(map(asdict, of_programs))}, text)
 
@@ -215,17 +215,33 @@ def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
             "ratio",
             *(name for name, _ in further),
         )
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.operator, each.granularity, format_shape(each.shape), each.threads),
                 *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
                 *(value(each) for _, value in further),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[6]))
+            ),
+        )
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _timings(timings: Iterable[Any], head: Sequence[str], cells: Callable[[Any], tuple[object, ...]]) -> RenderableType:
+    """A table with a row for each timing; its first ratio gives the color."""
+    first = head.index("ratio")
+    return table(head, list(map(cells, timings)), style=lambda row: ratio_style(row[first]))
+
+
+def _means_and_notes(found: Any, counted: str) -> Iterator[RenderableType]:
+    """Yields the table of geometric means, each of so many products or convolutions (`counted`), and the notes."""
+    yield ""
+    head = ("geometric mean", "threads", counted, "ratio")
+    yield _timings(
+        found.means, head, lambda each: (each.name, each.threads, getattr(each, counted), Figure(each.ratio, 2))
+    )
+    yield from map(one_line, found.notes)
 
 
 def _float_rates(timings: Sequence[ProductTiming] | Sequence[ConvolutionTiming]) -> Iterator[str]:
@@ -275,22 +291,19 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
             ),
             *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio", "direct"),
         )
-        table_rows = [
-            (
+        yield _timings(
+            found.timings,
+            head,
+            lambda each: (
                 *(each.rows, format_shape(each.weights), each.threads),
                 *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
                 *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
                 *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1)),
                 *(Figure(each.float_us, 1), Figure(each.float_ratio_8, 2), Figure(each.float_ratio_4, 2)),
                 *(Figure(each.read_us, 1), Figure(each.read_ratio, 2), Figure(each.direct_us, 1)),
-            )
-            for each in found.timings
-        ]
-        yield table(head, table_rows, style=lambda row: ratio_style(row[5]))
-        yield ""
-        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
-        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+            ),
+        )
+        yield from _means_and_notes(found, "products")
 
     return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
 
@@ -305,14 +318,14 @@ def _experts(arguments: argparse.Namespace, settings: Settings, track: Track) ->
     def text() -> Iterator[RenderableType]:
         yield f"medians in us; experts of {size} elements with gates, blocks of {block_size}; ratio: QMoE / ort_dynq\n"
         head = ("experts", "bits", "level", "--weights-only", "tokens", "threads", "ort_dynq", "QMoE", "ratio")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *("{1} of {0}".format(*each.experts), each.bits, each.level, each.weights_only, each.tokens),
                 *(each.threads, Figure(each.ours_us, 1), Figure(each.stock_us, 1), Figure(each.ratio, 2)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[8]))
+            ),
+        )
 
     return Outcome({"size": size, "block_size": block_size, "timings": list(map(asdict, timings))}, text)
 
@@ -339,26 +352,19 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
             yield f"multiply-adds a ns: up to {rates} (threads: {threads})"
         yield ""
         head = ("rows", "weights", "threads", "MatMulNBits", "blocks", "ratio", "two-term", "ratio")
-        rows = [
-            (
+        yield _timings(
+            found.timings,
+            (*head, "llama.cpp", "ratio", "float", "ratio", "read", "ratio"),
+            lambda each: (
                 *(each.rows, format_shape(each.weights), each.threads, Figure(each.stock_us, 1)),
                 *(Figure(each.blocks_us, 1), Figure(each.ratios[0], 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.ratios[1], 2)),
                 *(Figure(each.llama_cpp_us, 1), Figure(each.ratios[2], 2)),
                 *(Figure(each.float_us, 1), Figure(each.ratios[3], 2)),
                 *(Figure(each.read_us, 1), Figure(each.ratios[4], 2)),
-            )
-            for each in found.timings
-        ]
-        yield table(
-            (*head, "llama.cpp", "ratio", "float", "ratio", "read", "ratio"),
-            rows,
-            style=lambda row: ratio_style(row[5]),
+            ),
         )
-        yield ""
-        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
-        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+        yield from _means_and_notes(found, "products")
 
     return Outcome({"group_size": group_size, **asdict(form), **asdict(found)}, text)
 
@@ -400,11 +406,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
             for each in found.timings
         ]
         yield table(head, rows, style=lambda row: ratio_style(row[13]))
-        yield ""
-        means = [(mean.name, mean.threads, mean.convolutions, Figure(mean.ratio, 2)) for mean in found.means]
-        mean_head = ("geometric mean", "threads", "convolutions", "ratio")
-        yield table(mean_head, means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+        yield from _means_and_notes(found, "convolutions")
 
     return Outcome(asdict(found), text)
 
@@ -417,15 +419,15 @@ def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     def text() -> Iterator[RenderableType]:
         yield f"float32 {format_shape(SHAPE)}; ratio: stock / ort_dynq; / Relu: ort_dynq / Relu of the same tensor\n"
         head = ("chain", "nodes", "threads", "stock ms", "ort_dynq ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.name, each.nodes, each.threads),
                 *ratio_cells(each),
                 *(Figure(each.relu.median_ms, 4), Figure(each.relu_ratio, 2), rewritten_cell(each)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+            ),
+        )
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
 
@@ -455,15 +457,15 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; yolo: in the shape of YOLOv8s"
         yield f"images of {image}x{image}\n"
         head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.network, each.name, each.floats, each.tokens or "-", each.threads),
                 *ratio_cells(each),
                 rewritten_cell(each),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[7]))
+            ),
+        )
         yield from problem_lines(timings)
 
     return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
