@@ -64,7 +64,7 @@ def text_accuracy(found: TextAccuracy, source: str) -> Iterator[RenderableType]:
     yield ""
     yield one_line(
         f"{found.tokens} tokens of {source}; greedy: of {found.generated} generated tokens, those before the first "
-        f"other one; mean of {found.prompts} prompts"
+        f"different one; mean of {found.prompts} prompts"
     )
     row = (
         *(Figure(found.perplexity_before, 3), Figure(found.perplexity_after, 3)),
