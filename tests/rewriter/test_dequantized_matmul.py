@@ -359,6 +359,7 @@ def test_indices_of_scales(axis: int, block: int, moves: int) -> None:
     except Unconverted:
         assert (axis, block, moves) in CUT
         return
+    assert (axis, block, moves) not in CUT
     assert found.shape == index.shape
     np.testing.assert_array_equal(found.along(0)[:, None] + found.along(1), index)
 
