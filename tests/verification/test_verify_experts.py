@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,24 +63,46 @@ def test_tokens_that_are_not_finite(special: float) -> None:
     assert product.skipped == HIDDEN
 
 
+def edit(case: Case, model: onnx.ModelProto, index: int, change: Callable[[Array], None]) -> None:
+    """Changes an input of QuantizedExperts: the part of an expert that a token chooses."""
+    (node,) = (node for node in model.graph.node if node.op_type == "QuantizedExperts")
+    (initializer,) = (each for each in model.graph.initializer if each.name == node.input[index])
+    array = numpy_helper.to_array(initializer).copy()
+    change(array[case.feeds["router"][1].argmax()])
+    initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+
+
 @pytest.mark.parametrize(
     ("options", "bit", "factor"),
     # The bound of two terms has half a step of every element.
     [({}, 1, 1.01), (TWO_TERMS, 8, 1.5)],
     ids=["one term", "two terms"],
 )
-@pytest.mark.parametrize("index", [WEIGHT_1, ZERO_POINT_1, WEIGHT_2, SCALE_2, BIAS_2])
+@pytest.mark.parametrize("index", [WEIGHT_1, ZERO_POINT_1, WEIGHT_2, BIAS_2])
 def test_wrong_number(index: int, options: dict[str, Any], bit: int, factor: float) -> None:
     """One number of an expert that some token chooses, or one bit of a code."""
     case = make(**GIVEN)
     model = rewritten(case, **options)
-    (node,) = (node for node in model.graph.node if node.op_type == "QuantizedExperts")
-    (initializer,) = (each for each in model.graph.initializer if each.name == node.input[index])
-    array = numpy_helper.to_array(initializer).copy()
-    expert = array[case.feeds["router"][1].argmax()].reshape(-1)
-    expert[0] = expert[0] ^ bit if array.dtype == np.int8 else expert[0] * array.dtype.type(factor)
-    initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+
+    def change(expert: Array) -> None:
+        number = expert.reshape(-1)[:1]
+        number[:] = number ^ bit if number.dtype == np.int8 else number * number.dtype.type(factor)
+
+    edit(case, model, index, change)
     assert verified(case, model).problem.startswith("B's error is")
+
+
+@pytest.mark.parametrize(("options", "least"), [({}, 100), (TWO_TERMS, 2)], ids=["one term", "two terms"])
+def test_wrong_scale(options: dict[str, Any], least: float) -> None:
+    """One of a column, 5% too large: docs/numerics.md."""
+    case = make()
+    model = rewritten(case, **options)
+
+    def change(expert: Array) -> None:
+        expert[:, 7] *= expert.dtype.type(1.05)
+
+    edit(case, model, SCALE_2, change)
+    assert verified(case, model).b_error > least
 
 
 @pytest.mark.parametrize(("name", "value"), [("k", 1), ("normalize", 0), ("program", "dst = Mul(x, tensor1)")])
