@@ -171,7 +171,7 @@ def test_two_terms(form: Form) -> None:
 def test_verify(form: Form) -> None:
     """Verification finds the weights of each form in the original: transposed, rounded, and with alpha."""
     model = form.model()
-    assert ort_dynq.verify(model, ort_dynq.rewrite(model)).passed
+    assert ort_dynq.verify(model, ort_dynq.rewrite(model).to_proto()).passed
 
 
 @pytest.mark.parametrize("form", FORMS[::3], ids=str)
