@@ -36,8 +36,9 @@ const NamedValues& values_of(Direction) {
 }
 
 const NamedValues& values_of(LastGate) {
-  static const NamedValues values = {named(LastGate::kSum, "sum"), named(LastGate::kApart, "apart"),
-                                     named(LastGate::kOfReset, "of reset")};
+  static const NamedValues values = {named(LastGate::kSum, "sum"),
+                                     named(LastGate::kSeparateProducts, "separate products"),
+                                     named(LastGate::kResetState, "reset state")};
   return values;
 }
 
