@@ -12,7 +12,6 @@ them. There are two checks, each with a bound of the error that is computed alon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -21,35 +20,41 @@ from ..graphs import MICROSOFT, label
 from ..inputs import Array
 from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.analysis.nodes import attributes_of
+from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
-from .recurrent import UNIT, Bounded, Judgement
 
-_OF_PRODUCT = 8  # roundings of a product, as products.FLOOR has them
 _OF_SOFTMAX = 1e-6  # the relative error of the weights of experts in both models
 _LEAST_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
-_LARGEST_CODE, _LARGEST_SYMMETRIC_CODE = 255, 127
-_ROUNDING = 1.02  # quotients and scales have float32 roundings
+_LARGEST_SYMMETRIC_CODE = 127
 _NEAR = 8 * UNIT  # the relative error of a quotient
 _INPUTS = ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))  # codes, scales, biases and zero points of the products
 _ROUTER_WEIGHTS = 14
 
 
-class Mixture(NamedTuple):
-    """A QMoE of A.
+class Mixture(QuantizedLayer):
+    """A QMoE of A, and a QuantizedExperts of B."""
 
-    Attributes:
-        node: The node.
-        b: The node of B in its place.
-        name: Its name.
-    """
-
-    node: ir.Node
-    b: ir.Node
-    name: str
-
-    def values_of_a(self) -> list[ir.Value]:
-        """The values of A to record: its inputs and its output."""
-        return [value for value in (*self.node.inputs, *self.node.outputs) if value is not None]
+    def judge(self, known: Mapping[str, Array], of_b: Mapping[str, Array], outputs: list[Array]) -> Judgement:
+        """Compares the results."""
+        experts, result = _Experts(self.node, known), outputs[0]
+        expected, terms = known[name_of(self.node.outputs[0])], attributes_of(self.b)["terms"]
+        size = self.node.attributes.get_int("block_size", 0)
+        reference = experts.run(lambda x: x).value
+        if (result.shape, result.dtype) != (expected.shape, expected.dtype):
+            return Judgement(f"B's result is {result.dtype} {list(result.shape)}", 0, 0, reference, 0)
+        of_a = experts.run(_half_a_step)
+        quantize = _two_terms if terms == 2 else _codes_of
+        of_codes = experts.run(lambda x: quantize(x, size))
+        is_compared = np.asarray(np.isfinite(reference) & experts.is_known)
+        a_error, b_error = (
+            each.largest_error(found, is_compared) for each, found in ((of_a, expected), (of_codes, result))
+        )
+        problem = ""
+        if a_error > 1:
+            problem = f"A's result is {a_error:.3g} times as far from the reference as rounding to 8 bits may cause"
+        elif b_error > 1:
+            problem = f"B's error is {b_error:.3g} times its bound"
+        return Judgement(problem, a_error, b_error, reference, int(is_compared.size - is_compared.sum()))
 
 
 def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
@@ -60,49 +65,10 @@ def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
     return Mixture(found, node, label(node)) if found is not None and is_mixture else None
 
 
-def judge_mixture(mixture: Mixture, known: Mapping[str, Array], result: Array) -> Judgement:
-    """Compares a mixture of experts.
-
-    Args:
-        mixture: The mixture.
-        known: A's values.
-        result: B's result.
-    """
-    experts = _Experts(mixture.node, known)
-    expected, terms = known[name_of(mixture.node.outputs[0])], attributes_of(mixture.b)["terms"]
-    size = mixture.node.attributes.get_int("block_size", 0)
-    of_floats = experts.run(lambda x: x)
-    reference = of_floats.value
-    if (result.shape, result.dtype) != (expected.shape, expected.dtype):
-        return Judgement(f"B's result is {result.dtype} {list(result.shape)}", 0, 0, reference, 0)
-    of_a = experts.run(_half_a_step)
-    of_b = experts.run((lambda x: _two_terms(x, size)) if terms == 2 else (lambda x: _codes_of(x, size)))
-    is_compared = np.asarray(np.isfinite(reference) & experts.is_known)
-    a_error, b_error = (
-        _worst(found, each, is_compared, rounded=result.dtype == np.float16)
-        for found, each in ((expected, of_a), (result, of_b))
-    )
-    problem = ""
-    if a_error > 1:
-        problem = f"A's result is {a_error:.3g} times as far from the reference as rounding to 8 bits may cause"
-    elif b_error > 1:
-        problem = f"B's error is {b_error:.3g} times its bound"
-    return Judgement(problem, a_error, b_error, reference, int(is_compared.size - is_compared.sum()))
-
-
-def _worst(found: Array, expected: Bounded, is_compared: Array, *, rounded: bool) -> float:
-    """Returns the largest error, relative to its bound."""
-    bound = expected.error + (2.0**-11 * np.abs(expected.value) + 2.0**-25 if rounded else 2.0**-140)
-    with np.errstate(all="ignore"):
-        ratio = np.abs(found.astype(np.float64) - expected.value) / bound
-    is_known = np.asarray(is_compared & np.isfinite(bound))
-    return float(np.where(np.isnan(ratio), np.inf, ratio)[is_known].max(initial=0))
-
-
 def _half_a_step(x: Bounded) -> Bounded:
     """A's values after rounding: its codes are symmetric or not, of blocks or of rows, or there are none."""
     step = np.abs(x.value).max(-1, keepdims=True, initial=0) / _LARGEST_SYMMETRIC_CODE
-    return Bounded(x.value, np.asarray(x.error) + _ROUNDING * step / 2)
+    return Bounded(x.value, np.asarray(x.error) + TOLERANCE * step / 2)
 
 
 def _blocks(x: Bounded, size: int) -> tuple[Array, Array]:
@@ -114,7 +80,7 @@ def _blocks(x: Bounded, size: int) -> tuple[Array, Array]:
 def _two_terms(x: Bounded, size: int) -> Bounded:
     value, error = _blocks(x, size)
     step = np.abs(value).max(-1, keepdims=True) / _LARGEST_SYMMETRIC_CODE / TERM_RATIO
-    half = np.broadcast_to(_ROUNDING * step / 2, value.shape)
+    half = np.broadcast_to(TOLERANCE * step / 2, value.shape)
     return Bounded(x.value, (error + half + _NEAR * np.abs(value)).reshape(x.value.shape))
 
 
@@ -124,21 +90,21 @@ def _codes_of(x: Bounded, size: int) -> Bounded:
     widest = error.max(-1, keepdims=True)
     with np.errstate(all="ignore"):
         low, high = value.min(-1, keepdims=True).clip(max=0), value.max(-1, keepdims=True).clip(min=0)
-        scale = (high - low) / _LARGEST_CODE
+        scale = (high - low) / LARGEST_CODE
         scale = np.where(scale == 0, 1, scale)
-        of_scale = np.asarray(2 * widest / _LARGEST_CODE + _NEAR * scale)  # the error of the scale
-        zero, zero_error = -low / scale, widest / scale + _LARGEST_CODE * of_scale / scale
+        of_scale = np.asarray(2 * widest / LARGEST_CODE + _NEAR * scale)  # the error of the scale
+        zero, zero_error = -low / scale, widest / scale + LARGEST_CODE * of_scale / scale
         quotient = value / scale
         quotient_error = error / scale + np.abs(quotient) * (of_scale / scale + _NEAR)
-        zero_point = np.rint(zero.clip(0, _LARGEST_CODE))
+        zero_point = np.rint(zero.clip(0, LARGEST_CODE))
         unclipped = np.rint(quotient) + zero_point
-        codes = unclipped.clip(0, _LARGEST_CODE)
+        codes = unclipped.clip(0, LARGEST_CODE)
 
         def is_near_tie(number: Array, tolerance: Array) -> Array:
             return np.asarray(np.abs(number - np.floor(number) - 0.5) <= tolerance)
 
         # Another zero point changes the codes that are clipped.
-        is_at_end = (unclipped <= 0) | (unclipped >= _LARGEST_CODE)
+        is_at_end = (unclipped <= 0) | (unclipped >= LARGEST_CODE)
         may_differ = is_near_tie(quotient, quotient_error) | (is_near_tie(zero, zero_error) & is_at_end)
         real = (codes - zero_point) * scale
         bound = np.where(may_differ, scale, 0) + np.abs(codes - zero_point) * of_scale
@@ -211,18 +177,18 @@ class _Experts:
             limit, alpha = number("swiglu_limit", np.inf), number("activation_alpha", 1.0)
             gate = gate.after(lambda g: np.minimum(g, limit))
             linear = linear.after(lambda v: np.clip(v, -limit, limit) + number("activation_beta", 0.0))
-            return gate * gate.after(lambda g: _sigmoid(alpha * g)) * linear
+            return gate * gate.after(lambda g: sigmoid(alpha * g)) * linear
         if kind == "silu":
-            return y * y.after(_sigmoid)
+            return y * y.after(sigmoid)
         if kind == "gelu":
             factor = 2 * np.sqrt(2 / np.pi)
-            return y * y.after(lambda v: _sigmoid(factor * (v + 0.044715 * v**3)))
+            return y * y.after(lambda v: sigmoid(factor * (v + 0.044715 * v**3)))
         return y.after(lambda v: np.maximum(v, 0)) if kind == "relu" else y
 
     def _product(self, index: int, expert: int, x: Bounded) -> Bounded:
         weights, bias = self._weights_of(index, expert)
         size = np.abs(x.value) @ np.abs(weights) + np.abs(bias)
-        roundings = _OF_PRODUCT + (len(weights) // self._size if self._size else 0)
+        roundings = PRODUCT_ROUNDINGS + (len(weights) // self._size if self._size else 0)
         error = np.broadcast_to(x.error, x.value.shape) @ np.abs(weights)
         return Bounded(x.value @ weights + bias, error + roundings * UNIT * size)
 
@@ -247,7 +213,3 @@ class _Experts:
         """Returns the codes in rows of bytes, low bits first."""
         parts = [rows >> shift & (2**self._bits - 1) for shift in range(0, 8, self._bits)]
         return np.stack(parts, -1).reshape(len(rows), -1)
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))

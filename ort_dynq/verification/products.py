@@ -27,13 +27,14 @@ from ..rewriter.metadata import EXACT, FLOAT_ACTIVATION
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
 from ..storage import first_line, load
-from .experts import Mixture, judge_mixture, mixture_of
+from .bounded import QuantizedLayer
+from .experts import mixture_of
 from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, Layers, Override, Recorder, name_of
 from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
-from .recurrent import Judgement, Lstm, judge, lstm_of
+from .recurrent import lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
@@ -157,14 +158,13 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_a = with_layout_of(inlined_if_possible(load(a)), model_b)
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
-    recurrent = {node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")}
-    lstms = [lstm for lstm in recurrent.values() if lstm is not None]
-    mixed = {node: mixture_of(node, layers) for node in layers.take("QuantizedExperts")}
-    mixtures = [mixture for mixture in mixed.values() if mixture is not None]
-    of_a: tuple[Lstm | Mixture, ...] = (*lstms, *mixtures)
+    taken: dict[ir.Node, QuantizedLayer | None] = {
+        **{node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")},
+        **{node: mixture_of(node, layers) for node in layers.take("QuantizedExperts")},
+    }
+    of_a = [layer for layer in taken.values() if layer is not None]
     labels = list(map(label, layers.nodes))
     stored = list(map(rounded_weights_of, layers.nodes))
-    taken = (*recurrent, *mixed)
     of_taken = [output for node in taken for output in node.outputs]
     fusions = Fusions(layers.values, model_b, {*layers.results, *of_taken})
     fused = [fusion.result for fusion in fusions.found]
@@ -185,11 +185,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         for node, chain in zip(layers.nodes, chains, strict=True)
     ]
     offsets = [value for value in layers.offsets if value is not None]
-    codes_of_lstms = [lstm.codes_of_inputs() for lstm in lstms]
     of_fusions = [value for fusion in fusions.found for value in fusion.observed()]
     wanted_of_b = dict.fromkeys(
         [
-            *(value for each in (*codes, *codes_of_lstms) for value in each),
+            *(value for each in (*codes, *(layer.observed for layer in of_a)) for value in each),
             *offsets,
             *(value for value in of_fusions if name_of(value) not in known),
         ]
@@ -222,16 +221,10 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     for fusion, name, result in zip(fusions.found, names_of_fused, results[len(layers.results) :], strict=False):
         products.append(_judge_fusion(fusion, layers.values[name], result, cut, arrays_of_b, model_a))
     of_others = iter(results[len(layers.results) + len(fused) :])
-    for lstm, values in zip(lstms, codes_of_lstms, strict=True):
-        inputs = dequantized(lstm.b, values, of_b_and_feeds)
-        products.append(_judge_lstm(lstm, known, inputs, [next(of_others) for _ in lstm.b.outputs]))
-    for mixture in mixtures:
-        result = next(of_others)
-        found_in_a = known[name_of(mixture.node.outputs[0])]
-        products.append(_judged(mixture.name, judge_mixture(mixture, known, result), found_in_a, result))
     products += [
-        Product(label(node), problem=_NO_PRODUCT) for node, found in (recurrent | mixed).items() if found is None
+        _judge_layer(layer, known, of_b_and_feeds, [next(of_others) for _ in layer.b.outputs]) for layer in of_a
     ]
+    products += [Product(label(node), problem=_NO_PRODUCT) for node, layer in taken.items() if layer is None]
     verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
     verified += [value for each in of_a for value in each.node.outputs if value.uses() or value.is_graph_output()]
     # Last, since this renames A's values.
@@ -397,21 +390,18 @@ def _products_of(
     ]
 
 
-def _judge_lstm(lstm: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Product:
-    """Compares a DynamicQuantizeLSTM: see recurrent.py."""
-    found = judge(lstm, known, inputs, outputs)
-    return _judged(lstm.name, found, known[name_of(lstm.node.outputs[0])], outputs[0])
-
-
-def _judged(name: str, found: Judgement, a_result: Array, b_result: Array) -> Product:
-    """A layer whose errors are relative to their bounds."""
+def _judge_layer(
+    layer: QuantizedLayer, known: Mapping[str, Array], of_b: Mapping[str, Array], outputs: list[Array]
+) -> Product:
+    """Compares a layer whose errors are relative to their bounds: see recurrent.py and experts.py."""
+    found = layer.judge(known, of_b, outputs)
     compared = np.isfinite(found.reference)
-    both = (each.astype(np.float64) for each in (a_result, b_result))
+    both = (each.astype(np.float64) for each in (known[name_of(layer.node.outputs[0])], outputs[0]))
     a_noise, b_noise = (
         noise_of(each[compared], found.reference[compared]) if each.shape == compared.shape else None for each in both
     )
     return Product(
-        name,
+        layer.name,
         depth=found.reference.shape[-1],
         elements=found.reference.size,
         skipped=found.skipped,

@@ -10,15 +10,11 @@ model itself had before it. There are three checks:
    states of all sequences. (A may do this for a few of them at a time, and for one of them at least.)
 3. Each state of A is the float64 state of A's inputs and of A's state before, except for half a step in each, and for
    roundings. This check is for the reference itself.
-
-A bound of each error is computed along with the numbers, operation by operation: what an activation function makes of
-it, its values at both ends say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,71 +23,43 @@ import onnx_ir as ir
 from ..graphs import label
 from ..inputs import Array
 from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
+from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
-from .rounded import codes_of
-
-UNIT = 2.0**-24  # half a unit in the last place of float32, relative
-_OF_PRODUCT = 8  # roundings of a product, as products.FLOOR has them
-_OF_FUNCTION = 1e-6  # the error of an activation function in both models: twice what docs/numerics.md says
-_LARGEST_CODE = 255
-_ROUNDING = 1.02  # the quotient and the scale have float32 roundings
+from .rounded import codes_of, dequantized
 
 
-class Bounded(NamedTuple):
-    """Numbers in float64, and the most that a model's float32 numbers may differ from them."""
+class Lstm(QuantizedLayer):
+    """A DynamicQuantizeLSTM of A, and a QuantizedRecurrence of B."""
 
-    value: Array
-    error: Array | float = 0.0
-
-    def __add__(self, other: Bounded) -> Bounded:  # type: ignore[override]
-        value = self.value + other.value
-        return Bounded(value, self.error + other.error + UNIT * np.abs(value))
-
-    def __mul__(self, other: Bounded) -> Bounded:  # type: ignore[override]
-        value = self.value * other.value
-        one, two = np.abs(self.value) * other.error, np.abs(other.value) * self.error
-        return Bounded(value, one + two + self.error * other.error + UNIT * np.abs(value))
-
-    def after(self, function: Callable[[Array], Array]) -> Bounded:
-        """Returns the values of a function that rises or falls."""
-        value = function(self.value)
-        ends = [np.abs(function(self.value + sign * self.error) - value) for sign in (-1, 1)]
-        return Bounded(value, np.maximum(*ends) + _OF_FUNCTION + UNIT * np.abs(value))
-
-
-class Lstm(NamedTuple):
-    """A DynamicQuantizeLSTM of A.
-
-    Attributes:
-        node: The node.
-        b: The node of B in its place.
-        name: Its name.
-    """
-
-    node: ir.Node
-    b: ir.Node
-    name: str
-
-    def values_of_a(self) -> list[ir.Value]:
-        """The values of A to record: its inputs and its outputs, of which the first is always computed."""
-        first = self.node.outputs[0]
-        first.name = first.name or "ort_dynq.states"
-        return [value for value in (*self.node.inputs, *self.node.outputs) if value is not None and value.name]
-
-    def codes_of_inputs(self) -> list[ir.Value]:
-        """Codes, scale and zero point of B's inputs; empty if they are not codes."""
-        product = None if self.b.inputs[0] is None else self.b.inputs[0].producer()
-        return [] if product is None or product.op_type != "QuantizedMatMul" else codes_of(product)
-
-
-class Judgement(NamedTuple):
-    """The comparison of a layer; `problem` is empty if it is correct. An error of 1 is as large as its bound."""
-
-    problem: str
-    a_error: float
-    b_error: float
-    reference: Array
-    skipped: int
+    def judge(self, known: Mapping[str, Array], of_b: Mapping[str, Array], outputs: list[Array]) -> Judgement:
+        """Compares the inputs and the states."""
+        inputs = dequantized(self.b, [*self.observed], of_b)  # float64, [steps, batch, elements]
+        steps = _Steps(self.node, known)
+        outputs_of_a = [known.get(name_of(value)) for value in self.node.outputs]
+        x, states = steps.x, outputs_of_a[0]
+        assert states is not None
+        reference = steps.run(x)[0].value
+        shapes = [each.shape for each in (states, states[0], states[0])]
+        if [each.shape for each in outputs] != shapes or inputs is None or inputs.shape != x.shape:
+            return Judgement("B's inputs or outputs do not have the shapes of A's", 0, 0, reference, 0)
+        step = _step(np.where(np.isfinite(x), x, 0))
+        ends = [_step(np.nan_to_num(each)) for each in (states, *steps.first[:1])]
+        half = TOLERANCE * sum(ends) / 2  # the range of all states is at most the sum of both ranges
+        # The step of an infinity is infinite for all inputs of A: then nothing of A is compared.
+        step_of_a = step if np.isfinite(x).all() else np.inf
+        of_a = steps.run(x, TOLERANCE * step_of_a / 2, states, lambda h: Bounded(h, half))
+        a_error, _ = steps.compare(outputs_of_a, of_a)
+        b_error, compared = steps.compare([*outputs], steps.run(inputs, 0.0, outputs[0], _codes_of))
+        with np.errstate(invalid="ignore"):
+            is_near = np.abs(inputs - x) <= TOLERANCE * step / 2
+        problem = ""
+        if a_error > 1:
+            problem = f"A's states are {a_error:.3g} times as far from the reference as rounding to 8 bits may cause"
+        elif not (is_near | ~np.isfinite(x).all(-1, keepdims=True)).all():
+            problem = "B's inputs are further from A's than half a step of A's codes"
+        elif b_error > 1:
+            problem = f"B's error is {b_error:.3g} times its bound"
+        return Judgement(problem, a_error, b_error, reference, int(compared.size - compared.sum()))
 
 
 def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
@@ -99,54 +67,21 @@ def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
     values = [layers.values[name_of(value)] for value in node.outputs if name_of(value) in layers.values]
     producers = {value.producer() for value in values}
     found = producers.pop() if len(producers) == 1 else None
-    return Lstm(found, node, label(node)) if found is not None and is_dynamic_lstm(found) else None
-
-
-def judge(layer: Lstm, known: Mapping[str, Array], inputs: Array | None, outputs: list[Array]) -> Judgement:
-    """Compares a layer.
-
-    Args:
-        layer: The layer.
-        known: A's values.
-        inputs: B's inputs, dequantized: float64, [steps, batch, elements].
-        outputs: B's outputs, as QuantizedRecurrence has them.
-    """
-    steps = _Steps(layer.node, known)
-    outputs_of_a = [known.get(name_of(value)) for value in layer.node.outputs]
-    x, states = steps.x, outputs_of_a[0]
-    assert states is not None
-    reference = steps.run(x)[0].value
-    shapes = [each.shape for each in (states, states[0], states[0])]
-    if [each.shape for each in outputs] != shapes or inputs is None or inputs.shape != x.shape:
-        return Judgement("B's inputs or outputs do not have the shapes of A's", 0, 0, reference, 0)
-    step = _step(np.where(np.isfinite(x), x, 0))
-    ends = [_step(np.nan_to_num(each)) for each in (states, *steps.first[:1])]
-    half = _ROUNDING * sum(ends) / 2  # the range of all states is at most the sum of both ranges
-    # The step of an infinity is infinite for all inputs of A: then nothing of A is compared.
-    step_of_a = step if np.isfinite(x).all() else np.inf
-    of_a = steps.run(x, _ROUNDING * step_of_a / 2, states, lambda h: Bounded(h, half))
-    a_error, _ = steps.compare(outputs_of_a, of_a)
-    b_error, compared = steps.compare([*outputs], steps.run(inputs, 0.0, outputs[0], _codes_of))
-    with np.errstate(invalid="ignore"):
-        is_near = np.abs(inputs - x) <= _ROUNDING * step / 2
-    problem = ""
-    if a_error > 1:
-        problem = f"A's states are {a_error:.3g} times as far from the reference as rounding to 8 bits may cause"
-    elif not (is_near | ~np.isfinite(x).all(-1, keepdims=True)).all():
-        problem = "B's inputs are further from A's than half a step of A's codes"
-    elif b_error > 1:
-        problem = f"B's error is {b_error:.3g} times its bound"
-    return Judgement(problem, a_error, b_error, reference, int(compared.size - compared.sum()))
+    if found is None or not is_dynamic_lstm(found):
+        return None
+    product = None if node.inputs[0] is None else node.inputs[0].producer()
+    codes = () if product is None or product.op_type != "QuantizedMatMul" else codes_of(product)
+    return Lstm(found, node, label(node), tuple(codes))
 
 
 def _step(array: Array) -> float:
     """Returns the step of DynamicQuantizeLinear."""
-    return float(array.max(initial=0) - array.min(initial=0)) / _LARGEST_CODE
+    return float(array.max(initial=0) - array.min(initial=0)) / LARGEST_CODE
 
 
 def _codes_of(states: Array) -> Bounded:
     """Returns states, [batch, elements], as QuantizedRecurrence has their codes, which are computed in float32."""
-    x, zero, largest = states.astype(np.float32), np.float32(0), np.float32(_LARGEST_CODE)
+    x, zero, largest = states.astype(np.float32), np.float32(0), np.float32(LARGEST_CODE)
     low, high = x.min(-1, keepdims=True, initial=0), x.max(-1, keepdims=True, initial=0)
     scale = (high - low) / largest
     scale = np.where(scale == 0, np.float32(1), scale)
@@ -233,7 +168,7 @@ class _Steps:
         (products, sizes), r, (one, two) = of_inputs, self._r[d], np.split(self._bias[d], 2)
         value = products + one + h.value @ r + two
         size = sizes + np.abs(one) + np.abs(h.value) @ np.abs(r) + np.abs(two)
-        return Bounded(value, _OF_PRODUCT * UNIT * size + error + h.error * np.abs(r).sum(0))
+        return Bounded(value, PRODUCT_ROUNDINGS * UNIT * size + error + h.error * np.abs(r).sum(0))
 
     def _cell(self, d: int, gates: Bounded, c: Bounded) -> tuple[Bounded, Bounded]:
         """Returns the next state and the next second state."""
@@ -252,13 +187,9 @@ class _Steps:
     def compare(self, found: list[Array | None], expected: tuple[Bounded, ...]) -> tuple[float, npt.NDArray[np.bool_]]:
         """Returns the largest error of outputs, relative to its bound, and which states are finite in the reference."""
         worst = 0.0
-        for result, (value, error) in zip(found, expected, strict=False):
+        for result, reference in zip(found, expected, strict=False):
             if result is not None:
-                is_finite = np.isfinite(value) & np.isfinite(error)
-                with np.errstate(all="ignore"):
-                    ratio = np.abs(result - value) / (error + 2.0**-140)
-                ratio = np.where(np.isnan(ratio), np.inf, ratio)
-                worst = max(worst, float(ratio[is_finite].max(initial=0)))
+                worst = max(worst, reference.largest_error(result, np.isfinite(reference.value)))
         return worst, np.isfinite(expected[0].value)
 
 
@@ -273,12 +204,8 @@ def _dequantized(codes: Array, scale: Array | None, zero_point: Array | None) ->
     return np.asarray((codes.astype(np.float64) - zeros) * of_columns(scale))
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
 _PLAIN: dict[str, Callable[[Array], Array]] = {
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "softsign": lambda x: x / (1 + np.abs(x)),

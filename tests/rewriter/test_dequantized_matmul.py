@@ -165,7 +165,13 @@ def test_two_terms(form: Form) -> None:
     assert noise(y[ordinary], reference[ordinary]) > (60 if is_half else 86)
     assert noise(y, reference) > (60 if is_half else 70)
     assert_same(y, np.asarray(stock_session(rewritten).run(None, {"x": form.x})[0]))
-    assert ort_dynq.verify(model, rewritten).passed
+
+
+@pytest.mark.parametrize("form", [each for each in FORMS if each.half or each.more or "T" in each.product], ids=str)
+def test_verify(form: Form) -> None:
+    """Verification finds the weights of each form in the original: transposed, rounded, and with alpha."""
+    model = form.model()
+    assert ort_dynq.verify(model, ort_dynq.rewrite(model).to_proto()).passed
 
 
 @pytest.mark.parametrize("form", FORMS[::3], ids=str)
@@ -359,6 +365,7 @@ def test_indices_of_scales(axis: int, block: int, moves: int) -> None:
     except Unconverted:
         assert (axis, block, moves) in CUT
         return
+    assert (axis, block, moves) not in CUT
     assert found.shape == index.shape
     np.testing.assert_array_equal(found.along(0)[:, None] + found.along(1), index)
 

@@ -214,6 +214,18 @@ def test_numbers_of_experts(name: str) -> None:
     assert ("router scores 5" if name == "all" else "the same number") in finding.reason
 
 
+@pytest.mark.parametrize("name", ["fc1", "fc2"])
+def test_numbers_of_results(name: str) -> None:
+    """Those of a product do not fit the other product."""
+    case = make(kind="relu")
+    for initializer in case.model.graph.initializer:
+        if initializer.name.startswith(name):
+            array = numpy_helper.to_array(initializer)[:, :32]
+            initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+    (finding,) = ort_dynq.rewrite(case.model).report.unconverted
+    assert f"the results of {name} have 32 elements, expected {INNER if name == 'fc1' else HIDDEN}" in finding.reason
+
+
 def test_sums_that_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator refuses them."""
     for name, size in (("EXPERTS", 1), ("HIDDEN", 33040), ("INNER", 16)):

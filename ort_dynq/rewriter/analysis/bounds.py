@@ -87,20 +87,16 @@ def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
     node = producer_of(value, "Mul")
     for i in (0, 1) if node is not None and None not in node.inputs else ():
         assert node is not None
-        where, other = producer_of(_origin(node, i), "Where"), _origin(node, 1 - i)
-        compare = None if where is None else producer_of(_origin(where, 0), "GreaterOrEqual")
+        where, other = producer_of(node.inputs[i], "Where"), node.inputs[1 - i]
+        compare = None if where is None else producer_of(where.inputs[0], "GreaterOrEqual")
         magnitude = None if other is None else producer_of(all_bounds_of(other).value, "Abs")
         if where is None or compare is None or magnitude is None:
             continue
         numbers = [constant_scalar(v) for v in (*where.inputs[1:], compare.inputs[1])]
-        if numbers == [1, -1, 0] and _origin(magnitude, 0) is _origin(compare, 0):
+        if numbers == [1, -1, 0] and magnitude.inputs[0] is compare.inputs[0]:
             constants = (*where.inputs[1:], compare.inputs[1])
             return other if all(does_not_grow(v, compare.inputs[0]) for v in constants) else None
     return None
-
-
-def _origin(node: ir.Node, i: int) -> ir.Value | None:
-    return node.inputs[i]
 
 
 def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:

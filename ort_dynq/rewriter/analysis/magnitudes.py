@@ -218,7 +218,7 @@ class _Proof:
             return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
             origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
-            is_same = least is not None and node.inputs[1] is not None and node.inputs[1] is least
+            is_same = least is not None and node.inputs[1] is least
             if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
                 self._note(reduced)
                 return _Multiples(_ROUNDED, 1)

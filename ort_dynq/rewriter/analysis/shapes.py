@@ -279,10 +279,9 @@ def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
 def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) -> list[ir.Value]:
     """Returns the values where walks back from `value` through elementwise operators and `reductions` end, or at x."""
     leaves, todo, seen = [], [value], 0
-    end = x
     while todo:
         at, seen = todo.pop(), seen + 1
-        sources = None if at is end or seen > _MOST_NODES else _sources(at, reductions)
+        sources = None if at is x or seen > _MOST_NODES else _sources(at, reductions)
         if sources is None:
             leaves.append(at)
         else:

@@ -22,7 +22,7 @@ from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .matrix_product import MatrixProduct, matrix_product_of
-from .nbits import FLOATS, NBits, computed, constant_tensor, release
+from .nbits import FLOATS, NBits, bytes_of, check_scale_type, computed, constant_tensor, release
 from .scale_indices import ScaleIndices
 from .tail import check_sums
 
@@ -30,7 +30,6 @@ _Elements = TypeVar("_Elements", npt.NDArray[Any], ScaleIndices)
 
 _MOVES = ("Transpose", "Cast", "Identity", *RESHAPES)
 _BITS = {"INT8": 8, "UINT8": 8, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}
-_PRODUCTS = ("MatMul", "Gemm", "Einsum")
 # Blocks of 128 with 256 codes have the noise of level 4's blocks of 32, which it takes for channels with one scale.
 _SPLITS = (128, 64, 32, 16)
 _COLUMNS = 1024  # packed in one step, whose temporary arrays take several times its size
@@ -114,8 +113,7 @@ def dequantized_weights_of(
     bits = _BITS.get(codes.dtype.name, 0)
     if not bits:
         raise Unconverted(Reason.DEQUANTIZED_CODES, dtype=codes.dtype.name.lower())
-    if scale.dtype not in FLOATS:
-        raise Unconverted(Reason.TYPE, what="the scales", dtype=scale.dtype.name.lower(), expected="float32 or float16")
+    check_scale_type(scale)
     _check_parameters(dequantizer.node, codes, scale, zero_point)
     if not codes.size:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
@@ -156,14 +154,14 @@ def dequantized_weights_of(
         for first in range(0, columns, _COLUMNS):
             part = by_column[first : first + _COLUMNS].astype(np.uint8)
             part = np.pad(part, [(0, 0), (0, rows[1] - depth)])
-            packed[first : first + _COLUMNS] = _packed((part ^ np.uint8(signed)) & np.uint8((1 << bits) - 1), bits)
+            packed[first : first + _COLUMNS] = bytes_of((part ^ np.uint8(signed)) & np.uint8((1 << bits) - 1), bits)
         del by_column
         release(codes)
         return packed
 
     stored = computed([codes], compute, ir.DataType.UINT8, (columns, rows[1] * bits // 8))
     is_default = bool((zero_points == 1 << bits - 1).all())
-    packed_zeros = None if is_default else ir.tensor(_packed(zero_points, bits))
+    packed_zeros = None if is_default else ir.tensor(bytes_of(zero_points, bits))
     weights = NBits(depth, columns, bits, size, stored, ir.tensor(np.ascontiguousarray(scales)), packed_zeros, root)
     return weights, (product.b, is_transposed, split)
 
@@ -226,16 +224,6 @@ def _as_matrix(elements: _Elements, moves: Sequence[ir.Node], is_transposed: boo
     if len(elements.shape) != 2:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
     return elements.transpose() if is_transposed else elements
-
-
-def _packed(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Returns rows of codes, low bits first, each row padded to a byte."""
-    per_byte = 8 // bits
-    padded = np.pad(codes, [(0, 0), (0, -codes.shape[1] % per_byte)])
-    packed = padded[:, 0::per_byte].copy()
-    for i in range(1, per_byte):
-        packed |= padded[:, i::per_byte] << np.uint8(i * bits)
-    return packed
 
 
 def _is_read_by_others(root: ir.Value, dequantizer: Dequantizer, product: MatrixProduct) -> bool:

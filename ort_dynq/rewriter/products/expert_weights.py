@@ -21,10 +21,19 @@ from ...operators.packing import QUAD, pack_columns, packed_shape
 from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
-from .nbits import check_unshared, computed, constant_tensor, release, unpacked
+from .nbits import (
+    check_finite,
+    check_scale_type,
+    check_size,
+    check_unshared,
+    computed,
+    constant_tensor,
+    release,
+    stored_codes,
+    unpacked,
+)
 from .tail import check_sums
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
 
 
@@ -111,8 +120,8 @@ class ExpertWeights:
         zero_points = [self._zero_points(part) for part in self.parts]
         first = zero_points[0].reshape(-1)[:1]
         if all((each == first).all() for each in zero_points):
-            return ir.tensor(self._stored(first))
-        return ir.tensor(self._by_block([self._stored(each) for each in zero_points]))
+            return ir.tensor(stored_codes(first, self.bits))
+        return ir.tensor(self._by_block([stored_codes(each, self.bits) for each in zero_points]))
 
     def bias(self) -> ir.TensorProtocol:
         """Returns the bias, float32, [experts, N]; -0.0 where there is none."""
@@ -137,10 +146,6 @@ class ExpertWeights:
         if not self.interleaved:
             return of_columns
         return np.concatenate([of_columns[:, 0::2], of_columns[:, 1::2]], 1)
-
-    def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
-        """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
-        return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)
 
     def _zero_points(self, part: Part) -> npt.NDArray[np.uint8]:
         """Returns the zero points as codes, [experts, N, blocks]."""
@@ -188,28 +193,19 @@ def weights_of(
         codes, scales, bias, zero_points = (constant_tensor(values[index], facts) for index in indices)
         if codes is None or scales is None:
             raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=indices[codes is not None])
-        if scales.dtype not in _FLOATS:
-            dtype = scales.dtype.name.lower()
-            raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
+        check_scale_type(scales)
         if len(codes.shape) != 3:
             raise Unconverted(Reason.NBITS_SHAPE, what="weights", size=codes.size, expected="3 dimensions")
         experts, columns, _ = codes.shape.numpy()
         per_row = columns * -(-blocks * bits // 8) if block_size else -(-columns * bits // 8)
-        for what, tensor, size in (
-            ("weights", codes, experts * columns * depth * bits // 8),
-            ("scales", scales, experts * columns * blocks),
-            ("zero points", zero_points, experts * per_row),
-            ("biases", bias, experts * columns),
-        ):
-            if tensor is not None and (tensor.size != size or size <= 0):
-                raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
+        check_size("weights", codes, experts * columns * depth * bits // 8)
+        check_size("scales", scales, experts * columns * blocks)
+        check_size("zero points", zero_points, experts * per_row)
+        check_size("biases", bias, experts * columns)
         weight = values[indices[0]]
         assert weight is not None
         root = check_unshared(weight, node, _WEIGHTS)
-        is_finite = np.isfinite(scales.numpy()).all()
-        release(scales)
-        if not is_finite:
-            raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+        check_finite(scales)
         source = tuple(values[index] for index in indices)
         parts.append(Part(codes, scales, zero_points, bias, root, source))
         check_experts(parts)

@@ -20,10 +20,9 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .nbits import nbits_of
+from .nbits import QUANTIZED_LEVEL, nbits_of
 from .weights_only import WeightsOnlyProduct, build_weights_only
 
-_QUANTIZED_LEVEL = 4  # accuracy_level of int8 activations
 _BIAS = 5
 
 
@@ -31,7 +30,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
     if node.domain != MICROSOFT or node.op_type != "MatMulNBits":
         return None
     level = node.attributes.get_int("accuracy_level", 0)
-    if level != _QUANTIZED_LEVEL and context.weights_only == "keep":
+    if level != QUANTIZED_LEVEL and context.weights_only == "keep":
         raise Unconverted(Reason.NBITS_FLOAT_ACTIVATION, level=level)
     if context.exact:
         raise Unconverted(Reason.EXACT)
@@ -39,7 +38,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
     if activation is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=0)
     weights = nbits_of(node, context.facts)
-    is_float_in_stock = level != _QUANTIZED_LEVEL or weights.has_real_zero_points
+    is_float_in_stock = level != QUANTIZED_LEVEL or weights.has_real_zero_points
     has_two_terms = context.weights_only == "two-term" or (is_float_in_stock and context.weights_only != "blocks")
     has_sums = weights.has_weights_of_sums
     match = WeightsOnlyProduct(

@@ -22,16 +22,17 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators.program import literal
 from ...opsets import OPSET
+from ..analysis.types import check_type
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from .expert_weights import ExpertWeights, check_experts, weights_of
+from .nbits import FLOATS, QUANTIZED_LEVEL
 from .provenance import note_activation
+from .weights_only import remark_on_codes
 
-_QUANTIZED_LEVEL = 4  # accuracy_level of int8 activations
 _BITS = (4, 8)
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 # The inputs: codes, scales, biases and zero points of a product.
 _FC1, _FC2, _FC3 = (2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13)
 _ROUTER_WEIGHTS = 14
@@ -70,7 +71,7 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
         return None
     number, text = node.attributes.get_int, node.attributes.get_string
     level, bits, block_size = number("accuracy_level", 0), number("expert_weight_bits", 4), number("block_size", 0)
-    is_quantized = block_size > 0 and (bits > 4 or level == _QUANTIZED_LEVEL)
+    is_quantized = block_size > 0 and (bits > 4 or level == QUANTIZED_LEVEL)
     if not is_quantized and context.weights_only == "keep":
         raise Unconverted(Reason.EXPERTS_FLOAT_ACTIVATION, level=level, block_size=block_size)
     if context.exact:
@@ -93,20 +94,20 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
     activation, router = inputs[:2]
     if activation is None or router is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=int(activation is not None))
-    if activation.dtype not in _FLOATS:
-        dtype = "not known" if activation.dtype is None else activation.dtype.name.lower()
-        raise Unconverted(Reason.TYPE, what="the activation", dtype=dtype, expected="float32 or float16")
+    check_type("the activation", activation, FLOATS)
     program, gates, interleaved = _activation(node, has_fc3=inputs[_FC3[0]] is not None)
     codes = _shape_of(inputs[_FC1[0]], "fc1_experts_weights")
     second_codes = _shape_of(inputs[_FC2[0]], "fc2_experts_weights")
     depths = [shape[2] * 8 // bits for shape in (codes, second_codes)]
-    if block_size and any(depth % block_size for depth in depths):
-        raise Unconverted(Reason.NBITS_SHAPE, what="columns of the weights", size=depths[0], expected="whole blocks")
+    for depth in depths:
+        if block_size and depth % block_size:
+            raise Unconverted(Reason.NBITS_SHAPE, what="columns of the weights", size=depth, expected="whole blocks")
     first = weights_of(node, gates, depths[0], context.facts, interleaved=interleaved)
     second = weights_of(node, (_FC2,), depths[1], context.facts, interleaved=False)
-    if first.columns != depths[1] * (2 if "tensor1" in program else 1) or second.columns != depths[0]:
-        expected = depths[1] * (2 if "tensor1" in program else 1)
-        raise Unconverted(Reason.NBITS_SHAPE, what="columns of fc1", size=first.columns, expected=expected)
+    expected = depths[1] * (2 if "tensor1" in program else 1), depths[0]
+    for name, size, needed in zip(("fc1", "fc2"), (first.columns, second.columns), expected, strict=True):
+        if size != needed:
+            raise Unconverted(Reason.NBITS_SHAPE, what=f"results of {name}", size=size, expected=needed)
     check_experts((*first.parts, *second.parts))
     _check_chosen(node, router, first.experts)
     terms = 2 if context.weights_only == "two-term" else 1
@@ -191,8 +192,7 @@ def _build(match: Mixture, edit: Edit) -> None:
     )
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
     note_activation(edit, match.activation)
-    size = f"in blocks of {match.first.block_size}" if match.first.block_size else "in rows"
-    edit.note = f"{match.first.experts} experts: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
+    edit.note = f"{match.first.experts} experts: {remark_on_codes(match.terms, match.first.block_size)}"
 
 
 RULE = Rule("QMoE", OPSET, _match, _build, reports_opset=True)

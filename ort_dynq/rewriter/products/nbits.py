@@ -34,6 +34,7 @@ from ..reasons import Reason, Unconverted
 from .tail import check_sums
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
 _BITS = (2, 4, 8)
 _WEIGHTS = slice(1, 4)  # the inputs B, scales and zero points
 _FEW = 1024
@@ -42,7 +43,7 @@ _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take
 
 @dataclass(frozen=True)
 class NBits:
-    """The weights of a MatMulNBits, [K, N].
+    """Weights of a product, [K, N], as MatMulNBits stores them.
 
     Attributes:
         depth, columns, bits, block_size: K, N and the attributes of these names.
@@ -98,10 +99,10 @@ class NBits:
     def weight_zero_point(self) -> ir.TensorProtocol:
         """Returns the zero points as QuantizedMatMul takes them, int8: [blocks, N], or [1] if all are equal."""
         if self.zero_points is None or np.ptp(self._zero_points()) == 0:
-            return ir.tensor(self._stored(self._zero_points()[:1, 0]))
+            return ir.tensor(stored_codes(self._zero_points()[:1, 0], self.bits))
         return computed(
             [self.zero_points],
-            lambda: self._stored(self._by_block(self._zero_points())),
+            lambda: stored_codes(self._by_block(self._zero_points()), self.bits),
             ir.DataType.INT8,
             (self.blocks, self.columns),
         )
@@ -148,10 +149,6 @@ class NBits:
         release(self.zero_points)
         return has_others
 
-    def _stored(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
-        """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
-        return np.ascontiguousarray(codes ^ 128 if self.bits == 8 else codes).view(np.int8)
-
     def _by_block(self, of_columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return of_columns.reshape(self.columns, self.blocks).T
 
@@ -189,8 +186,8 @@ class NBits:
         start = self.depth * self.bits // 8  # the first byte with a code beyond K
         codes = unpacked(rows[:, start:], self.bits)
         beyond_depth = codes[:, self.depth - start * 8 // self.bits :]
-        beyond_depth[:] = self._stored(beyond).view(np.uint8) if self.padding else 0
-        rows[:, start:] = _bytes_of(codes, self.bits)
+        beyond_depth[:] = stored_codes(beyond, self.bits).view(np.uint8) if self.padding else 0
+        rows[:, start:] = bytes_of(codes, self.bits)
         return rows
 
 
@@ -217,27 +214,51 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     has_real_zero_points = zero_point is not None and zero_point.dtype in FLOATS
     if zero_point is not None and zero_point.dtype != ir.DataType.UINT8 and not has_real_zero_points:
         raise Unconverted(Reason.NBITS_ZERO_POINTS, dtype=zero_point.dtype.name.lower())
-    if scale.dtype not in FLOATS:
-        dtype = scale.dtype.name.lower()
-        raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
+    check_scale_type(scale)
     blocks = -(-depth // block_size)
-    for what, tensor, size in (
-        ("weights", codes, columns * blocks * block_size * bits // 8),
-        ("scales", scale, columns * blocks),
-        ("zero points", zero_point, columns * (blocks if has_real_zero_points else -(-blocks * bits // 8))),
-    ):
-        if tensor is not None and (tensor.size != size or size <= 0):
-            raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
+    check_size("weights", codes, columns * blocks * block_size * bits // 8)
+    check_size("scales", scale, columns * blocks)
+    check_size("zero points", zero_point, columns * (blocks if has_real_zero_points else -(-blocks * bits // 8)))
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
     root = check_unshared(b, node, _WEIGHTS)
-    for tensor in (scale, zero_point if has_real_zero_points else None):
-        if tensor is not None:
-            is_finite = np.isfinite(tensor.numpy()).all()
-            release(tensor)
-            if not is_finite:
-                raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
+    check_finite(scale)
+    if zero_point is not None and has_real_zero_points:
+        check_finite(zero_point)
     return NBits(depth, columns, bits, block_size, codes, scale, zero_point, root)
+
+
+def check_scale_type(scales: ir.TensorProtocol) -> None:
+    """Checks the type of scales.
+
+    Raises:
+        Unconverted: It is not float32 or float16.
+    """
+    if scales.dtype not in FLOATS:
+        dtype = scales.dtype.name.lower()
+        raise Unconverted(Reason.TYPE, what="the scales", dtype=dtype, expected="float32 or float16")
+
+
+def check_size(what: str, tensor: ir.TensorProtocol | None, size: int) -> None:
+    """Checks that a tensor, if there is one, has as many elements as a node's attributes say.
+
+    Raises:
+        Unconverted: It has not, or that is no number of elements.
+    """
+    if tensor is not None and (tensor.size != size or size <= 0):
+        raise Unconverted(Reason.NBITS_SHAPE, what=what, size=tensor.size, expected=size)
+
+
+def check_finite(tensor: ir.TensorProtocol) -> None:
+    """Checks that all elements of a tensor are finite, and unmaps it.
+
+    Raises:
+        Unconverted: They are not.
+    """
+    is_finite = np.isfinite(tensor.numpy()).all()
+    release(tensor)
+    if not is_finite:
+        raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
 
 
 def check_unshared(weights: ir.Value, node: ir.Node, inputs: slice) -> ir.Value:
@@ -290,10 +311,19 @@ def unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.asarray((rows[:, :, None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1))
 
 
-def _bytes_of(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Returns codes as :func:`unpacked` reads them."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return np.asarray(np.bitwise_or.reduce(codes.reshape(len(codes), -1, len(shifts)) << shifts, axis=-1))
+def bytes_of(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Returns rows of codes as :func:`unpacked` reads them, each row padded to a byte."""
+    per_byte = 8 // bits
+    padded = np.pad(codes, [(0, 0), (0, -codes.shape[1] % per_byte)])
+    packed = padded[:, 0::per_byte].copy()
+    for i in range(1, per_byte):
+        packed |= padded[:, i::per_byte] << np.uint8(i * bits)
+    return packed
+
+
+def stored_codes(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int8]:
+    """Returns codes of 8 bits 128 smaller, as QuantizedMatMul stores them; other codes as they are."""
+    return np.ascontiguousarray(codes ^ 128 if bits == 8 else codes).view(np.int8)
 
 
 def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol | None:

@@ -112,10 +112,15 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     edit.metadata[FLOAT_ACTIVATION] = "1"
     if match.is_rounded:
         edit.metadata[ROUNDED_WEIGHTS] = "1"
-    size = f"in blocks of {group_size}" if group_size else "in rows"
-    edit.note = f"{match.note}: activation of {'two terms' if match.terms == 2 else '8 bits'} {size}"
+    edit.note = f"{match.note}: {remark_on_codes(match.terms, group_size)}"
     if match.more:
         edit.note += f"; {match.more}"
+
+
+def remark_on_codes(terms: int, block_size: int) -> str:
+    """Returns how an activation is quantized, for the report; a `block_size` of 0 stands for whole rows."""
+    size = f"in blocks of {block_size}" if block_size else "in rows"
+    return f"activation of {'two terms' if terms == 2 else '8 bits'} {size}"
 
 
 def _sums_of_blocks(activation: ir.Value, weights: NBits, edit: Edit) -> ir.Value:
