@@ -1,4 +1,4 @@
-"""Writes files and folders in one step, so that each is complete or not there; creates temporary folders."""
+"""Writes files and folders in one step, so that each is complete or not there; temporary folders; checks of paths."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def sha256(path: str | os.PathLike[str]) -> str:
         while part := file.read(1 << 20):
             found.update(part)
     return found.hexdigest()
+
+
+def check_text(path: str | os.PathLike[str]) -> None:
+    """Checks the path of a text.
+
+    Raises:
+        DynqError: It is not a file.
+    """
+    if not os.path.isfile(path):
+        raise DynqError(f"{path} is not a file with text" if os.path.exists(path) else f"there is no file {path}")
 
 
 def target_of(path: Path) -> Path:

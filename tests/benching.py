@@ -11,6 +11,7 @@ from bench import cli as developers
 from bench import product_contenders
 
 from ort_dynq import cli
+from ort_dynq.bench import generation, opening
 from ort_dynq.measuring import timing
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -39,6 +40,11 @@ def take_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products multiply by two weights in turn instead of 64 MB of them, and threads read these only once."""
     monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
     monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
+
+
+def skip_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench-generate` measures no opening of sessions, for which it starts processes."""
+    monkeypatch.setattr(generation, "measure_opening", lambda *_: (opening.Opening(1.0, None),) * 2)
 
 
 def run_developers_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -1,5 +1,7 @@
 #include "core/attributes.h"
 
+#include "kernels/products.h"
+
 namespace dynq {
 namespace {
 
@@ -36,8 +38,9 @@ const NamedValues& values_of(Direction) {
 }
 
 const NamedValues& values_of(LastGate) {
-  static const NamedValues values = {named(LastGate::kSum, "sum"), named(LastGate::kApart, "apart"),
-                                     named(LastGate::kOfReset, "of reset")};
+  static const NamedValues values = {named(LastGate::kSum, "sum"),
+                                     named(LastGate::kSeparateProducts, "separate products"),
+                                     named(LastGate::kResetState, "reset state")};
   return values;
 }
 
@@ -62,6 +65,14 @@ int64_t read_one_of(const char* op, const Attributes& attributes, const char* na
 bool read_flag(const char* op, const Attributes& attributes, const char* name, bool absent) {
   static const NamedValues values = {{0, nullptr}, {1, nullptr}};
   return read_one_of(op, attributes, name, absent ? 1 : 0, values) != 0;
+}
+
+int64_t read_group_size(const char* op, const Attributes& attributes) {
+  const int64_t size = attributes.integer("group_size", 0);
+  if (size < 0 || size % kGroupUnit != 0)
+    throw Error(std::string(op) + ": group_size is " + std::to_string(size) + ", expected 0 or a multiple of " +
+                std::to_string(kGroupUnit));
+  return size;
 }
 
 Type read_any_code_type(const char* op, const Attributes& attributes, const char* name, Type absent) {

@@ -41,6 +41,9 @@ Encoding read_encoding(const char* op, const Attributes& attributes, const char*
 // 0 or 1.
 bool read_flag(const char* op, const Attributes& attributes, const char* name, bool absent);
 
+// The k of the groups of weights, a multiple of kGroupUnit; 0: there is one group.
+int64_t read_group_size(const char* op, const Attributes& attributes);
+
 // uint8, int8, uint4 or int4.
 Type read_any_code_type(const char* op, const Attributes& attributes, const char* name, Type absent);
 

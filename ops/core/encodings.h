@@ -16,6 +16,6 @@ enum class QuadAxis { kChannels = 0, kWidth = 1 };
 
 enum class Direction { kForward = 0, kReverse = 1, kBidirectional = 2 };
 
-enum class LastGate { kSum = 0, kApart = 1, kOfReset = 2 };
+enum class LastGate { kSum = 0, kSeparateProducts = 1, kResetState = 2 };
 
 }  // namespace dynq

@@ -13,20 +13,20 @@
 namespace dynq {
 
 // The attributes of an inner node.
-class Numbers : public Attributes {
+class IntegerAttributes : public Attributes {
  public:
-  explicit Numbers(std::vector<std::pair<const char*, int64_t>> numbers) : numbers_(std::move(numbers)) {}
+  explicit IntegerAttributes(std::vector<std::pair<const char*, int64_t>> values) : values_(std::move(values)) {}
 
   int64_t integer(const char* name, int64_t absent) const override {
-    for (const auto& number : numbers_)
-      if (std::strcmp(number.first, name) == 0) return number.second;
+    for (const auto& value : values_)
+      if (std::strcmp(value.first, name) == 0) return value.second;
     return absent;
   }
   std::string text(const char*, const char* absent) const override { return absent; }
   std::vector<int64_t> integers(const char*) const override { return {}; }
 
  private:
-  std::vector<std::pair<const char*, int64_t>> numbers_;
+  std::vector<std::pair<const char*, int64_t>> values_;
 };
 
 // One run of an inner node, on the threads of the outer one. Its outputs have memory already.
@@ -47,8 +47,9 @@ class Inner : public Context {
   std::vector<void*> outputs_;
 };
 
-// Inner nodes whose tasks run together. Each node starts inside the parallel_for() of the one before, so that the tasks
-// of all are known when those of the last one are.
+// Inner nodes whose tasks run together: those of the first parallel_for() of each node. A node starts inside the
+// parallel_for() of the one before, so that the tasks of all are known when those of the last one are. Single tasks do
+// not take part (see run_tasks()), nor those of a later parallel_for().
 class Together : public Context {
  public:
   // start(i) runs node i, with this as the outer context.

@@ -1,6 +1,7 @@
 #include "core/program_passes.h"
 
 #include <algorithm>
+#include <cassert>
 #include <string>
 #include <utility>
 
@@ -140,18 +141,16 @@ class Compiler {
     }
   }
 
-  // Returns the offset of a slot or a tile; -1 for other operands, whose address is set.
+  // Returns the offset of a slot; -1 for other operands, whose address is set. No operand is a tile: each number that
+  // is computed has a slot.
   int64_t place_number(const PlacedOperand& operand, StepOperand& at) const {
-    constexpr int64_t kSize = sizeof(float), kSlot = kMostPassRows * kSize, kTile = kTileElements * kSize;
+    constexpr int64_t kSize = sizeof(float), kSlot = kMostPassRows * kSize;
     static constexpr float kNothing = 0;
     if (operand.place == Place::kSlot) {
       at = {nullptr, 0, kSize, true};
       return operand.index * kSlot;
     }
-    if (operand.place == Place::kTile) {
-      at = {nullptr, 0, 0, true};
-      return result_.slot_count * kSlot + operand.index * kTile;
-    }
+    assert(operand.place != Place::kTile);
     const bool is_literal = operand.place == Place::kLiteral;
     const float* number = is_literal ? &program_.literals[static_cast<size_t>(operand.index)] : &kNothing;
     at = {reinterpret_cast<const char*>(number), 0, 0, false};

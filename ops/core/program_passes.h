@@ -9,7 +9,7 @@
 
 namespace dynq {
 
-// A step over the numbers of rows. Slots and tiles have an offset in the memory of a run in place of an address.
+// A step over the numbers of rows. Slots have an offset in the memory of a run in place of an address.
 struct NumberStep {
   Step step;
   int64_t offset_a, offset_b;  // in bytes; -1: the operand has an address
@@ -33,7 +33,7 @@ struct ProgramPasses {
   std::vector<int> row_values;     // the values that are operands with numbers of rows, and have slots
   int slot_count = 0;
   int64_t number_steps = 0;  // of all passes over numbers
-  int tile_count = 0;        // buffers of kTileElements elements, after kMostPassRows numbers of each slot
+  int tile_count = 0;        // buffers of kTileElements elements
 };
 
 // `code_type` is the type of codes. reads_outputs: later passes read float outputs, which are float32, instead of

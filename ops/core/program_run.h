@@ -25,10 +25,10 @@ class Program::Run {
         table_(active_kernels()),
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
-        tiles_(aligned(memory_.allocate((numbers == nullptr ? passes_.slot_count * kMostPassRows : 0) +
-                                        (passes_.tile_count + 1) * kTileElements + kAlignment / kSize)) +
-               (numbers == nullptr ? passes_.slot_count * kMostPassRows : 0)),
-        slots_(numbers != nullptr ? numbers->slots_ : tiles_ - passes_.slot_count * kMostPassRows) {}
+        tiles_(aligned(memory_.allocate((passes_.tile_count + 1) * kTileElements +
+                                        (numbers == nullptr ? passes_.slot_count * kMostPassRows : 0) +
+                                        kAlignment / kSize))),
+        slots_(numbers != nullptr ? numbers->slots_ : tiles_ + (passes_.tile_count + 1) * kTileElements) {}
 
   void run(int64_t row, int64_t rows) {
     all_finite_ = is_widened_ = false;

@@ -36,6 +36,7 @@ class AlignedArray {
     first_ = reinterpret_cast<T*>(memory_.get() + (kLine - reinterpret_cast<uintptr_t>(memory_.get()) % kLine));
   }
   T* get() const { return first_; }
+  T& operator[](int64_t index) const { return first_[index]; }
 
  private:
   static constexpr size_t kLine = 64;

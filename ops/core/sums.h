@@ -10,6 +10,9 @@ namespace dynq {
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 255);
 constexpr int64_t kLongestSymmetricSum = INT32_MAX / (255 * 128);
 
+// is_symmetric: the weights have 8 bits and no zero points.
+constexpr int64_t longest_sum(bool is_symmetric) { return is_symmetric ? kLongestSymmetricSum : kLongestSum; }
+
 constexpr float kTermRatio = 254;  // the scale of the first of two terms / that of the second
 
 }  // namespace dynq

@@ -771,7 +771,7 @@ class QuantizedConv : public Node {
 
   // The text has the factors: their product may overflow.
   void check_sums(const Conv& conv, size_t spatial_rank, bool is_symmetric) const {
-    const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
+    const int64_t longest = longest_sum(is_symmetric);
     int64_t length = conv.group_inputs;
     std::string factors = std::to_string(length);
     for (size_t i = kSpatialAxes - spatial_rank; i < kSpatialAxes; ++i) {

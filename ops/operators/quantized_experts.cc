@@ -2,8 +2,8 @@
 // chooses: a product, an activation function, and another product.
 //
 // The products are those of QuantizedMatMul, for the rows of each expert: an expert that no token chooses is not read.
-// Experts of few rows share their tasks. A token adds its experts' results in the order of the experts, on any number
-// of threads.
+// Experts of few rows run their tasks together, but a product that is too small for two tasks runs alone. A token adds
+// its experts' results in the order of the experts, on any number of threads.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -32,8 +32,8 @@ namespace {
 #include "kernels/functions-inl.h"
 
 constexpr const char* kName = "QuantizedExperts";
-constexpr int64_t kMostRows = 256;     // of experts at once: their results stay in the caches
-constexpr size_t kMostParts = 8;       // experts at once
+constexpr int64_t kRowsAtOnce = 256;  // of experts: their results stay in the caches
+constexpr size_t kExpertsAtOnce = 8;
 constexpr float kLeastWeight = 1e-8f;  // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
@@ -62,12 +62,6 @@ float power_of_e(float x) {
   return power_of_2<Scalar>(Scalar::max(-126.0f, Scalar::min(0.0f, y)));
 }
 
-// Memory that is not initialized. Null for 0 elements would be no tensor's data, so there is one more.
-template <class T>
-std::unique_ptr<T[]> memory(int64_t count) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count) + 1]);
-}
-
 Shape shape_of(std::initializer_list<int64_t> dims) {
   Shape shape;
   for (const int64_t length : dims) shape.dims[shape.rank++] = length;
@@ -80,17 +74,17 @@ struct Codes {
       : width(depth * terms_),
         groups(groups_),
         terms(terms_),
-        codes(memory<uint8_t>(most_rows * width)),
-        scales(memory<float>(most_rows * groups)),
-        zps(memory<uint8_t>(most_rows * groups)) {
-    zps[0] = 0;
+        codes(most_rows * width),
+        scales(most_rows * groups),
+        zps(terms == 1 ? most_rows * groups : 1) {
+    if (terms == 2) zps[0] = 0;
   }
 
   int64_t width;  // of a row
   int64_t groups, terms;
-  std::unique_ptr<uint8_t[]> codes;
-  std::unique_ptr<float[]> scales;
-  std::unique_ptr<uint8_t[]> zps;
+  AlignedArray<uint8_t> codes;
+  AlignedArray<float> scales;
+  AlignedArray<uint8_t> zps;
 
   Type type() const { return terms == 1 ? kUint8 : kInt8; }
 
@@ -136,22 +130,19 @@ class QuantizedExperts : public Node {
         normalizes_(read_flag(kName, attributes, "normalize", false)),
         bits_(read_one_of(kName, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}})),
         terms_(read_one_of(kName, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})),
-        group_size_(attributes.integer("group_size", 0)),
+        group_size_(read_group_size(kName, attributes)),
         activation_(kName, attributes.text("program", kIdentityProgram), 1, kInt8),
         quantization_(kName, kQuantization, 0, kUint8) {
     if (k_ < 1) fail("k is " + std::to_string(k_) + ", expected at least 1");
-    if (group_size_ < 0 || group_size_ % kGroupUnit != 0)
-      fail("group_size is " + std::to_string(group_size_) + ", expected 0 or a multiple of " +
-           std::to_string(kGroupUnit));
     if (!activation_.is_elementwise())
       fail("program computes more than dst from each element, expected no reductions and no other output");
     const OperandForm form = activation_.form(0);
     if (form != OperandForm::kUnused && form != OperandForm::kTensor)
       fail("program has an operand that is not tensor1, expected x and tensor1");
     is_gated_ = form == OperandForm::kTensor;
-    two_terms_ = two_term_quantize().create(Numbers({{"block_size", group_size_}}));
-    product_ = quantized_matmul().create(
-        Numbers({{"bits", bits_}, {"group_size", group_size_}, {"terms", terms_}, {"scale_order", kColumnFirst}}));
+    two_terms_ = two_term_quantize().create(IntegerAttributes({{"block_size", group_size_}}));
+    product_ = quantized_matmul().create(IntegerAttributes(
+        {{"bits", bits_}, {"group_size", group_size_}, {"terms", terms_}, {"scale_order", kColumnFirst}}));
   }
 
   void compute(Context& context) const override {
@@ -176,10 +167,10 @@ class QuantizedExperts : public Node {
     const Routes routes = find_routes(context, router, context.input(kRouterWeight), tokens, experts);
     const Codes all(tokens, hidden, first.groups, terms_);
     quantize(context, src, tokens, all);
-    Buffers buffers(std::min(kMostRows, routes.starts.back()), first, second, inner, terms_);
+    const Buffers buffers(std::min(kRowsAtOnce, routes.starts.back()), first, second, terms_);
     const Storage storage = storage_of(src.type);
     const bool is_wide = storage.narrow == nullptr;
-    const auto sums = memory<float>(is_wide ? 0 : tokens * hidden);
+    const AlignedArray<float> sums(is_wide ? 0 : tokens * hidden);
     float* const to = is_wide ? static_cast<float*>(dst) : sums.get();
     std::memset(to, 0, static_cast<size_t>(tokens * hidden) * sizeof(float));
     std::vector<Part> parts;
@@ -193,8 +184,8 @@ class QuantizedExperts : public Node {
     for (int64_t expert = 0; expert < experts; ++expert) {
       int64_t left = routes.starts[static_cast<size_t>(expert) + 1] - routes.starts[static_cast<size_t>(expert)];
       while (left > 0) {
-        const int64_t count = std::min(left, kMostRows);
-        if (rows + count > kMostRows || parts.size() == kMostParts) finish();
+        const int64_t count = std::min(left, kRowsAtOnce);
+        if (rows + count > kRowsAtOnce || parts.size() == kExpertsAtOnce) finish();
         parts.push_back({expert, rows, count});
         rows += count;
         left -= count;
@@ -217,17 +208,15 @@ class QuantizedExperts : public Node {
 
   // What the rows of some experts need.
   struct Buffers {
-    Buffers(int64_t rows, const Weights& first, const Weights& second, int64_t inner_, int64_t terms)
-        : inner(inner_),
-          src(rows, first.depth, first.groups, terms),
+    Buffers(int64_t rows, const Weights& first, const Weights& second, int64_t terms)
+        : src(rows, first.depth, first.groups, terms),
           activated(rows, second.depth, second.groups, terms),
-          sums(memory<float>(rows * first.columns)),
-          values(memory<float>(rows * inner)),
-          results(memory<float>(rows * second.columns)) {}
+          sums(rows * first.columns),
+          values(rows * second.depth),
+          results(rows * second.columns) {}
 
-    int64_t inner;
     Codes src, activated;
-    std::unique_ptr<float[]> sums, values, results;
+    AlignedArray<float> sums, values, results;
   };
 
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
@@ -247,9 +236,8 @@ class QuantizedExperts : public Node {
              ", " + std::to_string(depth));
       found.groups = depth / group_size_;
     }
-    const int64_t quads = round_up(depth, bits_ == 4 ? 2 * kQuad : kQuad) / (bits_ == 4 ? 2 * kQuad : kQuad);
-    const Shape packed =
-        shape_of({experts, (columns + kBlockColumns - 1) / kBlockColumns, quads, kBlockColumns, kQuad});
+    const int64_t unit = kQuad * 8 / bits_, blocks = round_up(columns, kBlockColumns) / kBlockColumns;
+    const Shape packed = shape_of({experts, blocks, round_up(depth, unit) / unit, kBlockColumns, kQuad});
     const Shape of_columns = shape_of({experts, found.groups, columns});
     check("weight" + number, found.packed, packed);
     check("column_scale" + number, found.scales, of_columns);
@@ -260,7 +248,7 @@ class QuantizedExperts : public Node {
       check("weight_zero_point" + number, found.zps, of_columns);
     const bool is_symmetric =
         bits_ == 8 && found.zps.shape.elements() == 1 && *static_cast<const int8_t*>(found.zps.data) == 0;
-    const int64_t length = depth / found.groups, longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
+    const int64_t length = depth / found.groups, longest = longest_sum(is_symmetric);
     if (length > longest)
       fail("sums of " + std::to_string(length) + " products with weight" + number +
            " may overflow int32, expected at most " + std::to_string(longest));
@@ -277,19 +265,19 @@ class QuantizedExperts : public Node {
     if (has_weights && given.shape.elements() != tokens * experts)
       fail("router_weight has shape " + given.shape.text() + ", expected that of router, " + router.shape.text() +
            ", or no elements");
-    const auto chosen = memory<int64_t>(tokens * k_);
-    const auto weights = memory<float>(tokens * k_);
+    const AlignedArray<int64_t> chosen(tokens * k_);
+    const AlignedArray<float> weights(tokens * k_);
     const FloatReader scores_reader(router), weights_reader(has_weights ? given : router);
     const int64_t parts = part_count(tokens * experts * k_, tokens);
     run_tasks(context, parts, [&](int64_t part) {
       Scratch<float, 256> scores_memory, weights_memory;
-      const auto scores = memory<float>(experts);
-      const auto is_chosen = memory<bool>(experts);
+      const AlignedArray<float> scores(experts);
+      const AlignedArray<bool> is_chosen(experts);
       for (int64_t token = tokens * part / parts; token < tokens * (part + 1) / parts; ++token) {
         const float* read = scores_reader.read(token * experts, experts, scores_memory);
         for (int64_t i = 0; i < experts; ++i) {
           const float score = load(read + i);
-          scores[static_cast<size_t>(i)] = score != score ? -INFINITY : score;
+          scores[i] = score != score ? -INFINITY : score;
         }
         std::fill_n(is_chosen.get(), experts, false);
         choose(scores.get(), experts, is_chosen.get(), chosen.get() + token * k_, weights.get() + token * k_);
@@ -300,18 +288,18 @@ class QuantizedExperts : public Node {
 
     Routes routes;
     routes.starts.assign(static_cast<size_t>(experts) + 1, 0);
-    const auto counts = [&](int64_t i) { return weights[static_cast<size_t>(i)] > kLeastWeight; };
+    const auto counts = [&](int64_t i) { return weights[i] > kLeastWeight; };
     for (int64_t i = 0; i < tokens * k_; ++i)
-      if (counts(i)) ++routes.starts[static_cast<size_t>(chosen[static_cast<size_t>(i)]) + 1];
+      if (counts(i)) ++routes.starts[static_cast<size_t>(chosen[i]) + 1];
     for (size_t e = 0; e < static_cast<size_t>(experts); ++e) routes.starts[e + 1] += routes.starts[e];
     routes.tokens.resize(static_cast<size_t>(routes.starts.back()));
     routes.weights.resize(routes.tokens.size());
     std::vector<int64_t> next = routes.starts;
     for (int64_t i = 0; i < tokens * k_; ++i) {
       if (!counts(i)) continue;
-      const auto at = static_cast<size_t>(next[static_cast<size_t>(chosen[static_cast<size_t>(i)])]++);
+      const auto at = static_cast<size_t>(next[static_cast<size_t>(chosen[i])]++);
       routes.tokens[at] = i / k_;
-      routes.weights[at] = weights[static_cast<size_t>(i)];
+      routes.weights[at] = weights[i];
     }
     return routes;
   }
@@ -362,7 +350,7 @@ class QuantizedExperts : public Node {
 
   // Rows [at, at + rows) of the routes, which are those of the parts.
   void run_parts(Context& context, const Codes& all, const Routes& routes, int64_t at, int64_t rows,
-                 const std::vector<Part>& parts, const Weights& first, const Weights& second, Buffers& buffers,
+                 const std::vector<Part>& parts, const Weights& first, const Weights& second, const Buffers& buffers,
                  float* dst) const {
     const int64_t* tokens = routes.tokens.data() + at;
     for (int64_t i = 0; i < rows; ++i) {
@@ -374,7 +362,7 @@ class QuantizedExperts : public Node {
       if (terms_ == 1) copy(buffers.src.zps, all.zps, all.groups);
     }
     multiply(context, buffers.src, parts, first, buffers.sums.get());
-    activate(context, rows, first.columns, buffers);
+    activate(context, rows, first.columns, second.depth, buffers);
     const Tensor values = {kFloat, shape_of({rows, second.depth}), buffers.values.get()};
     quantize(context, values, rows, buffers.activated);
     multiply(context, buffers.activated, parts, second, buffers.results.get());
@@ -405,13 +393,13 @@ class QuantizedExperts : public Node {
     });
   }
 
-  void activate(Context& context, int64_t rows, int64_t columns, Buffers& buffers) const {
+  void activate(Context& context, int64_t rows, int64_t columns, int64_t inner, const Buffers& buffers) const {
     ProgramTensors tensors = {};
     tensors.rows = rows;
-    tensors.cols = tensors.dst_stride = buffers.inner;
+    tensors.cols = tensors.dst_stride = inner;
     tensors.src_stride = tensors.operand_stride = columns;
     tensors.src = buffers.sums.get();
-    tensors.operands[0] = buffers.sums.get() + columns - buffers.inner;
+    tensors.operands[0] = buffers.sums.get() + columns - inner;
     tensors.operand_rows[0] = 1;
     tensors.src_type = tensors.dst_type = kFloat;
     tensors.outputs[static_cast<size_t>(ProgramOutput::kDst)] = buffers.values.get();

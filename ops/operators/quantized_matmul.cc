@@ -43,12 +43,9 @@ class QuantizedMatMul : public Node {
   explicit QuantizedMatMul(const Attributes& attributes, const char* name = "QuantizedMatMul")
       : name_(name),
         bits_(read_one_of(name_, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}, {2, nullptr}})),
-        group_size_(attributes.integer("group_size", 0)),
+        group_size_(read_group_size(name_, attributes)),
         terms_(read_one_of(name_, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})),
         order_(read_encoding(name_, attributes, "scale_order", kScalesFirst)) {
-    if (group_size_ < 0 || group_size_ % kGroupUnit != 0)
-      fail("group_size is " + std::to_string(group_size_) + ", expected 0 or a multiple of " +
-           std::to_string(kGroupUnit));
     if (group_size_ > 0 && order_ != kColumnFirst)
       fail("scale_order is " + text_of(order_) + " for groups, expected " + text_of(kColumnFirst));
   }
@@ -90,10 +87,10 @@ class QuantizedMatMul : public Node {
     all.weights.zps = is_one_zp ? nullptr : static_cast<const int8_t*>(weight_zp.data);
     all.weights.zp = is_one_zp ? *static_cast<const int8_t*>(weight_zp.data) : 0;
     const bool is_symmetric = bits_ == 8 && is_one_zp && all.weights.zp == 0;
-    const int64_t longest = is_symmetric ? kLongestSymmetricSum : kLongestSum;
-    if ((group_size_ > 0 ? group_size_ : depth) > longest)
-      fail("sums of " + std::to_string(group_size_ > 0 ? group_size_ : depth) +
-           " products may overflow int32, expected at most " + std::to_string(longest));
+    const int64_t length = depth / all.groups, longest = longest_sum(is_symmetric);
+    if (length > longest)
+      fail("sums of " + std::to_string(length) + " products may overflow int32, expected at most " +
+           std::to_string(longest));
 
     Shape shape;
     MatrixPairs pairs;

@@ -64,8 +64,9 @@ class QuantizedRecurrence : public Node {
     if (size_ < 1 || size_ > kLongestSymmetricSum)
       fail("hidden_size is " + std::to_string(size_) + ", expected 1 to " + std::to_string(kLongestSymmetricSum));
     if (!whole_.is_elementwise(true)) fail("program has reductions, no dst, or another output than dst and dst_2");
-    if (last_gate_ != LastGate::kOfReset) return;
-    if (!whole_.has_output(ProgramOutput::kDst2)) fail("program has no dst_2, expected it for last_gate 2 (of reset)");
+    if (last_gate_ != LastGate::kResetState) return;
+    if (!whole_.has_output(ProgramOutput::kDst2))
+      fail("program has no dst_2, expected it for last_gate 2 (reset state)");
     const std::string text = attributes.text("program", kIdentityProgram);
     reset_.emplace(kName, text, kOperands, kInt8, ProgramOutput::kDst2);
     cell_.emplace(kName, text, kOperands, kInt8, ProgramOutput::kDst);
@@ -291,13 +292,13 @@ class QuantizedRecurrence : public Node {
 
     // Adds the inputs of a step to the products, or puts those of the last gate beside them.
     void add_inputs(int64_t step) const {
-      const bool is_apart = node_.last_gate_ == LastGate::kApart;
-      const int64_t summed = columns_ - (is_apart ? n_.size : 0);
+      const bool is_separate = node_.last_gate_ == LastGate::kSeparateProducts;
+      const int64_t summed = columns_ - (is_separate ? n_.size : 0);
       for (int64_t row = 0; row < rows_; ++row) {
         if (step >= lengths_[row]) continue;
         const float* from = input(step, row);
         add(from, summed, gate(row, 0));
-        if (is_apart) copy(from + summed, gate(row, n_.gates));
+        if (is_separate) copy(from + summed, gate(row, n_.gates));
       }
     }
 
@@ -371,7 +372,7 @@ class QuantizedRecurrence : public Node {
 
   bool has_second_state() const { return !reset_ && whole_.has_output(ProgramOutput::kDst2); }
 
-  int64_t most_gates() const { return kMostGates - (last_gate_ == LastGate::kApart); }
+  int64_t most_gates() const { return kMostGates - (last_gate_ == LastGate::kSeparateProducts); }
 
   void check_weight(const Shape& shape, const Sizes& n) const {
     const Shape expected = {
@@ -405,7 +406,7 @@ class QuantizedRecurrence : public Node {
 
   // Checks that the program reads what there is.
   void check_operands(const Sizes& n) const {
-    const auto gates = static_cast<size_t>(n.gates + (last_gate_ == LastGate::kApart));
+    const auto gates = static_cast<size_t>(n.gates + (last_gate_ == LastGate::kSeparateProducts));
     for (size_t i = 0; i < kOperands; ++i) {
       const OperandForm form = whole_.form(i);
       const bool is_tensor = i < gates || (i == kSecondState && has_second_state());

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
+from ..files import check_text
 from .arguments import add_backend, add_changes, add_page, check_page, natural, positives
 from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
-from .text import check_text
 from .timing import add_timing, timed
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             "--exact, --fuse, --weights-only and --keep-fused say how to rewrite; leave them out with --rewritten"
         )
     if arguments.text:
-        check_text(arguments)
+        check_text(arguments.text)  # before libraries are loaded
     if arguments.report:
         check_page(Path(arguments.folder), Path(arguments.report))
     for folder in filter(None, (arguments.folder, arguments.rewritten)):
@@ -98,7 +98,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         yield "one sequence; medians; ratio: stock / ort_dynq"
         yield (
             "same: of a prompt, tokens with the same most probable successor; of decoding, greedy tokens before the "
-            "first other one\n"
+            "first different one\n"
         )
         yield _times(found)
         if target is not None:

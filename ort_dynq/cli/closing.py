@@ -61,16 +61,14 @@ def original_of(source: Path, target: Path) -> Original:
 
 
 @dataclass(frozen=True)
-class Closing:
-    """What a new model is, beside the one that it was made from.
+class _Facts:
+    """What a new model or folder is, beside the one that it was made from.
 
     Attributes:
-        bytes_before, bytes_after: The sizes of both models, with external data.
-        integer_layers, float_layers: Those of the new model with integer and with float products, by nodes.
-        snr_db: The signal-to-noise ratio of the worst output; None if it was not measured.
-        speed: The time of the model in stock ONNX Runtime / the time of the new one; None if it was not measured.
-        shapes: The shapes of the inputs of that measurement.
-        not_timed: Why the speed was not measured; empty if it was, or was not asked for.
+        bytes_before, bytes_after: The sizes of the models of both, with external data.
+        integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
+        snr_db: The signal-to-noise ratio of the worst output of the model, or of the decoder on generated tokens; None
+            if it was not measured.
     """
 
     bytes_before: int
@@ -78,19 +76,36 @@ class Closing:
     integer_layers: int
     float_layers: int
     snr_db: float | None
-    speed: float | None
-    shapes: Mapping[str, str]
-    not_timed: str
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
         return asdict(self)
 
+    def _facts(self, source: Path, target: Path) -> list[str]:
+        return [
+            f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}",
+            f"{self.integer_layers} layer{'s' if self.integer_layers != 1 else ''} integer, {self.float_layers} float",
+            *([] if self.snr_db is None else [f"{self.snr_db:.0f} dB"]),
+        ]
+
+
+@dataclass(frozen=True)
+class Closing(_Facts):
+    """The facts of a model.
+
+    Attributes:
+        speed: The time of the model in stock ONNX Runtime / the time of the new one; None if it was not measured.
+        shapes: The shapes of the inputs of that measurement.
+        not_timed: Why the speed was not measured; empty if it was, or was not asked for.
+    """
+
+    speed: float | None
+    shapes: Mapping[str, str]
+    not_timed: str
+
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
-        facts = _facts(source, self.bytes_before, target, self.bytes_after, (self.integer_layers, self.float_layers))
-        if self.snr_db is not None:
-            facts.append(f"{self.snr_db:.0f} dB")
+        facts = self._facts(source, target)
         if self.speed is not None:
             shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
             facts.append(f"about {self.speed:.1f} times as fast on this CPU ({shapes}; 1 thread)")
@@ -123,14 +138,10 @@ def closing_of(
 
 
 @dataclass(frozen=True)
-class FolderClosing:
-    """What a new folder of onnxruntime-genai is, beside the one that it was made from.
+class FolderClosing(_Facts):
+    """The facts of a folder of onnxruntime-genai.
 
     Attributes:
-        bytes_before, bytes_after: The sizes of the models of both folders, with external data.
-        integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
-        snr_db: The signal-to-noise ratio of the worst output of the decoder on generated tokens; None if it was not
-            measured.
         same_tokens: Of the tokens that both decoders generated, those before the first different one, and all; None
             if they did not.
         speeds: The time of the decoder in stock ONNX Runtime / the time of the new one, by what it did; empty if it was
@@ -138,24 +149,13 @@ class FolderClosing:
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
     """
 
-    bytes_before: int
-    bytes_after: int
-    integer_layers: int
-    float_layers: int
-    snr_db: float | None
     same_tokens: tuple[float, int] | None
     speeds: Mapping[str, float]
     not_timed: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return asdict(self)
-
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
-        facts = _facts(source, self.bytes_before, target, self.bytes_after, (self.integer_layers, self.float_layers))
-        if self.snr_db is not None:
-            facts.append(f"{self.snr_db:.0f} dB")
+        facts = self._facts(source, target)
         if self.same_tokens is not None:
             facts.append("{:.1f} of {} tokens the same".format(*self.same_tokens))
         if self.speeds:
@@ -217,14 +217,6 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         cases = (GenerationCase(tokens, 0, 1), GenerationCase(1, tokens, 1))
         return {str(case): time_case(folder, ours, case, settings, arguments.seed).ratio for case in cases}
-
-
-def _facts(source: Path, before: int, target: Path, after: int, layers: tuple[int, int]) -> list[str]:
-    integer, floats = layers
-    return [
-        f"{source} {_size(before)} -> {target} {_size(after)}",
-        f"{integer} layer{'s' if integer != 1 else ''} integer, {floats} float",
-    ]
 
 
 def _speed(

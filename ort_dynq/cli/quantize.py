@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
+from ..files import check_text
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
-from .text import add_text, check_text, compare_on_text, text_accuracy, tokens_of
+from .text import add_text, compare_on_text, text_accuracy, tokens_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..quantizer.selection import Selection
     from ..quantizer.speed import FasterLayers
     from ..rewriter import Finding, Report, Result
+    from .closing import Closing, FolderClosing
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,12 +158,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
-    from .. import kernels
     from ..quantizer import quantize_layers
-    from ..system import cpu_name, gain_of_integers
 
-    gain = gain_of_integers(kernels.isa())
-    options = _options(arguments)
+    gain, options = _gain(), _options(arguments)
     reference = reference_of(arguments, source) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
@@ -195,7 +194,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             result.save(target)
     closing = closing_of(arguments, original, target, result, accuracy) if is_written else None
 
-    def text() -> Iterator[RenderableType]:
+    def findings() -> Iterator[RenderableType]:
         yield _summary(source, report)
         yield from _findings(report)
         if selection is not None:
@@ -204,24 +203,14 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
-        if closing is not None:
-            yield "\n" + one_line(f"{cpu_name()}: {gain}")
-            yield closing.text(source, target)
-        else:
-            yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
     data = {
-        "input": str(source),
-        "output": str(target) if is_written else None,
         **_report_dict(report),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
         "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
-        "cpu": cpu_name(),
-        "gain": gain,
-        "closing": None if closing is None else closing.to_dict(),
     }
-    return Outcome(data, text, 0 if is_written else FAILED)
+    return _with_closing((source, target), gain, data, findings, closing)
 
 
 def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
@@ -231,11 +220,11 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             name = "--" + option.replace("_", "-")
             raise DynqError(f"{name} is for single models; of a folder, give --text, a text to compare the decoders on")
     if arguments.text:
-        check_text(arguments)
-    from .. import genai, kernels
-    from ..system import cpu_name, gain_of_integers
+        check_text(arguments.text)  # before libraries are loaded
+    from .. import genai
 
     folder = genai.open_folder(source)  # a folder of another kind is the first thing to say
+    gain = _gain()
     genai.check_target(source, target, force=arguments.force)
     tokens = tokens_of(arguments, folder) if arguments.text else None
     with working(f"quantizing {source}"):
@@ -248,7 +237,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             found.save(target, force=arguments.force)
     closing = folder_closing_of(arguments, target, found, accuracy, on_text) if is_written else None
 
-    def text() -> Iterator[RenderableType]:
+    def findings() -> Iterator[RenderableType]:
         for name, result in found.results.items():
             yield _summary(source / name, result.report)
             yield from _findings(result.report)
@@ -261,23 +250,52 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             yield one_line(
                 f"{source / str(folder.decoder)} has no weights to quantize, so {arguments.text} is not used"
             )
+
+    data = {
+        "models": {name: _report_dict(result.report) for name, result in found.results.items()},
+        "accuracy": None if accuracy is None else accuracy.to_dict(),
+        "text": None if on_text is None else on_text.to_dict(),
+    }
+    return _with_closing((source, target), gain, data, findings, closing)
+
+
+def _gain() -> str:
+    """Returns what integers gain on this CPU; a missing library is an error before the work."""
+    from .. import kernels
+    from ..system import gain_of_integers
+
+    return gain_of_integers(kernels.isa())
+
+
+def _with_closing(
+    paths: tuple[Path, Path],
+    gain: str,
+    data: Mapping[str, object],
+    findings: Callable[[], Iterator[RenderableType]],
+    closing: Closing | FolderClosing | None,
+) -> Outcome:
+    """Returns the findings and the closing line, which is None if nothing was written."""
+    from ..system import cpu_name
+
+    (source, target), cpu = paths, cpu_name()
+
+    def text() -> Iterator[RenderableType]:
+        yield from findings()
         if closing is not None:
-            yield "\n" + one_line(f"{cpu_name()}: {gain_of_integers(kernels.isa())}")
+            yield "\n" + one_line(f"{cpu}: {gain}")
             yield closing.text(source, target)
         else:
             yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
-    data = {
+    found = {
         "input": str(source),
-        "output": str(target) if is_written else None,
-        "models": {name: _report_dict(result.report) for name, result in found.results.items()},
-        "accuracy": None if accuracy is None else accuracy.to_dict(),
-        "text": None if on_text is None else on_text.to_dict(),
-        "cpu": cpu_name(),
-        "gain": gain_of_integers(kernels.isa()),
+        "output": None if closing is None else str(target),
+        **data,
+        "cpu": cpu,
+        "gain": gain,
         "closing": None if closing is None else closing.to_dict(),
     }
-    return Outcome(data, text, 0 if is_written else FAILED)
+    return Outcome(found, text, FAILED if closing is None else 0)
 
 
 def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:

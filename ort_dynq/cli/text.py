@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
@@ -26,17 +25,6 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         help="of a folder: compare both decoders on the first 2048 tokens of this text in UTF-8, or of the numbers of "
         "tokens in a .npy file: perplexity, and how many tokens stay the same",
     )
-
-
-def check_text(arguments: argparse.Namespace) -> None:
-    """Checks the path of --text before libraries are loaded.
-
-    Raises:
-        DynqError: It is not a file.
-    """
-    path = Path(arguments.text)
-    if not path.is_file():
-        raise DynqError(f"{path} is not a file with text" if path.exists() else f"there is no file {path}")
 
 
 def tokens_of(arguments: argparse.Namespace, folder: Folder) -> Array:
@@ -61,14 +49,14 @@ def compare_on_text(arguments: argparse.Namespace, found: FolderResult, tokens: 
     Raises:
         DynqError: A decoder does not run.
     """
-    from ..genai.decoding import compare_on_text
+    from ..genai import decoding
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:
         return None
     model, new = folder.path / decoder, found.results[decoder].model
     with progress() as track:
-        return compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)
+        return decoding.compare_on_text(folder, model, new, tokens, backend=arguments.backend, track=track)
 
 
 def text_accuracy(found: TextAccuracy, source: str) -> Iterator[RenderableType]:
@@ -76,7 +64,7 @@ def text_accuracy(found: TextAccuracy, source: str) -> Iterator[RenderableType]:
     yield ""
     yield one_line(
         f"{found.tokens} tokens of {source}; greedy: of {found.generated} generated tokens, those before the first "
-        f"other one; mean of {found.prompts} prompts"
+        f"different one; mean of {found.prompts} prompts"
     )
     row = (
         *(Figure(found.perplexity_before, 3), Figure(found.perplexity_after, 3)),

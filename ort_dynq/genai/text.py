@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DynqError, message
-from ..files import temporary_folder
+from ..files import check_text, temporary_folder
 from ..inputs import Array
 from .folder import Folder
 
@@ -18,16 +18,6 @@ _CONFIG, _TOKENIZER = "tokenizer_config.json", "tokenizer.json"
 # The name that transformers 5 writes, and the older name of the same class, which onnxruntime-extensions knows.
 _CLASS, _NEW_CLASS, _OLD_CLASS = "tokenizer_class", "TokenizersBackend", "PreTrainedTokenizerFast"
 _IDS = "or give the numbers of the tokens as an array of integers, FILE.npy"
-
-
-def check_text(path: str | os.PathLike[str]) -> None:
-    """Checks the path of a text before the work.
-
-    Raises:
-        DynqError: It is not a file.
-    """
-    if not os.path.isfile(path):
-        raise DynqError(f"{path} is not a file with text" if os.path.exists(path) else f"there is no file {path}")
 
 
 def read_tokens(folder: Folder, path: str | os.PathLike[str]) -> Array:

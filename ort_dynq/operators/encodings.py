@@ -81,8 +81,8 @@ class LastGate(Encoding):
     """What the last gate of a recurrent layer is."""
 
     SUM = 0, "As the others: the products of the state and of the input, added"
-    APART = 1, "Two gates: the product of the state with its bias, then that of the input"
-    OF_RESET = (
+    SEPARATE_PRODUCTS = 1, "Two gates: the product of the state with its bias, then that of the input"
+    RESET_STATE = (
         2,
         "As the others, but of another state: the program's dst_2, which is computed before, when the gate is only the "
         "product of the input. So dst_2 is no second state",

@@ -99,14 +99,14 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     is_reverse = Equal(direction, {integer(Direction.REVERSE)})
     is_both = Equal(direction, {integer(Direction.BIDIRECTIONAL)})
     last_gate = Constant<value_int: int = @last_gate>()
-    is_apart = Equal(last_gate, {integer(LastGate.APART)})
-    is_of_reset = Equal(last_gate, {integer(LastGate.OF_RESET)})
+    is_separate = Equal(last_gate, {integer(LastGate.SEPARATE_PRODUCTS)})
+    is_reset_state = Equal(last_gate, {integer(LastGate.RESET_STATE)})
     branch = Constant<value_int: int = @branch>()
     seconds = Constant<value_ints = [{seconds}]>()
     second = Gather(seconds, branch)
     has_dst_2 = Equal(second, i1)
-    is_not_of_reset = Not(is_of_reset)
-    has_second = And(has_dst_2, is_not_of_reset)
+    is_not_reset_state = Not(is_reset_state)
+    has_second = And(has_dst_2, is_not_reset_state)
     hidden_size = Constant<value_int: int = @hidden_size>()
     size = Unsqueeze(hidden_size, n0)
     {bounds}
@@ -180,10 +180,10 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
             sums_of_others = Slice(sums, n0, others, last)
             last_input = Slice(input, others, end, last)
             last_product = Slice(product, others, end, last)
-            gates_apart = Concat<axis = 2>(sums_of_others, last_product, last_input, no_gates)
+            gates_separate = Concat<axis = 2>(sums_of_others, last_product, last_input, no_gates)
             gates_given = Concat<axis = 2>(sums_of_others, last_input, no_gates)
             gates_summed = Concat<axis = 2>(sums, no_gates)
-            gates = If(is_of_reset) <
+            gates = If(is_reset_state) <
                 then_branch = of_reset () => (float[] gates_of_reset) {{
                     {_operands("gates_given", "given_")}
                     {selected(programs, {"dst_2": "reset"}, opset, "r", "given_", RECURRENT_OPERANDS)}
@@ -194,7 +194,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
                     gates_of_reset = Concat<axis = 2>(sums_of_others, last_sum, no_gates)
                 }},
                 else_branch = of_state () => (float[] gates_of_state) {{
-                    {select("gates_of_state", "is_apart", "gates_apart", "gates_summed")}
+                    {select("gates_of_state", "is_separate", "gates_separate", "gates_summed")}
                 }}
             >
             {_operands("gates", "operand_")}

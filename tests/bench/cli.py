@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,8 +96,21 @@ def _product_arguments(parser: argparse.ArgumentParser, *, sizes: str, rows: str
 
 def _nbits_arguments(parser: argparse.ArgumentParser) -> None:
     _product_arguments(parser, sizes="1024x1024,1024x3072,4096x4096", rows="1,16,128")
-    parser.add_argument("--bits", type=int, choices=(2, 4), default=4, help="bits of the weights (default: 4)")
-    parser.add_argument("--zero-points", action="store_true", help="weights with a zero point for each block")
+    parser.add_argument("--bits", type=int, choices=(2, 4, 8), default=4, help="bits of the weights (default: 4)")
+    parser.add_argument(
+        "--zero-points",
+        nargs="?",
+        const="codes",
+        default="none",
+        choices=("codes", "floats"),
+        help="weights with a zero point for each block: a code, or a float",
+    )
+    parser.add_argument(
+        "--dequantize-linear",
+        default="",
+        choices=("blocks", "transposed", "channels"),
+        help="MatMul of weights behind DequantizeLinear: blocks along K, [K, N] or [N, K]; or a scale for each column",
+    )
 
 
 def _expert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,14 +177,14 @@ def _operators(arguments: argparse.Namespace, settings: Settings, track: Track) 
         yield ""
         yield "RowProgram, and its steps as nodes of stock ONNX Runtime; ratio: stock / RowProgram\n"
         head = ("form", "tensor", "threads", "RowProgram ns", "stock ns", "ratio", "type")
-        rows = [
-            (
+        yield _timings(
+            of_programs,
+            head,
+            lambda each: (
                 *(each.form, format_shape(each.shape), each.threads, Figure(each.program_ns, 3)),
                 *(Figure(each.stock_ns, 3), Figure(each.ratio, 2), each.floats),
-            )
-            for each in of_programs
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+            ),
+        )
 
     return Outcome({**found.data, "programs": list(map(asdict, of_programs))}, text)
 
@@ -202,17 +215,33 @@ def _table(timings: Sequence[Any], note: str, *further: _Column) -> Outcome:
             "ratio",
             *(name for name, _ in further),
         )
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.operator, each.granularity, format_shape(each.shape), each.threads),
                 *(Figure(each.ours_ns, 3), Figure(each.stock_ns, 3), Figure(each.ratio, 2)),
                 *(value(each) for _, value in further),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[6]))
+            ),
+        )
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
+def _timings(timings: Iterable[Any], head: Sequence[str], cells: Callable[[Any], tuple[object, ...]]) -> RenderableType:
+    """A table with a row for each timing; its first ratio gives the color."""
+    first = head.index("ratio")
+    return table(head, list(map(cells, timings)), style=lambda row: ratio_style(row[first]))
+
+
+def _means_and_notes(found: Any, counted: str) -> Iterator[RenderableType]:
+    """Yields the table of geometric means, each of so many products or convolutions (`counted`), and the notes."""
+    yield ""
+    head = ("geometric mean", "threads", counted, "ratio")
+    yield _timings(
+        found.means, head, lambda each: (each.name, each.threads, getattr(each, counted), Figure(each.ratio, 2))
+    )
+    yield from map(one_line, found.notes)
 
 
 def _float_rates(timings: Sequence[ProductTiming] | Sequence[ConvolutionTiming]) -> Iterator[str]:
@@ -262,22 +291,19 @@ def _products(arguments: argparse.Namespace, settings: Settings, track: Track) -
             ),
             *("MatMulNBits 8", "torch", "float", "/ 8", "/ 4", "read", "ratio", "direct"),
         )
-        table_rows = [
-            (
+        yield _timings(
+            found.timings,
+            head,
+            lambda each: (
                 *(each.rows, format_shape(each.weights), each.threads),
                 *(Figure(each.ours_8_us, 1), Figure(each.integer_us, 1), Figure(each.ratio_8, 2)),
                 *(Figure(each.ours_4_us, 1), Figure(each.nbits_4_us, 1), Figure(each.ratio_4, 2)),
                 *(Figure(each.nbits_8_us, 1), Figure(each.torch_us, 1)),
                 *(Figure(each.float_us, 1), Figure(each.float_ratio_8, 2), Figure(each.float_ratio_4, 2)),
                 *(Figure(each.read_us, 1), Figure(each.read_ratio, 2), Figure(each.direct_us, 1)),
-            )
-            for each in found.timings
-        ]
-        yield table(head, table_rows, style=lambda row: ratio_style(row[5]))
-        yield ""
-        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
-        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+            ),
+        )
+        yield from _means_and_notes(found, "products")
 
     return Outcome({"group_size": group_size, "cold_bytes": cold, **asdict(found)}, text)
 
@@ -292,32 +318,31 @@ def _experts(arguments: argparse.Namespace, settings: Settings, track: Track) ->
     def text() -> Iterator[RenderableType]:
         yield f"medians in us; experts of {size} elements with gates, blocks of {block_size}; ratio: QMoE / ort_dynq\n"
         head = ("experts", "bits", "level", "--weights-only", "tokens", "threads", "ort_dynq", "QMoE", "ratio")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *("{1} of {0}".format(*each.experts), each.bits, each.level, each.weights_only, each.tokens),
                 *(each.threads, Figure(each.ours_us, 1), Figure(each.stock_us, 1), Figure(each.ratio, 2)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[8]))
+            ),
+        )
 
     return Outcome({"size": size, "block_size": block_size, "timings": list(map(asdict, timings))}, text)
 
 
 def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times MatMulNBits and its rewritten forms."""
-    from bench.nbits_products import ROWS, SIZES, bench_nbits
+    from bench.nbits_products import ROWS, SIZES, Form, bench_nbits
 
     rows, weights, group_size = arguments.rows or ROWS, arguments.sizes or SIZES, arguments.group_size or 32
-    has_zero_points = bool(arguments.zero_points)
-    form = {"bits": arguments.bits, "group_size": group_size, "has_zero_points": has_zero_points}
-    found = bench_nbits(settings, rows, weights, **form, track=track)
-
-    zero_points = " with zero points" if has_zero_points else ""
+    form = Form(arguments.bits, arguments.zero_points, arguments.dequantize_linear)
+    found = bench_nbits(settings, rows, weights, form=form, group_size=group_size, track=track)
+    zero_points = "" if form.zero_points == "none" else f" with zero points ({form.zero_points})"
+    stock = f"made of DequantizeLinear ({form.dequantized})" if form.dequantized else "accuracy level 4"
 
     def text() -> Iterator[RenderableType]:
-        yield f"medians in us; {arguments.bits} bits in blocks of {group_size}{zero_points}; weights not in the caches"
-        yield "MatMulNBits: accuracy level 4; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
+        yield f"medians in us; {form.bits} bits in blocks of {group_size}{zero_points}; weights not in the caches"
+        yield f"MatMulNBits: {stock}; blocks, two-term: rewritten; llama.cpp: Q4_0; read: of the packed weights"
         yield "float: MatMul of float32"
         yield "ratios: MatMulNBits / blocks, MatMulNBits / two-term, llama.cpp / blocks, float / blocks, read / blocks"
         for threads in sorted({each.threads for each in found.timings}):
@@ -327,28 +352,21 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
             yield f"multiply-adds a ns: up to {rates} (threads: {threads})"
         yield ""
         head = ("rows", "weights", "threads", "MatMulNBits", "blocks", "ratio", "two-term", "ratio")
-        rows = [
-            (
+        yield _timings(
+            found.timings,
+            (*head, "llama.cpp", "ratio", "float", "ratio", "read", "ratio"),
+            lambda each: (
                 *(each.rows, format_shape(each.weights), each.threads, Figure(each.stock_us, 1)),
                 *(Figure(each.blocks_us, 1), Figure(each.ratios[0], 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.ratios[1], 2)),
                 *(Figure(each.llama_cpp_us, 1), Figure(each.ratios[2], 2)),
                 *(Figure(each.float_us, 1), Figure(each.ratios[3], 2)),
                 *(Figure(each.read_us, 1), Figure(each.ratios[4], 2)),
-            )
-            for each in found.timings
-        ]
-        yield table(
-            (*head, "llama.cpp", "ratio", "float", "ratio", "read", "ratio"),
-            rows,
-            style=lambda row: ratio_style(row[5]),
+            ),
         )
-        yield ""
-        means = [(mean.name, mean.threads, mean.products, Figure(mean.ratio, 2)) for mean in found.means]
-        yield table(("geometric mean", "threads", "products", "ratio"), means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+        yield from _means_and_notes(found, "products")
 
-    return Outcome({"group_size": group_size, "has_zero_points": has_zero_points, **asdict(found)}, text)
+    return Outcome({"group_size": group_size, **asdict(form), **asdict(found)}, text)
 
 
 def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -388,11 +406,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
             for each in found.timings
         ]
         yield table(head, rows, style=lambda row: ratio_style(row[13]))
-        yield ""
-        means = [(mean.name, mean.threads, mean.convolutions, Figure(mean.ratio, 2)) for mean in found.means]
-        mean_head = ("geometric mean", "threads", "convolutions", "ratio")
-        yield table(mean_head, means, style=lambda row: ratio_style(row[3]))
-        yield from map(one_line, found.notes)
+        yield from _means_and_notes(found, "convolutions")
 
     return Outcome(asdict(found), text)
 
@@ -405,15 +419,15 @@ def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     def text() -> Iterator[RenderableType]:
         yield f"float32 {format_shape(SHAPE)}; ratio: stock / ort_dynq; / Relu: ort_dynq / Relu of the same tensor\n"
         head = ("chain", "nodes", "threads", "stock ms", "ort_dynq ms", "ratio", "Relu ms", "/ Relu", "rewritten to")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.name, each.nodes, each.threads),
                 *ratio_cells(each),
                 *(Figure(each.relu.median_ms, 4), Figure(each.relu_ratio, 2), rewritten_cell(each)),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[5]))
+            ),
+        )
 
     return Outcome({"timings": list(map(asdict, timings))}, text)
 
@@ -443,15 +457,15 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; yolo: in the shape of YOLOv8s"
         yield f"images of {image}x{image}\n"
         head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
-        rows = [
-            (
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
                 *(each.network, each.name, each.floats, each.tokens or "-", each.threads),
                 *ratio_cells(each),
                 rewritten_cell(each),
-            )
-            for each in timings
-        ]
-        yield table(head, rows, style=lambda row: ratio_style(row[7]))
+            ),
+        )
         yield from problem_lines(timings)
 
     return Outcome({"sizes": asdict(network_sizes), "timings": list(map(asdict, timings))}, text)
@@ -489,7 +503,7 @@ COMMANDS = (
     ),
     Command(
         "nbits",
-        "MatMulNBits with weights of 4 or 2 bits, its rewritten forms, llama.cpp if llama-cpp-python is installed, "
+        "MatMulNBits or weights behind DequantizeLinear, rewritten forms, llama.cpp if llama-cpp-python is installed, "
         "MatMul of float32, and a plain read of the weights",
         (f"{PROGRAM} nbits --rows 1,128 --sizes 4096x4096 --group-size 128 --threads 1",),
         _nbits_arguments,

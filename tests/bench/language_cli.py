@@ -66,7 +66,7 @@ def _perplexity(arguments: argparse.Namespace) -> Outcome:
         yield one_line(f"{here.cpu}, instruction set {here.isa}, onnxruntime {here.onnxruntime}")
         yield f"{found.tokens} tokens that the model was not trained with"
         yield "same %: tokens with the same most probable successor; dB: signal-to-noise ratio of the logits"
-        yield f"greedy: of {GENERATED} generated tokens, those before the first other one; mean of {PROMPTS} prompts"
+        yield f"greedy: of {GENERATED} generated tokens, those before a different one; mean of {PROMPTS} prompts"
         yield "float: against float32; level 0: against MatMulNBits with the same weights, which computes with floats\n"
         head = (
             *("form", "converted", "perplexity", "same % float", "dB float", "greedy float"),
@@ -109,7 +109,7 @@ def _cache(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     def text() -> Iterator[RenderableType]:
         yield "tokens/s: of the fastest step from a context of so many tokens, cache included"
         yield "same %: tokens of prompts with the same most probable successor; dB: signal-to-noise ratio of the logits"
-        yield f"greedy: of {GENERATED} generated tokens, those before the first other one; mean of {PROMPTS} prompts\n"
+        yield f"greedy: of {GENERATED} generated tokens, those before a different one; mean of {PROMPTS} prompts\n"
         head = ("cache", *(f"tokens/s, {context}" for context in contexts), "bytes/token", "same %", "dB", "greedy")
         rows = [
             (

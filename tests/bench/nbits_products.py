@@ -1,4 +1,4 @@
-"""Times the products of language models: MatMulNBits with weights of 4 or 2 bits, and what a rewrite makes of it.
+"""Times the products of language models: MatMulNBits or weights behind DequantizeLinear, and their rewritten forms.
 
 The activation is float32. All quantize it themselves, except MatMul of float32: MatMulNBits of accuracy level 4, and
 its two rewritten forms, with activations in blocks and with two terms. llama.cpp is one more contender if
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
+from onnx import TensorProto
 
 import ort_dynq
 from ort_dynq.errors import DynqError
@@ -26,6 +26,7 @@ from .product_contenders import (
     Case,
     copies,
     data_of,
+    dequantized_product,
     float_product,
     model_of_products,
     nbits_product,
@@ -41,6 +42,22 @@ _BLOCKS, _TWO_TERMS = "blocks", "two-term"
 
 
 @dataclass(frozen=True)
+class Form:
+    """How a model has its weights.
+
+    Attributes:
+        bits: 2, 4 or 8.
+        zero_points: "codes" or "floats", one for each block; "none": all are the middle code.
+        dequantized: The form of :func:`dequantized_product`, which has 4 or 8 bits and no zero points; empty:
+            MatMulNBits of accuracy level 4.
+    """
+
+    bits: int = 4
+    zero_points: str = "none"
+    dequantized: str = ""
+
+
+@dataclass(frozen=True)
 class NBitsTiming:
     """The timing of one product. Times are medians in microseconds; None if a contender is not available.
 
@@ -48,7 +65,7 @@ class NBitsTiming:
         rows: The rows of the activation.
         weights: The shape of the weights, K x N.
         threads: The number of threads.
-        stock_us: MatMulNBits at accuracy level 4.
+        stock_us: MatMulNBits at accuracy level 4, or what ONNX Runtime makes of DequantizeLinear.
         blocks_us: Rewritten, with activations in blocks.
         two_terms_us: Rewritten, with activations of two terms.
         llama_cpp_us: llama.cpp.
@@ -106,9 +123,8 @@ def bench_nbits(
     rows: Sequence[int] = ROWS,
     sizes: Sequence[tuple[int, int]] = SIZES,
     *,
-    bits: int = 4,
+    form: Form = Form(),
     group_size: int = 32,
-    has_zero_points: bool = False,
     track: Track = iter,
 ) -> NBitsBench:
     """Times products of every number of rows with weights of every size.
@@ -117,36 +133,33 @@ def bench_nbits(
         settings: How to time.
         rows: Numbers of rows of the activation.
         sizes: The shapes of the weights, K x N.
-        bits: Of the weights: 4 or 2.
+        form: How the model has its weights.
         group_size: The size of the blocks.
-        has_zero_points: Whether each block has a zero point of its own, or all have the middle code.
         track: Shows the progress.
 
     Raises:
         DynqError: The operators cannot be registered, K is not a multiple of the block size, a rewritten product is
             wrong, or the weights do not fit in memory.
     """
-    time = functools.partial(_time, bits=bits, has_zero_points=has_zero_points)
+    time = functools.partial(_time, form=form)
     timings, notes = time_products(time, settings, rows, sizes, group_size, track)
     return NBitsBench(timings, list(_means(timings)), notes)
 
 
-def _time(
-    case: Case, group_size: int, settings: Settings, *, bits: int, has_zero_points: bool
-) -> tuple[NBitsTiming, list[str]]:
-    found, notes = nbits_contenders(case, group_size, settings, bits=bits, has_zero_points=has_zero_points)
+def _time(case: Case, group_size: int, settings: Settings, *, form: Form) -> tuple[NBitsTiming, list[str]]:
+    found, notes = nbits_contenders(case, group_size, settings, form)
     us = medians_us(found, settings, case.threads)
     times = us["MatMulNBits"], us[_BLOCKS], us[_TWO_TERMS], us.get("llama.cpp"), us["float"], us["read"]
     return NBitsTiming(case.rows, case.weights, case.threads, *times), notes
 
 
 def nbits_contenders(
-    case: Case, group_size: int, settings: Settings, *, bits: int = 4, has_zero_points: bool = False
+    case: Case, group_size: int, settings: Settings, form: Form = Form()
 ) -> tuple[dict[str, Contender], list[str]]:
     """Returns the contenders by name, and notes on contenders that are not available or wrong on this machine.
 
     Args:
-        case, group_size, settings, bits, has_zero_points: As for :func:`bench_nbits`.
+        case, group_size, settings, form: As for :func:`bench_nbits`.
 
     Raises:
         DynqError: A rewritten product does not run, or its result is wrong.
@@ -154,24 +167,30 @@ def nbits_contenders(
     data = data_of(case, group_size)
     # As a model has them whose weights were float16 or bfloat16.
     data = replace(data, group_scales=data.group_scales.astype(np.float16).astype(np.float32))
-    zero_points = None
-    if has_zero_points:
-        zero_points = np.random.default_rng(1).integers(0, 2**bits, data.group_scales.shape, np.uint8)
-    product = nbits_product(data, data.weights_4 >> np.int8(4 - bits), bits, zero_points)
+    bits, rng, zero_points = form.bits, np.random.default_rng(1), None
+    weights = data.weights_8 if bits == 8 else data.weights_4 >> np.int8(4 - bits)
+    if form.zero_points != "none":
+        zero_points = rng.integers(0, 2**bits, data.group_scales.shape, np.uint8)
+    if form.zero_points == "floats":
+        zero_points = rng.uniform(0, 2**bits - 1, data.group_scales.shape).astype(np.float32)
+    if form.dequantized and (bits == 2 or zero_points is not None):
+        raise DynqError("weights behind DequantizeLinear have 4 or 8 bits and no zero points here")
+    product = (
+        dequantized_product(data, weights, bits, form.dequantized)
+        if form.dequantized
+        else nbits_product(data, weights, bits, zero_points)
+    )
     count = copies(case.rows, product.weights.nbytes)
     shape = case.rows, case.weights[1]
     model = model_of_products(product, shape, count)
-    without_level = onnx.ModelProto()
-    without_level.CopyFrom(model)
-    for node in without_level.graph.node:
-        level = next(each for each in node.attribute if each.name == "accuracy_level")
-        level.i = 0
+    for tensor in model.graph.initializer:
+        if form.dequantized and bits == 4 and tensor.name.startswith("weights"):
+            tensor.data_type, tensor.dims[1] = TensorProto.INT4, 2 * tensor.dims[1]
     found: dict[str, Contender] = {}
     notes: list[str] = []
     for name, its_model in (
         ("MatMulNBits", model),
-        (_BLOCKS, ort_dynq.rewrite(model).to_proto()),
-        (_TWO_TERMS, ort_dynq.rewrite(without_level, weights_only="two-term").to_proto()),
+        *((way, ort_dynq.rewrite(model, weights_only=way).to_proto()) for way in (_BLOCKS, _TWO_TERMS)),
     ):
         first, others = (aligned(np.zeros(shape, np.float32)) for _ in range(2))
         is_ours = name != "MatMulNBits"
@@ -189,11 +208,11 @@ def nbits_contenders(
         notes += wrong_results(name, first, data, replace(product, is_ours=is_ours))
     found["float"], first = open_products("float", float_product(data, product.real), case, settings)
     notes += wrong_results("float", first, data, product)
-    if (bits, group_size) == (4, BLOCK_SIZE) and not has_zero_points:
+    if (form, group_size) == (Form(), BLOCK_SIZE):
         try:
             packed = q4_0(data.weights_4, data.group_scales)
-            weights = [packed.copy() for _ in range(count)]
-            found["llama.cpp"], result = llama_cpp_contender(weights, data.activation(), case.threads)
+            parts = [packed.copy() for _ in range(count)]
+            found["llama.cpp"], result = llama_cpp_contender(parts, data.activation(), case.threads)
             notes += wrong_results("llama.cpp", result, data, product)
         except DynqError as error:
             notes.append(f"llama.cpp is not available: {error}")

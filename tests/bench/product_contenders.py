@@ -102,7 +102,7 @@ class Product:
         nodes: From the input x to the output y#; # stands for the number of a product in the session.
         feeds: The inputs.
         weights: The packed weights; each product in the session has its own.
-        shared: Initializers that the products in the session share.
+        shared: Initializers that the products in the session share; each has its own of those with a # in the name.
         real: Computes the real weights [K, N].
         tolerance: The largest error, relative to the largest element of the result.
         is_ours: Whether the product needs ort_dynq's operators.
@@ -251,16 +251,18 @@ def nbits_product(data: Data, weights: Array, bits: int, zero_points: Array | No
         data: The activation and the scales.
         weights: int8, [K, N], without the middle of the codes: 8 with 4 bits.
         bits: 2, 4 or 8.
-        zero_points: uint8, [groups, N], codes; None if all are the middle.
+        zero_points: [groups, N], uint8 codes or float32; None if all are the middle.
     """
     depth, columns = weights.shape
     middle, of_byte = np.int16(2 ** (bits - 1)), 8 // bits
     codes = (weights.T + middle).astype(np.uint8).reshape(columns, -1, data.group_size)
     shared, zero_point = {"scale": np.ascontiguousarray(data.group_scales.T)}, ""
     if zero_points is not None:
-        whole = np.pad(zero_points.T, ((0, 0), (0, -len(zero_points) % of_byte)))
-        shared["zero_point"], zero_point = _packed(whole, bits), ", zero_point"
-        weights = weights - (np.repeat(zero_points, data.group_size, 0).astype(np.int16) - middle)
+        shared["zero_point"], zero_point = np.ascontiguousarray(zero_points.T), ", zero_point"
+        if zero_points.dtype == np.uint8:
+            whole = np.pad(zero_points.T, ((0, 0), (0, -len(zero_points) % of_byte)))
+            shared["zero_point"] = _packed(whole, bits)
+        weights = weights - (np.repeat(zero_points, data.group_size, 0).astype(np.float32) - middle)
     return Product(
         f"y# = com.microsoft.MatMulNBits<K = {depth}, N = {columns}, bits = {bits}, block_size = {data.group_size}, "
         f"accuracy_level = 4>(x, weights#, scale{zero_point})",
@@ -268,6 +270,31 @@ def nbits_product(data: Data, weights: Array, bits: int, zero_points: Array | No
         _packed(codes, bits),
         lambda: data.grouped(weights),
         shared,
+        _QUANTIZING,
+    )
+
+
+def dequantized_product(data: Data, weights: Array, bits: int, form: str) -> Product:
+    """MatMul of float32, by weights behind a DequantizeLinear. Those of 4 bits are packed: the model needs their type.
+
+    Args:
+        data: The activation and the scales.
+        weights: Codes, int8, [K, N].
+        bits: 4 or 8.
+        form: "blocks": [K, N] in blocks along K; "transposed": the same as [N, K]; "channels": a scale for each column.
+    """
+    is_transposed, scales = form == "transposed", data.group_scales[0] if form == "channels" else data.group_scales
+    axis = int(form != "blocks")
+    block = "" if form == "channels" else f", block_size = {data.group_size}"
+    codes = np.ascontiguousarray(weights.T if is_transposed else weights)
+    dequantized = f"w# = DequantizeLinear<axis = {axis}{block}>(weights#, scale#) "
+    return Product(
+        dequantized + ("t# = Transpose(w#) y# = MatMul(x, t#)" if is_transposed else "y# = MatMul(x, w#)"),
+        {"x": data.activation()},
+        codes if bits == 8 else _packed(codes.view(np.uint8) & np.uint8(15), 4),
+        lambda: np.asarray(weights * scales) if form == "channels" else data.grouped(weights),
+        # ONNX Runtime makes no MatMulNBits of products that share their scales.
+        {"scale#": np.ascontiguousarray(scales.T) if is_transposed else scales},
         _QUANTIZING,
     )
 
@@ -304,7 +331,8 @@ def model_of_products(product: Product, shape: Sequence[int], count: int) -> onn
     )
     model.opset_import.add(domain=DOMAIN, version=VERSION)
     model.opset_import.add(domain="com.microsoft", version=1)
-    constants = {**product.shared, **{f"weights{i}": _variant(product.weights, i) for i in range(count)}}
+    constants = {key.replace("#", str(i)): array for key, array in product.shared.items() for i in range(count)}
+    constants |= {f"weights{i}": _variant(product.weights, i) for i in range(count)}
     model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in constants.items())
     return model
 

@@ -15,6 +15,7 @@ from benching import QUICK, run_developers, run_developers_json, take_two_copies
 
 import ort_dynq
 from bench import llama_cpp_product, nbits_products, product_contenders
+from bench.nbits_products import Form
 from ort_dynq import DynqError
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
@@ -68,13 +69,19 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "has_zero_points", "bits"), [(1, False, 4), (2, True, 2), (17, False, 2), (18, True, 4)]
+    ("rows", "form"),
+    [
+        *((1, Form()), (2, Form(2, "codes")), (17, Form(2)), (18, Form(4, "codes")), (1, Form(4, "floats"))),
+        *((3, Form(4, dequantized=name)) for name in ("blocks", "transposed", "channels")),
+        (1, Form(8, dequantized="channels")),
+    ],
+    ids=str,
 )
-def test_every_contender_computes_the_same_product(rows: int, has_zero_points: bool, bits: int) -> None:
+def test_every_contender_computes_the_same_product(rows: int, form: Form) -> None:
     """A wrong result would be an error or a note."""
     case = product_contenders.Case(rows, (512, 272), 1)
-    found, notes = nbits_products.nbits_contenders(case, 32, QUICK, bits=bits, has_zero_points=has_zero_points)
-    is_q4_0 = bits == 4 and not has_zero_points
+    found, notes = nbits_products.nbits_contenders(case, 32, QUICK, form)
+    is_q4_0 = form == Form()
     assert notes == ([ABSENT] if is_q4_0 and not HAS_LLAMA_CPP else [])
     llama_cpp = ["llama.cpp"] if is_q4_0 and HAS_LLAMA_CPP else []
     assert [*found] == ["MatMulNBits", "blocks", "two-term", "float", *llama_cpp, "read"]

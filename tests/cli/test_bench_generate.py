@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from benching import QUICK, check_latency, run_bench, run_bench_json
+from benching import QUICK, check_latency, run_bench, run_bench_json, skip_opening
 from genai_folders import CONTEXT, FOLDERS, LLAMA, VOCABULARY, edit_config
 
 import ort_dynq
@@ -21,8 +21,10 @@ from ort_dynq.genai import decoder_feeds, open_folder, rewrite_folder, shared_ou
 
 
 @pytest.fixture(autouse=True)
-def _one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_opening(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_ROUNDS", 1)
+    if request.node.name != "test_json":
+        skip_opening(monkeypatch)
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,16 +8,16 @@ import genai_folders
 import numpy as np
 import onnx
 import pytest
+from benching import skip_opening
 from commands import run_json
 
 from ort_dynq import cli
-from ort_dynq.bench import opening
 
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "_ROUNDS", 1)
+    skip_opening(monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["float16", "qdq", "cache8", "cache4"])

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from benching import skip_opening
 from genai_folders import LLAMA, filled
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench import opening
 
 PAGE = (Path(ort_dynq.__file__).parent / "docs" / "my-model-is-4-bits.md").read_text()
 MODELS = Path(__file__).parents[2] / "models"
@@ -20,7 +20,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "_ROUNDS", 1)
+    skip_opening(monkeypatch)
     shutil.copytree(LLAMA, "stock")
     filled("float32", Path("float"))
     shutil.copyfile(MODELS / "ort_nbits" / "model.onnx", "model.onnx")

@@ -142,8 +142,7 @@ def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
 def mixtures(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     """n tokens, n experts, n elements of a token, and n columns between the products; groups; gates."""
     for i, (tokens, experts, hidden, inner) in enumerate(((n, 2, 16, 32), (3, n, 32, 16), (2, 3, n, 5), (2, 1, 7, n))):
-        for bits, group_size in ((8, 16), (4, 16), (8, 0), (4, 0)):
-            size = group_size if i < 2 else 0
+        for bits, size in itertools.product((8, 4), (16, 0) if i < 2 else (0,)):
             program = ("dst = Mul(x, Sigmoid(tensor1))", "dst = Clip(x, 0, 6)")[(n + bits // 4) % 2]
             columns = inner * (2 if "tensor1" in program else 1)
             shapes: list[Shape] = [(tokens, hidden), (tokens, experts), (tokens, experts) if n % 3 else (0,)]
@@ -607,13 +606,14 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
 
 
 def types_of_inputs(known: set[tuple[str, ...]], count: int) -> Iterator[tuple[str, ...]]:
-    """All combinations of up to 3 types; of more types, combinations that differ from a signature in one."""
+    """All combinations of up to 3 types; of more types, some that differ from a signature in one."""
     if count <= 3:
         yield from itertools.product(TEXTS, repeat=count)
         return
     found = set()
-    for inputs in known:
-        for i, changed in itertools.product(range(count), TEXTS):
+    signatures = sorted(known)
+    for i in range(count):
+        for inputs, changed in itertools.product(signatures[i % len(signatures) :: count], TEXTS):
             types = [*inputs, "float32"][:count]
             types[i] = changed
             found.add(tuple(types))

@@ -92,6 +92,6 @@ def test_the_error_for_an_unknown_value_lists_all_values(operator: Operator, att
 def test_texts_of_values() -> None:
     assert encodings.ScaleOrder.ROW_FIRST.text == "1 (row first)"
     assert encodings.one_of(encodings.ScaleOrder) == "0 (scales first), 1 (row first) or 2 (column first)"
-    assert encodings.one_of([encodings.LastGate.OF_RESET]) == "2 (of reset)"
+    assert encodings.one_of([encodings.LastGate.RESET_STATE]) == "2 (reset state)"
     assert all(member.meaning for encoding in ENCODINGS for member in encoding)
     assert [*encodings.CodeType] == [1, 2, 3, 21, 22]

@@ -146,7 +146,7 @@ def _gru(builder: _Builder, functions: list[_Function], is_linear: bool) -> Last
         hidden = apply(of_hidden, "tensor3")
     rest = add("Sub", literal(1), update)
     builder.program.assign("dst", add("Add", add("Mul", rest, hidden), add("Mul", update, _STATE)))
-    return LastGate.APART if is_linear else LastGate.OF_RESET
+    return LastGate.SEPARATE_PRODUCTS if is_linear else LastGate.RESET_STATE
 
 
 def _rnn(builder: _Builder, functions: list[_Function]) -> LastGate:
