@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..graphs import subgraphs
-from .analysis.nodes import is_standard, skip_identity
+from .analysis.nodes import copied, is_standard
 
 _FIRST_SCAN_WITHOUT_BATCHES = 9
 
@@ -46,9 +46,16 @@ def _invariants(node: ir.Node, opset: int) -> list[int]:
     found = []
     for i in range(count):
         initial, state, result = node.inputs[before + i], body.inputs[before + i], body.outputs[before // 2 + i]
-        if initial is not None and skip_identity(result) in (state, initial):
+        if initial is not None and _uncopied(result) in (state, initial):
             found.append(i)
     return found
+
+
+def _uncopied(value: ir.Value) -> ir.Value:
+    """Returns the value of which a value is a copy, or a copy of one."""
+    while (node := value.producer()) is not None and (source := copied(node)) is not None:
+        value = source
+    return value
 
 
 def _inputs_before_states(node: ir.Node) -> int:
@@ -103,8 +110,8 @@ def _replace(old: ir.Value, new: ir.Value, graph: ir.Graph | ir.Function, anchor
 def _remove_copies(result: ir.Value) -> None:
     """Removes the Identity nodes that only computed the result of a body which it no longer has."""
     while (node := result.producer()) is not None and not (result.uses() or result.is_graph_output()):
-        source = node.inputs[0]
-        if source is None or skip_identity(result) is result or node.graph is None:
+        source = copied(node)
+        if source is None or node.graph is None:
             return
         node.graph.remove([node], safe=True)
         result = source

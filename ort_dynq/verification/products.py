@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -59,8 +59,8 @@ PERTURBATION = 2
 """How much A's results of these products are changed to see the effect end to end, in units of the relative distance
 between numbers of their type: 2**-23 of float32, 2**-10 of float16."""
 WRONG_WEIGHTS = "B's weights, rounded to float16, are not A's"
-_FIRST_OF_B = 3  # of _products_of
 _NO_PRODUCT = "A has no such float product"
+_Factors: TypeAlias = "tuple[tuple[Array, Callable[[Array], Array]], ...]"
 _HIDDEN = "it depends on a fusion before A has a float value to compare"
 
 
@@ -376,18 +376,14 @@ def _products_of(
     chain: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: StoredWeights | None
 ) -> list[Array]:
     """Returns A's product, those of its magnitudes and of its squares, and the first two of B's activation, float64."""
-    factors: tuple[tuple[Array, Callable[[Array], Array]], ...] = (
-        *((x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)),
-        *((activation, np.asarray), (np.abs(activation), np.abs)),
-    )
+    of_a: _Factors = (x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)
+    of_b: _Factors = (activation, np.asarray), (np.abs(activation), np.abs)
     if chain.is_nbits:
-        return products_of(chain.node, known, *factors)
+        return products_of(chain.node, known, *of_a, *of_b)
     weights = known[name_of(chain.weights)].astype(np.float64)
-    of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
-    return [
-        chain.multiply(each, function(of_b if i >= _FIRST_OF_B else weights))
-        for i, (each, function) in enumerate(factors)
-    ]
+    weights_of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
+    both = (of_a, weights), (of_b, weights_of_b)
+    return [chain.multiply(each, function(given)) for factors, given in both for each, function in factors]
 
 
 def _judge_layer(

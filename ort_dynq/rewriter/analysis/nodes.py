@@ -84,13 +84,6 @@ def cast_to(node: ir.Node) -> ir.DataType:
     return data_type(node, "to") if node.attributes.get_int("saturate", 1) == 1 else ir.DataType.UNDEFINED
 
 
-def skip_identity(value: ir.Value) -> ir.Value:
-    """Returns the value before any Identity and any Cast from float32 to float32."""
-    while (node := value.producer()) is not None and (source := copied(node)) is not None:
-        value = source
-    return value
-
-
 def copied(node: ir.Node) -> ir.Value | None:
     """Returns the value that an Identity or a Cast from float32 to float32 copies; None for other nodes.
 

@@ -122,16 +122,7 @@ def dequantized_weights_of(
     shape, is_transposed = codes.shape.numpy(), product.has_transposed_b
     indices = _as_matrix(_scale_indices(dequantizer.node, shape, scale.shape.numpy()), dequantizer.moves, is_transposed)
     depth, columns = indices.shape
-    along_k = indices.along(0)
-    changes = np.flatnonzero(np.diff(along_k)) + 1
-    size = int(np.gcd.reduce(changes)) if changes.size else depth
-    if changes.size and size % GROUP_UNIT:
-        raise Unconverted(Reason.DEQUANTIZED_SCALES)
-    blocks = indices.along(1)[:, None] + along_k[::size]  # of each column, the indices of the scales
-    check_sums(size, None)
-    if split and not changes.size and depth > _SPLITS[0]:
-        size = next((each for each in _SPLITS if depth % each == 0), _SPLITS[0])
-        blocks = np.repeat(blocks, -(-depth // size), 1)
+    size, blocks = _blocks_of(indices, split=split)
     signed = 1 << bits - 1 if codes.dtype.name.startswith("INT") else 0
     zeros = np.zeros(scale.size) if zero_point is None else zero_point.numpy()
     zero_points = (zeros.reshape(-1).astype(np.int16) + signed).astype(np.uint8)[blocks]
@@ -202,6 +193,30 @@ def _scale_indices(node: ir.Node, shape: Sequence[int], of_scale: Sequence[int])
     """Returns the index of each weight's scale, in the shape of the codes."""
     axis, size = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
     return ScaleIndices.of(shape, of_scale, axis % max(1, len(shape)), size)
+
+
+def _blocks_of(indices: ScaleIndices, *, split: bool) -> tuple[int, npt.NDArray[np.int32]]:
+    """Returns the size of the blocks along K that share a scale, and the indices of their scales, [N, blocks].
+
+    Args:
+        indices: The indices of the scales of [K, N].
+        split: As in :func:`dequantized_weights_of`.
+
+    Raises:
+        Unconverted: The blocks are smaller than those of QuantizedMatMul, or int32 may not hold the sums of one.
+    """
+    depth, _ = indices.shape
+    along_k = indices.along(0)
+    changes = np.flatnonzero(np.diff(along_k)) + 1
+    size = int(np.gcd.reduce(changes)) if changes.size else depth
+    if changes.size and size % GROUP_UNIT:
+        raise Unconverted(Reason.DEQUANTIZED_SCALES)
+    blocks = indices.along(1)[:, None] + along_k[::size]
+    check_sums(size, None)
+    if split and not changes.size and depth > _SPLITS[0]:
+        size = next((each for each in _SPLITS if depth % each == 0), _SPLITS[0])
+        blocks = np.repeat(blocks, -(-depth // size), 1)
+    return size, blocks
 
 
 def _as_matrix(elements: _Elements, moves: Sequence[ir.Node], is_transposed: bool) -> _Elements:

@@ -103,7 +103,7 @@ class ExpertWeights:
 
     def column_scale(self) -> ir.TensorProtocol:
         """Returns the scales, [experts, blocks, N], float16 if that represents all of them."""
-        is_narrow = all(is_float16(part.scales.numpy().reshape(-1)) for part in self.parts)
+        is_narrow = all(is_float16(part.scales.numpy()) for part in self.parts)
         dtype = ir.DataType.FLOAT16 if is_narrow else ir.DataType.FLOAT
 
         def compute() -> npt.NDArray[Any]:

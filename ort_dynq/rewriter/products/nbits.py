@@ -37,7 +37,6 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
 _BITS = (2, 4, 8)
 _WEIGHTS = slice(1, 4)  # the inputs B, scales and zero points
-_FEW = 1024
 _COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
 
 
@@ -82,11 +81,7 @@ class NBits:
 
     def column_scale(self) -> ir.TensorProtocol:
         """Returns the scales as QuantizedMatMul takes them, [blocks, N], float16 if that represents all of them."""
-        scales = self.scales.numpy().reshape(-1)
-        # A few of them show most of the time that they are not.
-        is_narrow = is_float16(scales[:_FEW]) and is_float16(scales)
-        dtype = ir.DataType.FLOAT16 if is_narrow else ir.DataType.FLOAT
-        del scales
+        dtype = ir.DataType.FLOAT16 if is_float16(self.scales.numpy()) else ir.DataType.FLOAT
         release(self.scales)
 
         def compute() -> npt.NDArray[Any]:
