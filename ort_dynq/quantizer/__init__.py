@@ -22,7 +22,7 @@ from ..rewriter.float16 import operands as float16_operands
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, OPTIONS, QUANTIZED, note_origin
 from ..rewriter.normal_form import in_normal_form
-from ..rewriter.programs import epilogues
+from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
@@ -145,7 +145,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
     phases: list[Sequence[Rule[Any]]] = [
         (CHAINS,),
         rules,
-        (dynamic_quantize_linear.RULE, epilogues.RULE),
+        (dynamic_quantize_linear.RULE, tails.RULE),
         (embeddings,),
     ]
     names = {rule.name for rule in (*rules, embeddings)}
