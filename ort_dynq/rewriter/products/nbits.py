@@ -31,7 +31,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
-from .tail import check_sums
+from .epilogue import check_sums
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
