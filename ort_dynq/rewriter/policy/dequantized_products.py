@@ -19,7 +19,7 @@ _SMALLEST_BLOCK = 16
 _BITS_8 = ("INT8", "UINT8")
 
 
-def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node], uses: int) -> Reason:
+def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node], uses: int, readers: int) -> Reason:
     """Returns MADE_LEVEL_4 or MADE_DEQUANTIZATION.
 
     Args:
@@ -27,8 +27,10 @@ def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node],
         dq: The DequantizeLinear of its second factor, whose inputs are constants.
         moves: The nodes between them.
         uses: The number of uses of the weights: each node of `moves` and the product have one.
+        readers: The number of uses of the codes or of the scales, the larger one: MatMulNBits has its own.
     """
-    is_level_4 = uses == len(moves) + 1 and _is_taken(product, moves) and _has_scales(dq, moves)
+    is_used_once = uses == len(moves) + 1 and readers == 1
+    is_level_4 = is_used_once and _is_taken(product, moves) and _has_scales(dq, moves)
     return Reason.MADE_LEVEL_4 if is_level_4 else Reason.MADE_DEQUANTIZATION
 
 
