@@ -130,7 +130,7 @@ def half_step(largest: Array, terms: int) -> Array:
     if terms == 1:
         return np.asarray(allowed)
     of_any_codes = largest * (1 + 1 / TERM_RATIO) + _SMALLEST * finer
-    return np.where(largest <= _LEAST_INVERTIBLE, of_any_codes, allowed)
+    return np.asarray(np.where(largest <= _LEAST_INVERTIBLE, of_any_codes, allowed))
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
