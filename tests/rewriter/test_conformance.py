@@ -149,6 +149,11 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMulProgram": 1,
         "ort_dynq.QuantizedMatMul": 1,
     },
+    "onnxsim_weights": {
+        "ort_dynq.TwoTermQuantize": 2,
+        "ort_dynq.QuantizedMatMulProgram": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+    },
     "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
     "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
@@ -208,6 +213,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchao_8da8w_group": PRODUCT,
     "torchao_half": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
     "torchao_int8": PRODUCT,
+    "torchao_weights": {},  # ONNX Runtime folds the weights to floats when it opens the model
     "torchao_qat": PRODUCT,
     "torchao_qat_8da4w": PROGRAM,
     "torchscript_bitnet": PROGRAM,
@@ -319,7 +325,7 @@ def expected_operators(name: str) -> dict[str, int]:
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
-    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_100_000
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_400_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 

@@ -24,7 +24,7 @@ from ort_dynq.rewriter.reasons import Reason, Unconverted
 from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]
-_CODES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 256)}
+_CODES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 256), "INT16": (-32768, 32768)}
 LEVEL_4, EVERY_RUN = "accuracy_level 4", "in every run"
 
 
@@ -139,6 +139,7 @@ FOLDED = [
     Form(axis=1, made=EVERY_RUN, columns=256),
     Form(codes="INT8", axis=0, block=0, made=EVERY_RUN),
     Form(depth=64, columns=64),
+    Form(codes="INT16", axis=1, block=0, made=EVERY_RUN),  # of onnxsim.quantize_weight_only_int16
 ]
 
 

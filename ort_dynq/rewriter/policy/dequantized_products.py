@@ -17,6 +17,7 @@ from ..reasons import Reason
 
 _SMALLEST_BLOCK = 16
 _BITS_8 = ("INT8", "UINT8")
+_CODES = (*_BITS_8, "INT4", "UINT4", "INT2", "UINT2")
 
 
 def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node], uses: int, readers: int) -> Reason:
@@ -48,7 +49,7 @@ def _is_taken(product: ir.Node, moves: Sequence[ir.Node]) -> bool:
 def _has_scales(dq: ir.Node, moves: Sequence[ir.Node]) -> bool:
     """Returns whether MatMulNBits has such scales."""
     codes, scale = dq.inputs[:2]
-    if codes is None or scale is None or scale.shape is None or codes.dtype is None:
+    if codes is None or scale is None or scale.shape is None or codes.dtype is None or codes.dtype.name not in _CODES:
         return False
     axis, size = dq.attributes.get_int("axis", 1), dq.attributes.get_int("block_size", 0)
     if moves and codes.dtype.name not in _BITS_8:
