@@ -156,6 +156,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     },
     "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
+    "ort_tied_embedding": PRODUCT | {"ort_dynq.DynamicDequantize": 1},
     "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "qat_unfolded_weights": PRODUCT,
@@ -267,6 +268,7 @@ OLDEST_RUNTIME = {
     "compressed_mlp": (1, 23),
     "compressed_mlp_half": (1, 23),
     "ort_dynamic_speech": (1, 24),  # ConvInteger of int8 weights
+    "ort_tied_embedding": (1, 32),  # GatherBlockQuantized of uint8
     "ort_mixture_of_experts": (1, 32),  # QMoE with blocks of 8 bits, and the levels of its activations
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
 }
