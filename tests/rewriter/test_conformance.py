@@ -467,7 +467,7 @@ def test_exact_operators(name: str) -> None:
     model = onnx.ModelProto.FromString(content)
     assert not any(entry.key == ACTIVATION for node in nodes_of(model.graph) for entry in node.metadata_props)
     if not has_products(name):
-        weights = {"ort_dynq.DynamicDequantize": 1} if name == "row_square" else {}  # which are not folded
+        weights = {"ort_dynq.DynamicDequantize": 1} if name in ("row_square", "row_zero_point") else {}  # not folded
         assert operators(model) == expected_operators(name) | weights
     else:
         reasons = [finding.reason for finding in result.report.findings]
