@@ -14,8 +14,9 @@ struct ProductMembers {
   // The blocks of 16 columns of a tile, with one group of k and with several: kMostRows rows of sums fit the registers.
   // Up to kFewRows rows take two blocks.
   static constexpr int kBlocks = P::kBlocks, kGroupBlocks = P::kGroupBlocks;
-  static constexpr int kSplit = P::kSplit;  // independent sums for up to kFewRows rows
-  static constexpr int kSteps = P::kSteps;  // calls of dot for the products of a quad: 1 or 2
+  static constexpr int kSplit = P::kSplit;                // independent sums for up to kFewRows rows
+  static constexpr int64_t kBytesAhead = P::kBytesAhead;  // of prefetched weights for up to kFewRows rows, or 0
+  static constexpr int kSteps = P::kSteps;                // calls of dot for the products of a quad: 1 or 2
   // dot takes weights + 128, and dot4 takes 4-bit weights with their zero points: the sums are too large by the sum of
   // the codes (sum_codes) times 128 or the zero point.
   static constexpr bool kUnsignedWeights = P::kUnsignedWeights;
@@ -54,8 +55,8 @@ struct ProductMembers {
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
-constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
-constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
+constexpr int kVectors = kBlockColumns / P::kLanes;                 // of a block
+constexpr int64_t kLine = 64, kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -87,9 +88,26 @@ inline void add(P::I (&sums)[kRows][kSums], const P::I (&others)[kRows][kSums]) 
     for (int v = 0; v < kSums; ++v) sums[r][v] = P::add(sums[r][v], others[r][v]);
 }
 
+// Up to kFewRows rows are memory-bound. If P::kBytesAhead is not 0, they prefetch their weights: hardware reads too few
+// lines ahead.
+template <int kLines>
+inline void prefetch_ahead(const int8_t* weights) {
+  if constexpr (P::kBytesAhead > 0)
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) {
+      // No pointer: it leaves the weights behind the last quads.
+      const uintptr_t address =
+          reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(P::kBytesAhead + line * kLine);
+      ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+    }
+}
+
 template <int kStep, int kRows, int kBlocks, class Sums>
 inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, Sums& sums) {
   typename P::I w[kBlocks * kVectors];
+  if constexpr (kRows <= kFewRows)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) prefetch_ahead<1>(weights.of[b] + at);
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v)
     w[v] = P::weights_of<kStep>(
@@ -144,6 +162,9 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_step_4bit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
                           const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
+  if constexpr (kRows <= kFewRows)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) prefetch_ahead<1>(weights.of[b] + quad / 2 * kBlockBytes);
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v) {
     const int64_t at = quad / 2 * kBlockBytes + v % kVectors * P::kLanes * kQuad;
@@ -270,7 +291,7 @@ constexpr int64_t kGroupsAhead = 8;
 
 // Many rows are compute-bound: meanwhile, the weights of the next strip of columns (kStrip in quantized_matmul.cc)
 // arrive.
-constexpr int64_t kBlocksAhead = 4, kLine = 64;
+constexpr int64_t kBlocksAhead = 4;
 
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>

@@ -49,6 +49,7 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) {
           typename P::I w[kUnitQuads];
+          prefetch_ahead<kBits / 2>(address(v));
           unit_of_weights<kBits>(address(v), w);
           nibbles[v].add(w[0], w[1]);
           nibbles[v].add(w[2], w[3]);
@@ -73,6 +74,7 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
       for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += kQuad)
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) {
+          prefetch_ahead<1>(address(v));
           const auto w = P::template weights_of<0>(P::load(static_cast<const void*>(address(v))));
           parts[i][v] = P::dot(parts[i][v], ones, w);
 #pragma GCC unroll 8
