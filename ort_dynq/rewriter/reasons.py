@@ -43,6 +43,10 @@ class Reason(Enum):
     PROGRAM_CUT = (
         "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"
     )
+    PROGRAM_TOO_LONG = (
+        "with {operator} {name}, a program would have more than {most} steps; a program of the nodes around it would "
+        "cost more than it saves"
+    )
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
     SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"

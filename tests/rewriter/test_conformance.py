@@ -109,15 +109,26 @@ EXPECTED: dict[str, dict[str, int]] = {
     "frame_unclipped": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedConv": 1},
     "function_in_branch": PROGRAM,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
+    "image_decoder": {
+        "ort_dynq.DynamicQuantizeLinear": 1,
+        "ort_dynq.RowProgram": 1,
+        "ort_dynq.QuantizedConv": 2,
+    },
     "integer_attention": {"ort_dynq.RowProgram": 4},
     "integer_token_int32": PRODUCT,
     "integer_token_einsum": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "integer_token_s8": PRODUCT,
     "integer_token_u8": PRODUCT,
     "integer_token_zero_point": PRODUCT,
+    "integer_zero_points": {
+        "ort_dynq.DynamicQuantizeLinear": 1,
+        "ort_dynq.RowProgram": 2,
+        "ort_dynq.QuantizedMatMul": 2,
+    },
     "keras_int8": PRODUCT_PROGRAM,
     "keras_tensorflow": PRODUCT_PROGRAM,
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
+    "loop_states": PROGRAM,
     "ort_dynamic": DYNAMIC_PRODUCTS,
     "ort_dynamic_attention": {
         "ort_dynq.DynamicQuantizeLinear": 6,
@@ -149,13 +160,20 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMulProgram": 1,
         "ort_dynq.QuantizedMatMul": 1,
     },
+    "onnxsim_weights": {
+        "ort_dynq.TwoTermQuantize": 2,
+        "ort_dynq.QuantizedMatMulProgram": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+    },
     "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
+    "ort_tied_embedding": PRODUCT | {"ort_dynq.DynamicDequantize": 1},
     "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "pt2e_dynamic": {"ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "qat_unfolded_weights": PRODUCT,
     "row_square": {"ort_dynq.RowProgram": 1},
     "row_zero_point": PROGRAM,
+    "straight_through": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 2},
     "tf2onnx_channel_last": FAKE | MIN_MAX,
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
     "tf2onnx_tensor": PROGRAM,
@@ -208,6 +226,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "torchao_8da8w_group": PRODUCT,
     "torchao_half": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
     "torchao_int8": PRODUCT,
+    "torchao_weights": {},  # ONNX Runtime folds the weights to floats when it opens the model
     "torchao_qat": PRODUCT,
     "torchao_qat_8da4w": PROGRAM,
     "torchscript_bitnet": PROGRAM,
@@ -261,6 +280,7 @@ OLDEST_RUNTIME = {
     "compressed_mlp": (1, 23),
     "compressed_mlp_half": (1, 23),
     "ort_dynamic_speech": (1, 24),  # ConvInteger of int8 weights
+    "ort_tied_embedding": (1, 32),  # GatherBlockQuantized of uint8
     "ort_mixture_of_experts": (1, 32),  # QMoE with blocks of 8 bits, and the levels of its activations
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
 }
@@ -319,7 +339,7 @@ def expected_operators(name: str) -> dict[str, int]:
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
-    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_100_000
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 2_500_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 
@@ -420,7 +440,7 @@ def test_fusions(isas: Sequence[str], name: str) -> None:
 def test_recorded_outputs(name: str) -> None:
     """Stock ONNX Runtime computes the recorded outputs; its float products differ between versions and CPUs."""
     as_recorded = ort.__version__.startswith("1.31.") and "avx512" in kernels.supported_isas()
-    as_recorded &= name not in COMPRESSED
+    as_recorded &= name not in (*COMPRESSED, "image_decoder", "straight_through")
     for actual, (_, recorded) in zip(outputs_of_original(name), data_sets(name), strict=True):
         same = all(a.tobytes() == b.tobytes() for a, b in zip(actual, recorded.values(), strict=True))
         if not (same or as_recorded):
@@ -441,7 +461,8 @@ def test_operators(name: str) -> None:
     others = (float16_operands.RULE.name, batch_normalization.RULE.name)
     rewritten_by = [finding for finding in result.report.rewritten if finding.rule not in others]
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in rewritten_by)
-    folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger"}  # weights; stock products of uint8 codes
+    # Weights; stock products of uint8 codes
+    folded = {"ort_dynq.Constant", "ort_dynq.MatMulInteger", "ort_dynq.QLinearMatMul"}
     assert converted.keys() - folded <= expected_operators(name).keys() | (FAKES if has_products(name) else set())
     assert all(finding.reason for finding in result.report.unconverted)
     assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == expected_operators(name).keys()
