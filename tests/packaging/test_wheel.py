@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import of_all_workers
 from test_first_five_minutes import is_editable
 
 import ort_dynq
@@ -44,7 +45,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     require("scikit_build_core")
     require("pip")
-    folder = tmp_path_factory.mktemp("wheel")
+    with of_all_workers(tmp_path_factory, "wheel") as folder:
+        if not [*folder.glob("*.whl")]:
+            build_wheel(folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def build_wheel(folder: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
     run("-c", code, cwd=ROOT)
     (source,) = folder.glob("*.tar.gz")
@@ -57,8 +65,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cmake.define.CMAKE_CXX_FLAGS=-O1",
     )
     run("-m", "pip", "wheel", "--quiet", *options, "-w", folder, source, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def test_files(wheel: Path) -> None:
