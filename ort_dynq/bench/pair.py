@@ -134,7 +134,6 @@ def measure_pair(
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
-        "bytes": size(Path(source)),
         "machine": machine(backend),
         "settings": settings,
         "seed": seed,
@@ -156,6 +155,7 @@ def measure_pair(
         facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
         facts["data"] = "" if data is None else os.fspath(data)
         feeds = dict(reference.data.sets[0])
+    facts["bytes"] = size(Path(source))  # all external data are there: the model has run
     facts["new_bytes"] = size_of(result.model) if quantized is None else size(Path(quantized))
     facts["changes"] = changes(original, result.model)
     facts |= {"rewrite_report": result.report, "replaced": _names(original) - _names(result.model)}

@@ -38,7 +38,6 @@ class Reason(Enum):
     )
 
     # Chains of primitive operators
-    NO_PROGRAM = "no program computes its quotient"
     PROGRAM_TOO_SHORT = "a program of this node and its neighbors would cost more than it saves"
     PROGRAM_CUT = (
         "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"
@@ -169,7 +168,7 @@ class Reason(Enum):
         "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
     )
 
-    # The sums of products, and their tail
+    # The sums of products, and their epilogue
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
     SUMS_NOT_SCALED_BY_CHANNEL = (

@@ -199,7 +199,7 @@ def test_report_on_special_models(name: str, title: str) -> None:
 def test_fusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page and JSON have the time of each fusion; which nodes it is the time of: tests/measuring."""
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.05", "--fuse", "--json")
+    options = ("-o", str(page), "--seconds", "0.01", "--fuse", "--json")
     assert cli.main(["report", str(MODELS / "encoder_token" / "model.onnx"), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["settings"]["fuse"] is True
@@ -223,7 +223,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     (node, *_) = (node for node in result.model.graph if node.op_type == "RowProgram")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.05"]) == 1
+    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert '<h1 class="bad">The rewritten model does not run</h1>' in page
     assert "FAILED" in page
@@ -258,7 +258,7 @@ def test_a_failed_verification_is_the_headline(
         result = rewriter.Result(ir.from_proto(model), result.report)
     np.save(given, np.full((12, 12), np.nan if nan else 1, np.float32))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.05", f"--input=x={given}"]
+    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.01", f"--input=x={given}"]
     assert cli.main(arguments) == (3 if nan else 1)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("NOT CHECKED: " if nan else "FAILED: y: ")
@@ -278,7 +278,7 @@ def test_a_failed_verification_is_the_headline(
 
 def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.05", "--threads", "2", "--exact")
+    options = ("-o", str(page), "--seconds", "0.01", "--threads", "2", "--exact")
     assert cli.main(["report", str(MODELS / "torch_token" / "model.onnx"), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"{page} is written", "PASSED"]
@@ -296,7 +296,7 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_report_on_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model.onnx"
     onnx.save(nbits.make(level=0).model, model)
-    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.05", "--weights-only", "blocks", "--json")
+    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.01", "--weights-only", "blocks", "--json")
     assert cli.main(["report", str(model), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [each["node"] for each in data["rewrite_report"]["rewritten"]] == ["product"]

@@ -29,7 +29,7 @@ from ..analysis.constants import is_float16
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
-from .tail import check_sums
+from .epilogue import check_sums
 from .tied_tables import reads_table, root_of
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
