@@ -144,6 +144,19 @@ struct V : Vector256 {
     low = words_of<kKind>(_mm_unpacklo_epi8(a, b));
     high = words_of<kKind>(_mm_unpackhi_epi8(a, b));
   }
+  static void zip_words(I a, I b, I& low, I& high) {
+    const I first = _mm256_unpacklo_epi16(a, b), second = _mm256_unpackhi_epi16(a, b);
+    low = _mm256_permute2x128_si256(first, second, 0x20);
+    high = _mm256_permute2x128_si256(first, second, 0x31);
+  }
+  static __m128 joined(__m128i high, __m128i low) {
+    return _mm256_cvtpd_ps(
+        _mm256_fmadd_pd(_mm256_cvtepi32_pd(high), _mm256_set1_pd(kHighByte), _mm256_cvtepi32_pd(low)));
+  }
+  static F joined(I high, I low) {
+    return _mm256_set_m128(joined(_mm256_extracti128_si256(high, 1), _mm256_extracti128_si256(low, 1)),
+                           joined(_mm256_castsi256_si128(high), _mm256_castsi256_si128(low)));
+  }
   static I dot_words(I sums, I a, I b) {
     ORT_DYNQ_ADD_PRODUCT("vpmaddwd", "vpaddd", add(sums, _mm256_madd_epi16(a, b)), sums, a, b);
     return sums;

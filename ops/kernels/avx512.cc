@@ -133,6 +133,20 @@ struct V : Vector512 {
     low = word_pairs<kKind>(first, second);
     high = word_pairs<kKind>(first + kLanes, second + kLanes);
   }
+  static void zip_words(I a, I b, I& low, I& high) {
+    const I first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
+    low = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second);
+    high = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), second);
+  }
+  static __m256 joined(__m256i high, __m256i low) {
+    return _mm512_cvtpd_ps(
+        _mm512_fmadd_pd(_mm512_cvtepi32_pd(high), _mm512_set1_pd(kHighByte), _mm512_cvtepi32_pd(low)));
+  }
+  static F joined(I high, I low) {
+    const __m256 first = joined(_mm512_castsi512_si256(high), _mm512_castsi512_si256(low));
+    const __m256 second = joined(_mm512_extracti64x4_epi64(high, 1), _mm512_extracti64x4_epi64(low, 1));
+    return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
+  }
   static I dot_words(I sums, I a, I b) { return add(sums, _mm512_madd_epi16(a, b)); }
   static I sum_lanes(const I* rows) {
     F lanes[kLanes];

@@ -121,6 +121,17 @@ struct V : VectorNeon {
     low = words_of<kKind>(both.val[0]);
     high = words_of<kKind>(both.val[1]);
   }
+  static void zip_words(I a, I b, I& low, I& high) {
+    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    low = vreinterpretq_s32_s16(vzip1q_s16(x, y));
+    high = vreinterpretq_s32_s16(vzip2q_s16(x, y));
+  }
+  static float32x2_t joined(int32x2_t high, int32x2_t low) {
+    return vcvt_f32_f64(vcvtq_f64_s64(vmlal_n_s32(vmovl_s32(low), high, kHighByte)));
+  }
+  static F joined(I high, I low) {
+    return vcombine_f32(joined(vget_low_s32(high), vget_low_s32(low)), joined(vget_high_s32(high), vget_high_s32(low)));
+  }
   static I dot_words(I sums, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
     return add(sums, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));

@@ -81,6 +81,8 @@ struct VectorMembers {
   I (*words)(const uint8_t* codes) = V::words<kU8>;
   // The codes of two rows, which take turns: 2 * kLanes of each.
   void (*word_pairs)(const uint8_t*, const uint8_t*, I& low, I& high) = V::word_pairs<kU8>;
+  void (*zip_words)(I, I, I& low, I& high) = V::zip_words;
+  F (*joined)(I high, I low) = V::joined;             // kHighByte * high + low, rounded once
   I (*dot_words)(I sums, I, I) = V::dot_words;        // adds the products of two int16 to each int32
   I (*sum_lanes)(const I* rows) = V::sum_lanes;       // as combine_lanes
   void (*store_words)(int16_t*, I) = V::store_words;  // int32 that fit
