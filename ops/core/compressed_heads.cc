@@ -129,7 +129,7 @@ void CompressedOperand::quantize(int64_t head, int16_t* words, float* scales) co
   const auto row_memory = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
   float* const rows = row_memory.get();
   const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
-  const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
+  const QuantizeWordsKernel to_words = active_compressed().quantize_words;
   for (int64_t t = 0; t < n_.t; ++t) {
     const float* numbers = from + t * size_;
     if (is_transposed_) {
@@ -207,7 +207,7 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, H
 }
 
 void CompressedHead::pack(bool is_key) {
-  const CompressedKernels& kernels = active_kernels().compressed;
+  const CompressedKernels& kernels = active_compressed();
   const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
   const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
   // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed.

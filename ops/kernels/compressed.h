@@ -111,15 +111,4 @@ struct CompressedKernels {
 constexpr int64_t kMostPanelColumns = 32;  // of every instruction set; a multiple of each
 constexpr int64_t kPortablePanelColumns = 8;
 
-// kKind: a CodeKind or kWords.
-template <int kKind, bool kByRow>
-void portable_word_product(const WordProduct& product);
-float portable_quantize_words(const float* x, const float* factors, int64_t count, int16_t* words);
-template <int kKind>
-void portable_scores(const ScoreBlock& block);
-float portable_powers(const PowerRow& row);
-template <int kKind>
-void portable_pack(const PanelPack& pack);
-void portable_panel_scores(const PanelScores& block);
-
 }  // namespace dynq

@@ -248,7 +248,9 @@ using W = WinogradNeon;
 }  // namespace
 
 extern const ElementwiseKernels kNeonKernels;
+extern const CompressedKernels kNeonCompressed;
 constexpr ElementwiseKernels kNeonKernels = elementwise_kernels();
+constexpr CompressedKernels kNeonCompressed = compressed_kernels();
 extern const ProductKernels kNeonProducts;
 constexpr ProductKernels kNeonProducts = product_kernels();
 

@@ -125,16 +125,14 @@ void portable_panel_scores(const PanelScores& block) {
     }
 }
 
-template void portable_pack<kU8>(const PanelPack&);
-template void portable_pack<kS8>(const PanelPack&);
-template void portable_pack<kWords>(const PanelPack&);
-template void portable_word_product<kU8, true>(const WordProduct&);
-template void portable_word_product<kU8, false>(const WordProduct&);
-template void portable_word_product<kS8, true>(const WordProduct&);
-template void portable_word_product<kS8, false>(const WordProduct&);
-template void portable_word_product<kWords, true>(const WordProduct&);
-template void portable_word_product<kWords, false>(const WordProduct&);
-template void portable_scores<kU8>(const ScoreBlock&);
-template void portable_scores<kS8>(const ScoreBlock&);
+constexpr CompressedKernels kPortableCompressed = {
+    {portable_word_product<kU8, true>, portable_word_product<kS8, true>, portable_word_product<kWords, true>},
+    {portable_word_product<kU8, false>, portable_word_product<kS8, false>, portable_word_product<kWords, false>},
+    portable_quantize_words,
+    {portable_scores<kU8>, portable_scores<kS8>},
+    portable_powers,
+    kPortablePanelColumns,
+    {portable_pack<kU8>, portable_pack<kS8>, portable_pack<kWords>},
+    portable_panel_scores};
 
 }  // namespace dynq

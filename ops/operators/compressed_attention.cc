@@ -207,17 +207,19 @@ class Unit {
   }
 
   void finish(const float* totals) const {
+    const int64_t size = n_.e;
     for (int64_t r = 0; r < rows_; ++r) {
-      float* const to = run_.dst + (head_ * n_.rows() + row_ + r) * n_.e;
+      const float* const from = totals + r * size;
+      float* const to = run_.dst + (head_ * n_.rows() + row_ + r) * size;
       const float inverse = inverses_[static_cast<size_t>(r)];
-      for (int64_t i = 0; i < n_.e; ++i) store(to + i, totals[r * n_.e + i] * inverse);
+      for (int64_t i = 0; i < size; ++i) store(to + i, from[i] * inverse);
     }
   }
 
   int64_t elements() const { return rows_ * n_.e; }
 
  private:
-  static const CompressedKernels& kernels() { return active_kernels().compressed; }
+  static const CompressedKernels& kernels() { return active_compressed(); }
 
   static void add(const int32_t* sums, int64_t count, int weight, double* totals) {
     for (int64_t i = 0; i < count; ++i) totals[i] += static_cast<double>(sums[i]) * weight;

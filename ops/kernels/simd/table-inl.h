@@ -187,6 +187,5 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.narrow[kS4] = convert<NarrowCodes<kS8>>;
   table.run_pass = run_pass;
   table.softmax = softmax;
-  table.compressed = compressed_kernels();
   return table;
 }
