@@ -63,6 +63,17 @@ void transpose_bytes(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
     for (int64_t j = 0; j < cols; ++j) to[j * to_stride + i] = from[i * stride + j];
 }
 
+// Scales [tokens, kGroups] as [kGroups, tokens]. With the number of groups at hand, compilers use vectors.
+template <int64_t kGroups>
+void turn(const float* from, int64_t tokens, float* to) {
+  for (int64_t group = 0; group < kGroups; ++group)
+    for (int64_t t = 0; t < tokens; ++t) store(to + group * tokens + t, load(from + t * kGroups + group));
+}
+
+constexpr int64_t kMostTurned = 8;
+constexpr void (*turn_scales[kMostTurned + 1])(const float*, int64_t, float*) = {
+    nullptr, turn<1>, turn<2>, turn<3>, turn<4>, turn<5>, turn<6>, turn<7>, turn<8>};
+
 // Panels of `columns` tokens of words [tokens, size]: of each two elements, the pairs of all tokens.
 void turn_words(const int16_t* words, int64_t tokens, int64_t size, int64_t columns, int16_t* panels) {
   const int64_t stride = round_up(size, 2) * columns;
@@ -107,6 +118,11 @@ const float* CompressedOperand::scales(int64_t head, std::unique_ptr<float[]>& h
   const auto* data = static_cast<const float*>(scales_.data);
   if (is_in_order(scales_)) return data + start(scales_, head);
   holder = memory<float>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
+  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(scales_, 2) == n_.t && groups_ <= kMostTurned;
+  if (is_turned && dim(scales_, 3) == groups_) {
+    turn_scales[groups_](data + start(scales_, head), n_.t, holder.get());
+    return holder.get();
+  }
   each(scales_, head, [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = load(data + from); });
   return holder.get();
 }
@@ -264,6 +280,18 @@ void CompressedHead::pack(bool is_key) {
       kernels.pack[operand.kind()](pack);
     }
   }
+}
+
+void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) const {
+  const int64_t at = head * operand.length() * operand.size() + first, bytes = divide_up(count, 2);
+  const uint8_t* const from = static_cast<const uint8_t*>(operand.codes_.data) + at / 2;
+  if (at % 2 == 0) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  for (int64_t i = 0; i < bytes - 1; ++i) to[i] = static_cast<uint8_t>(from[i] >> 4 | from[i + 1] << 4);
+  const uint8_t last = from[bytes - 1];
+  to[bytes - 1] = static_cast<uint8_t>(count % 2 == 1 ? last >> 4 : last >> 4 | from[bytes] << 4);
 }
 
 void split_words(int16_t* words, int64_t count, int16_t* low) {

@@ -18,6 +18,8 @@ struct CompressedSizes {
   int64_t rows() const { return h / k * s; }  // of query for one head of key
 };
 
+constexpr int kSignOfHalves = 8;  // of codes of 4 bits
+
 // Keys or values: codes, or float32 that becomes words.
 class CompressedOperand {
  public:
@@ -42,6 +44,9 @@ class CompressedOperand {
   int kind() const { return kind_; }                        // what the other words are multiplied by
   int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
   bool has_zero_points() const;
+  // Halves have no sign: a code of a type with a sign is one of kSignOfHalves more, if this bit is flipped.
+  bool is_signed() const { return codes_.type == kInt8 || codes_.type == kInt4; }
+  uint8_t flipped() const { return is_signed() ? 17 * kSignOfHalves : 0; }
 
  private:
   friend struct CompressedHead;
@@ -55,6 +60,9 @@ class CompressedOperand {
   // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
   const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const;
 
+  const uint8_t* halves(int64_t head) const {
+    return static_cast<const uint8_t*>(codes_.data) + head * n_.t * size_ / 2;
+  }
   int64_t start(const Tensor& tensor, int64_t head) const;
   bool is_in_order(const Tensor& tensor) const;
   template <class Copy>
@@ -85,6 +93,10 @@ struct CompressedHead {
   // pairs of tokens]. Does nothing if padding would take more than half of each panel, or if the sums of a key's group
   // do not fit int32.
   void pack(bool is_key);
+
+  // Codes of 4 bits from `first` on, which is at a byte; or a copy of some, which need not be.
+  const uint8_t* halves(int64_t first) const { return operand.halves(head) + first / 2; }
+  void copy_halves(int64_t first, int64_t count, uint8_t* to) const;
 
   // Codes [first, first + count) as bytes, or words.
   const void* codes(int64_t first, int64_t count, uint8_t* holder) const {

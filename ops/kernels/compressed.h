@@ -11,18 +11,21 @@ constexpr float kSmallestStep = 0x1p-126f;  // so that quotients by steps are at
 constexpr int64_t kMostProducts = 256;      // in a sum of int32: 32512 * 255 * 256 < 2^31
 constexpr int64_t kWordUnit = 32;           // rows of words are padded with zeros to a multiple of it
 
-// What words, codes of 16 bits, are multiplied by: codes of 8 bits, a CodeKind, or words of floats. Products with the
-// latter have two rows for each row of words, their high bytes with a sign, and their low bytes.
-constexpr int kWords = 2, kFactorKinds = 3;
+// What words, codes of 16 bits, are multiplied by: codes of 8 bits, a CodeKind; words of floats; or codes of 4 bits
+// without a sign, two in a byte. Products with words have two rows for each row of words, their high bytes with a sign,
+// and their low bytes.
+constexpr int kWords = 2, kHalves = 3, kFactorKinds = 4;
 constexpr int kHighByte = 256;  // the weight of high bytes
 
 // Sums of products of words with codes:
-//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts
+//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts and, of halves by column,
+//   even
 struct WordProduct {
   const int16_t* words;  // rows of `word_stride`; kernels by column read zeros up to a multiple of kWordUnit
   int64_t word_stride, rows, depth, cols;
-  const void* codes;  // code(c, d) is at d * code_stride + c by row, at c * code_stride + d by column
-  int64_t code_stride;
+  const void* codes;    // code(c, d) is at d * code_stride + c by row, at c * code_stride + d by column
+  int64_t code_stride;  // even if codes are halves
+  uint8_t flipped;      // bits of each byte of halves that are flipped
   int32_t* sums;
   int64_t sum_stride;
 };
@@ -65,12 +68,13 @@ using PanelScoresKernel = void (*)(const PanelScores&);
 // 1.
 using QuantizeWordsKernel = float (*)(const float* x, const float* factors, int64_t count, int16_t* words);
 
-// scores[i] = float(sums[i] - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
+// scores[i] = float(sums[i] - offset - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
 struct ScoreBlock {
   const int32_t* sums;
   const int32_t* low_sums;     // not null: the sum is kHighByte * sums[i] + low_sums[i]
-  const uint8_t* zero_points;  // codes of 8 bits, or null: 1
-  int32_t word_sum;            // not read with low_sums
+  int32_t offset;              // not read with low_sums
+  const uint8_t* zero_points;  // codes of 8 bits, or null: 0
+  int32_t word_sum;
   float step;
   const float* scales;  // null: 1
   int64_t count;
@@ -104,7 +108,7 @@ struct CompressedKernels {
   ScoreKernel scores[2];  // by the CodeKind of the zero points
   PowersKernel powers;
   int64_t panel_columns;
-  PanelPackKernel pack[kFactorKinds];
+  PanelPackKernel pack[kHalves];
   PanelScoresKernel panel_scores;
 };
 

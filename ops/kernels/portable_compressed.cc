@@ -10,10 +10,11 @@
 namespace dynq {
 namespace {
 
-static_assert(kWords == kCodeKinds && kFactorKinds == kCodeKinds + 1);
+static_assert(kWords == kCodeKinds && kHalves == kWords + 1);
 
 template <int kKind>
 int32_t code_at(const void* codes, int64_t i) {
+  if (kKind == kHalves) return static_cast<const uint8_t*>(codes)[i / 2] >> i % 2 * 4 & 15;
   if (kKind == kWords) return load(static_cast<const int16_t*>(codes) + i);
   const uint8_t code = static_cast<const uint8_t*>(codes)[i];
   return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
@@ -39,7 +40,8 @@ void portable_word_product(const WordProduct& p) {
     for (int64_t c = 0; c < p.cols; ++c) {
       int32_t sum = 0;
       for (int64_t d = 0; d < p.depth; ++d)
-        sum += p.words[r * p.word_stride + d] * code_at<kKind>(p.codes, d * of_depth + c * of_column);
+        sum += p.words[r * p.word_stride + d] *
+               (code_at<kKind>(p.codes, d * of_depth + c * of_column) ^ (kKind == kHalves ? p.flipped & 15 : 0));
       p.sums[r * p.sum_stride + c] = sum;
     }
 }
@@ -63,9 +65,10 @@ float portable_quantize_words(const float* x, const float* factors, int64_t coun
 template <int kKind>
 void portable_scores(const ScoreBlock& block) {
   for (int64_t i = 0; i < block.count; ++i) {
-    const int64_t zero_point = block.zero_points == nullptr ? 1 : code_at<kKind>(block.zero_points, i);
-    const float sum = block.low_sums == nullptr ? joined(0, block.sums[i] - zero_point * block.word_sum)
-                                                : joined(block.sums[i], block.low_sums[i]);
+    const int64_t zero_point = block.zero_points == nullptr ? 0 : code_at<kKind>(block.zero_points, i);
+    const float sum = block.low_sums == nullptr
+                          ? joined(0, block.sums[i] - int64_t{block.offset} - zero_point * block.word_sum)
+                          : joined(block.sums[i], block.low_sums[i]);
     const float score = sum * block.step * (block.scales == nullptr ? 1.0f : load(block.scales + i));
     block.scores[i] = block.adds ? block.scores[i] + score : score;
   }
@@ -126,8 +129,10 @@ void portable_panel_scores(const PanelScores& block) {
 }
 
 constexpr CompressedKernels kPortableCompressed = {
-    {portable_word_product<kU8, true>, portable_word_product<kS8, true>, portable_word_product<kWords, true>},
-    {portable_word_product<kU8, false>, portable_word_product<kS8, false>, portable_word_product<kWords, false>},
+    {portable_word_product<kU8, true>, portable_word_product<kS8, true>, portable_word_product<kWords, true>,
+     portable_word_product<kHalves, true>},
+    {portable_word_product<kU8, false>, portable_word_product<kS8, false>, portable_word_product<kWords, false>,
+     portable_word_product<kHalves, false>},
     portable_quantize_words,
     {portable_scores<kU8>, portable_scores<kS8>},
     portable_powers,

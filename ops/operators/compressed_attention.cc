@@ -31,7 +31,8 @@ constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of produ
 constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
-constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kPackedRows = 32;   // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kLeastHalves = 64;  // codes of 4 bits that a vector adds up
 constexpr double kFarFromOverflow = 1e37;
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
@@ -75,12 +76,14 @@ struct Queries {
       : stride(round_up(key.group_size(), kWordUnit)),
         words(memory<int16_t>(rows * key.word_rows() * key.groups() * stride)),
         steps(static_cast<size_t>(rows * key.groups())),
-        sums(static_cast<size_t>(rows * key.groups())) {}
+        sums(static_cast<size_t>(rows * key.groups())),
+        offsets(static_cast<size_t>(rows * key.groups())) {}
 
   int64_t stride;
   std::unique_ptr<int16_t[]> words;  // [groups, rows, word rows, stride]
   std::vector<float> steps;          // [groups, rows]
-  std::vector<int64_t> sums;         // of the words, or of their products with zero points of channels
+  std::vector<int64_t> sums;         // of the words, for zero points
+  std::vector<int64_t> offsets;      // what sums of products have too much, besides zero points of keys
 };
 
 // The memory of a unit of at most `rows` rows.
@@ -245,14 +248,13 @@ class Unit {
         int16_t* const words = to.words.get() + at * run_.key.word_rows() * to.stride;
         std::fill(words + size, words + to.stride, int16_t{0});
         to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
-        int64_t sum = 0;
-        if (key_.zero_points != nullptr && !key_.is_packed()) {
-          for (int64_t i = 0; i < size; ++i)
-            sum += zero_points == nullptr ? words[i]
-                   : is_signed            ? words[i] * static_cast<int8_t>(zero_points[i])
-                                          : words[i] * int{zero_points[i]};
-        }
+        int64_t sum = 0, offset = 0;
+        for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
+        if (uses_halves_of_key()) offset = sum * (key_.operand.is_signed() ? kSignOfHalves : 0);
+        for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
+          offset += words[i] * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
         to.sums[static_cast<size_t>(at)] = sum;
+        to.offsets[static_cast<size_t>(at)] = offset;
         if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);
       }
   }
@@ -326,12 +328,16 @@ class Unit {
     const int64_t block = std::min(range.count(), is_by_row ? kKeysOfPart : kMostProducts);
     const auto sums = memory<int32_t>(rows_ * word_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
-    const bool is_widened = key.has_4_bits();
-    const auto holder =
-        memory<uint8_t>(is_widened ? (is_by_row ? std::min(size, kMostProducts) : key.size()) * block : 0);
+    const bool is_half = uses_halves_of_key();
+    const auto holder = memory<uint8_t>(!key.has_4_bits() ? 0
+                                        : is_by_row       ? std::min(size, kMostProducts) * round_up(block, 2) / 2
+                                        : is_half         ? 0
+                                                          : key.size() * block);
     for (int64_t t = range.first; t < range.end; t += block) {
       const int64_t cols = std::min(block, range.end - t);
-      const void* rows = is_by_row ? nullptr : key_.codes(t * key.size(), cols * key.size(), holder.get());
+      const void* rows = is_by_row ? nullptr
+                         : is_half ? key_.halves(t * key.size())
+                                   : key_.codes(t * key.size(), cols * key.size(), holder.get());
       for (int64_t group = 0; group < key.groups(); ++group) {
         std::fill(totals.begin(), totals.end(), 0.0);
         for (int64_t d = 0; d < size; d += kMostProducts) {
@@ -346,13 +352,13 @@ class Unit {
           product.sum_stride = cols;
           if (is_by_row) {
             set_rows(product, from, t, holder.get());
-            kernels().by_row[key.kind()](product);
           } else {
             product.codes = key.is_float() ? static_cast<const void*>(static_cast<const int16_t*>(rows) + from)
-                                           : static_cast<const uint8_t*>(rows) + from;
+                                           : static_cast<const uint8_t*>(rows) + (is_half ? from / 2 : from);
             product.code_stride = key.size();
-            kernels().by_column[key.kind()](product);
           }
+          product.flipped = key.flipped();
+          (is_by_row ? kernels().by_row : kernels().by_column)[is_half ? kHalves : key.kind()](product);
           for (int64_t r = 0; r < product.rows && !fits; ++r)
             add(sums.get() + r * cols, cols, word_rows == 2 && r % 2 == 0 ? kHighByte : 1,
                 totals.data() + r / word_rows * cols);
@@ -392,11 +398,13 @@ class Unit {
     const CompressedOperand& value = run_.value;
     const int64_t size = value.group_size(), word_rows = value.word_rows();
     const auto sums = memory<int32_t>(rows_ * word_rows * size), zero_sums = memory<int32_t>(rows_);
-    const auto holder = memory<uint8_t>(value.has_4_bits() ? std::min(kMostProducts, range.count()) * n_.e : 0);
+    const bool is_half = value.has_4_bits() && n_.e % 2 == 0 && size % 2 == 0;
+    const auto holder =
+        memory<uint8_t>(value.has_4_bits() && !is_half ? std::min(kMostProducts, range.count()) * n_.e : 0);
     std::fill(zero_sums.get(), zero_sums.get() + rows_, 0);
     for (int64_t t = range.first; t < range.end; t = end_of_block(t)) {
       const int64_t depth = end_of_block(t) - t;
-      const void* codes = value_.codes(t * n_.e, depth * n_.e, holder.get());
+      const void* codes = is_half ? value_.halves(t * n_.e) : value_.codes(t * n_.e, depth * n_.e, holder.get());
       for (int64_t group = 0; group < value.groups(); ++group) {
         WordProduct product = {};
         product.words = words_ + group * rows_ * word_rows * padded_ + t;
@@ -411,16 +419,20 @@ class Unit {
           kernels().by_column[value.kind()](product);
         }
         product.cols = size;
-        product.codes = value.is_float() ? codes : static_cast<const uint8_t*>(codes) + group * size;
+        product.codes =
+            value.is_float() ? codes : static_cast<const uint8_t*>(codes) + (is_half ? group * size / 2 : group * size);
+        product.flipped = value.flipped();
         product.code_stride = n_.e;
         product.sums = sums.get();
         product.sum_stride = size;
-        kernels().by_row[value.kind()](product);
+        kernels().by_row[is_half ? kHalves : value.kind()](product);
         for (int64_t r = 0; r < rows_; ++r) {
           const int32_t* const of_row = sums.get() + r * word_rows * size;
-          kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, nullptr,
-                                 zero_sums[static_cast<size_t>(r)], steps_of(group, t)[r], nullptr, size, true,
-                                 totals + r * n_.e + group * size});
+          int32_t offset = zero_sums[static_cast<size_t>(r)];
+          for (int64_t i = 0; i < depth && is_half && value.is_signed(); ++i)
+            offset += product.words[r * padded_ + i] * kSignOfHalves;
+          kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset, nullptr, 0,
+                                 steps_of(group, t)[r], nullptr, size, true, totals + r * n_.e + group * size});
         }
       }
     }
@@ -428,15 +440,26 @@ class Unit {
 
   // Rows [from, from + depth) and columns [t, t + cols) of transposed keys.
   void set_rows(WordProduct& product, int64_t from, int64_t t, uint8_t* holder) const {
-    const int64_t depth = product.depth, cols = product.cols;
-    const bool is_stored = !run_.key.has_4_bits();
-    product.code_stride = is_stored ? n_.t : cols;
-    if (is_stored || cols == n_.t) {
-      product.codes = key_.codes(from * n_.t + t, depth * cols, holder);
-      return;
+    const int64_t depth = product.depth, cols = product.cols, first = from * n_.t + t;
+    product.code_stride = n_.t;
+    if (!run_.key.has_4_bits()) {
+      product.codes = key_.codes(first, 0, nullptr);
+    } else if (n_.t % 2 == 0 && t % 2 == 0) {
+      product.codes = key_.halves(first);
+    } else {  // rows that begin within a byte
+      product.codes = holder;
+      product.code_stride = round_up(cols, 2);
+      for (int64_t d = 0; d < depth; ++d)
+        key_.copy_halves(first + d * n_.t, cols, holder + d * product.code_stride / 2);
     }
-    for (int64_t d = 0; d < depth; ++d) key_.codes((from + d) * n_.t + t, cols, holder + d * cols);
-    product.codes = holder;
+  }
+
+  // Codes of 4 bits are multiplied as they are stored if they begin at bytes, and fill vectors.
+  bool uses_halves_of_key() const {
+    const CompressedOperand& key = run_.key;
+    return key.has_4_bits() && !key_.is_packed() &&
+           (key.is_transposed() ||
+            (key.size() % 2 == 0 && key.group_size() % 2 == 0 && key.group_size() >= kLeastHalves));
   }
 
   // Null if they are factors of the query.
@@ -444,7 +467,7 @@ class Unit {
     return run_.key.is_per_channel() ? nullptr : key_.scales + group * n_.t + t;
   }
 
-  // Null if the sums of the query's words have them already, or there are none.
+  // Null if the offsets have them already, or there are none.
   const uint8_t* zero_points_of(int64_t group, int64_t t) const {
     return run_.key.is_per_channel() || key_.zero_points == nullptr ? nullptr : key_.zero_points + group * n_.t + t;
   }
@@ -452,9 +475,9 @@ class Unit {
   void scale_sums(const int32_t* sums, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
     const auto at = static_cast<size_t>(group * rows_ + r);
     kernels().scores[run_.key.kind() == kS8 ? kS8 : kU8](
-        {sums, run_.key.is_float() ? sums + cols : nullptr, zero_points_of(group, t),
-         static_cast<int32_t>(queries.sums[at]), queries.steps[at], scales_of(group, t), cols, group > 0,
-         scores_ + r * n_.t + t});
+        {sums, run_.key.is_float() ? sums + cols : nullptr, static_cast<int32_t>(queries.offsets[at]),
+         zero_points_of(group, t), static_cast<int32_t>(queries.sums[at]), queries.steps[at], scales_of(group, t), cols,
+         group > 0, scores_ + r * n_.t + t});
   }
 
   // The same of sums beyond int32.
@@ -464,9 +487,9 @@ class Unit {
     const uint8_t* zero_points = zero_points_of(group, t);
     const float* scales = scales_of(group, t);
     for (int64_t i = 0; i < cols; ++i) {
-      const uint8_t byte = zero_points == nullptr ? uint8_t{1} : zero_points[i];
+      const uint8_t byte = zero_points == nullptr ? uint8_t{0} : zero_points[i];
       const int64_t zero_point = is_signed ? static_cast<int8_t>(byte) : byte;
-      const double exact = totals[i] - static_cast<double>(zero_point * queries.sums[at]);
+      const double exact = totals[i] - static_cast<double>(queries.offsets[at] + zero_point * queries.sums[at]);
       const float score = static_cast<float>(exact) * queries.steps[at] * (scales == nullptr ? 1.0f : load(scales + i));
       float& to = scores_[r * n_.t + t + i];
       to = group > 0 ? to + score : score;

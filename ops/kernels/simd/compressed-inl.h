@@ -17,7 +17,9 @@ inline V::I pair_of_words(const int16_t* words, int64_t count) {  // the second 
 inline void store_sums(int32_t* to, V::I sums) { memcpy(to, &sums, sizeof sums); }
 
 template <int kKind>
-constexpr int64_t kCodeBytes = kKind == kWords ? 2 : 1;
+constexpr int64_t bytes_of(int64_t codes) {
+  return kKind == kWords ? 2 * codes : kKind == kHalves ? codes / 2 : codes;
+}
 
 template <int kKind>
 inline V::I words_at(const uint8_t* codes) {
@@ -27,24 +29,38 @@ inline V::I words_at(const uint8_t* codes) {
     return V::words<static_cast<CodeKind>(kKind)>(codes);
 }
 
+// The pairs of 2 * kLanes columns, in the order that in_order() changes to that of the columns.
 template <int kKind>
-inline void pairs_at(const uint8_t* first, const uint8_t* second, V::I& low, V::I& high) {
-  if constexpr (kKind == kWords)
+inline void pairs_at(const uint8_t* first, const uint8_t* second, [[maybe_unused]] V::I flips, V::I& low, V::I& high) {
+  if constexpr (kKind == kHalves)
+    V::half_pairs(first, second, flips, low, high);
+  else if constexpr (kKind == kWords)
     V::zip_words(V::load(static_cast<const void*>(first)), V::load(static_cast<const void*>(second)), low, high);
   else
     V::word_pairs<static_cast<CodeKind>(kKind)>(first, second, low, high);
 }
 
+template <int kKind>
+inline void in_order(V::I& low, V::I& high) {
+  if constexpr (kKind == kHalves)
+    V::zip_lanes(low, high);
+  else if constexpr (kKind != kWords)
+    V::order_pairs(low, high);
+}
+
+inline V::I flips_of(const WordProduct& p) { return V::set1(static_cast<int32_t>(p.flipped * 0x01010101u)); }
+
 // kPairColumns columns of kCount rows.
 template <int kKind, int kCount>
 inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_t* codes, int64_t stride, int32_t* to,
                         int64_t to_stride) {
+  const V::I flips = flips_of(p);
   V::I sums[kCount][2], low, high;
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
   const auto add = [&](int64_t d, int64_t count) ORT_DYNQ_INLINE_LAMBDA {
     const uint8_t* first = codes + d * stride;  // a number of bytes
-    pairs_at<kKind>(first, count >= 2 ? first + stride : first, low, high);
+    pairs_at<kKind>(first, count >= 2 ? first + stride : first, flips, low, high);
 #pragma GCC unroll 6
     for (int r = 0; r < kCount; ++r) {
       const V::I pair = pair_of_words(words + r * p.word_stride + d, count);
@@ -57,6 +73,7 @@ inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_
   if (d < p.depth) add(d, 1);
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) {
+    in_order<kKind>(sums[r][0], sums[r][1]);
     store_sums(to + r * to_stride, sums[r][0]);
     store_sums(to + r * to_stride + V::kLanes, sums[r][1]);
   }
@@ -87,7 +104,8 @@ void tiles_by_row(const WordProduct& p, const uint8_t* codes, int64_t stride, in
 template <int kKind>
 void stream_by_row(const WordProduct& p, int64_t cols) {
   const auto* codes = static_cast<const uint8_t*>(p.codes);
-  const int64_t stride = p.code_stride * kCodeBytes<kKind>;
+  const int64_t stride = bytes_of<kKind>(p.code_stride);
+  const V::I flips = flips_of(p);
   for (int64_t d = 0; d < p.depth; d += 2 * kStreamPairs) {
     V::I pairs[kStreamPairs];
     const uint8_t *first[kStreamPairs], *second[kStreamPairs];
@@ -105,10 +123,11 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
       }
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kStreamPairs; ++i) {
-        pairs_at<kKind>(first[i] + c * kCodeBytes<kKind>, second[i] + c * kCodeBytes<kKind>, low, high);
+        pairs_at<kKind>(first[i] + bytes_of<kKind>(c), second[i] + bytes_of<kKind>(c), flips, low, high);
         sums[0] = V::dot_words(sums[0], low, pairs[i]);
         sums[1] = V::dot_words(sums[1], high, pairs[i]);
       }
+      if (d + 2 * kStreamPairs >= p.depth) in_order<kKind>(sums[0], sums[1]);
       store_sums(p.sums + c, sums[0]);
       store_sums(p.sums + c + V::kLanes, sums[1]);
     }
@@ -117,23 +136,24 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
 
 template <int kKind>
 void product_by_row(const WordProduct& p) {
-  constexpr int64_t kBytes = kCodeBytes<kKind>;
   const auto* const all = static_cast<const uint8_t*>(p.codes);
-  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole, stride = p.code_stride * kBytes;
+  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole,
+                stride = bytes_of<kKind>(p.code_stride);
   if (p.rows == 1 && p.depth > 0) {
     stream_by_row<kKind>(p, whole);
   } else {
     for (int64_t c = 0; c < whole; c += kPairColumns)
       for (int64_t r = 0; r < p.rows; r += kTileRows)
-        tiles_by_row<kKind>(p, all + c * kBytes, stride, r, p.rows - r < kTileRows ? p.rows - r : kTileRows,
+        tiles_by_row<kKind>(p, all + bytes_of<kKind>(c), stride, r, p.rows - r < kTileRows ? p.rows - r : kTileRows,
                             p.sums + r * p.sum_stride + c, p.sum_stride);
   }
   if (rest == 0) return;
-  constexpr int64_t kRow = kPairColumns * kBytes;
+  constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
+  const auto used = static_cast<size_t>(bytes_of<kKind>(rest + (kKind == kHalves ? rest % 2 : 0)));
   uint8_t codes[kMostProducts * kRow];
   for (int64_t d = 0; d < p.depth; ++d) {
     memset(codes + d * kRow, 0, kRow);
-    memcpy(codes + d * kRow, all + d * stride + whole * kBytes, static_cast<size_t>(rest * kBytes));
+    memcpy(codes + d * kRow, all + d * stride + bytes_of<kKind>(whole), used);
   }
   for (int64_t r = 0; r < p.rows; r += kTileRows) {
     int32_t sums[kTileRows * kPairColumns];
@@ -149,7 +169,7 @@ void product_by_row(const WordProduct& p) {
 // last.
 template <int kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
-  constexpr int64_t kColumns = V::kLanes / kCount, kBytes = kCodeBytes<kKind>;
+  constexpr int64_t kColumns = V::kLanes / kCount, kBytes = bytes_of<kKind>(1);
   const int64_t whole = p.depth / kPairColumns * kPairColumns, rest = p.depth - whole;
   const int64_t cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const int16_t* words = p.words + row * p.word_stride;
@@ -200,6 +220,68 @@ void product_by_column(const WordProduct& p) {
   for (int64_t c = 0; c < p.cols; c += V::kLanes) tile_by_column<kKind, 1>(p, p.rows - 1, c);
 }
 
+constexpr int64_t kQuarter = kPairColumns;      // words in a vector
+constexpr int64_t kHalvesBlock = 4 * kQuarter;  // codes in a vector
+static_assert(kMostProducts % kHalvesBlock == 0);
+
+// As tile_by_column, of halves. Of each four words, `words` has the first ones, then the second ones, and so on, of
+// each kHalvesBlock.
+template <int kCount>
+inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostProducts], int64_t row, int64_t column) {
+  constexpr int64_t kColumns = V::kLanes / kCount;
+  const int64_t bytes = p.depth / 2, cols = p.cols - column < kColumns ? p.cols - column : kColumns;
+  const V::I flips = flips_of(p);
+  V::I sums[V::kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
+  for (int64_t at = 0; at < bytes; at += kHalvesBlock / 2) {
+    const int64_t rest = bytes - at;
+#pragma GCC unroll 16
+    for (int64_t c = 0; c < kColumns; ++c) {
+      const uint8_t* const from =
+          static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride / 2 + at;
+      V::I codes;
+      if (rest >= kHalvesBlock / 2) {
+        codes = V::load(static_cast<const void*>(from));
+      } else if (rest % 4 == 0) {
+        codes = V::load_part(reinterpret_cast<const int32_t*>(from), rest / 4);
+      } else {
+        uint8_t last[kHalvesBlock / 2] = {};
+        memcpy(last, from, static_cast<size_t>(rest));
+        codes = V::load(static_cast<const void*>(last));
+      }
+      V::I quarters[4];
+      V::half_words(V::flip(codes, flips), quarters);
+#pragma GCC unroll 2
+      for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+          sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], quarters[i],
+                                                V::load(static_cast<const void*>(words[r] + 2 * at + i * kQuarter)));
+    }
+  }
+  int32_t lanes[V::kLanes];
+  store_sums(lanes, V::sum_lanes(sums));
+  for (int r = 0; r < kCount; ++r)
+    memcpy(p.sums + (row + r) * p.sum_stride + column, lanes + r * kColumns,
+           static_cast<size_t>(cols) * sizeof(int32_t));
+}
+
+void halves_product_by_column(const WordProduct& p) {
+  for (int64_t row = 0; row < p.rows; row += 2) {
+    const int64_t count = p.rows - row < 2 ? 1 : 2;
+    int16_t words[2][kMostProducts] = {};
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t d = 0; d < p.depth; ++d)
+        words[r][d / kHalvesBlock * kHalvesBlock + d % 4 * kQuarter + d % kHalvesBlock / 4] =
+            p.words[(row + r) * p.word_stride + d];
+    if (count == 2)
+      for (int64_t c = 0; c < p.cols; c += V::kLanes / 2) halves_by_column<2>(p, words, row, c);
+    else
+      for (int64_t c = 0; c < p.cols; c += V::kLanes) halves_by_column<1>(p, words, row, c);
+  }
+}
+
 inline V::F numbers_at(const float* x, int64_t i, int64_t count) {
   return i + V::kLanes <= count ? V::load(x + i) : V::load_part(x + i, count - i);
 }
@@ -239,16 +321,17 @@ float quantize_words(const float* x, const float* factors, int64_t count, int16_
 template <int kKind>
 inline void pack_pairs(const uint8_t* first, const uint8_t* second, V::I low_zeros, V::I high_zeros, int16_t* to) {
   V::I low, high;
-  pairs_at<kKind>(first, second, low, high);
+  pairs_at<kKind>(first, second, V::set1(int32_t{0}), low, high);
   low = V::sub16(low, low_zeros);
   high = V::sub16(high, high_zeros);
+  in_order<kKind>(low, high);
   memcpy(to, &low, sizeof low);
   memcpy(to + kPairColumns, &high, sizeof high);
 }
 
 template <int kKind>
 void pack_panels(const PanelPack& p) {
-  constexpr int64_t kBytes = kCodeBytes<kKind>, kRow = kPairColumns * kBytes;
+  constexpr int64_t kBytes = bytes_of<kKind>(1), kRow = kPairColumns * kBytes;
   constexpr uint8_t kNothing[kRow] = {};
   for (int64_t first = 0; first < p.cols; first += kPairColumns) {
     const int64_t count = p.cols - first < kPairColumns ? p.cols - first : kPairColumns;
@@ -260,7 +343,7 @@ void pack_panels(const PanelPack& p) {
     const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
     if (is_of_column) {
       for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
-      pairs_at<kKind>(zeros, zeros, low_zeros, high_zeros);
+      pairs_at<kKind>(zeros, zeros, V::set1(int32_t{0}), low_zeros, high_zeros);
     }
     const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
       if (d >= p.depth) return is_of_column ? zeros : kNothing;
@@ -357,7 +440,7 @@ void panel_scores(const PanelScores& block) { block.is_split ? panel_scores<true
 template <CodeKind kKind>
 void scale_scores(const ScoreBlock& block) {
   const V::F step = V::set1(block.step);
-  const V::I word_sum = V::set1(block.word_sum);
+  const V::I offset = V::set1(block.offset), word_sum = V::set1(block.word_sum);
   for (int64_t i = 0; i < block.count; i += V::kLanes) {
     const int64_t rest = block.count - i;
     const bool is_whole = rest >= V::kLanes;
@@ -369,11 +452,11 @@ void scale_scores(const ScoreBlock& block) {
     if (block.low_sums != nullptr) {
       score = V::joined(sums, sums_at(block.low_sums));
     } else if (block.zero_points == nullptr) {
-      score = V::to_float(V::sub(sums, word_sum));
+      score = V::to_float(V::sub(sums, offset));
     } else {
       const uint8_t* zero_points = block.zero_points + i;
       const V::I zps = is_whole ? V::load_codes<kKind>(zero_points) : V::load_codes_part<kKind>(zero_points, rest);
-      score = V::to_float(V::sub(sums, V::mul(zps, word_sum)));
+      score = V::to_float(V::sub(V::sub(sums, offset), V::mul(zps, word_sum)));
     }
     score = V::mul(score, step);
     if (block.scales != nullptr) score = V::mul(score, numbers_at(block.scales, i, block.count));
@@ -433,8 +516,8 @@ float powers_of_2(const PowerRow& row) {
 }
 
 constexpr CompressedKernels compressed_kernels() {
-  return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>},
-          {product_by_column<kU8>, product_by_column<kS8>, product_by_column<kWords>},
+  return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>, product_by_row<kHalves>},
+          {product_by_column<kU8>, product_by_column<kS8>, product_by_column<kWords>, halves_product_by_column},
           quantize_words,
           {scale_scores<kU8>, scale_scores<kS8>},
           powers_of_2,

@@ -145,6 +145,27 @@ struct Elementwise256 : Vector256 {
     low = words_of<kKind>(_mm_unpacklo_epi8(a, b));
     high = words_of<kKind>(_mm_unpackhi_epi8(a, b));
   }
+  static void order_pairs(I&, I&) {}
+  static I flip(I codes, I flips) { return _mm256_xor_si256(codes, flips); }
+  static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
+    const __m128i both = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
+                                           _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second)));
+    const I pairs = _mm256_cvtepu8_epi16(_mm_xor_si128(both, _mm256_castsi256_si128(flips)));
+    low = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
+    high = _mm256_srli_epi16(pairs, 4);
+  }
+  static void half_words(I codes, I (&words)[4]) {
+    const I mask = _mm256_set1_epi16(15);
+    words[0] = _mm256_and_si256(codes, mask);
+    words[1] = _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask);
+    words[2] = _mm256_and_si256(_mm256_srli_epi16(codes, 8), mask);
+    words[3] = _mm256_srli_epi16(codes, 12);
+  }
+  static void zip_lanes(I& low, I& high) {
+    const I first = _mm256_unpacklo_epi32(low, high), second = _mm256_unpackhi_epi32(low, high);
+    low = _mm256_permute2x128_si256(first, second, 0x20);
+    high = _mm256_permute2x128_si256(first, second, 0x31);
+  }
   static void zip_words(I a, I b, I& low, I& high) {
     const I first = _mm256_unpacklo_epi16(a, b), second = _mm256_unpackhi_epi16(a, b);
     low = _mm256_permute2x128_si256(first, second, 0x20);

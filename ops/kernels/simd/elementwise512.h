@@ -122,16 +122,37 @@ struct Elementwise512 : Vector512 {
     return words_of<kKind>(load32(p));
   }
   template <CodeKind kKind>
-  static I word_pairs(const uint8_t* first, const uint8_t* second) {
+  static void word_pairs(const uint8_t* first, const uint8_t* second, I& low, I& high) {
+    const __m256i a = load32(first), b = load32(second);
+    low = words_of<kKind>(_mm256_unpacklo_epi8(a, b));  // columns 0 to 7 and 16 to 23
+    high = words_of<kKind>(_mm256_unpackhi_epi8(a, b));
+  }
+  static void order_pairs(I& low, I& high) {
+    const I second = _mm512_shuffle_i64x2(low, high, 0xee);
+    low = _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+    high = second;
+  }
+  static I flip(I codes, I flips) { return _mm512_xor_si512(codes, flips); }
+  static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first)),
                   b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
-    return words_of<kKind>(
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(a, b)), _mm_unpackhi_epi8(a, b), 1));
+    const __m256i both =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(a, b)), _mm_unpackhi_epi8(a, b), 1);
+    const I pairs = _mm512_cvtepu8_epi16(_mm256_xor_si256(both, _mm512_castsi512_si256(flips)));
+    low = _mm512_and_si512(pairs, _mm512_set1_epi16(15));
+    high = _mm512_srli_epi16(pairs, 4);
   }
-  template <CodeKind kKind>
-  static void word_pairs(const uint8_t* first, const uint8_t* second, I& low, I& high) {
-    low = word_pairs<kKind>(first, second);
-    high = word_pairs<kKind>(first + kLanes, second + kLanes);
+  static void half_words(I codes, I (&words)[4]) {
+    const I mask = _mm512_set1_epi16(15);
+    words[0] = _mm512_and_si512(codes, mask);
+    words[1] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask);
+    words[2] = _mm512_and_si512(_mm512_srli_epi16(codes, 8), mask);
+    words[3] = _mm512_srli_epi16(codes, 12);
+  }
+  static void zip_lanes(I& low, I& high) {
+    const I first = _mm512_unpacklo_epi32(low, high), second = _mm512_unpackhi_epi32(low, high);
+    low = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second);
+    high = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), second);
   }
   static void zip_words(I a, I b, I& low, I& high) {
     const I first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
