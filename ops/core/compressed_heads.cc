@@ -289,7 +289,16 @@ void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) cons
     std::memcpy(to, from, static_cast<size_t>(bytes));
     return;
   }
-  for (int64_t i = 0; i < bytes - 1; ++i) to[i] = static_cast<uint8_t>(from[i] >> 4 | from[i + 1] << 4);
+  int64_t i = 0;
+  for (; i + 8 < bytes; i += 8) {  // eight bytes, of which the first is the lowest
+    constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
+    uint64_t first, second;
+    std::memcpy(&first, from + i, 8);
+    std::memcpy(&second, from + i + 1, 8);
+    const uint64_t codes = (first >> 4 & kLow) | (second << 4 & ~kLow);
+    std::memcpy(to + i, &codes, 8);
+  }
+  for (; i < bytes - 1; ++i) to[i] = static_cast<uint8_t>(from[i] >> 4 | from[i + 1] << 4);
   const uint8_t last = from[bytes - 1];
   to[bytes - 1] = static_cast<uint8_t>(count % 2 == 1 ? last >> 4 : last >> 4 | from[bytes] << 4);
 }

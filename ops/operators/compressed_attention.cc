@@ -31,7 +31,8 @@ constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of produ
 constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
-constexpr int64_t kPackedRows = 32;   // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kCopiedKeys = 512;
 constexpr int64_t kLeastHalves = 64;  // codes of 4 bits that a vector adds up
 constexpr double kFarFromOverflow = 1e37;
 
@@ -325,7 +326,8 @@ class Unit {
     const int64_t size = key.group_size(), word_rows = key.word_rows();
     const bool is_by_row = key.is_transposed() && !key.is_float();
     const bool fits = size <= kMostProducts;
-    const int64_t block = std::min(range.count(), is_by_row ? kKeysOfPart : kMostProducts);
+    const bool is_copied = is_by_row && key.has_4_bits() && n_.t % 2 != 0;  // to the first-level cache
+    const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
     const auto sums = memory<int32_t>(rows_ * word_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
     const bool is_half = uses_halves_of_key();

@@ -234,31 +234,33 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
   V::I sums[V::kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
-  for (int64_t at = 0; at < bytes; at += kHalvesBlock / 2) {
-    const int64_t rest = bytes - at;
-#pragma GCC unroll 16
-    for (int64_t c = 0; c < kColumns; ++c) {
-      const uint8_t* const from =
-          static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride / 2 + at;
-      V::I codes;
-      if (rest >= kHalvesBlock / 2) {
-        codes = V::load(static_cast<const void*>(from));
-      } else if (rest % 4 == 0) {
-        codes = V::load_part(reinterpret_cast<const int32_t*>(from), rest / 4);
-      } else {
-        uint8_t last[kHalvesBlock / 2] = {};
-        memcpy(last, from, static_cast<size_t>(rest));
-        codes = V::load(static_cast<const void*>(last));
-      }
-      V::I quarters[4];
-      V::half_words(V::flip(codes, flips), quarters);
+  const auto codes_at = [&](int64_t c, int64_t at) ORT_DYNQ_INLINE_LAMBDA {
+    return static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride / 2 + at;
+  };
+  const auto add = [&](int64_t c, int64_t at, V::I codes) ORT_DYNQ_INLINE_LAMBDA {
+    V::I quarters[4];
+    V::half_words(V::flip(codes, flips), quarters);
 #pragma GCC unroll 2
-      for (int r = 0; r < kCount; ++r)
+    for (int r = 0; r < kCount; ++r)
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-          sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], quarters[i],
-                                                V::load(static_cast<const void*>(words[r] + 2 * at + i * kQuarter)));
+      for (int i = 0; i < 4; ++i)
+        sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], quarters[i],
+                                              V::load(static_cast<const void*>(words[r] + 2 * at + i * kQuarter)));
+  };
+  const int64_t whole = bytes / (kHalvesBlock / 2) * (kHalvesBlock / 2), rest = bytes - whole;
+  for (int64_t at = 0; at < whole; at += kHalvesBlock / 2)
+#pragma GCC unroll 16
+    for (int64_t c = 0; c < kColumns; ++c) add(c, at, V::load(static_cast<const void*>(codes_at(c, at))));
+  if (rest % 4 != 0) {
+    for (int64_t c = 0; c < kColumns; ++c) {
+      uint8_t last[kHalvesBlock / 2] = {};
+      memcpy(last, codes_at(c, whole), static_cast<size_t>(rest));
+      add(c, whole, V::load(static_cast<const void*>(last)));
     }
+  } else if (rest > 0) {
+#pragma GCC unroll 16
+    for (int64_t c = 0; c < kColumns; ++c)
+      add(c, whole, V::load_part(reinterpret_cast<const int32_t*>(codes_at(c, whole)), rest / 4));
   }
   int32_t lanes[V::kLanes];
   store_sums(lanes, V::sum_lanes(sums));
@@ -286,17 +288,26 @@ inline V::F numbers_at(const float* x, int64_t i, int64_t count) {
   return i + V::kLanes <= count ? V::load(x + i) : V::load_part(x + i, count - i);
 }
 
+template <bool kHasFactors>
 float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+  const int64_t whole = count / V::kLanes * V::kLanes;
+  const auto times = [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return kHasFactors ? V::mul(a, b) : a; };
   const auto number = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
-    const V::F a = numbers_at(x, i, count);
-    return factors == nullptr ? a : V::mul(a, numbers_at(factors, i, count));
+    return times(V::load(x + i), kHasFactors ? V::load(factors + i) : V::set1(0.0f));
   };
+  V::F rest = V::set1(0.0f);
+  if (whole < count) {
+    rest = V::load_part(x + whole, count - whole);
+    if constexpr (kHasFactors) rest = V::mul(rest, V::load_part(factors + whole, count - whole));
+  }
   const V::F zero = V::set1(0.0f);
-  V::F peaks = zero, nans = zero;
-  for (int64_t i = 0; i < count; i += V::kLanes) {
+  V::F peaks = V::abs(rest), nans = V::mul(rest, zero);  // NaN also of infinite numbers
+  peaks = V::max(peaks, zero);
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < whole; i += V::kLanes) {
     const V::F a = number(i);
     peaks = V::max(V::abs(a), peaks);
-    nans = V::fmadd(a, zero, nans);  // also of infinite ones
+    nans = V::fmadd(a, zero, nans);
   }
   if (V::has_nan(nans, nans)) {
     memset(words, 0, static_cast<size_t>(count) * sizeof(int16_t));
@@ -304,17 +315,19 @@ float quantize_words(const float* x, const float* factors, int64_t count, int16_
   }
   const float quotient = V::highest(peaks) / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
   const V::F inverse = V::set1(1.0f / step);
-  for (int64_t i = 0; i < count; i += V::kLanes) {
-    const V::I codes = V::round(V::mul(number(i), inverse));
-    if (i + V::kLanes <= count) {
-      V::store_words(words + i, codes);
-    } else {
-      int16_t last[V::kLanes];
-      V::store_words(last, codes);
-      memcpy(words + i, last, static_cast<size_t>(count - i) * sizeof(int16_t));
-    }
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < whole; i += V::kLanes) V::store_words(words + i, V::round(V::mul(number(i), inverse)));
+  if (whole < count) {
+    int16_t last[V::kLanes];
+    V::store_words(last, V::round(V::mul(rest, inverse)));
+    memcpy(words + whole, last, static_cast<size_t>(count - whole) * sizeof(int16_t));
   }
   return step;
+}
+
+float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+  return factors == nullptr ? quantize_words<false>(x, factors, count, words)
+                            : quantize_words<true>(x, factors, count, words);
 }
 
 // kPairColumns columns of two rows of codes, minus zero points, as pairs.
@@ -503,7 +516,7 @@ float powers_of_2(const PowerRow& row) {
       V::F p = f(kPowerOf2[0]);
       for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));
       const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kLeastPower), y));
-      nans = V::or_nan(nans, power);
+      nans = V::fmadd(power, f(0), nans);
       sums = V::add(sums, V::round(V::mul(power, f(kPowerUnit))));
       store_at(i, power);
     }
