@@ -2,6 +2,8 @@
 //
 // Pairs of products of int16 are added in each lane. By row, codes of two rows become pairs; by column, adjacent ones;
 // panels have pairs. Few rows read codes as they are stored, many rows read panels.
+//
+// More than 450 lines: all products share the pairs of words, and all other kernels the words.
 
 constexpr int64_t kPairColumns = 2 * V::kLanes;  // also of a panel
 static_assert(kMostPanelColumns % kPairColumns == 0);
