@@ -54,7 +54,8 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         before = None if node is None or not node.inputs else node.inputs[0]
         if node is None or before is None:
             return None
-        if node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
+        is_float = node.op_type == "Cast" and before.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+        if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
             value = before
             continue
         if node.op_type == "Mul" and producer_of(before, "Sign") is not None and node.inputs[1] is not None:
