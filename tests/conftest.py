@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that other workers use
+
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

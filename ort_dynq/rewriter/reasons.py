@@ -43,6 +43,10 @@ class Reason(Enum):
     PROGRAM_CUT = (
         "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"
     )
+    PROGRAM_TOO_LONG = (
+        "with {operator} {name}, a program would have more than {most} steps; a program of the nodes around it would "
+        "cost more than it saves"
+    )
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
     SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"
@@ -165,7 +169,7 @@ class Reason(Enum):
         "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
     )
 
-    # The sums of products, and their tail
+    # The sums of products, and their epilogue
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
     SUMS_NOT_SCALED_BY_CHANNEL = (

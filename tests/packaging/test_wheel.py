@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import of_all_workers
 from test_first_five_minutes import is_editable
 
 import ort_dynq
@@ -44,7 +45,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     require("scikit_build_core")
     require("pip")
-    folder = tmp_path_factory.mktemp("wheel")
+    with of_all_workers(tmp_path_factory, "wheel") as folder:
+        if not [*folder.glob("*.whl")]:
+            build_wheel(folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def build_wheel(folder: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
     run("-c", code, cwd=ROOT)
     (source,) = folder.glob("*.tar.gz")
@@ -57,8 +65,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cmake.define.CMAKE_CXX_FLAGS=-O1",
     )
     run("-m", "pip", "wheel", "--quiet", *options, "-w", folder, source, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def test_files(wheel: Path) -> None:
@@ -67,7 +73,7 @@ def test_files(wheel: Path) -> None:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
     assert library.startswith(b"\x7fELF")
-    kinds = (".py", ".typed", ".html", ".css", ".md", ".ipynb", ".cc", ".pbtxt")
+    kinds = (".py", ".typed", ".html", ".css", ".js", ".md", ".ipynb", ".cc", ".pbtxt")
     sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 

@@ -190,6 +190,7 @@ def test_external_data(tmp_path: Path) -> None:
         ("activation_alpha", math.nan, "activation_alpha is nan"),
         ("activation_beta", math.nan, "activation_beta is nan"),
         ("swiglu_limit", math.nan, "swiglu_limit is nan"),
+        ("swiglu_limit", -1.0, "swiglu_limit is -1.0"),  # the process of stock ONNX Runtime ends
     ],
 )
 def test_reasons(attribute: str, value: float | str, reason: str) -> None:

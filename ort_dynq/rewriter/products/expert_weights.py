@@ -21,6 +21,7 @@ from ...operators.packing import QUAD, pack_columns, packed_shape
 from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
+from .epilogue import check_sums
 from .nbits import (
     check_finite,
     check_scale_type,
@@ -32,7 +33,6 @@ from .nbits import (
     stored_codes,
     unpacked,
 )
-from .tail import check_sums
 
 _WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
 

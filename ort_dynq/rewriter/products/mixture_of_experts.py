@@ -129,7 +129,8 @@ def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, 
     alpha, beta = number("activation_alpha", 1.0), number("activation_beta", 0.0)
     limit = number("swiglu_limit", math.inf)
     for name, value in (("activation_alpha", alpha), ("activation_beta", beta), ("swiglu_limit", limit)):
-        if math.isnan(value):
+        # ONNX Runtime ends the process at a negative limit: the range is empty.
+        if math.isnan(value) or (name == "swiglu_limit" and value < 0):
             raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=str(value))
     gate, linear = "x", "tensor1"
     if limit < math.inf:

@@ -68,11 +68,9 @@ RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
 def _reason(rows: Rows, region: Region | None) -> Unconverted:
     """Returns why a quantization does not become a program: there is none, or it has too few nodes."""
     check_type("x", rows.x, (ir.DataType.FLOAT,))
-    cut = None if region is None else region.cut
-    if region is None or cut is None:
-        return Unconverted(Reason.PROGRAM_TOO_SHORT if region is not None else Reason.NO_PROGRAM)
-    name = cut.outputs[0].name or ""
-    return Unconverted(Reason.PROGRAM_CUT, operator=cut.op_type, name=name)
+    if region is None:
+        return Unconverted(Reason.NO_PROGRAM)
+    return region.cut or Unconverted(Reason.PROGRAM_TOO_SHORT)
 
 
 def _check_quotient(node: ir.Node, facts: Facts) -> None:
