@@ -38,7 +38,6 @@ class Reason(Enum):
     )
 
     # Chains of primitive operators
-    NO_PROGRAM = "no program computes its quotient"
     PROGRAM_TOO_SHORT = "a program of this node and its neighbors would cost more than it saves"
     PROGRAM_CUT = (
         "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"

@@ -44,6 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its library is less optimized than the released one, which takes less time; test_library.py tests that one's size.
     """
     require("scikit_build_core")
+    require("hatch_fancy_pypi_readme")
     require("pip")
     with of_all_workers(tmp_path_factory, "wheel") as folder:
         if not [*folder.glob("*.whl")]:
@@ -86,6 +87,19 @@ def test_version(wheel: Path, tmp_path: Path) -> None:
         library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
     library.ort_dynq_version.restype = ctypes.c_char_p
     assert metadata["Version"] == ort_dynq.__version__ == library.ort_dynq_version().decode()
+
+
+def test_description(wheel: Path) -> None:
+    """The README on a package index has no links into the repository, but the names of files, which the wheel has."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        text = email.message_from_string(archive.read(name).decode()).get_payload()
+    assert text.startswith("# ort_dynq\n")
+    assert re.findall(r"\]\((?!https:|#)[^)]*\)", text) == []
+    files = set(re.findall(r"\(`(ort_dynq/[^`]*)`\)", text))
+    assert {"ort_dynq/docs/quantize.md", "ort_dynq/docs/notebooks/rewrite.ipynb"} <= files
+    assert files <= {*names}
 
 
 def test_name_and_size(wheel: Path) -> None:

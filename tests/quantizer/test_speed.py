@@ -11,12 +11,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from benching import QUICK
 from helpers import parse
 from onnx import numpy_helper
 
 from ort_dynq import cli
-from ort_dynq.measuring.timing import interleave
 from ort_dynq.quantizer import checked, quantize_layers, speed
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
@@ -92,8 +90,7 @@ def test_time_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed._time_ratio("a", "b", {}, 1.0, "native") == 0.5  # type: ignore[arg-type]
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(speed, "interleave", lambda contenders, *_: interleave(contenders, QUICK, 1))
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "m.onnx", str(tmp_path / "q.onnx")
     onnx.save(model_of(), source)
     arguments = ["quantize", str(source), "-o", target, "--only-if-faster", "--allow-none", "--shape", "x=6x256"]

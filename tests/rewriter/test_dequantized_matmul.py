@@ -25,7 +25,7 @@ from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]
 _CODES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 256), "INT16": (-32768, 32768)}
-LEVEL_4, EVERY_RUN = "accuracy_level 4", "in every run"
+LEVEL_4, EVERY_RUN = "accuracy_level 4", "dequantizes its weights in every run"
 
 
 @dataclass(frozen=True)
