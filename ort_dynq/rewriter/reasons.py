@@ -122,7 +122,7 @@ class Reason(Enum):
         "ONNX Runtime computes these experts with float activations (accuracy_level {level}, block_size "
         "{block_size}); --weights-only blocks or two-term converts them"
     )
-    EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 4 or 8"
+    EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 2, 4 or 8"
     EXPERTS_ATTRIBUTE = "its {name} is {value}: ort_dynq has no such mixture of experts"
     EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
     EXPERTS_COUNTS = "its products have weights of {counts} experts: expected the same number"

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from . import (
-    affine,
-    compressed_attention,
-    dynamic_quantize_linear,
-    granular,
-    quantized_attention,
-    quantized_conv,
-    quantized_experts,
-    quantized_matmul,
-    quantized_recurrence,
-    reduce,
-    row_program,
-    two_term,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from .case import Case, Cases
 
 __all__ = ["CASES", "Case"]
 
-_FAMILIES = (
-    affine,
-    compressed_attention,
-    dynamic_quantize_linear,
-    granular,
-    quantized_attention,
-    quantized_conv,
-    quantized_experts,
-    quantized_matmul,
-    quantized_recurrence,
-    reduce,
-    row_program,
-    two_term,
-)
-CASES: Cases = {operator: cases for family in _FAMILIES for operator, cases in family.CASES.items()}
+CASES: Cases = {}
+for _module in iter_modules(__path__):
+    CASES |= getattr(import_module(f"{__name__}.{_module.name}"), "CASES", {})
