@@ -69,6 +69,8 @@ class LayerAccuracy:
         range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
             8 of them.
         terms: The codes of an element of the activation, 1 or 2.
+        multiplications: Those of a run on the first set of data; 0 if they are not known.
+        reads: The weights that such a run reads: each one once, but in every step of a recurrent layer.
     """
 
     name: str
@@ -79,6 +81,8 @@ class LayerAccuracy:
     channel: int | None = None
     range_ratio: float | None = None
     terms: int = 1
+    multiplications: int = 0
+    reads: int = 0
 
     @property
     def has_outlier(self) -> bool:
@@ -133,7 +137,7 @@ def measure_layers(
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
-        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node))
+        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node), _weights(node))
         for node, activation, result in zip(layers.nodes, activations, results, strict=True)
     ]
     if found:
@@ -166,9 +170,11 @@ class _Found:
         name, operator: As in :class:`LayerAccuracy`.
         activation, result: The names of its values in A; None for a value that A does not have.
         terms: As in :class:`LayerAccuracy`.
+        weights: Their number in the layer.
         noise: The noise of its result.
         outputs: The noise that it alone causes in each output of A that is of floats.
         channels: The channels of its activation.
+        work: Its multiplications and the weights that it reads, as in :class:`LayerAccuracy`; None before a run.
     """
 
     name: str
@@ -176,9 +182,11 @@ class _Found:
     activation: str | None
     result: str | None
     terms: int
+    weights: int
     noise: Noise = field(default_factory=Noise)
     outputs: dict[int, Noise] = field(default_factory=dict)
     channels: Channels = field(init=False)
+    work: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.channels = Channels(1 if self.operator == "QuantizedConv" else -1)
@@ -190,8 +198,17 @@ class _Found:
         if self.result is None or (expected := known[self.result]).shape != quantized.shape:
             return None
         self.noise.add(expected, quantized)
+        if self.work is None and expected.ndim > 1:
+            self.work = self._work(known.get(self.activation or ""), expected)
         with np.errstate(invalid="ignore"):
             return {self.result: np.nan_to_num(quantized - expected, posinf=0, neginf=0)}
+
+    def _work(self, activation: Array | None, result: Array) -> tuple[int, int]:
+        if self.operator == "QuantizedRecurrence" and activation is not None and activation.ndim > 1:
+            steps = activation.shape[0]  # [steps, sequences, inputs]
+            return steps * activation.shape[1] * self.weights, steps * self.weights
+        rows = result.size // max(1, result.shape[self.channels.axis])
+        return rows * self.weights, self.weights
 
     def add_outputs(self, expected: Sequence[Any], disturbed: Sequence[Any]) -> None:
         for i, (a, b) in enumerate(zip(expected, disturbed, strict=True)):
@@ -210,7 +227,14 @@ class _Found:
             channel,
             range_ratio,
             self.terms,
+            *(self.work or (0, 0)),
         )
+
+
+def _weights(node: ir.Node) -> int:
+    """Returns the number of weights of a layer: they are its largest constant."""
+    constants = (value.const_value for value in node.inputs if value is not None)
+    return max((tensor.size for tensor in constants if tensor is not None), default=0)
 
 
 def _is_float(value: Any) -> bool:
