@@ -88,9 +88,9 @@ def select_faster(
 ) -> FasterLayers:
     """Keeps kinds of layers in float without which the quantized model is faster, at the shapes of the given inputs.
 
-    The model with all layers quantized is compared with the models in which one kind is float, and the model without
-    all slower kinds with both the former and the float model. They run in turns on one thread, at ONNX Runtime's default
-    optimization level, and the fastest runs are compared.
+    The model with all layers quantized is compared with the models in which one kind is float. Then the model in which
+    all slower kinds are float is compared with it and with the float model. The models run in turns on one thread, at
+    ONNX Runtime's default optimization level, and their fastest runs are compared.
 
     Args:
         model: The float model.
