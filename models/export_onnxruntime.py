@@ -308,6 +308,28 @@ def nbits() -> Example:
     return Example(model, [activations(2, 7, 72, zero_row=True)])
 
 
+def tied_embedding() -> Example:
+    """The table of an embedding, which the last layer multiplies by, as onnxruntime-genai's builder writes both."""
+    rng, (words, hidden, block) = np.random.default_rng(14), (264, 64, 32)
+    model = parse(
+        f"""tied_embedding (int64[batch, tokens] ids)
+            => (float[batch, tokens, {hidden}] rows, float[batch, tokens, {words}] y) {{
+            rows = com.microsoft.GatherBlockQuantized
+                <bits = 4, block_size = {block}, gather_axis = 0, quantize_axis = 1> (table, ids, scales)
+            y = com.microsoft.MatMulNBits
+                <K = {hidden}, N = {words}, accuracy_level = 4, bits = 4, block_size = {block}> (rows, codes, scales)
+            table = Reshape(codes, shape)
+        }}""",
+        21,
+        ("com.microsoft",),
+        codes=rng.integers(0, 256, (words, hidden // block, block // 2)).astype(np.uint8),
+        scales=rng.uniform(0.001, 0.002, (words, hidden // block)).astype(np.float32),
+        shape=np.array([words, hidden // 2]),
+    )
+    model.graph.node.insert(0, model.graph.node.pop())
+    return Example(model, [rng.integers(0, words, (2, 9))])
+
+
 def mixture_of_experts() -> Example:
     """A router, and experts as onnxruntime-genai's builder writes those of GPT-OSS, with codes of 8 bits.
 
@@ -447,6 +469,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_nbits": nbits,
     "ort_mixture_of_experts": mixture_of_experts,
     "ort_optimized": optimized,
+    "ort_tied_embedding": tied_embedding,
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),
 }
 

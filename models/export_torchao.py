@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torchao.quantization import (  # type: ignore[import-untyped]
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
     MappingType,
     quantize_,
 )
@@ -64,6 +66,14 @@ def torchao_grouped(dtype: torch.dtype, group: int, mapping: str = "SYMMETRIC") 
         ),
     )
     return model
+
+
+def torchao_weights() -> nn.Module:
+    """Quantized weights only: 4 bits in groups, and 8 bits with a scale for each channel; torch folds few weights."""
+    layers = nn.Sequential(nn.Linear(64, 160), nn.ReLU(), nn.Linear(160, 64), nn.ReLU(), nn.Linear(64, 13))
+    quantize_(layers[0], IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    quantize_(layers[2:], Int8WeightOnlyConfig())
+    return layers
 
 
 def torchao_qat() -> nn.Module:
@@ -190,6 +200,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "torchao_half": partial(export, torchao_half, UNSIGNED_TOKENS.astype(np.float16), dynamic=TWO_AXES, fold=False),
     "torchao_8da8w_opset18": partial(export, torchao_8da8w, UNSIGNED_TOKENS, opset=18),
     "torchao_8da4w": partial(export, partial(torchao_grouped, torch.int4, 32), WIDE_TOKENS, dynamic=TWO_AXES),
+    "torchao_weights": partial(export, torchao_weights, WIDE_TOKENS, dynamic=TWO_AXES),
     "torchao_8da4w_asymmetric": partial(
         export, partial(torchao_grouped, torch.int4, 16, "ASYMMETRIC"), WIDE_TOKENS, dynamic=TWO_AXES
     ),

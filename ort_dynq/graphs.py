@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +18,8 @@ TENSORRT = "trt"
 """The domain of operators that ModelOpt writes, and only TensorRT has."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
+Graph: TypeAlias = "ir.Graph | ir.Function"
+ProtoGraph: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 
 
 def functions(model: ir.Model) -> list[ir.Function]:
@@ -62,6 +65,20 @@ def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
             yield attribute.name, graph
+
+
+def proto_graphs(model: onnx.ModelProto) -> Iterator[ProtoGraph]:
+    """Yields every graph of a ModelProto, in the order of :func:`graphs`."""
+    for body in (model.graph, *model.functions):
+        yield from proto_with_subgraphs(body)
+
+
+def proto_with_subgraphs(graph: ProtoGraph) -> Iterator[ProtoGraph]:
+    """Yields a graph and all subgraphs inside it, in the order of :func:`with_subgraphs`."""
+    yield graph
+    for node in graph.node:
+        for _, subgraph in proto_subgraphs(node):
+            yield from proto_with_subgraphs(subgraph)
 
 
 def proto_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:

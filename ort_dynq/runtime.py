@@ -143,6 +143,11 @@ def config_entry(options: ort.SessionOptions, key: str) -> str:
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:
+    if not hasattr(model, "SerializeToString"):
+        raise DynqError(
+            f"a {type(model).__name__} is not a model: expected a path, bytes, a ModelProto or an onnx_ir Model"
+            + (f"; give {type(model).__name__.lower()}.model" if hasattr(model, "model") else "")
+        )
     try:
         serialized: bytes = model.SerializeToString()
     except Exception as error:  # the type depends on the version of protobuf

@@ -254,6 +254,18 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *data_files(path)))
 
 
+def size_of(model: ir.Model) -> int:
+    """Returns the bytes that a model will have in a file, with external data.
+
+    Raises:
+        DynqError: The model cannot be serialized.
+    """
+    if is_large(model):  # all other parts together are small
+        return sum(tensor.nbytes for tensor in tensors(model))
+    apart = sum(tensor.nbytes for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor))
+    return int(to_proto(model).ByteSize()) + apart
+
+
 def data_files(path: Path) -> set[Path]:
     """Returns the files with the external data of a model.
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that other workers use
+
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +33,23 @@ def _other_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(tmp_path_factory.mktemp("other_folder"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_timing() -> Iterator[None]:
+    """No test checks how long something takes."""
+    if not {"ort_dynq.cli", "ort_dynq.quantizer"} & sys.modules.keys():  # no test times anything
+        yield
+        return
+    from ort_dynq.accuracy import measure
+    from ort_dynq.cli import closing
+    from ort_dynq.quantizer import selection, speed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closing, "_SECONDS", 1e-3)
+        for function in (measure, selection.cost, speed.select_faster):
+            patch.setitem(function.__kwdefaults__, "seconds", 1e-3)
+        yield
 
 
 @pytest.fixture(params=BACKENDS, scope="session")

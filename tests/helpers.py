@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -346,6 +348,19 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
             f"{np.count_nonzero(wrong)} of {actual.size} differ, first at {tuple(map(int, at))}: "
             f"{actual[at]!r}{cause}, expected {expected[at]!r}"
         )
+
+
+@contextlib.contextmanager
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A temporary folder that all workers of a run share; one at a time has it."""
+    import fcntl  # not on Windows
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def make(
 
 def packed(codes: Array, bits: int) -> Array:
     """Codes along the last dimension, low bits first; the last byte is padded with 0."""
-    if bits == 8:
-        return codes
-    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
-    return np.asarray(padded[..., 0::2] | padded[..., 1::2] << 4)
+    per_byte = 8 // bits
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)])
+    parts = [padded[..., i::per_byte] << np.uint8(i * bits) for i in range(per_byte)]
+    return np.asarray(sum(parts[1:], parts[0]))

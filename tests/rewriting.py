@@ -221,6 +221,16 @@ def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
         assert result.passed, result
 
 
+def check_verification(name: str, exact: bool = False) -> None:
+    """Verifies the rewrite of a model of models/ on its data, and that every integer product was compared."""
+    result, content = rewritten(name, exact)
+    products_there = sum(ACTIVATION in node.metadata_props for node in result.model.graph.all_nodes())
+    for inputs, _ in data_sets(name):
+        verification = ort_dynq.verify(load(name), content, inputs=inputs)
+        assert verification.passed, verification
+        assert len(verification.products) + verification.unreachable == products_there
+
+
 def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:
     """Returns whether the checker accepts a model. It demands outputs with a rank, which the results provide."""
     shaped = onnx.ModelProto()

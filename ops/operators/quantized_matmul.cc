@@ -325,7 +325,10 @@ class QuantizedMatMul : public Node {
       const int64_t units = std::max((all.rows + (strips < fewest_strips ? unit - 1 : 0)) / unit, int64_t{1});
       const int64_t pair_tasks = std::clamp(tasks, int64_t{1}, pair_count);
       const int64_t tasks_of_pair = (tasks + pair_tasks - 1) / pair_tasks;
-      const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, strips);
+      // Few rows are memory-bound: the first columns of a task wait for weights and scales that nothing has prefetched.
+      const int64_t most_tasks =
+          all.rows > kMostSummedRows + 1 ? strips : std::max(strips / 4, std::min(strips, int64_t{8}));
+      const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, most_tasks);
       const int64_t row_tasks = std::clamp((tasks_of_pair + column_tasks - 1) / column_tasks, int64_t{1}, units);
       run_tasks(context, pair_tasks * column_tasks * row_tasks, [&](int64_t index) {
         const int64_t pair_task = index / (column_tasks * row_tasks);

@@ -80,17 +80,7 @@ def measure_outputs(
 
 
 def results_of(reference: Reference, b: Model, *, backend: Backend | None = "native") -> list[list[Any]]:
-    """Returns the outputs of B, at ONNX Runtime's default optimization level, for each set of data.
-
-    Args:
-        reference: The float model's outputs.
-        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
-        backend: How B gets the operators, see :func:`ort_dynq.register`; None for stock ONNX Runtime.
-
-    Raises:
-        SessionError: B does not load or run.
-        DynqError: The inputs or outputs of B differ from the float model's.
-    """
+    """Returns the outputs of B for each set of data: the arguments and errors are those of :func:`measure_outputs`."""
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))
     check_shapes(reference.data.inputs, session)

@@ -19,7 +19,7 @@ from .. import storage
 from ..errors import DynqError
 from ..files import temporary_folder
 from ..genai import Folder, decoder_feeds, open_folder, rewrite_folder, shared_outputs
-from ..genai.decoding import GENERATED, Decoder, alike
+from ..genai.decoding import GENERATED, MOST_TOKENS, Decoder, GreedyTokens, alike, greedy_tokens
 from ..genai.text import read_tokens
 from ..inputs import Array
 from ..measuring.plain import plain
@@ -106,6 +106,8 @@ class GenerationBench:
         rewritten: The path of the rewritten folder; empty if it was rewritten here.
         timings: One for each case.
         stock, ours: The files.
+        greedy: The greedy tokens that both have in common with float activations; None if ONNX Runtime has none for
+            this model, or a decoder does not generate tokens.
         rewrite_report: What the rewriter did; None if the rewritten folder was given.
     """
 
@@ -114,11 +116,12 @@ class GenerationBench:
     timings: tuple[GenerationTiming, ...]
     stock: DecoderFile
     ours: DecoderFile
+    greedy: GreedyTokens | None
     rewrite_report: Report | None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        names = ("folder", "rewritten", "timings", "stock", "ours")
+        names = ("folder", "rewritten", "timings", "stock", "ours", "greedy")
         report = None if self.rewrite_report is None else self.rewrite_report.to_dict()
         return {name: plain(getattr(self, name)) for name in names} | {"rewrite_report": report}
 
@@ -153,7 +156,7 @@ def bench_generation(
     check_backend(settings.backend)
     folder = open_folder(path)
     lengths = _lengths(folder, prompts, contexts)
-    tokens = _tokens(folder, text, max(new + context for new, context in lengths), seed)
+    tokens = _tokens(folder, text, max(MOST_TOKENS, *(new + context for new, context in lengths)), seed)
     cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
     with temporary_folder() as temporary:
         if rewritten is None:
@@ -164,12 +167,13 @@ def bench_generation(
         else:
             ours, report = open_folder(rewritten), None
         same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
+        greedy = _greedy_tokens(folder, ours, tokens, settings.backend)
         timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         timings = [_with_same_tokens(each, same) for each in timings]
         files = decoder_of(folder), decoder_of(ours)
         openings = measure_opening(*files, settings.backend)
         before, after = (DecoderFile(storage.size(file), each) for file, each in zip(files, openings, strict=True))
-    return GenerationBench(str(path), str(rewritten or ""), tuple(timings), before, after, report)
+    return GenerationBench(str(path), str(rewritten or ""), tuple(timings), before, after, greedy, report)
 
 
 def decoder_of(folder: Folder) -> Path:
@@ -233,6 +237,13 @@ def _same_tokens(
     except DynqError:
         return found
     return found
+
+
+def _greedy_tokens(folder: Folder, ours: Folder, tokens: Array, backend: Backend) -> GreedyTokens | None:
+    try:
+        return greedy_tokens(folder, decoder_of(folder), decoder_of(ours), tokens, backend=backend)
+    except DynqError:
+        return None
 
 
 def _with_same_tokens(timing: GenerationTiming, same: Mapping[tuple[int, int], tuple[int, int]]) -> GenerationTiming:

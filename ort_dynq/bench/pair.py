@@ -20,11 +20,12 @@ from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
-from ..measuring.timing import Machine, Settings, machine
+from ..measuring.timing import Machine, Settings, latency, machine
 from ..rewriter.analysis.nodes import program_of
 from ..rewriter.loop import op_counts
-from ..storage import load
+from ..storage import load, size, size_of
 from ..verification import Verification, verify
+from .changes import Change, changes
 from .fusions import FusionTime, fusion_times, has_fusions
 from .models import Samples, sample
 
@@ -41,7 +42,7 @@ class Pair:
 
     Attributes:
         model: The path of the model.
-        bytes: The size of its file, without external data.
+        bytes, new_bytes: The sizes of the model and of the new model, with external data.
         machine: The machine.
         settings: How the models were timed.
         rewrite_report: The nodes that were rewritten or quantized, and the others with the reason.
@@ -52,14 +53,16 @@ class Pair:
         accuracy: The comparison of the quantized model with the float model; None for a rewrite.
         data: The path of the data of this comparison; empty if there is none.
         samples: The run times of both; None if they were not timed.
-        before, after: The profiles of the model in stock ONNX Runtime and of the new model with the plugin; None for a
-            model that does not run.
+        before, after: The profiles of the model in stock ONNX Runtime and of the new model with the plugin, scaled to
+            the medians of `samples`; None for a model that does not run.
         fusions: The time of the fusions in both profiles, by groups of equal layers.
+        changes: One example of each kind of nodes that the new model has in place of others.
         problem: Why one of the models does not run; empty if both run.
     """
 
     model: str
     bytes: int
+    new_bytes: int
     machine: Machine
     settings: Settings
     rewrite_report: rewriter.Report
@@ -74,6 +77,7 @@ class Pair:
     before: Profile | None = None
     after: Profile | None = None
     fusions: tuple[FusionTime, ...] = ()
+    changes: tuple[Change, ...] = ()
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,8 +86,8 @@ class Pair:
             name: None if (value := getattr(self, name)) is None else value.to_dict()
             for name in ("rewrite_report", "verification", "accuracy")
         }
-        names = ("model", "bytes", "machine", "settings", "inputs", "seed", "quantized", "data", "fusions", "problem")
-        return {name: plain(getattr(self, name)) for name in names} | {
+        names = ("model", "bytes", "new_bytes", "machine", "settings", "inputs", "seed", "quantized", "data")
+        return {name: plain(getattr(self, name)) for name in (*names, "fusions", "changes", "problem")} | {
             key: plain(each) for key, each in results.items()
         }
 
@@ -130,7 +134,6 @@ def measure_pair(
     settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
-        "bytes": os.path.getsize(source),
         "machine": machine(backend),
         "settings": settings,
         "seed": seed,
@@ -152,6 +155,9 @@ def measure_pair(
         facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
         facts["data"] = "" if data is None else os.fspath(data)
         feeds = dict(reference.data.sets[0])
+    facts["bytes"] = size(Path(source))  # all external data are there: the model has run
+    facts["new_bytes"] = size_of(result.model) if quantized is None else size(Path(quantized))
+    facts["changes"] = changes(original, result.model)
     facts |= {"rewrite_report": result.report, "replaced": _names(original) - _names(result.model)}
     if feeds is None:
         return Pair(**facts)
@@ -161,12 +167,12 @@ def measure_pair(
     profiling: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
     try:
         next(steps)
-        if not samples.problem:
-            facts["before"] = profile(original, feeds, nodes=sum(result.report.before.values()), **profiling)
+        if samples.stock is not None:
+            found = profile(original, feeds, nodes=sum(result.report.before.values()), **profiling)
+            facts["before"] = found.scaled(latency(samples.stock).median_ms)
         next(steps)
-        facts["after"] = profile(
-            result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **profiling
-        )
+        found = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **profiling)
+        facts["after"] = found.scaled(latency(samples.ours).median_ms)
         if facts.get("before") is not None and has_fusions(result.model):
             facts["fusions"] = fusion_times(
                 original, result.model, optimized(original), facts["before"], facts["after"]

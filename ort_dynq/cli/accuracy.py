@@ -70,7 +70,7 @@ def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") ->
     Args:
         accuracy: The comparison.
         data: The value of --data.
-        more: The option that gives data of the user.
+        more: The option that gives data of the user; empty if it was given.
     """
     count = len(accuracy.data.sets)
     yield ""
@@ -78,7 +78,7 @@ def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") ->
         yield one_line(f"accuracy on {count} set{'s' if count > 1 else ''} of data from {data}:")
     else:
         yield from inputs_text(accuracy.data.inputs, accuracy.data.seed)
-        if accuracy.data.is_generated:
+        if accuracy.data.is_generated and more:
             yield SMOKE_TEST.replace("--data", more)
     yield from _outputs(accuracy.outputs)
     if accuracy.layers:

@@ -63,7 +63,7 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
         "accuracy_level asks for floats, and weights behind DequantizeLinear get two terms. blocks: all quantize the "
         "activation in blocks, which changes greedy tokens as accuracy_level 4 does. two-term: all, also MatMulNBits "
         "and QMoE of int8 activations, get two codes of 8 bits, more accurate than float16: greedy tokens stay those "
-        "of floats (64.0 of 64 in a small Llama, 56.0 before)",
+        "of floats (64.0 of 64 in a small Llama, 56.0 before); `ort-dynq bench-generate` counts them for a folder",
     )
 
 

@@ -94,6 +94,11 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
             yield one_line(f"{found.folder}: {found.rewrite_report.summary}")
         yield ""
         yield _files(found)
+        if found.greedy is not None:
+            yield (
+                f"\ngreedy: of {found.greedy.generated} tokens after a prompt of {found.greedy.prompt}, those before "
+                f"the first that float activations do not give; mean of {found.greedy.prompts} prompts"
+            )
         yield ""
         yield "one sequence; medians; ratio: stock / ort_dynq"
         yield (
@@ -125,11 +130,18 @@ def _times(found: GenerationBench) -> RenderableType:
 
 
 def _files(found: GenerationBench) -> RenderableType:
+    greedy = found.greedy
     rows = [
-        (name, Figure(each.bytes / 1e6, 1), Figure(each.opening.ms, 1), Figure(each.opening.mb, 1))
-        for name, each in (("stock", found.stock), ("ort_dynq", found.ours))
+        (
+            *(name, Figure(each.bytes / 1e6, 1), Figure(each.opening.ms, 1), Figure(each.opening.mb, 1)),
+            Figure(tokens, 1),
+        )
+        for name, each, tokens in (
+            ("stock", found.stock, None if greedy is None else greedy.stock),
+            ("ort_dynq", found.ours, None if greedy is None else greedy.ours),
+        )
     ]
-    return table(("decoder", "file MB", "opening ms", "private memory MB"), rows)
+    return table(("decoder", "file MB", "opening ms", "private memory MB", "greedy"), rows)
 
 
 COMMAND = Command(

@@ -243,7 +243,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             yield from _findings(result.report)
             yield ""
         if accuracy is not None:
-            yield from accuracy_text(accuracy, None, more="--text FILE")
+            yield from accuracy_text(accuracy, None, more="" if arguments.text else "--text FILE")
         if on_text is not None:
             yield from text_accuracy(on_text, arguments.text)
         elif tokens is not None and is_written:

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..measuring.plain import plain
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError, open_session, run
 from .feeds import cache_outputs, decoder_feeds, input_name
+from .float_activations import FLOAT_WEIGHTS, with_float_activations
 from .folder import Folder
 
 if TYPE_CHECKING:
@@ -89,7 +91,15 @@ def surprise(logits: Array, targets: Array) -> float:
 class Decoder:
     """A decoder in a session at the default optimization level."""
 
-    def __init__(self, folder: Folder, model: Model, role: str, *, backend: Backend | None = None) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        model: Model,
+        role: str,
+        *,
+        backend: Backend | None = None,
+        entries: Mapping[str, str] | None = None,
+    ) -> None:
         """Opens the session.
 
         Args:
@@ -97,13 +107,14 @@ class Decoder:
             model: The model.
             role: Its name in error messages: A or B.
             backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
+            entries: Further entries of the session's configuration.
 
         Raises:
             DynqError: The model does not load, or is no decoder that takes tokens and returns logits.
         """
         self._folder, self._role = folder, role
         try:
-            self._session = open_session(model, role, backend=backend, optimize=True)
+            self._session = open_session(model, role, backend=backend, optimize=True, entries=entries)
         except SessionError as error:
             raise DynqError(f"{role} does not load with the plugin: {error}") from error
         self._inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
@@ -161,6 +172,23 @@ class Decoder:
 
 
 @dataclass(frozen=True)
+class GreedyTokens:
+    """How many tokens two decoders generate as the original does with float activations.
+
+    Attributes:
+        stock, ours: The tokens before the first different one, in the mean over the prompts: of the original in stock
+            ONNX Runtime, which may quantize activations, and of the decoder that was made from it.
+        prompts, prompt, generated: The number of prompts, the tokens of each, and those that were generated.
+    """
+
+    stock: float
+    ours: float
+    prompts: int
+    prompt: int
+    generated: int
+
+
+@dataclass(frozen=True)
 class TextAccuracy:
     """How two decoders predict a text.
 
@@ -205,6 +233,37 @@ def lengths(folder: Folder, tokens: Array) -> tuple[int, int, int]:
     if prompt < 1 or generated < 1 or window < 2:
         raise DynqError(f"the text has {len(tokens)} tokens, too few to predict; give a longer one")
     return prompt, generated, window
+
+
+def greedy_tokens(
+    folder: Folder, a: str | os.PathLike[str], b: Model, tokens: Array, *, backend: Backend = "native"
+) -> GreedyTokens | None:
+    """Counts the greedy tokens that two decoders have in common with float activations.
+
+    Args:
+        folder: The folder of A.
+        a: The original.
+        b: The decoder that was made from it.
+        tokens: A text, int64 [tokens], whose parts are the prompts.
+        backend: How B gets the operators, see :func:`ort_dynq.register`.
+
+    Returns:
+        The counts; None if ONNX Runtime has no float activations for A.
+
+    Raises:
+        DynqError: The text is too short, or a model does not run.
+    """
+    prompt, generated, _ = lengths(folder, tokens)
+    reference = with_float_activations(a)
+    if reference is None:
+        return None
+    starts = prompts(tokens, PROMPTS, prompt)
+    expected = Decoder(folder, reference, "A", entries=FLOAT_WEIGHTS).generate(starts, generated)
+    stock, ours = (
+        float(alike(Decoder(folder, model, role, backend=given).generate(starts, generated), expected).mean())
+        for model, role, given in ((a, "A", None), (b, "B", backend))
+    )
+    return GreedyTokens(stock, ours, len(starts), prompt, generated)
 
 
 def compare_on_text(

@@ -7,7 +7,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,16 +57,25 @@ class Profile:
         runs: The number of runs.
         run_ms: Milliseconds per run, including the overhead of the profiler.
         nodes: The nodes, the slowest first. ONNX Runtime truncates times to whole microseconds.
+        scale: What all times have been multiplied with; see :meth:`scaled`.
     """
 
     runs: int
     run_ms: float
     nodes: tuple[NodeTime, ...]
+    scale: float = 1.0
 
     @property
     def between_ms(self) -> float:
         """Milliseconds per run outside of nodes."""
         return max(0.0, self.run_ms - sum(node.ms for node in self.nodes))
+
+    def scaled(self, run_ms: float) -> Profile:
+        """Returns the profile with times that add up to the time of a run without the profiler."""
+        total = max(self.run_ms, sum(node.ms for node in self.nodes))
+        factor = run_ms / total if total else 1.0
+        nodes = tuple(replace(node, ms=node.ms * factor) for node in self.nodes)
+        return Profile(self.runs, run_ms, nodes, self.scale * factor)
 
 
 def profile(

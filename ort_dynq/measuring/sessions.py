@@ -30,7 +30,12 @@ class SessionError(Exception):
 
 
 def open_session(
-    model: Model, role: str, *, backend: Backend | None = None, optimize: bool = False
+    model: Model,
+    role: str,
+    *,
+    backend: Backend | None = None,
+    optimize: bool = False,
+    entries: Mapping[str, str] | None = None,
 ) -> ort.InferenceSession:
     """Opens a session on the CPU.
 
@@ -39,6 +44,7 @@ def open_session(
         role: The name of the model in error messages: A or B.
         backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
         optimize: Whether the default optimization level is on; otherwise all optimizations are off.
+        entries: Further entries of the session's configuration.
 
     Raises:
         DynqError: The file is not a model, or stock ONNX Runtime does not load it.
@@ -50,6 +56,8 @@ def open_session(
     options = runtime.session_options(optimize=optimize)
     # A comparison opens several sessions. Idle threads that spin would take cores from the session that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
     if backend:
         register(options, backend)
     try:

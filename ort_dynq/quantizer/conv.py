@@ -32,9 +32,9 @@ from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
 from ..rewriter.products.channels import Channels
+from ..rewriter.products.epilogue import Epilogue, Step
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.provenance import note_activation
-from ..rewriter.products.tail import Step, Tail
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of_images, note_on
@@ -47,7 +47,7 @@ class _FloatConv:
     activation: ir.Value
     weights: Weights
     geometry: Geometry
-    tail: Tail
+    epilogue: Epilogue
     options: Options
 
 
@@ -64,14 +64,14 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConv | No
     geometry = geometry_of_floats(node, bias, weights, has_scales_of_samples=has_scales)
     if has_few_products(weights.codes.shape, geometry.table[1].tolist(), geometry.group):
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
-    tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
-    tail = tail if bias is not None else tail.past_bias(facts)
-    return _FloatConv(a, weights, geometry, past_factors(tail, facts), options)
+    epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
+    epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
+    return _FloatConv(a, weights, geometry, past_factors(epilogue, facts), options)
 
 
 def _build(match: _FloatConv, edit: Edit) -> None:
     codes = codes_of_images(match.activation, edit, match.options)
-    build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+    build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
     edit.note = note_on(codes, match.options)
 
@@ -119,39 +119,44 @@ def weights_of_floats(
     return weights_of(grid, elements.shape), grid.scale
 
 
-def past_factors(tail: Tail, facts: Facts) -> Tail:
-    """Returns the tail up to the end of the nodes that multiply channels by constants, or add constants to them.
+def past_factors(epilogue: Epilogue, facts: Facts) -> Epilogue:
+    """Returns the epilogue up to the end of the nodes that multiply channels by constants, or add constants to them.
 
     They are Add, Sub, Mul, Div and BatchNormalization. Their numbers go into the scales and the bias.
     """
-    while (longer := _past_factor(tail, facts)) is not None:
-        tail = longer
-    return tail
+    while (longer := _past_factor(epilogue, facts)) is not None:
+        epilogue = longer
+    return epilogue
 
 
-def _past_factor(tail: Tail, facts: Facts) -> Tail | None:
-    step = tail.next_step()
+def _past_factor(epilogue: Epilogue, facts: Facts) -> Epilogue | None:
+    step = epilogue.next_step()
     bias = (
-        Channels(tail.channels.size).vector(tail.bias, np.float32, facts)
-        if isinstance(tail.bias, ir.Value)
-        else tail.bias
+        Channels(epilogue.channels.size).vector(epilogue.bias, np.float32, facts)
+        if isinstance(epilogue.bias, ir.Value)
+        else epilogue.bias
     )
-    if tail.bias is None:
+    if epilogue.bias is None:
         bias = np.zeros(1, np.float32)
-    if step is None or bias is None or tail.column is None or (found := _affine(step, tail.channels, facts)) is None:
+    if (
+        step is None
+        or bias is None
+        or epilogue.column is None
+        or (found := _factor_and_shift(step, epilogue.channels, facts)) is None
+    ):
         return None
     factor, shift = found
     with np.errstate(all="ignore"):
-        column, numbers = (tail.column * factor).astype(np.float32), (bias * factor + shift).astype(np.float32)
+        column, numbers = (epilogue.column * factor).astype(np.float32), (bias * factor + shift).astype(np.float32)
     if not np.isfinite(column).all() or not np.isfinite(numbers).all():
         return None
-    return tail.past(step, column=column, bias=np.broadcast_to(numbers, tail.channels.size))
+    return epilogue.past(step, column=column, bias=np.broadcast_to(numbers, epilogue.channels.size))
 
 
 _Numbers = npt.NDArray[np.float64]
 
 
-def _affine(step: Step, channels: Channels, facts: Facts) -> tuple[_Numbers, _Numbers] | None:
+def _factor_and_shift(step: Step, channels: Channels, facts: Facts) -> tuple[_Numbers, _Numbers] | None:
     """Returns the factor and the shift, [M] or [1], of a step that computes x * factor + shift; else None."""
     one, zero = np.ones(1), np.zeros(1)
     if is_standard(step.node, "BatchNormalization"):

@@ -16,8 +16,8 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.convolutions.transposed import Phases, axes_of, build_phases, by_output_channel, phases_of
 from ..rewriter.edit import Edit
+from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
-from ..rewriter.products.tail import Tail
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of_images, note_on
 from .conv import operands_of, past_factors, weights_of_floats
@@ -34,9 +34,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     by_channel = by_output_channel(floats_of(w, facts), node)
     release(w)
     weights, scale = weights_of_floats(by_channel, options.has_two_terms(node))
-    tail = Tail(node, weights.channels, node.outputs[0], column=scale, bias=bias)
-    tail = past_factors(tail if bias is not None else tail.past_bias(facts), facts)
-    return phases_of(a, weights, axes_of(node, weights), tail, facts)
+    epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
+    epilogue = past_factors(epilogue if bias is not None else epilogue.past_bias(facts), facts)
+    return phases_of(a, weights, axes_of(node, weights), epilogue, facts)
 
 
 def _build(match: Phases, edit: Edit, options: Options) -> None:

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..operators.packing import BLOCK_COLUMNS, QUAD, pack_columns, packed_shape
+from ..operators.packing import pack_columns, packed_shape
 from ..opsets import OPSET
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.edit import Edit, call
+from ..rewriter.packed_rows import gathered_codes, is_whole
 from ..rewriter.policy.cost import is_small_table
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
@@ -112,37 +113,18 @@ def _build(match: _Embedding, edit: Edit) -> None:
 
 
 def _gathered_quads(match: _Embedding, edit: Edit) -> ir.Value | None:
-    """Returns the codes of the rows, int8 [..., K], from the packed weights of a product; None if no product has them.
-
-    Row n is in the packed weights [block, quad, column, 4] at block n / 16, column n % 16, and all quads.
-    """
-    node, codes = edit.node, match.rows.codes
+    """Returns the codes of the rows, int8 [..., K], from packed weights of a product; None if no product has them."""
+    codes = match.rows.codes
     count, depth = codes.shape.numpy()
-    ids, old = node.inputs[1], node.outputs[0]
-    if ids is None or ids.shape is None or depth % QUAD:
+    ids, old = edit.node.inputs[1], edit.node.outputs[0]
+    if ids is None or ids.shape is None or not is_whole(depth, 8):
         return None
     packed = edit.shared(SharedInitializers).find(
         packed_shape(depth, count), lambda: pack_columns(codes.numpy().view(np.uint8))
     )
     if packed is None:
         return None
-
-    def insert(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        return edit.insert(ir.node(op_type, list(inputs), attributes), before=node)
-
-    def constant(numbers: npt.ArrayLike) -> ir.Value:
-        return edit.add_constant(np.array(numbers, np.int64), before=node)
-
-    quads = np.zeros((depth // QUAD, 3), np.int64)
-    quads[:, 1] = np.arange(len(quads))
-    wide = insert("Cast", ids, to=int(ir.DataType.INT64))
-    row = insert("Mod", wide, constant(count))  # of 0 and more: ids may count from the end
-    column = insert("Unsqueeze", row, constant([-2, -1]))
-    block_and_row = insert("Div", column, constant([BLOCK_COLUMNS, 2 * count, 1]))  # and 0 between them
-    block_and_column = insert("Mod", block_and_row, constant([2 * count, 2 * count, BLOCK_COLUMNS]))
-    indices = insert("Add", block_and_column, constant(quads))  # [..., quads, 3]
-    collected = insert("GatherND", packed, indices)
-    rows = insert("Reshape", collected, constant([0] * len(ids.shape) + [depth]))
+    rows = gathered_codes(packed, ids, count, depth, 8, edit)
     edit.facts.note(rows, ir.DataType.INT8, old.shape)
     return rows
 

@@ -19,13 +19,13 @@ from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import columns_of
+from ..rewriter.products.epilogue import Epilogue, check_length, epilogue_of
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
 from ..rewriter.products.matrix_product import with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
-from ..rewriter.products.tail import Tail, check_length, tail_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of, codes_of_images
@@ -39,7 +39,7 @@ PRODUCTS = ("MatMulInteger", "ConvInteger")
 class _DynamicProduct:
     activation: ir.Value
     weights: QuantizedWeights | integer_conv.IntegerConv
-    tail: Tail
+    epilogue: Epilogue
     options: Options
 
 
@@ -56,26 +56,26 @@ def _match(
     x = None if quantizer is None else quantizer.inputs[0]
     if node.op_type == "ConvInteger":
         found = integer_conv.RULE.match(node, context)
-        if not isinstance(found, integer_conv.IntegerConv) or x is None or not _has_scale_of(found.tail, quantizer):
+        if not isinstance(found, integer_conv.IntegerConv) or x is None or not _has_scale_of(found.epilogue, quantizer):
             return found
-        return _DynamicProduct(x, found, dataclasses.replace(found.tail, row=None), options)
+        return _DynamicProduct(x, found, dataclasses.replace(found.epilogue, row=None), options)
     if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
     grid = with_stack_of(grid_of_weights(node, facts), codes)
     check_length(grid)
     channels = columns_of(grid.codes.shape[1], grid.stack, codes)
-    tail = tail_of(node, codes, channels, facts)
-    if tail is None or not _has_scale_of(tail, quantizer):
+    epilogue = epilogue_of(node, codes, channels, facts)
+    if epilogue is None or not _has_scale_of(epilogue, quantizer):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
-    return _DynamicProduct(x, grid, dataclasses.replace(tail, row=None, is_row_moved=False), options)
+    return _DynamicProduct(x, grid, dataclasses.replace(epilogue, row=None, is_row_moved=False), options)
 
 
-def _has_scale_of(tail: Tail, quantizer: ir.Node | None) -> bool:
+def _has_scale_of(epilogue: Epilogue, quantizer: ir.Node | None) -> bool:
     """Returns whether the sums are multiplied by the scale of a DynamicQuantizeLinear, and nothing is added before."""
-    if tail.row is None or quantizer is None:
+    if epilogue.row is None or quantizer is None:
         return False
-    return tail.row is quantizer.outputs[1] and not tail.added
+    return epilogue.row is quantizer.outputs[1] and not epilogue.added
 
 
 def _build(match: _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct, edit: Edit) -> None:
@@ -84,9 +84,9 @@ def _build(match: _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct, 
         return
     if isinstance(match.weights, integer_conv.IntegerConv):
         codes = codes_of_images(match.activation, edit, match.options)
-        build_quantized_conv(match.tail, codes, match.weights.weights, match.weights.geometry, edit)
+        build_quantized_conv(match.epilogue, codes, match.weights.weights, match.weights.geometry, edit)
     else:
-        build_quantized_matmul(match.tail, codes_of(match.activation, edit, match.options), match.weights, edit)
+        build_quantized_matmul(match.epilogue, codes_of(match.activation, edit, match.options), match.weights, edit)
     note_activation(edit, match.activation)
     edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""
 

@@ -19,13 +19,13 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.channels import columns_of
+from ..rewriter.products.epilogue import Epilogue, check_length, check_sums
 from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.grid import QuantizedWeights, columns_of_stack, grid_of
 from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
-from ..rewriter.products.tail import Tail, check_length, check_sums
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of, note_on
@@ -40,7 +40,7 @@ class _FloatProduct:
     activation: ir.Value
     is_transposed: bool  # the activation
     grid: QuantizedWeights
-    tail: Tail
+    epilogue: Epilogue
     options: Options
     note: str
 
@@ -68,9 +68,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct |
     if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
-    tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
-    tail = tail if bias is not None else tail.past_bias(facts)
-    return _FloatProduct(a, product.has_transposed_a, grid, tail, options, note)
+    epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
+    epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
+    return _FloatProduct(a, product.has_transposed_a, grid, epilogue, options, note)
 
 
 def _has_weights(einsum: ir.Node, facts: Facts) -> bool:
@@ -85,7 +85,7 @@ def _build(match: _FloatProduct, edit: Edit) -> None:
     else:
         note_activation(edit, a)
     codes = codes_of(a, edit, match.options)
-    build_quantized_matmul(match.tail, codes, match.grid, edit)
+    build_quantized_matmul(match.epilogue, codes, match.grid, edit)
     edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 

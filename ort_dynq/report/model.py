@@ -21,9 +21,12 @@ from ..measuring.timing import Latency, latency
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from . import page
+from .drawing import draw
 
-_BINS, _TAIL, _MARGIN = 60, 90, 1.2  # the histogram ends at this multiple of this percentile
+_BINS, _TAIL, _FARTHEST = 60, 95, 3  # the histogram ends at this percentile, or at this multiple of the median
 _MAX_NODES = 15  # in the tables of the HTML page; JSON has all nodes
+_MAX_PICTURES = 8  # of kinds of changes
+_MAX_FINDINGS = 40  # groups that the page shows without a click
 
 OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
@@ -95,7 +98,7 @@ class ModelReport:
         pair: The measurements.
         versions: The versions of the packages.
         groups: The findings, grouped by equal layers.
-        end_ms: The end of the histograms.
+        end_ms: The end of the histograms: the 95th percentile of the slower model, or three medians if that is less.
         before, after: The original in stock ONNX Runtime, and the new model with the plugin; None for a model that does
             not run.
         ratio: The median before / the median after.
@@ -128,12 +131,13 @@ class ModelReport:
         page.save(self.to_html(), Path(path))
 
     def to_html(self) -> str:
-        """Returns a self-contained HTML page without scripts."""
+        """Returns a self-contained HTML page. Its only script copies names."""
         longest = max((each.latency.median_ms for each in (self.before, self.after) if each), default=1.0)
         unit, factor = ("ms", 1.0) if longest >= 1 else ("µs", 1e3)
         digits = max(1, 4 - len(str(int(longest * factor))))
         return page.render(
             "page.html",
+            script="page.js",
             r=self,
             p=self.pair,
             kinds=KINDS,
@@ -142,7 +146,9 @@ class ModelReport:
             rewritten=[group for group in self.groups if group.operator],
             unconverted=[group for group in self.groups if not group.operator],
             counts=_counts(self.pair.rewrite_report),
+            pictures=[(each, draw(each.before), draw(each.after)) for each in self.pair.changes[:_MAX_PICTURES]],
             max_nodes=_MAX_NODES,
+            max_findings=_MAX_FINDINGS,
         )
 
 
@@ -161,7 +167,7 @@ def report_on(pair: Pair) -> ModelReport:
 
 def _distributions(samples: Samples) -> dict[str, Any]:
     both = [each / 1e6 for each in (samples.stock, samples.ours) if each is not None]
-    end = float(max(np.percentile(each, _TAIL) for each in both)) * _MARGIN
+    end = float(max(min(np.percentile(each, _TAIL), _FARTHEST * np.median(each)) for each in both))
 
     def distribution(nanoseconds: Array) -> Distribution:
         ms = nanoseconds / 1e6

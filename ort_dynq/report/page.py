@@ -1,7 +1,12 @@
-"""Renders the HTML pages of reports and writes them. A page has no scripts and no external resources."""
+"""Renders the HTML pages of reports and writes them.
+
+A page has no external resources. Its security policy allows no script, or only the one of this folder, by its hash.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,22 +14,27 @@ from typing import Any
 from ..errors import DynqError, printable
 from ..files import replacing
 
+_FOLDER = Path(__file__).parent
+_LONGEST = 32  # letters of an operator's name
 
-def render(template: str, **values: Any) -> str:
+
+def render(template: str, *, script: str = "", **values: Any) -> str:
     """Returns a page.
 
     Args:
         template: The name of a file in this folder.
+        script: The name of a file in this folder, the script of the page; empty if it has none.
         values: What the template shows; in every text, HTML and control characters are escaped.
     """
     import jinja2
+    import markupsafe
 
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: printable(value) if type(value) is str else value,  # not a Markup, which is HTML
         trim_blocks=True,
-        loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        loader=jinja2.FileSystemLoader(_FOLDER, encoding="utf-8"),
     )
     environment.filters |= {
         "shape": _shape,
@@ -32,8 +42,12 @@ def render(template: str, **values: Any) -> str:
         "size": _size,
         "decibels": _decibels,
         "operators": _operators,
+        "operator": _operator,
     }
-    return environment.get_template(template).render(**values)
+    code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    given = {"script": markupsafe.Markup(code), "script_hash": digest, **values}
+    return environment.get_template(template).render(given)
 
 
 def save(text: str, path: Path) -> None:
@@ -68,6 +82,11 @@ def _size(count: int) -> str:
 def _operators(counts: Mapping[str, int]) -> str:
     """Writes the numbers of nodes of each operator: ``Abs, 2 Cast``."""
     return ", ".join(f"{count} {operator}" if count > 1 else operator for operator, count in counts.items())
+
+
+def _operator(name: str) -> str:
+    """Writes an operator's name, which a table does not break, up to a length that fits."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _decibels(ratio: float | None) -> str:

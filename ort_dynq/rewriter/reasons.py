@@ -38,10 +38,13 @@ class Reason(Enum):
     )
 
     # Chains of primitive operators
-    NO_PROGRAM = "no program computes its quotient"
     PROGRAM_TOO_SHORT = "a program of this node and its neighbors would cost more than it saves"
     PROGRAM_CUT = (
         "no program has a step for {operator} {name}; a program of the nodes around it would cost more than it saves"
+    )
+    PROGRAM_TOO_LONG = (
+        "with {operator} {name}, a program would have more than {most} steps; a program of the nodes around it would "
+        "cost more than it saves"
     )
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
@@ -119,7 +122,7 @@ class Reason(Enum):
         "ONNX Runtime computes these experts with float activations (accuracy_level {level}, block_size "
         "{block_size}); --weights-only blocks or two-term converts them"
     )
-    EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 4 or 8"
+    EXPERTS_WIDTH = "the weights of the experts have {bits} bits, expected 2, 4 or 8"
     EXPERTS_ATTRIBUTE = "its {name} is {value}: ort_dynq has no such mixture of experts"
     EXPERTS_ACTIVATION = "its activation_type is {kind}, with swiglu_fusion {fusion} and {fc3} fc3"
     EXPERTS_COUNTS = "its products have weights of {counts} experts: expected the same number"
@@ -165,7 +168,7 @@ class Reason(Enum):
         "its constants are rounded: it differs from {function} by up to {difference}, which changes more than last bits"
     )
 
-    # The sums of products, and their tail
+    # The sums of products, and their epilogue
     SUMS_NOT_CONVERTED = "the sums are not converted to float32"
     SUMS_NOT_SCALED = "not fused: the int32 result is not cast and scaled. Its uint8 form is already fast"
     SUMS_NOT_SCALED_BY_CHANNEL = (

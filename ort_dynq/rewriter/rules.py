@@ -29,6 +29,7 @@ from .products import (
     matmul_nbits,
     mixture_of_experts,
     saturating_products,
+    tied_embedding,
     two_activations,
     unconverted,
 )
@@ -44,7 +45,7 @@ PHASES = (
         *(float_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED),
+    (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED, tied_embedding.RULE),
     (tails.RULE,),
     (row_program.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE),
@@ -52,10 +53,10 @@ PHASES = (
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins: first the types of codes, then products of quantized
-data, then normalizations after products and the report of those that stay float, then programs of products and of
-chains, then the remaining QuantizeLinear and DequantizeLinear, then the weights of products that stay float, the
-remaining dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of products that stay ONNX
-Runtime's. The last phase reports the other unconverted products and removes Casts."""
+data, then normalizations after products, tables that share their weights and the report of those that stay float, then
+programs of products and of chains, then the remaining QuantizeLinear and DequantizeLinear, then the weights of products
+that stay float, the remaining dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of
+products that stay ONNX Runtime's. The last phase reports the other unconverted products and removes Casts."""
 
 FIRST_FUSIONS = ((activations.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

@@ -18,10 +18,10 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT, label
 from ..inputs import Array
-from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.analysis.nodes import attributes_of
 from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
+from .nbits import half_step
 
 _OF_SOFTMAX = 1e-6  # the relative error of the weights of experts in both models
 _LEAST_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
@@ -79,8 +79,7 @@ def _blocks(x: Bounded, size: int) -> tuple[Array, Array]:
 
 def _two_terms(x: Bounded, size: int) -> Bounded:
     value, error = _blocks(x, size)
-    step = np.abs(value).max(-1, keepdims=True) / _LARGEST_SYMMETRIC_CODE / TERM_RATIO
-    half = np.broadcast_to(TOLERANCE * step / 2, value.shape)
+    half = np.broadcast_to(half_step(np.abs(value).max(-1, keepdims=True), 2), value.shape)
     return Bounded(x.value, (error + half + _NEAR * np.abs(value)).reshape(x.value.shape))
 
 

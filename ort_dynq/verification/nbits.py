@@ -33,7 +33,8 @@ _MOST_WEIGHTS = 1 << 22  # that are dequantized at a time
 _LARGEST_CODE = 127
 _ROUNDING = 1.02  # quotient, scale and remainder have float32 roundings: with two terms, 2**-7 of a step
 _LARGEST_NOISE = 0.25  # of A's result: the mean square, relative to that of a sum of independent terms
-_SMALLEST = 2.0**-140  # the distance of denormal scales, times the largest code
+_SMALLEST = 2.0**-142  # half the distance of denormal scales, times the largest code
+_LEAST_INVERTIBLE = _LARGEST_CODE / float(np.finfo(np.float32).max)  # below, 127 / max|x| is infinite
 
 
 def products_of(
@@ -114,6 +115,24 @@ def add_rest(
     return size + reals.shape[1]
 
 
+def half_step(largest: Array, terms: int) -> Array:
+    """Returns the most that rounding to codes changes an element of a block, with the roundings of float32.
+
+    With two terms, the scale is denormal where max|x| is below 4e-34, and the codes may be any where 127 / max|x| is
+    infinite.
+
+    Args:
+        largest: max|x| of each block, float64.
+        terms: The codes of an element.
+    """
+    finer = TERM_RATIO ** (terms - 1)
+    allowed = _ROUNDING * largest / _LARGEST_CODE / finer / 2 + _SMALLEST * finer
+    if terms == 1:
+        return np.asarray(allowed)
+    of_any_codes = largest * (1 + 1 / TERM_RATIO) + _SMALLEST * finer
+    return np.asarray(np.where(largest <= _LEAST_INVERTIBLE, of_any_codes, allowed))
+
+
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
     """Returns whether all elements of a dequantized activation are at most half a step from x, except for roundings.
 
@@ -128,9 +147,10 @@ def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) ->
     starts = np.arange(0, x.shape[-1], block_size)
     with np.errstate(all="ignore"):
         largest = np.maximum.reduceat(np.abs(x), starts, axis=-1)
-        steps = np.repeat(largest / _LARGEST_CODE / TERM_RATIO ** (terms - 1), block_size, -1)[..., : x.shape[-1]]
-        is_near = np.abs(activation - x) <= _ROUNDING * steps / 2 + _SMALLEST
-    return bool((is_near | ~np.isfinite(steps)).all())
+        allowed = half_step(largest, terms)
+        allowed = np.repeat(allowed, block_size, -1)[..., : x.shape[-1]]
+        is_near = np.abs(activation - x) <= allowed
+    return bool((is_near | ~np.isfinite(allowed)).all())
 
 
 def noise_of(result: Array, reference: Array) -> float:

@@ -55,24 +55,28 @@ def test_rewritten_chains_are_bit_identical(chain: chains.Chain) -> None:
 
 @pytest.mark.usefixtures("_narrow_resnet")
 @pytest.mark.parametrize(
-    "forms",
+    ("networks", "forms"),
     [
-        ("float", "quantize"),
-        pytest.param((*transformers.FORMS, "conv_u8", "conv_s8", "quantize"), marks=pytest.mark.exhaustive),
+        (("encoder", "decoder", "resnet"), ("float", "quantize")),
+        pytest.param(
+            (*NETWORKS,), (*transformers.FORMS, "conv_u8", "conv_s8", "quantize"), marks=pytest.mark.exhaustive
+        ),
     ],
     ids=("some", "all"),
 )
-def test_bench_networks_json(forms: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--forms", ",".join(forms), "--tokens", "2", "--image", "32")
+def test_bench_networks_json(
+    networks: tuple[str, ...], forms: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """test_convnets.py has the networks of convolutions in each form."""
+    arguments = ("--networks", ",".join(networks), "--forms", ",".join(forms), "--tokens", "2", "--image", "32")
     data = run_developers_json(capsys, *SMALL, *arguments)
     assert data["sizes"] == {"layers": 1, "hidden": 16, "heads": 2, "image": 32}
     assert [(each["network"], each["name"], each["tokens"], each["threads"]) for each in data["timings"]] == [
-        (network, form, tokens, 1)
-        for network in ("encoder", "decoder")
+        (network, form, 2 if network in transformers.NETWORKS else None, 1)
+        for network in networks
         for form in forms
-        if form in transformers.FORMS
-        for tokens in (2,)
-    ] + [(network, form, None, 1) for network in convnets.NETWORKS for form in forms if form in NETWORKS[network]]
+        if form in NETWORKS[network]
+    ]
     for each in data["timings"]:
         assert (each["rewritten"] == {}) == (each["name"] == "float")
         check_latency(each["stock"])

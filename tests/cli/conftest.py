@@ -9,13 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_dynq.cli import closing
-
-
-@pytest.fixture(autouse=True)
-def _short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_SECONDS", 1e-3)
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

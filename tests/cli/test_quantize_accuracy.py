@@ -98,9 +98,9 @@ def test_min_snr_with_all_forms(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, *given)
     assert (data["selection"]["two_terms"], data["selection"]["floats"]) == (["to_c"], ["to_y"])
     assert {each["name"]: each["terms"] for each in data["accuracy"]["layers"]} == {"to_h": 1, "to_c": 2}
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
     text_of(capsys, *report, "--data", "data.npz")
-    assert '<td class="name">to_c<small>two terms</small></td>' in Path("report.html").read_text()
+    assert re.search(r'<td class="name">.*>to_c<.*<small>two terms</small></td>', Path("report.html").read_text())
 
 
 def test_layers_that_no_data_reach(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     text_of(capsys, *QUANTIZE)
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
     found = run_json(capsys, *report, "--data", "data.npz")
     assert found["verification"] is None
     assert found["accuracy"]["layers"][0]["name"] == "to_c"
@@ -164,7 +164,7 @@ def test_report_on_a_layer_with_a_program(capsys: pytest.CaptureFixture[str]) ->
     """The noise is that of the product alone; the report names the operator and its program."""
     onnx.save(model_of("p = MatMul(x, w) y = Relu(p)", {"w": floats(K, K)}), "float.onnx")
     text_of(capsys, *QUANTIZE)
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
     found = run_json(capsys, *report, "--data", "data.npz")
     (finding,) = found["rewrite_report"]["rewritten"]
     assert (finding["node"], finding["op_type"]) == ("to_p", "MatMul")
@@ -180,7 +180,7 @@ def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) 
     onnx.save(model_of("y = Gemm <transA = 1> (x, w)", constants, inputs=f"float[{K}, n] x"), "float.onnx")
     np.savez("data.npz", x=floats(K, 4))
     assert "not measured: 1 quantized layer (" in text_of(capsys, *QUANTIZE, "--verify", "--data", "data.npz")
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.02")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
     text_of(capsys, *report, "--data", "data.npz")
     page = Path("report.html").read_text()
     assert "1 layer quantized: int8.onnx" in page

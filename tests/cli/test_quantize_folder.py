@@ -72,6 +72,14 @@ def test_quantize_writes_a_folder(work: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(path.name for path in work.iterdir()) == ["float", "int8", "text.txt"]
 
 
+@pytest.mark.parametrize("options", [(), ("--text", "text.txt")])
+@pytest.mark.usefixtures("work")
+def test_advice_to_give_a_text(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Only those who gave none get it."""
+    assert cli.main(["quantize", "float", "-o", "int8", "--no-timing", "--verify", *options]) == 0
+    assert ("SMOKE TEST. Give your own data with --text FILE" in capsys.readouterr().out) != bool(options)
+
+
 def test_the_figures_of_a_text(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are those of whole sequences in sessions of ONNX Runtime: the text fits in one window."""
     arguments = ("quantize", "float", "-o", "int8", "--no-timing", "--text", "text.txt")

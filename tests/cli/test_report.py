@@ -1,8 +1,13 @@
-"""The HTML report: its facts, its page, and no partial files."""
+"""The HTML report: its facts, its page, and no partial files.
+
+More than 450 lines: the tests of the facts and of the page share a report, which takes a second to measure.
+"""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import html.parser
 import json
 import os
@@ -27,9 +32,13 @@ import pytest
 import ort_dynq
 from ort_dynq import cli
 from ort_dynq.bench import pair as pairs
+from ort_dynq.bench.changes import changes
+from ort_dynq.bench.models import Samples
 from ort_dynq.bench.pair import Pair, measure_pair
+from ort_dynq.graphs import named
 from ort_dynq.report.model import ModelReport, report_on
 from ort_dynq.rewriter import inspect
+from ort_dynq.storage import load
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
@@ -88,9 +97,13 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     assert report.after_profile is not None
     for side in (report.before_profile, report.after_profile):
         nodes = sum(node.ms for node in side.profile.nodes)
-        assert sum(side.kinds.values()) == pytest.approx(max(side.profile.run_ms, nodes))
+        assert sum(side.kinds.values()) == pytest.approx(side.profile.run_ms)
         assert sum(group.ms for group in side.groups) == pytest.approx(nodes)
         assert sum(group.count for group in side.groups) == len(side.profile.nodes)
+    for times, side in ((report.before, report.before_profile), (report.after, report.after_profile)):
+        assert times is not None
+        assert side.profile.run_ms == times.latency.median_ms
+        assert 0 < side.profile.scale < 1  # the profiler slows the model down
     before, after = report.before_profile.kinds, report.after_profile.kinds
     assert before["ours"] == 0 < before["chains"]
     assert after["chains"] == 0 < after["ours"]
@@ -103,6 +116,60 @@ def test_profiled_times_add_up(report: ModelReport) -> None:
     calls = {each.op_type: (each.before_calls, each.after_calls) for each in report.operators}
     assert calls["RowProgram"] == (0, 16)
     assert calls["Round"] == (16, 0)
+
+
+def test_sizes_are_those_of_the_files(report: ModelReport, tmp_path: Path) -> None:
+    ort_dynq.rewrite(ENCODER).save(tmp_path / "fast.onnx")
+    assert report.pair.bytes == ENCODER.stat().st_size
+    # Where the model came from is noted when the source is a file.
+    assert abs(report.pair.new_bytes - (tmp_path / "fast.onnx").stat().st_size) < 200
+    (tmp_path / "folder").mkdir()
+    apart = tmp_path / "folder" / "apart.onnx"
+    onnx.save(onnx.load(ENCODER), apart, save_as_external_data=True, size_threshold=1000)
+    pair = measure_pair(apart, seconds=0.01)
+    assert pair.bytes == sum(path.stat().st_size for path in apart.parent.iterdir()) > apart.stat().st_size
+    assert pair.new_bytes == pytest.approx(report.pair.new_bytes, rel=0.01)
+
+
+def test_histogram_ends_at_the_95th_percentile(pair: Pair) -> None:
+    """Equal numbers of runs of 1 to 100 ms, and of 0.5 to 50 ms."""
+    ours = np.arange(0.5e6, 50.1e6, 0.5e6)
+    found = report_on(dataclasses.replace(pair, samples=Samples(ours, ours * 2, "")))
+    assert found.before is not None
+    assert found.after is not None
+    assert found.end_ms == np.percentile(ours * 2, 95) / 1e6
+    assert (sum(found.before.counts), found.before.beyond, found.after.beyond) == (95, 5, 0)
+    assert "5 longer" in _Page(found.to_html()).text
+    rare = np.where(np.arange(100) < 90, 1e6, 900e6)  # so that the rest is more than one bin
+    assert report_on(dataclasses.replace(pair, samples=Samples(rare, None, "x"))).end_ms == 3
+
+
+def test_changes_are_those_of_the_models() -> None:
+    """The operators that each picture counts are those that the graph has less of, and more."""
+    original = named(load(ENCODER))
+    result = ort_dynq.rewrite(original)
+    found = changes(original, result.model)
+    assert [each.count for each in found] == [2, 8, 4, 2]
+    for side, others in (("before", "after"), ("after", "before")):
+        drawn = Counter[str]()
+        for change in found:
+            diagram = getattr(change, side)
+            assert diagram.nodes == sum(box.count for box in diagram.boxes if box.kind)
+            drawn += Counter({box.op_type: 0 for box in diagram.boxes})
+            for box in diagram.boxes:
+                drawn[box.op_type] += change.count * box.count * bool(box.kind)
+        graph = {op.removeprefix("ort_dynq."): count for op, count in getattr(result.report, side).items()}
+        other = {op.removeprefix("ort_dynq."): count for op, count in getattr(result.report, others).items()}
+        for op in ("RowProgram", "QuantizedMatMul", "QuantizedMatMulProgram", "ReduceMax", "Div", "MatMul", "Round"):
+            assert drawn[op] == max(0, graph.get(op, 0) - other.get(op, 0)), op
+    before, after = found[0].before, found[0].after
+    assert [(box.count, box.op_type) for box in after.boxes] == [
+        *((1, "input"), (1, "RowProgram"), (3, "QuantizedMatMul"), (3, "output"))
+    ]
+    assert after.edges == ((0, 1), (1, 2), (2, 3))
+    names = [box.op_type for box in before.boxes]
+    edges = {(names[a], names[b]) for a, b in before.edges}
+    assert {("input", "ReduceMax"), ("QuantizeLinear", "DequantizeLinear"), ("DequantizeLinear", "MatMul")} <= edges
 
 
 @pytest.mark.parametrize(
@@ -132,7 +199,7 @@ def test_report_on_special_models(name: str, title: str) -> None:
 def test_fusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page and JSON have the time of each fusion; which nodes it is the time of: tests/measuring."""
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.05", "--fuse", "--json")
+    options = ("-o", str(page), "--seconds", "0.01", "--fuse", "--json")
     assert cli.main(["report", str(MODELS / "encoder_token" / "model.onnx"), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["settings"]["fuse"] is True
@@ -156,7 +223,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     (node, *_) = (node for node in result.model.graph if node.op_type == "RowProgram")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.05"]) == 1
+    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert '<h1 class="bad">The rewritten model does not run</h1>' in page
     assert "FAILED" in page
@@ -191,13 +258,16 @@ def test_a_failed_verification_is_the_headline(
         result = rewriter.Result(ir.from_proto(model), result.report)
     np.save(given, np.full((12, 12), np.nan if nan else 1, np.float32))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.05", f"--input=x={given}"]
+    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.01", f"--input=x={given}"]
     assert cli.main(arguments) == (3 if nan else 1)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("NOT CHECKED: " if nan else "FAILED: y: ")
     assert reason in last
     page = (tmp_path / "r.html").read_text()
     assert f'<h1 class="bad">{headline}</h1>' in page
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[0] == "Verification"  # before any time
+    assert headings.count("Verification") == 1
     assert page.count("<h1") == 1
     assert reason in page
     assert "the speed of stock ONNX Runtime" not in page
@@ -208,7 +278,7 @@ def test_a_failed_verification_is_the_headline(
 
 def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.05", "--threads", "2", "--exact")
+    options = ("-o", str(page), "--seconds", "0.01", "--threads", "2", "--exact")
     assert cli.main(["report", str(MODELS / "torch_token" / "model.onnx"), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"{page} is written", "PASSED"]
@@ -226,7 +296,7 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_report_on_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model.onnx"
     onnx.save(nbits.make(level=0).model, model)
-    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.05", "--weights-only", "blocks", "--json")
+    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.01", "--weights-only", "blocks", "--json")
     assert cli.main(["report", str(model), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [each["node"] for each in data["rewrite_report"]["rewritten"]] == ["product"]
@@ -342,7 +412,12 @@ class _Page(html.parser.HTMLParser):
 def test_page_is_self_contained(report: ModelReport) -> None:
     text = report.to_html()
     page = _Page(text)
-    assert not {"script", "img", "iframe", "object"} & {*page.tags}
+    assert not {"img", "iframe", "object"} & {*page.tags}
+    assert page.tags["script"] == 1
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (value for name, value in page.attributes if name == "content" and value and "default-src" in value)
+    assert policy.endswith(f"; script-src 'sha256-{digest}'")  # no other script runs
     assert [value for name, value in page.attributes if name in ("src", "href")] == ["data:,"]
     assert not re.search(r"https?:|url\(|@import", text)
     assert "prefers-color-scheme: dark" in text
@@ -371,7 +446,8 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
 def test_names_are_escaped(report: ModelReport, evil: Path) -> None:
     text = report_on(measure_pair(evil, seconds=0.01)).to_html()
     page = _Page(text)
-    assert page.tags["script"] == page.tags["img"] == page.tags["b"] - _Page(report.to_html()).tags["b"] == 0
+    assert page.tags["script"] == 1  # the page's own
+    assert page.tags["img"] == page.tags["b"] - _Page(report.to_html()).tags["b"] == 0
     assert HTML_NAME in page.text
     assert "<b>bold.onnx" in page.text
     assert r"\x1b[31m\x07\x00\u202e" in page.text
@@ -386,6 +462,32 @@ def test_bars_fit_their_column(report: ModelReport) -> None:
     assert max(map(float, widths)) == 100
 
 
+def with_layers(report: ModelReport, count: int) -> ModelReport:
+    """The report with as many groups of equal layers, with long names and one long operator."""
+    (group, *_) = report.groups
+    groups = tuple(dataclasses.replace(group, node=f"{'layer/' * 33}{i}", op_type="Op" * 50) for i in range(count))
+    change = report.pair.changes[0]
+    boxes = tuple(
+        dataclasses.replace(box, op_type="Op" * 50 if box.kind else box.op_type) for box in change.before.boxes
+    )
+    changed = dataclasses.replace(
+        change, names=tuple(each.node for each in groups[:5]), before=dataclasses.replace(change.before, boxes=boxes)
+    )
+    pair = dataclasses.replace(report.pair, changes=(changed,) * min(count, 20))
+    return dataclasses.replace(report, groups=groups, pair=pair)
+
+
+@pytest.mark.parametrize("count", [0, 1000])
+def test_many_layers_and_none(report: ModelReport, count: int) -> None:
+    text = with_layers(report, count).to_html()
+    page = _Page(text)
+    assert page.text.count("layer/layer/") >= count
+    assert ("What replaces what" in text) == ("<figure>" in text) == (count > 0)
+    assert page.tags["figure"] <= 8
+    assert ("There are 12 more kinds." in page.text) == ("960 more" in page.text) == (count > 0)
+    assert "@media print" in text
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil: Path, tmp_path: Path) -> None:
@@ -395,6 +497,8 @@ def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil:
     if chromium is None:
         pytest.skip("there is no chromium: `apt-get install chromium`")
     pages = {"r.html": report, "evil.html": report_on(measure_pair(evil, seconds=0.05))}
+    if (width == 390) == (scheme == "dark"):
+        pages |= {f"{count}.html": with_layers(report, count) for count in (0, 1000)}
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, found in pages.items():
@@ -422,5 +526,11 @@ def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil:
             assert dark == (scheme == "dark")
             assert window.locator("h1").inner_text()
             assert window.locator("svg rect").count() > 2
+            if name == "r.html":
+                window.context.grant_permissions(["clipboard-read", "clipboard-write"])
+                button = window.locator("button.copy").first
+                button.click()
+                window.wait_for_function("document.querySelector('button.copy').textContent == 'copied'")
+                assert window.evaluate("navigator.clipboard.readText()") == button.get_attribute("data-name")
             assert messages == [(tmp_path / name).as_uri(), "data:,"] or messages == [(tmp_path / name).as_uri()]
         browser.close()

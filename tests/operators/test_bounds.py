@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import pytest
 from arena import Arena
-from convolutions import output_shape
+from cases.quantized_conv import output_shape
+from cases.row_program import CHAINS, FINITE, STEPS, TAILS, operands
 from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
-from programs import CHAINS, FINITE, STEPS, TAILS, operands
 from recurrence import CELLS, attributes_of
 
 from ort_dynq import DynqError, kernels, library

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convolutions import GIVEN, Case, conv_inputs, stock_conv
+from cases.quantized_conv import GIVEN, Conv, conv_inputs, stock_conv
 from helpers import Array, assert_same, make_session, parse, with_one_nan
 from onnx import numpy_helper
 
@@ -28,12 +28,12 @@ CHANNELS = (1, 4, 30, 33, 64, 100, 129, 510, 513, 516, 1030)
 OUTPUTS = (1, 2, 3, 15, 16, 17, 65, 190, 192, 193, 200, 390)
 
 
-def run(case: Case, **given: Any) -> Array:
+def run(case: Conv, **given: Any) -> Array:
     inputs, _, its_own = case
     return with_one_nan(kernels.run("QuantizedConv", inputs, **(GIVEN | its_own | given))[0])
 
 
-def check(isa: str, case: Case, *, rows: bool, **given: Any) -> Array:
+def check(isa: str, case: Conv, *, rows: bool, **given: Any) -> Array:
     """Compares one of the algorithms with the direct form of the portable kernels."""
     with contextlib.ExitStack() as stack:
         for use in (kernels.use_strassen, kernels.use_conv_rows):
@@ -45,7 +45,7 @@ def check(isa: str, case: Case, *, rows: bool, **given: Any) -> Array:
     return right
 
 
-def pointwise(rng: np.random.Generator, shape: tuple[int, ...], outputs: int, **given: Any) -> Case:
+def pointwise(rng: np.random.Generator, shape: tuple[int, ...], outputs: int, **given: Any) -> Conv:
     return conv_inputs(rng, shape, outputs, (1,) * (len(shape) - 2), quad_axis=QuadAxis.CHANNELS, **given)
 
 

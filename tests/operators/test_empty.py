@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cases import CASES, Case
 from functions import complete, run_function
 from helpers import Array, assert_same, explained, with_one_nan
-from test_functions import CASES, Case
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS

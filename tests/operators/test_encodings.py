@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressed import compressed_inputs
-from convolutions import conv_inputs
-from experts import expert_inputs
+from cases.compressed_attention import compressed_inputs
+from cases.quantized_conv import conv_inputs
+from cases.quantized_experts import expert_inputs
 from helpers import Array
 from recurrence import recurrence_inputs
 

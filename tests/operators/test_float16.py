@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import convolutions
 import numpy as np
 import pytest
-from convolutions import conv_inputs, random_conv
+from cases import Case
+from cases import quantized_conv as convolutions
+from cases.quantized_conv import conv_inputs, random_conv
+from cases.row_program import with_tail
 from functions import run_function
 from helpers import Array, assert_same, in_turn, matmul_inputs, pairwise, with_one_nan
-from test_functions import Case, check, with_tail
+from test_functions import check
 
 from ort_dynq.operators import OPERATORS
 

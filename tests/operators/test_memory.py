@@ -17,8 +17,8 @@ import sys
 import numpy as np
 import onnxruntime as ort
 import pytest
-from compressed import compressed_inputs
-from convolutions import GIVEN, NAMES, Case, conv_inputs
+from cases.compressed_attention import compressed_inputs
+from cases.quantized_conv import GIVEN, NAMES, Conv, conv_inputs
 from helpers import Array, parse
 
 import ort_dynq
@@ -53,7 +53,7 @@ RUNS = 10  # without memory: which thread fails first varies
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs malloc_trim")
 
 
-def case(name: str) -> Case:
+def case(name: str) -> Conv:
     shape, outputs, kernel, group, strides, dilations = GEOMETRIES[name]
     rng = np.random.default_rng(0)
     small = shape[:2] + (1,) * len(kernel)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from cases.row_program import quantization, quantized_rows
 from helpers import assert_same, explained, with_one_nan
-from programs import quantization, quantized_rows
 from test_random_programs import CODES, Case, compare
 
 from ort_dynq import kernels

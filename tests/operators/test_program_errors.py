@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convolutions import conv_inputs
+from cases.quantized_conv import conv_inputs
 from helpers import Array, Shape, assert_same, make_session, matmul_inputs, parse
 
 from ort_dynq import DynqError, kernels

@@ -13,11 +13,23 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from convolutions import conv_inputs, output_shape
+from cases import Case
+from cases.quantized_conv import CUT, conv_inputs, output_shape
+from cases.quantized_matmul import TASKS
+from cases.row_program import (
+    CASTS_4_BITS,
+    CHAINS,
+    FINITE,
+    STEPS,
+    TAILS,
+    finite_numbers,
+    operands,
+    random_program,
+    with_tail,
+)
 from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
 from helpers import Array, Shape, assert_same, make_session, matmul_inputs, parse, stock_session, with_one_nan
-from programs import CHAINS, FINITE, STEPS, TAILS, finite_numbers, operands, random_program
-from test_functions import CASTS_4_BITS, CUT, TASKS, Case, check, with_tail
+from test_functions import check
 
 from ort_dynq import kernels
 from ort_dynq.operators.program import Program

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from convolutions import GIVEN, NAMES, Case, conv_inputs, random_conv, stock_conv
+from cases.quantized_conv import GIVEN, NAMES, Conv, conv_inputs, random_conv, stock_conv
 from helpers import (
     SPECIAL_SCALES,
     SPECIALS,
@@ -51,7 +51,7 @@ def run(backend: str, inputs: list[Array], given: dict[str, int], threads: int =
     return with_one_nan(result)
 
 
-def check(backend: str, case: Case, threads: int = 1, **given: int) -> Array:
+def check(backend: str, case: Conv, threads: int = 1, **given: int) -> Array:
     inputs, weights, its_own = case
     given = its_own | given
     right = stock_conv((inputs, weights, given))
@@ -60,7 +60,7 @@ def check(backend: str, case: Case, threads: int = 1, **given: int) -> Array:
 
 
 @functools.cache
-def random_cases() -> list[tuple[Case, Array]]:
+def random_cases() -> list[tuple[Conv, Array]]:
     rng = np.random.default_rng(0)
     return [(case, stock_conv(case)) for case in (random_conv(rng, is_wide=i % 8 == 0) for i in range(120))]
 

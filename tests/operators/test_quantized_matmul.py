@@ -122,11 +122,11 @@ def test_any_number_of_rows_columns_and_products(product_isa: str, bits: int, co
     rng = np.random.default_rng(bits)
     distinct = 0
     for columns in range(1, 81):
-        for i in range(4):
+        for i in range(2):
             rows, depth = ROWS[(columns + 3 * i) % len(ROWS)], DEPTHS[(5 * columns + i) % len(DEPTHS)]
             case = matmul_inputs(rng, (rows, depth), columns, bits=bits, codes=codes)
             distinct += len(np.unique(check("native", case, bits=bits, scale_order=i % 3)))
-    assert distinct > 30_000
+    assert distinct > 15_000
 
 
 @pytest.mark.parametrize("zero_points", ["none", "one", "all"])

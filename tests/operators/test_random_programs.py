@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from cases.row_program import random_program
 from helpers import SPECIALS, Array, Shape, assert_same, every, explained, stock_session, with_one_nan
-from programs import random_program
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, VERSION

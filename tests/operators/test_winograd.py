@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from bench import convnets
-from convolutions import GIVEN, Case, conv_inputs, stock_conv
+from cases.quantized_conv import GIVEN, Conv, conv_inputs, stock_conv
 from helpers import Array, assert_same, handwritten, make_session, parse, with_one_nan
 from onnx import numpy_helper
 
@@ -41,7 +41,7 @@ def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = 
 
 def conv(
     rng: np.random.Generator, shape: tuple[int, ...], outputs: int, kernel: tuple[int, ...] = (3, 3), **given: Any
-) -> Case:
+) -> Conv:
     kernel = (1,) * (len(shape) - 2 - len(kernel)) + kernel
     return conv_inputs(rng, shape, outputs, kernel, quad_axis=QuadAxis.CHANNELS, **given)
 

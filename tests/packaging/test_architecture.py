@@ -81,6 +81,19 @@ def test_imports_go_down() -> None:
     assert not upward
 
 
+def test_imports_between_the_folders_of_the_rewriter_go_down() -> None:
+    page = (PACKAGE / "docs" / "architecture.md").read_text()
+    rooms = list(dict.fromkeys(re.findall(r"^\| `rewriter/(\w+)/`", page, re.MULTILINE)))
+    room_of = {path: path.parent.name for path in imports() if path.parent.parent == PACKAGE / "rewriter"}
+    assert {*rooms} == {*room_of.values()}
+    assert [
+        f"{path.relative_to(PACKAGE)} imports {target.relative_to(PACKAGE)}"
+        for path, room in room_of.items()
+        for target in imports()[path] & room_of.keys()
+        if rooms.index(room_of[target]) > rooms.index(room)
+    ] == []
+
+
 def test_no_circles_of_files() -> None:
     graphlib.TopologicalSorter(imports()).prepare()  # raises a CycleError, which names the files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -205,6 +206,34 @@ def test_optimum_model(minilm: Path) -> None:
     assert 0 < np.square(actual - expected).sum() / np.square(expected).sum() < 0.01
     again = example.load(optimum.ORTModelForFeatureExtraction, str(minilm), "model_dynq.onnx", rewrite=True)
     assert np.asarray(again(**tokens).last_hidden_state).tobytes() == actual.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_olive_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass alone writes the model that `quantize` writes; after Olive's own quantization, it rewrites."""
+    workflows = pytest.importorskip("olive.workflows", reason="`pip install olive-ai`")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = module("olive_pass")
+    source = tmp_path / "float.onnx"
+    onnx.save(transformers.encoder("float", layers=1, hidden=128, heads=2, seed=0), source)
+    found = example.main(str(source), str(tmp_path / "int8"), exclude=["matmul_1"])
+    ort_dynq.quantize(source, exclude=["matmul_1"]).save(tmp_path / "expected.onnx")
+    assert found.read_bytes() == (tmp_path / "expected.onnx").read_bytes()
+    (tmp_path / "package.json").write_text(json.dumps(example.package()))  # as `olive run` gets it
+    workflow = {
+        "input_model": {"type": "ONNXModel", "model_path": str(source)},
+        "passes": {
+            "theirs": {"type": "OnnxDynamicQuantization"},
+            "ours": {"type": "DynqQuantize", "rewrite": True},
+        },
+        "output_dir": str(tmp_path / "both"),
+        "cache_dir": str(tmp_path / "cache"),
+    }
+    workflows.run(workflow, package_config=str(tmp_path / "package.json"))
+    (dynamic,) = (tmp_path / "cache").rglob("models/float.onnx")
+    (ours,) = (tmp_path / "both").glob("*.onnx")
+    assert "QuantizedMatMul" in {node.op_type for node in onnx.load(ours).graph.node}
+    assert ort_dynq.verify(dynamic, ours).passed
 
 
 def test_sentences(tmp_path: Path) -> None:

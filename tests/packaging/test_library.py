@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import of_all_workers
 
 OPS = Path(__file__).parents[2] / "ops"
 
@@ -29,11 +30,11 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for tool in (request.param, "cmake", "nm"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    directory = tmp_path_factory.mktemp("build")
-    options = (f"-DCMAKE_CXX_COMPILER={request.param}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
-    run("cmake", "-S", OPS, "-B", directory, *options)
-    # The package is built without -Werror, so a cache of the compiler already has these objects.
-    done = subprocess.run(["cmake", "--build", directory, "--parallel", "2"], capture_output=True, text=True)
+    with of_all_workers(tmp_path_factory, request.param) as directory:
+        options = (f"-DCMAKE_CXX_COMPILER={request.param}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+        run("cmake", "-S", OPS, "-B", directory, *options)
+        # The package is built without -Werror, so a cache of the compiler already has these objects.
+        done = subprocess.run(["cmake", "--build", directory, "--parallel", "2"], capture_output=True, text=True)
     assert (done.returncode, "warning:" in done.stderr + done.stdout) == (0, False), done.stdout + done.stderr
     commands = (directory / "compile_commands.json").read_text()
     built = {Path(entry["file"]).relative_to(OPS) for entry in json.loads(commands)}

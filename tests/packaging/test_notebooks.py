@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +65,8 @@ def test_they_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_cells(path: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("default")
+def test_cells(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs the cells as one program, where it finds the models. It prints the value of a cell as Jupyter shows it."""
     for name in ("models", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -79,12 +77,10 @@ def test_cells(path: Path, tmp_path: Path) -> None:
             code.body[-1].value = ast.Call(ast.Name("show", ast.Load()), [code.body[-1].value], [])
         if all(importlib.util.find_spec(name) is not None for name in imported(code) & OPTIONAL):
             program.append(code)
-    # Threads for products this small cost more than they save.
-    environment = {**os.environ, "MPLBACKEND": "agg", "OPENBLAS_NUM_THREADS": "1"}
-    text = "\n".join(map(ast.unparse, program))
-    done = subprocess.run([sys.executable, "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec("\n".join(map(ast.unparse, program)), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
     assert re.search(r"<table>.*QuantizedMatMul", printed)
     if path.stem == "rewrite":
         assert re.findall(r"^(\w+)\.onnx (\w+)", printed, re.MULTILINE) == [("fast", "passed"), ("exact", "passed")]

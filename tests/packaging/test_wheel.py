@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import of_all_workers
 from test_first_five_minutes import is_editable
 
 import ort_dynq
@@ -43,8 +44,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its library is less optimized than the released one, which takes less time; test_library.py tests that one's size.
     """
     require("scikit_build_core")
+    require("hatch_fancy_pypi_readme")
     require("pip")
-    folder = tmp_path_factory.mktemp("wheel")
+    with of_all_workers(tmp_path_factory, "wheel") as folder:
+        if not [*folder.glob("*.whl")]:
+            build_wheel(folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def build_wheel(folder: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
     run("-c", code, cwd=ROOT)
     (source,) = folder.glob("*.tar.gz")
@@ -57,8 +66,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cmake.define.CMAKE_CXX_FLAGS=-O1",
     )
     run("-m", "pip", "wheel", "--quiet", *options, "-w", folder, source, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def test_files(wheel: Path) -> None:
@@ -67,7 +74,7 @@ def test_files(wheel: Path) -> None:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
     assert library.startswith(b"\x7fELF")
-    kinds = (".py", ".typed", ".html", ".css", ".md", ".ipynb", ".cc", ".pbtxt")
+    kinds = (".py", ".typed", ".html", ".css", ".js", ".md", ".ipynb", ".cc", ".pbtxt")
     sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 
@@ -80,6 +87,19 @@ def test_version(wheel: Path, tmp_path: Path) -> None:
         library = ctypes.CDLL(archive.extract("ort_dynq/libort_dynq.so", tmp_path))
     library.ort_dynq_version.restype = ctypes.c_char_p
     assert metadata["Version"] == ort_dynq.__version__ == library.ort_dynq_version().decode()
+
+
+def test_description(wheel: Path) -> None:
+    """The README on a package index has no links into the repository, but the names of files, which the wheel has."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        text = email.message_from_string(archive.read(name).decode()).get_payload()
+    assert text.startswith("# ort_dynq\n")
+    assert re.findall(r"\]\((?!https:|#)[^)]*\)", text) == []
+    files = set(re.findall(r"\(`(ort_dynq/[^`]*)`\)", text))
+    assert {"ort_dynq/docs/quantize.md", "ort_dynq/docs/notebooks/rewrite.ipynb"} <= files
+    assert files <= {*names}
 
 
 def test_name_and_size(wheel: Path) -> None:

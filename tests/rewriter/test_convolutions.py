@@ -395,7 +395,7 @@ def test_images_of_four_dimensions_stay() -> None:
     [
         ({"pads": [1, 1]}, "the attribute pads is not a list of 4 integers"),
         ({"pads": "abcd"}, "the attribute pads is not a list of 4 integers"),
-        ({"pads": [2**40] * 4}, "exceeds int32"),
+        ({"pads": [2**40] * 4}, "an attribute exceeds int32"),
         ({"strides": [0, 1]}, "strides, dilations or group is not valid"),
         ({"kernel_shape": [3, 2]}, "kernel_shape is not the shape of the weights"),
         ({"group": 4}, "strides, dilations or group is not valid"),

@@ -24,8 +24,8 @@ from ort_dynq.rewriter.reasons import Reason, Unconverted
 from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]
-_CODES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 256)}
-LEVEL_4, EVERY_RUN = "accuracy_level 4", "in every run"
+_CODES = {"INT4": (-8, 8), "UINT4": (0, 16), "INT8": (-128, 128), "UINT8": (0, 256), "INT16": (-32768, 32768)}
+LEVEL_4, EVERY_RUN = "accuracy_level 4", "dequantizes its weights in every run"
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ FOLDED = [
     Form(axis=1, made=EVERY_RUN, columns=256),
     Form(codes="INT8", axis=0, block=0, made=EVERY_RUN),
     Form(depth=64, columns=64),
+    Form(codes="INT16", axis=1, block=0, made=EVERY_RUN),  # of onnxsim.quantize_weight_only_int16
 ]
 
 
@@ -200,21 +201,54 @@ def test_folded(form: Form) -> None:
     assert ort_dynq.verify(model, rewritten).passed
 
 
-@pytest.mark.skipif(not ort.__version__.startswith("1.32."), reason="what ONNX Runtime fuses depends on its version")
+def optimized(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Returns the operators of the model that ONNX Runtime makes."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
+
+
+_OF_1_32 = pytest.mark.skipif(
+    not ort.__version__.startswith("1.32."), reason="what ONNX Runtime fuses depends on its version"
+)
+
+
+@_OF_1_32
 @pytest.mark.parametrize("form", [*FORMS, *FOLDED], ids=str)
 def test_reports_what_onnxruntime_makes(form: Form, tmp_path: Path) -> None:
     """ONNX Runtime's optimized model agrees with the report, also of a rewrite that changes nothing."""
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     model = form.model()
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    kinds = optimized(model, tmp_path)
     assert ("MatMulNBits" in kinds, "DequantizeLinear" in kinds) == (form.made == LEVEL_4, form.made == EVERY_RUN)
     report = inspect(model, exact=True)
     (finding,) = report.unconverted
     assert finding.reason.startswith("exact")
     assert form.made in finding.reason
     assert "handles itself" not in report.summary
+
+
+@_OF_1_32
+@pytest.mark.parametrize("shared", ["scales", "zeros"])
+def test_reports_what_onnxruntime_makes_of_shared_tensors(shared: str, tmp_path: Path) -> None:
+    """It makes no MatMulNBits of scales that two DequantizeLinear read, but of zero points; the first rewritten product
+    does not change what the report says of the second one."""
+    model, other = Form(codes="UINT4").model(), Form(codes="UINT4").model()
+    for each in other.graph.node:
+        for names in (each.input, each.output):
+            names[:] = [name if name in ("x", shared) else f"{name}_2" for name in names]
+        each.name += "_2"
+        model.graph.node.add().CopyFrom(each)
+    for each in other.graph.initializer:
+        if each.name != shared:
+            each.name += "_2"
+            model.graph.initializer.add().CopyFrom(each)
+    other.graph.output[0].name = "y_2"
+    model.graph.output.append(other.graph.output[0])
+    made = LEVEL_4 if "MatMulNBits" in optimized(model, tmp_path) else EVERY_RUN
+    assert made == (EVERY_RUN if shared == "scales" else LEVEL_4)
+    for report in (inspect(model, exact=True), ort_dynq.rewrite(model).report):
+        assert [made in each.reason for each in report.findings] == [True, True]
 
 
 def test_products_of_the_same_weights_share_them() -> None:

@@ -186,7 +186,7 @@ def test_weights_at_run_time(name: str) -> None:
     [
         ({"activations": ["Sigmoid", "Elu", "Tanh"]}, "no integer layer with the activation function Elu"),
         ({"activations": ["Sigmoid", "Tanh"]}, "the attribute activations is not valid"),
-        ({"hidden_size": 8}, "the attribute hidden_size is not valid"),
+        ({"hidden_size": 8}, "the attribute hidden_size is not valid, or its meaning is not clear"),
         ({"direction": "sideways"}, "the attribute direction is not valid"),
         ({"direction": "bidirectional"}, "its weights do not have the types and shapes"),
     ],

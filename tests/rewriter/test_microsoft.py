@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from helpers import options, stock_session
 from onnx import helper
-from rewriting import WHOLE_CHAIN, check, found, parse, rows
+from rewriting import MODELS, WHOLE_CHAIN, check, found, parse, rows
 
 from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.microsoft import _STAND_INS
@@ -287,3 +288,26 @@ def test_every_operator_has_a_case() -> None:
         name for domain, name in _STAND_INS if "nchwc" not in domain and f"{name}(" not in text.replace("<", "(")
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_inference_leaves_the_model_as_it_is(is_interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works on a copy without weights; declared types and shapes come back, also after an interrupt."""
+    model = ir.load(MODELS / "ort_optimized" / "model.onnx")
+    before, infer = ir.to_proto(model), onnx.shape_inference.infer_shapes
+
+    def infer_shapes(copy: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+        now = ir.to_proto(model)
+        assert (now.graph.node, now.graph.initializer) == (before.graph.node, before.graph.initializer)
+        assert [each.name for each in now.graph.input] == [each.name for each in before.graph.input]
+        assert copy.ByteSize() < before.ByteSize() / 2
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return infer(copy, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", infer_shapes)
+    expected = ir.to_proto(model).SerializeToString(deterministic=True)
+    with contextlib.suppress(KeyboardInterrupt), Facts(model):
+        assert not is_interrupted
+        assert ir.to_proto(model).SerializeToString(deterministic=True) != expected
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == expected

@@ -115,7 +115,14 @@ def test_match_changes_nothing() -> None:
     names = (
         *("dynamic_quantize_dequantize", "keras_int8", "torch_token_float16", "ort_dynamic_channels_last"),
         *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
-        *("ort_mixture_of_experts", "integer_token_einsum", "torch_quarot", "torch_quarot_group", "row_square"),
+        *(
+            "ort_tied_embedding",
+            "ort_mixture_of_experts",
+            "integer_token_einsum",
+            "torch_quarot",
+            "torch_quarot_group",
+            "row_square",
+        ),
     )
     written = map(ir.from_proto, (ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):

@@ -163,6 +163,7 @@ def test_a_rewritten_model_says_so() -> None:
     assert isinstance(model, onnx.ModelProto)
     again = rewrite(model).report
     assert again.summary.endswith("1 ort_dynq.RowProgram, from a rewrite")
+    assert [each.unconverted and each.unconverted.reason for each in again.findings] == [Reason.ACTIVATION_FORM]
 
 
 HALF = "w16 = Cast<to = 10>(w) one16 = Cast<to = 10>(eps) l16 = Cast<to = 10>(low) h16 = Cast<to = 10>(high)"

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-import convolutions
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from compressed import compressed_inputs
+from cases import quantized_conv as convolutions
+from cases.compressed_attention import compressed_inputs
 from functions import run_function
 from helpers import Array, Shape, assert_same, handwritten, matmul_inputs, options, parse, with_one_nan
 

@@ -22,9 +22,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from compressed import compressed_inputs
-from convolutions import conv_inputs
-from experts import expert_inputs
+from cases.compressed_attention import compressed_inputs
+from cases.quantized_conv import conv_inputs
+from cases.quantized_experts import expert_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
 from recurrence import recurrence_inputs
 

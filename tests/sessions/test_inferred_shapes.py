@@ -6,7 +6,7 @@ import helpers
 import numpy as np
 import onnx
 import pytest
-from convolutions import NAMES, conv_inputs
+from cases.quantized_conv import NAMES, conv_inputs
 from onnx import numpy_helper
 
 from ort_dynq.operators import packing

@@ -270,6 +270,7 @@ def test_json_has_no_infinity() -> None:
         ),
         ("missing.onnx", {}, r"B \(missing.onnx\) is not a file"),
         (b"not a model", {}, "B is not an ONNX model"),
+        (ort_dynq.rewrite(SCALED), {}, "a Result is not a model: .*; give result.model"),
     ],
 )
 def test_wrong_arguments(b: Any, arguments: dict[str, Any], message: str) -> None:

@@ -54,6 +54,13 @@ def test_correct(options: dict[str, Any]) -> None:
     assert product.b_noise < product.a_noise < -30
 
 
+def test_tiny_tokens_of_two_terms() -> None:
+    """Scales are denormal, or 127 / max|x| is infinite."""
+    case = make(fusion=1)
+    case.feeds["x"] *= np.float32(2.0) ** -np.linspace(105, 135, len(case.feeds["x"]), dtype=np.float32)[:, None]
+    assert verified(case, rewritten(case, **TWO_TERMS)).problem == ""
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 def test_tokens_that_are_not_finite(special: float) -> None:
     case = make()

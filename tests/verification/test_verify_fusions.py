@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import every
 from rewriting import FOLDERS, data_sets, load, programs, tails
 
 from ort_dynq import rewrite
@@ -25,9 +24,13 @@ FUSED = {
     "torch_encoder_u8": 2,
 }
 """The models with fusions, and how many they have."""
+KINDS = ("compressed_causal", "encoder_tensor_s8", "encoder_torchao", "ort_dynamic_attention", "ort_optimized")
+"""One of each kind; test_numbers_of_rows_of_a_decoder has another one."""
 
 
-@pytest.mark.parametrize("name", every(2, FUSED))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in KINDS)) for name in FUSED]
+)
 def test_models_with_fusions(name: str) -> None:
     model = load(name)
     result = rewrite(model, fuse=True)

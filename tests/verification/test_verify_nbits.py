@@ -145,6 +145,18 @@ def test_steps() -> None:
     assert not is_within_steps(x + np.array([[0.52 / 254], [0]]), x, 4, 2)
 
 
+@pytest.mark.parametrize("largest", [1e-33, 1e-35, 1e-37, 1e-38])
+def test_tiny_rows_of_two_terms(largest: float) -> None:
+    """Their scale is denormal, or 127 / max|x| is infinite: docs/numerics.md has the error, and verify allows it."""
+    case = make(**TWO_TERMS)
+    model = rewritten(case, weights_only="two-term")
+    x = case.x * np.float32(largest / np.abs(case.x).max())
+    assert verified(case, model, x).problem == ""
+    if largest > 1e-36:
+        blocks = x.reshape(-1, 32).astype(np.float64)
+        assert not is_within_steps(blocks + np.abs(blocks).max(-1, keepdims=True) / 1000, blocks, 32, 2)
+
+
 def test_reference_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """If both the rewrite and the verification misread the weights, A's result shows it."""
     case = make()

@@ -14,8 +14,9 @@ struct ProductMembers {
   // The blocks of 16 columns of a tile, with one group of k and with several: kMostRows rows of sums fit the registers.
   // Up to kFewRows rows take two blocks.
   static constexpr int kBlocks = P::kBlocks, kGroupBlocks = P::kGroupBlocks;
-  static constexpr int kSplit = P::kSplit;  // independent sums for up to kFewRows rows
-  static constexpr int kSteps = P::kSteps;  // calls of dot for the products of a quad: 1 or 2
+  static constexpr int kSplit = P::kSplit;                // independent sums for up to kFewRows rows
+  static constexpr int64_t kBytesAhead = P::kBytesAhead;  // of prefetched weights for up to kFewRows rows, or 0
+  static constexpr int kSteps = P::kSteps;                // calls of dot for the products of a quad: 1 or 2
   // dot takes weights + 128, and dot4 takes 4-bit weights with their zero points: the sums are too large by the sum of
   // the codes (sum_codes) times 128 or the zero point.
   static constexpr bool kUnsignedWeights = P::kUnsignedWeights;
@@ -54,8 +55,9 @@ struct ProductMembers {
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
-constexpr int kVectors = kBlockColumns / P::kLanes;     // of a block
-constexpr int64_t kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
+constexpr int kVectors = kBlockColumns / P::kLanes;                                 // of a block
+constexpr bool kIsBlock = kVectors == 1 && P::kSteps == 1 && !P::kUnsignedWeights;  // so has one vector its sums
+constexpr int64_t kLine = 64, kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
   return order == kScalesFirst ? P::mul(real, P::mul(row_scale, column_scale))
@@ -87,9 +89,27 @@ inline void add(P::I (&sums)[kRows][kSums], const P::I (&others)[kRows][kSums]) 
     for (int v = 0; v < kSums; ++v) sums[r][v] = P::add(sums[r][v], others[r][v]);
 }
 
+// Up to kFewRows rows are memory-bound. If P::kBytesAhead is not 0, they prefetch their weights: hardware reads too few
+// lines ahead.
+inline void prefetch_at(const int8_t* weights, int64_t bytes) {
+  // No pointer: it leaves the weights behind the last quads.
+  const uintptr_t address = reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(bytes);
+  ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+}
+
+template <int kLines>
+inline void prefetch_ahead(const int8_t* weights) {
+  if constexpr (P::kBytesAhead > 0)
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) prefetch_at(weights, P::kBytesAhead + line * kLine);
+}
+
 template <int kStep, int kRows, int kBlocks, class Sums>
 inline void dot_step(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, Sums& sums) {
   typename P::I w[kBlocks * kVectors];
+  if constexpr (kRows <= kFewRows)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) prefetch_ahead<1>(weights.of[b] + at);
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v)
     w[v] = P::weights_of<kStep>(
@@ -144,6 +164,9 @@ template <int kRows, int kBlocks, class Sums>
 inline void dot_step_4bit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
                           const P::I (&zps)[kBlocks * kVectors], Sums& sums) {
   typename P::I low[kBlocks * kVectors], high[kBlocks * kVectors];
+  if constexpr (kRows <= kFewRows)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) prefetch_ahead<1>(weights.of[b] + quad / 2 * kBlockBytes);
 #pragma GCC unroll 8
   for (int v = 0; v < kBlocks * kVectors; ++v) {
     const int64_t at = quad / 2 * kBlockBytes + v % kVectors * P::kLanes * kQuad;
@@ -270,7 +293,7 @@ constexpr int64_t kGroupsAhead = 8;
 
 // Many rows are compute-bound: meanwhile, the weights of the next strip of columns (kStrip in quantized_matmul.cc)
 // arrive.
-constexpr int64_t kBlocksAhead = 4, kLine = 64;
+constexpr int64_t kBlocksAhead = 4;
 
 // A tile of kRows rows and kBlocks blocks of 16 columns, whose first columns are `gap` apart.
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
@@ -415,6 +438,99 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   store_tile<kOneGroup, kBlocks>(block, row, kRows - has_ones, col, gap, reals);
 }
 
+// As gemm_tile() for two whole blocks of weights in groups, if a vector has the sums of a block: for rows and columns
+// whose scales are floats that vary with the group. All that a group needs is in registers or at one of few addresses:
+// groups of 32 k take two thirds of the time.
+template <int kBits, int kRows>
+inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+  constexpr int kBlocks = 2, kUnitQuads = kGroupUnit / kQuad;
+  const int64_t stride = block.codes.stride, groups = block.groups, units = block.depth / kGroupUnit / groups;
+  const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
+  const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
+  const uint8_t* codes = block.codes.data + row * stride;
+  const float *column_scales = block.columns.scales + col, *row_scales = block.codes.scales + row * groups;
+  const int32_t *column_sums = block.columns.sums + col, *row_zps = block.codes.zps + row * groups;
+  const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
+  const bool has_one_zp = block.codes.has_one_zp;
+  typename P::I zps[kBlocks];
+  typename P::F reals[kRows][kBlocks];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlocks; ++b) {
+    zps[b] = P::zps4(P::set1(block.weights.zp));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) reals[r][b] = P::set1(-0.0f);
+  }
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t line = 0; line < (row == 0 ? units * kBits / 2 : 0); ++line)
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b)
+        prefetch_at(w + b * between, kBlocksAhead * block.weights.stride + line * kLine);
+    typename P::I sums[kRows][kBlocks];
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto column_sum = P::load(static_cast<const void*>(column_sums + b * gap));
+      const auto correction = has_one_zp ? P::mul(P::set1(-row_zps[0]), column_sum) : P::set1(0);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sums[r][b] = correction;
+      if (kBits == 4 && weight_zps != nullptr) zps[b] = P::zps4(P::load_zps(weight_zps + b * gap, P::kLanes));
+    }
+    for (int64_t unit = 0; unit < units; ++unit, codes += kGroupUnit, w += kGroupUnit * kBlockColumns * kBits / 8) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kUnitQuads; i += 2) {
+        typename P::I quads[2][kBlocks];
+#pragma GCC unroll 8
+        for (int b = 0; b < kBlocks; ++b) {
+          const int8_t* from = w + b * between + i * kBlockBytes * kBits / 8;
+          if constexpr (kBits == 4) {
+            P::halves(from, zps[b], quads[0][b], quads[1][b]);
+          } else {
+            quads[0][b] = P::load(static_cast<const void*>(from));
+            quads[1][b] = P::load(static_cast<const void*>(from + kBlockBytes));
+          }
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < 2; ++j)
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) {
+            const auto c = P::quad(codes + r * stride + (i + j) * kQuad);
+#pragma GCC unroll 8
+            for (int b = 0; b < kBlocks; ++b) sums[r][b] = P::dot(sums[r][b], c, quads[j][b]);
+          }
+      }
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto scale = P::load(column_scales + b * gap);
+      const auto column_sum = P::to_float(P::load(static_cast<const void*>(column_sums + b * gap)));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        auto exact = P::to_float(sums[r][b]);
+        if (!has_one_zp) exact = P::fnmadd(P::to_float(P::set1(row_zps[r * groups])), column_sum, exact);
+        reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(row_scales[r * groups])));
+      }
+    }
+    column_scales += block.columns.scales_stride;
+    column_sums += block.columns.sums_stride;
+    if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
+    ++row_scales;
+    ++row_zps;
+  }
+  store_tile<false, kBlocks>(block, row, kRows, col, gap, reals);
+}
+
+template <int kBits, int kRows>
+void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+  if constexpr (kIsBlock) {
+    const bool is_whole = block.cols - col >= gap + kBlockColumns && block.groups > 1;
+    const bool has_scales =
+        block.codes.scale_groups > 1 && block.columns.scale_groups > 1 && block.columns.halves == nullptr;
+    const bool has_sums = !block.codes.has_ones && (kBits < 8 || block.codes.sums == nullptr);
+    if (is_whole && has_scales && has_sums && (block.codes.has_one_zp || block.is_bounded))
+      return gemm_whole<kBits, kRows>(block, row, col, gap);
+  }
+  gemm_tile<kBits, false, P::kGroupBlocks, kRows>(block, row, col, gap);
+}
+
 #include "kernels/simd/product-sums-inl.h"
 #include "kernels/simd/product-wide-inl.h"
 
@@ -463,6 +579,10 @@ void gemm_direct(const ProductBlock& block) {
     gemm_row_tiles(block, 2 * kBlockColumns,
                    {nullptr, nullptr, gemm_tile<kBits, kOneGroup, 2, 3>, gemm_tile<kBits, kOneGroup, 2, 4>,
                     gemm_tile<kBits, kOneGroup, 2, 5>, gemm_tile<kBits, kOneGroup, 2, 6>});
+  else if constexpr (!kOneGroup)
+    gemm_row_tiles(
+        block, kBlocks * kBlockColumns,
+        {nullptr, nullptr, gemm_groups<kBits, 3>, gemm_groups<kBits, 4>, gemm_groups<kBits, 5>, gemm_groups<kBits, 6>});
   else
     gemm_row_tiles(block, kBlocks * kBlockColumns,
                    {nullptr, nullptr, gemm_tile<kBits, kOneGroup, kBlocks, 3>, gemm_tile<kBits, kOneGroup, kBlocks, 4>,

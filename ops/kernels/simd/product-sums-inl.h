@@ -15,7 +15,10 @@ struct NibbleSums {
   void flush() {
     constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
     const auto ones = P::quad(kOnesOfQuad);
-    sums = P::dot4(sums, ones, ones, bytes, P::set1(0));
+    if constexpr (P::kSteps == 1)
+      sums = P::dot(sums, ones, bytes);
+    else
+      sums = P::dot4(sums, ones, ones, bytes, P::set1(0));
     bytes = P::set1(0);
   }
 };
@@ -49,6 +52,7 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) {
           typename P::I w[kUnitQuads];
+          prefetch_ahead<kBits / 2>(address(v));
           unit_of_weights<kBits>(address(v), w);
           nibbles[v].add(w[0], w[1]);
           nibbles[v].add(w[2], w[3]);
@@ -73,6 +77,7 @@ inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlock
       for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += kQuad)
 #pragma GCC unroll 8
         for (int v = 0; v < kSums; ++v) {
+          prefetch_ahead<1>(address(v));
           const auto w = P::template weights_of<0>(P::load(static_cast<const void*>(address(v))));
           parts[i][v] = P::dot(parts[i][v], ones, w);
 #pragma GCC unroll 8
@@ -222,10 +227,127 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
 }
 
+// What the sums of a row and a group need, in the order in which gemv_whole() reads it.
+struct RowTerms {
+  float zp, base, scale;  // base: the sum of the codes minus the zero points
+};
+
+// As gemv_tile() for two whole blocks whose scales are float16 and vary with the group, if a vector has the sums of a
+// block: all that a group needs is in registers or at one of few addresses.
+template <int kBits, int kRows, bool kHasZps>
+inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, const RowTerms* terms) {
+  constexpr int kBlocks = 2;
+  constexpr int64_t kUnitLines = kBits / 2;
+  const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
+  const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
+  const uint16_t* halves = block.columns.halves + col;
+  const int64_t halves_step = block.columns.scales_stride;
+  const int8_t* zps = kHasZps ? block.weights.zps + col : nullptr;
+  const int64_t zps_step = block.weights.zps_stride, stride = block.codes.stride;
+  const uint8_t* codes = block.codes.data;
+  const int64_t units = block.depth / kGroupUnit / block.groups;
+  constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
+  const auto ones = P::quad(kOnesOfQuad);
+  const auto zp = P::set1(static_cast<float>(kBits < 8 ? block.weights.zp & 15 : block.weights.zp));
+  typename P::F reals[kRows][kBlocks];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) reals[r][b] = P::set1(-0.0f);
+  for (const RowTerms* const end = terms + kRows * block.groups; terms != end; terms += kRows) {
+    // Hardware does not prefetch the next line of a row of scales, which two blocks share.
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) ORT_DYNQ_PREFETCH(halves + b * gap + 2 * kBlockColumns);
+    typename P::I sums[2][kRows][kBlocks] = {}, of_weights[2][kBlocks] = {};
+    const uint8_t* const end_of_codes = codes + units * kGroupUnit;
+    while (codes != end_of_codes) {
+      typename P::I bytes[kBlocks] = {};
+      const uint8_t* const end_of_bytes =
+          kBits == 8 || end_of_codes - codes < kUnits * kGroupUnit ? end_of_codes : codes + kUnits * kGroupUnit;
+      for (; codes != end_of_bytes; codes += kGroupUnit, w += kUnitLines * kLine) {
+        typename P::I quads[kBlocks][kUnitQuads];
+#pragma GCC unroll 8
+        for (int b = 0; b < kBlocks; ++b) {
+          prefetch_ahead<kUnitLines>(w + b * between);
+          if constexpr (kBits < 8) {
+            unit_of_weights<kBits>(w + b * between, quads[b]);
+            bytes[b] = P::add(bytes[b], P::add(P::add(quads[b][0], quads[b][1]), P::add(quads[b][2], quads[b][3])));
+          }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kUnitQuads; ++i) {
+          if constexpr (kBits == 8)
+#pragma GCC unroll 8
+            for (int b = 0; b < kBlocks; ++b) {
+              quads[b][i] = P::load(static_cast<const void*>(w + b * between + i * kLine));
+              ORT_DYNQ_OPAQUE(quads[b][i]);  // GCC would load it again for each row
+              of_weights[i % 2][b] = P::dot(of_weights[i % 2][b], ones, quads[b][i]);
+            }
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) {
+            const auto c = P::quad(codes + r * stride + i * kQuad);
+#pragma GCC unroll 8
+            for (int b = 0; b < kBlocks; ++b) sums[i % 2][r][b] = P::dot(sums[i % 2][r][b], c, quads[b][i]);
+          }
+        }
+      }
+      if constexpr (kBits < 8)
+#pragma GCC unroll 8
+        for (int b = 0; b < kBlocks; ++b) of_weights[0][b] = P::dot(of_weights[0][b], ones, bytes[b]);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto column_sum = P::to_float(kBits == 8 ? P::add(of_weights[0][b], of_weights[1][b]) : of_weights[0][b]);
+      const auto scale = P::load_f16(reinterpret_cast<const uint8_t*>(halves + b * gap));
+      const auto weight_zp =
+          kHasZps ? P::to_float(zps_of<kBits>(P::load_zps(zps + b * gap, P::kLanes), P::set1(0))) : zp;
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        auto exact = P::to_float(P::add(sums[0][r][b], sums[1][r][b]));
+        exact = P::fnmadd(P::set1(terms[r].zp), column_sum, exact);
+        exact = P::fnmadd(P::set1(terms[r].base), weight_zp, exact);
+        reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(terms[r].scale)));
+      }
+    }
+    halves += halves_step;
+    if (kHasZps) zps += zps_step;
+  }
+  float stored[kBlocks][kRows][kBlockColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) P::store(stored[b][r], reals[r][b]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
+}
+
 template <int kBits, int kRows>
 void gemv(const ProductBlock& block) {
   const int64_t half = ((block.cols + kBlockColumns - 1) / kBlockColumns + 1) / 2 * kBlockColumns;
   const bool is_plain = block.columns.halves != nullptr && block.columns.scale_groups > 1;
+  if constexpr (kIsBlock) {
+    constexpr int64_t kMostGroups = 512;
+    // A row that has one scale takes it after the last group.
+    if (is_plain && block.codes.scale_groups > 1 && block.groups <= kMostGroups) {
+      RowTerms terms[kRows * kMostGroups];
+      for (int64_t group = 0; group < block.groups; ++group)
+        for (int64_t r = 0; r < kRows; ++r) {
+          const int64_t at = r * block.groups + group;
+          const int32_t zp = block.codes.zps[at];
+          const auto base =
+              static_cast<float>(block.codes.sums[at] - zp * static_cast<int32_t>(block.depth / block.groups));
+          terms[group * kRows + r] = {static_cast<float>(zp), base, block.codes.scales[at]};
+        }
+      for (int64_t col = 0; col < half; col += kBlockColumns) {
+        if (block.cols - col - half < kBlockColumns)
+          gemv_tile<kBits, kRows, false>(block, col, half);
+        else if (block.weights.zps == nullptr)
+          gemv_whole<kBits, kRows, false>(block, col, half, terms);
+        else
+          gemv_whole<kBits, kRows, true>(block, col, half, terms);
+      }
+      return;
+    }
+  }
   for (int64_t col = 0; col < half; col += kBlockColumns)
     (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true>
                                                           : gemv_tile<kBits, kRows, false>)(block, col, half);

@@ -8,6 +8,7 @@
 
 struct ProductNeon : VectorNeon, WholeQuads {
   static constexpr int kSteps = 1, kBlocks = 1, kGroupBlocks = 1, kSplit = 1;
+  static constexpr int64_t kBytesAhead = 0;
   static constexpr int kConvRows = 8, kConvChannels = 4, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
   using Bytes = uint8x16_t;

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from typing import TypeAlias
 
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
-from .constants import constant_array
 from .folding import folded_values
-from .microsoft import stand_ins
 from .nodes import producer_of
 from .shape_inference import ShapeInference
 
 Dims: TypeAlias = "list[int | ir.SymbolicDim]"
-_LOGGER = "onnx_ir.passes.common.shape_inference"
 
 
 class Facts:
@@ -45,6 +39,14 @@ class Facts:
         """Why nothing may be changed: declared shapes hide an error from ONNX Runtime. Empty if there is none."""
 
     def __enter__(self) -> Facts:
+        try:
+            self._find()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _find(self) -> None:
         for _, graph in graphs(self.model):
             _describe_initializers(graph)
             for value in values_of(graph):
@@ -54,7 +56,6 @@ class Facts:
                     value.shape = None
         self._infer()
         self._folded = folded_values(self.model)
-        return self
 
     @property
     def opset(self) -> int:
@@ -106,13 +107,12 @@ class Facts:
         Declared types and shapes of computed values are used only where inference finds nothing that contradicts them.
         ONNX Runtime does not trust them either. A graph output keeps its type, and gets the inferred shape.
         """
-        with stand_ins(self.model), _constants_in_subgraphs(self.model):
-            inference = ShapeInference(self.model, data_prop=not _has_long_vector(self.model))
-            self._drop_contradicted(inference)
-            self._infer_with_vectors(inference)
-            found: set[ir.Value] = set()
-            while _infer_own_operators(self.model, found):
-                inference.run()
+        inference = ShapeInference(self.model, data_prop=not _has_long_vector(self.model))
+        self._drop_contradicted(inference)
+        self._infer_with_vectors(inference)
+        found: set[ir.Value] = set()
+        while _infer_own_operators(self.model, found):
+            inference.run()
 
     def _infer_with_vectors(self, inference: ShapeInference) -> None:
         """Infers types and shapes; then again, if a Reshape of a vector has a length that inference did not know."""
@@ -138,7 +138,7 @@ class Facts:
         inference.run()
         contradicted = [value for value in declared if _contradicts(value, *self._saved[value])]
         if contradicted:
-            self.contradiction = _error_of(self.model)
+            self.contradiction = _error_of(inference)
         for value in contradicted if not self.contradiction else ():
             self._saved[value] = (value.type, value.shape) if value.is_graph_output() else (None, None)
         names = _names_of_inputs(self.model)
@@ -163,48 +163,9 @@ def _merged(
     return shape
 
 
-@contextmanager
-def _constants_in_subgraphs(model: ir.Model) -> Iterator[None]:
-    """Gives subgraphs the small constants that they read from graphs around them: inference does not look there."""
-    added: list[tuple[ir.Graph, str]] = []
-    try:
-        for graph in model.graphs():
-            outer = {value for node in graph for value in node.inputs if value is not None and value.graph is not graph}
-            for value in outer:
-                elements = None if value.name is None or value.name in graph.initializers else constant_array(value)
-                if value.name is not None and elements is not None:
-                    graph.initializers.add(ir.val(value.name, const_value=ir.tensor(elements)))
-                    added.append((graph, value.name))
-        yield
-    finally:
-        for graph, name in added:
-            del graph.initializers[name]
-
-
-class _Errors(logging.Handler):
-    """Collects the errors of shape inference, which the pass does not raise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
-            self.texts.append(str(record.exc_info[1]))
-
-
-def _error_of(model: ir.Model) -> str:
+def _error_of(inference: ShapeInference) -> str:
     """Returns the first node whose shapes are wrong, as a reason, or an empty text."""
-    logger, errors = logging.getLogger(_LOGGER), _Errors()
-    before = logger.disabled, logger.propagate
-    logger.disabled = logger.propagate = False
-    logger.addHandler(errors)
-    try:
-        ShapeInferencePass(check_type=False, strict_mode=True)(model)
-    finally:
-        logger.removeHandler(errors)
-        logger.disabled, logger.propagate = before
-    found = re.search(r"op_type:(\w+)(?:, node name: (.*?))?\): \[ShapeInferenceError\] (.*)", "\n".join(errors.texts))
+    found = re.search(r"op_type:(\w+)(?:, node name: (.*?))?\): \[ShapeInferenceError\] (.*)", inference.error())
     if found is None:
         return ""
     node = f"{found[1]} {found[2]}" if found[2] else found[1]

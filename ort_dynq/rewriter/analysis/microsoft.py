@@ -7,14 +7,13 @@ inference, a function of these standard operators stands in for the node.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 import onnx.parser
 import onnx_ir as ir
 
-from ...graphs import NCHWC, STANDARD_DOMAINS, graphs
+from ...graphs import NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
 
 _MICROSOFT, _BLOCKED = "com.microsoft", NCHWC
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
@@ -30,41 +29,29 @@ class _UnknownError(Exception):
     """Nothing is known of a node's outputs."""
 
 
-@contextlib.contextmanager
-def stand_ins(model: ir.Model) -> Iterator[list[ir.Function]]:
-    """Lets functions of standard operators stand in for ONNX Runtime's operators, at any depth, while it is open.
+def add_stand_ins(proto: onnx.ModelProto, model: ir.Model, copies: Iterable[tuple[Graph, ProtoGraph]]) -> None:
+    """Lets functions of standard operators stand in for ONNX Runtime's operators in a copy of a model.
 
-    Yields:
-        The functions. They are among the model's functions.
+    Args:
+        proto: The copy.
+        model: The model.
+        copies: Its graphs at any depth, each with its copy.
     """
-    replaced: list[tuple[ir.Node, str, str]] = []
-    functions: dict[str, ir.Function] = {}
-    importers = [model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())]
-    for _, graph in graphs(model):
-        for node in graph:
-            text = _text_of(node, model)
-            if text:
+    functions: dict[str, onnx.FunctionProto] = {}
+    for graph, copied in copies:
+        for node, copy in zip(graph, copied.node, strict=True):
+            if text := _text_of(node, model):
                 if text not in functions:
                     functions[text] = _function(f"{node.op_type}_{len(functions)}", text)
-                replaced.append((node, node.domain, node.op_type))
-                node.domain, node.op_type = _DOMAIN, functions[text].name
-    try:
-        for imports in importers:
-            imports[_DOMAIN] = 1
-        model.functions.update((function.identifier(), function) for function in functions.values())
-        yield list(functions.values())
-    finally:
-        for node, domain, op_type in replaced:
-            node.domain, node.op_type = domain, op_type
-        for imports in importers:
-            imports.pop(_DOMAIN, None)
-        for function in functions.values():
-            model.functions.pop(function.identifier(), None)
+                copy.domain, copy.op_type = _DOMAIN, functions[text].name
+    for importer in (proto, *proto.functions):
+        importer.opset_import.add(domain=_DOMAIN, version=1)
+    proto.functions.extend(functions.values())
 
 
-def _function(name: str, text: str) -> ir.Function:
+def _function(name: str, text: str) -> onnx.FunctionProto:
     head = f'<domain: "{_DOMAIN}", opset_import: ["": {_OPSET}, "{_DOMAIN}": 1]> {name} '
-    return ir.serde.deserialize_function(onnx.parser.parse_function(head + text))
+    return onnx.parser.parse_function(head + text)
 
 
 def _text_of(node: ir.Node, model: ir.Model) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from typing import Final, cast
 
 import onnx
 import onnx_ir as ir
+from onnx import numpy_helper
 
-from ...graphs import proto_subgraphs, with_subgraphs
+from ...graphs import graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
+from ...operators import DOMAIN
+from .constants import constant_array
+from .microsoft import add_stand_ins
 
 _LARGE: Final = 1000
 """Inference does not read the elements of larger initializers. In bytes."""
@@ -20,6 +22,7 @@ class ShapeInference:
 
     onnx-ir's pass for this makes a ModelProto of the model and a model of the result, each time and with all functions.
     That is most of the time of a rewrite. Here the ModelProto stays, and only types and shapes pass between the two.
+    The ModelProto has what inference needs besides: initializers as inputs, and other nodes (microsoft.py).
     """
 
     def __init__(self, model: ir.Model, *, data_prop: bool) -> None:
@@ -31,51 +34,74 @@ class ShapeInference:
         """
         self._data_prop = data_prop
         self._graphs = [graph for _, graph in with_subgraphs(model.graph) if isinstance(graph, ir.Graph)]
-        with _initializers_as_inputs(model.graph):
-            self._inputs = [list(graph.inputs) for graph in self._graphs]
-            try:
-                self._proto: onnx.ModelProto | None = ir.serde.serialize_model(model)
-            except Exception:  # onnx-ir raises errors of many types; without a ModelProto, nothing is inferred
-                self._proto = None
+        self._inputs = [list(graph.inputs) for graph in self._graphs]
+        self._inputs[0] += [value for value in model.graph.initializers.values() if not value.is_graph_input()]
+        try:
+            self._proto: onnx.ModelProto | None = _copied(model, self._inputs[0])
+        except Exception:  # onnx-ir raises errors of many types; without a ModelProto, nothing is inferred
+            self._proto = None
 
     def run(self) -> None:
         """Sets the types and shapes that inference finds; nothing if it fails."""
         if self._proto is None:
             return
         try:
-            for graph, inputs, proto in zip(self._graphs, self._inputs, _proto_graphs(self._proto.graph), strict=True):
-                _describe(graph, inputs, proto)
+            self._describe(self._proto)
             inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=self._data_prop)
         except Exception:  # neither does onnx promise a type
             return
-        for graph, inputs, proto in zip(self._graphs, self._inputs, _proto_graphs(inferred.graph), strict=True):
-            _adopt(graph, inputs, proto)
+        for graph, inputs, proto in zip(self._graphs, self._inputs, proto_with_subgraphs(inferred.graph), strict=True):
+            if isinstance(proto, onnx.GraphProto):
+                _adopt(graph, inputs, proto)
+
+    def error(self) -> str:
+        """Returns the text of the first error that inference finds; empty if there is none."""
+        if self._proto is None:
+            return ""
+        try:
+            self._describe(self._proto)
+            onnx.shape_inference.infer_shapes(self._proto, strict_mode=True, data_prop=self._data_prop)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    def _describe(self, proto: onnx.ModelProto) -> None:
+        for graph, inputs, copy in zip(self._graphs, self._inputs, proto_with_subgraphs(proto.graph), strict=True):
+            if isinstance(copy, onnx.GraphProto):
+                _describe(graph, inputs, copy)
 
 
-@contextmanager
-def _initializers_as_inputs(graph: ir.Graph) -> Iterator[None]:
-    """Makes initializers inputs, and takes away the large ones, while it is open."""
-    initializers, inputs = list(graph.initializers.values()), list(graph.inputs)
-    graph.inputs.extend(value for value in initializers if value not in set(inputs))
-    for value in initializers:
-        if value.name is not None and (value.const_value is None or value.const_value.nbytes > _LARGE):
-            graph.initializers.pop(value.name)
-    try:
-        yield
-    finally:
-        graph.inputs.clear()
-        graph.inputs.extend(inputs)
-        graph.initializers.clear()
-        for value in initializers:
-            graph.initializers.add(value)
+def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
+    """Returns a copy of a model that has these inputs, no elements of large initializers, and stand-ins."""
+    graph = model.graph
+    small = [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes <= _LARGE
+    ]
+    view = ir.GraphView(inputs, graph.outputs, nodes=list(graph), initializers=small, name=graph.name)
+    proto = onnx.ModelProto(ir_version=model.ir_version)
+    ir.serde.serialize_graph_into(proto.graph, cast("ir.Graph", view))
+    for domain, version in graph.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for function in sorted(model.functions.values(), key=lambda each: each.domain == DOMAIN):  # `graphs` has the others
+        ir.serde.serialize_function_into(proto.functions.add(), function)
+    copies = [(original, copy) for (_, original), copy in zip(graphs(model), proto_graphs(proto), strict=False)]
+    for original, copy in copies:
+        _add_constants_from_outside(original, copy)
+    add_stand_ins(proto, model, copies)
+    return proto
 
 
-def _proto_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yields a graph and its subgraphs, in the order of :func:`with_subgraphs`."""
-    yield graph
-    for node in graph.node:
-        for _, subgraph in proto_subgraphs(node):
-            yield from _proto_graphs(subgraph)
+def _add_constants_from_outside(graph: ir.Graph | ir.Function, copy: onnx.GraphProto | onnx.FunctionProto) -> None:
+    """Gives a subgraph the small constants that it reads from graphs around it: inference does not look there."""
+    if not isinstance(graph, ir.Graph) or not isinstance(copy, onnx.GraphProto):
+        return
+    outer = {value for node in graph for value in node.inputs if value is not None and value.graph is not graph}
+    for value in outer:
+        elements = None if value.name is None or value.name in graph.initializers else constant_array(value)
+        if elements is not None:
+            copy.initializer.append(numpy_helper.from_array(elements, value.name))
 
 
 def _describe(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto) -> None:

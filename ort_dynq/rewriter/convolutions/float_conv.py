@@ -24,9 +24,9 @@ from ..edit import Edit
 from ..products.activation import Activation, activation_of
 from ..products.affine import AffineForms
 from ..products.codes import ActivationCodes
+from ..products.epilogue import Epilogue
 from ..products.grid import QuantizedWeights
 from ..products.provenance import note_activation, note_roundings
-from ..products.tail import Tail
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, unpadded, weights_of
@@ -40,7 +40,7 @@ class _FloatConv:
     grid: QuantizedWeights  # the weights as a matrix, [C / group * k1 * ... * kr, M]
     weights: Weights
     geometry: Geometry | Phases
-    tail: Tail
+    epilogue: Epilogue
 
 
 def _match(node: ir.Node, context: Context) -> _FloatConv | None:
@@ -63,19 +63,19 @@ def _match(node: ir.Node, context: Context) -> _FloatConv | None:
         raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values)
-    tail = Tail(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
+    epilogue = Epilogue(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if bias is None and not activation.has_offset:
         if not activation.is_scaled:  # a scale may follow
-            tail = tail.past_scales(a, context.facts)
-        tail = tail.past_bias(context.facts)
+            epilogue = epilogue.past_scales(a, context.facts)
+        epilogue = epilogue.past_bias(context.facts)
     if node.op_type == "Conv":
         has_scales = not all(param.is_one for param in form.params)
         geometry = geometry_of_floats(node, bias, weights, more_pads, has_scales_of_samples=has_scales)
-        return _FloatConv(activation, grid, weights, geometry, tail)
+        return _FloatConv(activation, grid, weights, geometry, epilogue)
     if activation.has_offset:
         raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
     return _FloatConv(
-        activation, grid, weights, phases_of(a, weights, axes_of(node, weights), tail, context.facts), tail
+        activation, grid, weights, phases_of(a, weights, axes_of(node, weights), epilogue, context.facts), epilogue
     )
 
 
@@ -84,7 +84,7 @@ def _build(match: _FloatConv, edit: Edit) -> None:
     if isinstance(match.geometry, Phases):
         build_phases(match.geometry, codes, edit)
     else:
-        build_quantized_conv(match.tail, codes, match.weights, match.geometry, edit)
+        build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation.value)
     note_roundings(edit, match.activation, match.grid)
 

@@ -23,6 +23,7 @@ from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..products.codes import Codes
 from ..products.corrections import Correction, added, correction_of, terms_of_zero_point
+from ..products.epilogue import Epilogue, epilogue_of
 from ..products.integer_product import (
     UnsignedProduct,
     build_unsigned_product,
@@ -31,7 +32,6 @@ from ..products.integer_product import (
     weights_of,
     zero_points_of_columns,
 )
-from ..products.tail import Tail, tail_of
 from ..products.unsigned_codes import UnsignedCodes
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -48,7 +48,7 @@ class IntegerConv:
         zero_point: Their zero point, one number of the same type; None for 0.
         weights: The weights.
         geometry: The geometry.
-        tail: The nodes after the product: scales and bias.
+        epilogue: The nodes after the product: scales and bias.
         correction: What is subtracted from the sums of the uint8 codes; None: the zero point times the weights' sums.
     """
 
@@ -56,7 +56,7 @@ class IntegerConv:
     zero_point: ir.Value | None
     weights: Weights
     geometry: Geometry
-    tail: Tail
+    epilogue: Epilogue
     correction: Correction | None
 
 
@@ -86,18 +86,20 @@ def _build(match: IntegerConv | UnsignedProduct, edit: Edit) -> None:
             codes = edit.insert(pad, before=edit.node)
             geometry = replace(geometry, table=np.vstack([geometry.table[:3], 0 * geometry.table[3:]]))
         zero_point = match.correction.build_zero_point(match.codes.dtype == ir.DataType.INT8, edit)
-    build_quantized_conv(match.tail, Codes(codes, None, zero_point), match.weights, geometry, edit, match.correction)
+    build_quantized_conv(
+        match.epilogue, Codes(codes, None, zero_point), match.weights, geometry, edit, match.correction
+    )
 
 
 RULE: Rule[IntegerConv | UnsignedProduct] = Rule("integer convolution", 13, _match, _build, reports_opset=True)
 
 
 def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> IntegerConv:
-    """Recognizes a convolution with known weights and a tail.
+    """Recognizes a convolution with known weights and an epilogue.
 
     Raises:
         Unconverted: The weights or zero points are not known, int32 may not hold the sums, or QuantizedConv does not
-            have the rank, an attribute or the tail of the convolution.
+            have the rank, an attribute or the epilogue of the convolution.
     """
     zero_point = [*node.inputs, None][2]
     check_type("the codes", codes, CODE_TYPES)
@@ -108,25 +110,25 @@ def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Inte
     weights = Weights(elements, zero_points_of_columns(zeros).reshape(-1))
     weights.check()
     geometry = geometry_of(node, weights)
-    tail = tail_of(node, codes, weights.channels, context.facts)
-    if tail is None:
+    epilogue = epilogue_of(node, codes, weights.channels, context.facts)
+    if epilogue is None:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_CHANNEL)
     return IntegerConv(
-        codes, zero_point, weights, geometry, tail, _correction(codes, zero_point, weights, geometry, tail)
+        codes, zero_point, weights, geometry, epilogue, _correction(codes, zero_point, weights, geometry, epilogue)
     )
 
 
 def _correction(
-    codes: ir.Value, zero_point: ir.Value | None, weights: Weights, geometry: Geometry, tail: Tail
+    codes: ir.Value, zero_point: ir.Value | None, weights: Weights, geometry: Geometry, epilogue: Epilogue
 ) -> Correction | None:
-    """Returns how QuantizedConv adds the integers that the tail adds to the sums; None if it adds none.
+    """Returns how QuantizedConv adds the integers that the epilogue adds to the sums; None if it adds none.
 
     Raises:
         Unconverted: It cannot.
     """
-    if not tail.added:
+    if not epilogue.added:
         return None
     if geometry.auto_pad != AutoPad.EXPLICIT:
         raise Unconverted(Reason.ADDED_NUMBERS_AUTO_PAD)
-    terms = added(tail.added, terms_of_zero_point(zero_point, weights.sums))
-    return correction_of(terms, weights.sums, codes, zero_point, tail.channels)
+    terms = added(epilogue.added, terms_of_zero_point(zero_point, weights.sums))
+    return correction_of(terms, weights.sums, codes, zero_point, epilogue.channels)

@@ -1,4 +1,4 @@
-"""Builds QuantizedConv from codes, weights, geometry and the tail of a convolution."""
+"""Builds QuantizedConv from codes, weights, geometry and the epilogue of a convolution."""
 
 from __future__ import annotations
 
@@ -13,28 +13,38 @@ from ...operators.packing import pack_conv
 from ..edit import Edit, call
 from ..products.codes import Codes
 from ..products.corrections import Correction
+from ..products.epilogue import Epilogue
 from ..products.quantized_matmul import scales_and_bias
-from ..products.tail import Tail
 from ..shared_initializers import SharedInitializers
 from .convolution import Geometry, Weights
 
 
 def build_quantized_conv(
-    tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit, correction: Correction | None = None
+    epilogue: Epilogue,
+    codes: Codes,
+    weights: Weights,
+    geometry: Geometry,
+    edit: Edit,
+    correction: Correction | None = None,
 ) -> None:
-    """Puts QuantizedConv in place of a convolution and its tail: see :func:`insert_quantized_conv`."""
-    edit.replace(tail.last, insert_quantized_conv(tail, codes, weights, geometry, edit, correction))
+    """Puts QuantizedConv in place of a convolution and its epilogue: see :func:`insert_quantized_conv`."""
+    edit.replace(epilogue.last, insert_quantized_conv(epilogue, codes, weights, geometry, edit, correction))
 
 
 def insert_quantized_conv(
-    tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit, correction: Correction | None = None
+    epilogue: Epilogue,
+    codes: Codes,
+    weights: Weights,
+    geometry: Geometry,
+    edit: Edit,
+    correction: Correction | None = None,
 ) -> ir.Value:
-    """Inserts QuantizedConv before the last node of a convolution and its tail, and returns its result.
+    """Inserts QuantizedConv before the last node of a convolution and its epilogue, and returns its result.
 
     Args:
-        tail: The nodes after the product: scales and bias.
+        epilogue: The nodes after the product: scales and bias.
         codes: The codes of the activation, uint8 or int8, with one scale and one zero point.
-        weights: The weights, which :meth:`Weights.check` has accepted. The tail has their scales.
+        weights: The weights, which :meth:`Weights.check` has accepted. The epilogue has their scales.
         geometry: The geometry.
         edit: The edit of the convolution.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
@@ -44,7 +54,7 @@ def insert_quantized_conv(
         return edit.shared(SharedInitializers).of(elements, edit)
 
     packed, quad_axis = pack_conv(weights.codes)
-    scale, channel_scale, bias = scales_and_bias(tail, codes, edit)
+    scale, channel_scale, bias = scales_and_bias(epilogue, codes, edit)
     main = call(
         "QuantizedConv",
         [
@@ -54,26 +64,27 @@ def insert_quantized_conv(
             initializer(packed),
             initializer(weights.zero_point),
             channel_scale,
-            (correction or Correction()).build_sums(weights.sums, edit, tail.last_node),
+            (correction or Correction()).build_sums(weights.sums, edit, epilogue.last_node),
             bias,
             initializer(geometry.table),
         ],
         group=geometry.group,
         auto_pad=int(geometry.auto_pad),
         quad_axis=int(quad_axis),
-        scale_order=int(tail.scale_order),
+        scale_order=int(epilogue.scale_order),
         terms=codes.terms,
     )
-    result = edit.insert_main(main, before=tail.last_node)
+    result = edit.insert_main(main, before=epilogue.last_node)
     if codes.offset is not None:
         result = edit.insert(
-            ir.node("Add", [result, _of_offset(codes.offset, tail, codes, weights, geometry, edit)]), before=edit.node
+            ir.node("Add", [result, _of_offset(codes.offset, epilogue, codes, weights, geometry, edit)]),
+            before=edit.node,
         )
     return result
 
 
 def _of_offset(
-    offset: ir.Value, tail: Tail, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit
+    offset: ir.Value, epilogue: Epilogue, codes: Codes, weights: Weights, geometry: Geometry, edit: Edit
 ) -> ir.Value:
     """Returns the convolution of an offset that is one number: the offset times that of an image of ones.
 
@@ -87,14 +98,14 @@ def _of_offset(
     def constant(*numbers: int) -> ir.Value:
         return edit.add_constant(np.array(numbers), before=edit.node)
 
-    assert tail.column is not None
+    assert epilogue.column is not None
     real = weights.codes.astype(np.float64) - weights.zero_point.reshape(-1, *[1] * (weights.codes.ndim - 1))
-    sums = real.sum(1, keepdims=True) * tail.column.reshape(-1, *[1] * (weights.codes.ndim - 1))
+    sums = real.sum(1, keepdims=True) * epilogue.column.reshape(-1, *[1] * (weights.codes.ndim - 1))
     size = insert("Slice", insert("Shape", codes.codes), constant(2), constant(weights.codes.ndim))
     ones = insert(
         "Expand", edit.add_constant(np.float32(1), before=edit.node), insert("Concat", constant(1, 1), size, axis=0)
     )
-    attributes = {name: each.value for name, each in tail.product.attributes.items() if name != "group"}
+    attributes = {name: each.value for name, each in epilogue.product.attributes.items() if name != "group"}
     if geometry.auto_pad == AutoPad.EXPLICIT:
         attributes |= {"auto_pad": "NOTSET", "pads": geometry.table[3:].ravel().tolist()}
     filters = edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)

@@ -27,7 +27,7 @@ from ..edit import Edit
 from ..policy.cost import is_slow_transposed_convolution
 from ..products.channels import Channels
 from ..products.codes import Codes
-from ..products.tail import Tail
+from ..products.epilogue import Epilogue
 from ..reasons import Reason, Unconverted
 from .convolution import Geometry, Weights, check_rank, integers_of
 from .quantized_conv import insert_quantized_conv
@@ -60,7 +60,7 @@ class Phases:
         weights, geometry: Of the convolution of the phases.
         axes: The geometry of the ConvTranspose.
         channels: Its output channels.
-        tail: Its tail, with a scale and a bias for each channel of the phases.
+        epilogue: Its epilogue, with a scale and a bias for each channel of the phases.
     """
 
     activation: ir.Value
@@ -68,7 +68,7 @@ class Phases:
     geometry: Geometry
     axes: Axes
     channels: int
-    tail: Tail
+    epilogue: Epilogue
 
 
 def axes_of(node: ir.Node, weights: Weights) -> Axes:
@@ -89,40 +89,40 @@ def axes_of(node: ir.Node, weights: Weights) -> Axes:
     return axes
 
 
-def phases_of(activation: ir.Value, weights: Weights, axes: Axes, tail: Tail, facts: Facts) -> Phases:
+def phases_of(activation: ir.Value, weights: Weights, axes: Axes, epilogue: Epilogue, facts: Facts) -> Phases:
     """Returns the convolution of the phases of a ConvTranspose.
 
     Args:
         activation: Its activation.
         weights, axes: Its weights and its geometry.
-        tail: The ConvTranspose and the nodes after it. It has scales of the columns.
+        epilogue: The ConvTranspose and the nodes after it. It has scales of the columns.
         facts: What is known of the model.
 
     Raises:
         Unconverted: The bias is not one constant for each channel.
     """
-    channels, bias = weights.channels, tail.bias
+    channels, bias = weights.channels, epilogue.bias
     numbers = Channels(channels.size).vector(bias, np.float32, facts) if isinstance(bias, ir.Value) else bias
     if bias is not None and numbers is None:
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
     phases = math.prod(axes.strides)
-    assert tail.column is not None
-    tail = replace(
-        tail,
+    assert epilogue.column is not None
+    epilogue = replace(
+        epilogue,
         channels=Channels(channels.size * phases, channels.spatial_rank),
-        column=np.repeat(np.broadcast_to(tail.column.reshape(-1), channels.size), phases),
+        column=np.repeat(np.broadcast_to(epilogue.column.reshape(-1), channels.size), phases),
         bias=None if numbers is None else np.repeat(numbers, phases),
     )
     ones = [1] * channels.spatial_rank
     table = np.array([axes.taps, ones, ones, *axes.pads], np.int32)
-    geometry = Geometry(table, tail.product.attributes.get_int("group", 1), AutoPad.EXPLICIT)
-    return Phases(activation, _weights_of_phases(weights, axes), geometry, axes, channels.size, tail)
+    geometry = Geometry(table, epilogue.product.attributes.get_int("group", 1), AutoPad.EXPLICIT)
+    return Phases(activation, _weights_of_phases(weights, axes), geometry, axes, channels.size, epilogue)
 
 
 def build_phases(phases: Phases, codes: Codes, edit: Edit) -> None:
-    """Puts QuantizedConv and the nodes that interleave the phases in place of a ConvTranspose and its tail."""
-    result = insert_quantized_conv(phases.tail, codes, phases.weights, phases.geometry, edit)
-    edit.replace(phases.tail.last, _interleaved(result, phases, edit))
+    """Puts QuantizedConv and the nodes that interleave the phases in place of a ConvTranspose and its epilogue."""
+    result = insert_quantized_conv(phases.epilogue, codes, phases.weights, phases.geometry, edit)
+    edit.replace(phases.epilogue.last, _interleaved(result, phases, edit))
 
 
 def by_output_channel(elements: npt.NDArray[np.float32], node: ir.Node) -> npt.NDArray[np.float32]:
@@ -196,7 +196,7 @@ class _Shapes:
     """Shapes of the convolution of the phases, as constants if the size of the image is known."""
 
     def __init__(self, result: ir.Value, phases: Phases, edit: Edit) -> None:
-        self._edit, self._before, self._strides = edit, phases.tail.last_node, phases.axes.strides
+        self._edit, self._before, self._strides = edit, phases.epilogue.last_node, phases.axes.strides
         rank, shape = len(self._strides), phases.activation.shape
         image = [None] * rank if shape is None else [dim if isinstance(dim, int) else None for dim in shape[2:]]
         more = [a + b - t + 1 for a, b, t in zip(*phases.axes.pads, phases.axes.taps, strict=True)]
@@ -235,7 +235,7 @@ class _Shapes:
 
 def _interleaved(result: ir.Value, phases: Phases, edit: Edit) -> ir.Value:
     """Returns the output of the ConvTranspose: the phases [N, M * s1 * ... * sr, q1, ..., qr] side by side, and cut."""
-    strides, before = phases.axes.strides, phases.tail.last_node
+    strides, before = phases.axes.strides, phases.epilogue.last_node
     axes = range(len(strides))
 
     def insert(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:

@@ -95,7 +95,7 @@ def _tanh_gelu(x: _Elements) -> _Elements:
     return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
-# No operator here has a bend, except Abs and Sign at 0. So functions that are equal on the grid are equal elsewhere.
+# No operator here has a bend, except Abs and Sign at 0. So functions that are equal at these points are equal.
 _FUNCTIONS: dict[str, _Function] = {
     "Abs": np.abs,
     "Add": np.add,
@@ -131,18 +131,18 @@ def _function(node: ir.Node) -> _Function | None:
 # The functions of x
 
 _LARGE = np.array([15.0, 20.0, 30.0, 100.0])
-_GRID = np.concatenate([[1.0, -1e-3, 1e-3], np.linspace(-12, 12, 1001), _LARGE, -_LARGE])
-_FINITE = np.abs(_GRID) <= 30  # an exponential may overflow beyond
+_POINTS = np.concatenate([[1.0, -1e-3, 1e-3], np.linspace(-12, 12, 1001), _LARGE, -_LARGE])
+_FINITE = np.abs(_POINTS) <= 30  # an exponential may overflow beyond
 _ONE = 0  # the index of 1
 # Constants rounded to float32, or to six digits, change the functions by less than 5e-7. Rounded to float16 they make
 # other functions, which differ by up to 3e-5: more than verification allows. The two forms of Gelu differ by 5e-4.
-_TOLERANCE = 1e-6 * np.maximum(1, np.abs(_GRID))
+_TOLERANCE = 1e-6 * np.maximum(1, np.abs(_POINTS))
 _NEAR = 100  # of these tolerances
-_GELUS = {"Gelu": _gelu(_GRID), "FastGelu": _tanh_gelu(_GRID)}
+_GELUS = {"Gelu": _gelu(_POINTS), "FastGelu": _tanh_gelu(_POINTS)}
 
 
 def _activation(elements: _Elements) -> tuple[str, dict[str, float]] | None:
-    """Returns the operator, with its attributes, that computes these elements of the grid, or None."""
+    """Returns the operator, with its attributes, that computes these elements at the points, or None."""
     if not np.isfinite(elements[_FINITE]).all():
         return None
     for operator, expected in _GELUS.items():
@@ -150,11 +150,11 @@ def _activation(elements: _Elements) -> tuple[str, dict[str, float]] | None:
             return operator, {}
     with np.errstate(all="ignore"):  # sigmoid(alpha) is the function of 1
         alpha = float(np.float32(np.log(elements[_ONE] / (1 - elements[_ONE]))))
-        return ("QuickGelu", {"alpha": alpha}) if _is_equal(elements, _swish(_GRID, alpha)) else None
+        return ("QuickGelu", {"alpha": alpha}) if _is_equal(elements, _swish(_POINTS, alpha)) else None
 
 
 def _near(elements: _Elements) -> Unconverted | None:
-    """Returns why elements of the grid that nearly equal a Gelu are not fused; None if they do not."""
+    """Returns why elements at the points that nearly equal a Gelu are not fused; None if they do not."""
     for operator, expected in _GELUS.items():
         difference = np.abs(elements - expected)
         if elements.ndim and (difference <= _NEAR * _TOLERANCE).all():
@@ -168,7 +168,7 @@ def _is_equal(elements: _Elements, expected: _Elements) -> bool:
 
 
 class _Functions:
-    """Values as functions of x: their elements where the elements of x are the grid."""
+    """Values as functions of x: their elements where the elements of x are the points."""
 
     def __init__(self, x: ir.Value, graph: ir.Graph | ir.Function | None) -> None:
         """Starts with x.
@@ -178,7 +178,7 @@ class _Functions:
             graph: The graph of the nodes that may compute other values.
         """
         self._x, self._graph = x, graph
-        self._found: dict[ir.Value, _Elements | None] = {x: _GRID}
+        self._found: dict[ir.Value, _Elements | None] = {x: _POINTS}
 
     def __call__(self, value: ir.Value | None) -> _Elements | None:
         """Returns the elements of a value; one number if it is constant.

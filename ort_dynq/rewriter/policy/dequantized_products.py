@@ -17,9 +17,10 @@ from ..reasons import Reason
 
 _SMALLEST_BLOCK = 16
 _BITS_8 = ("INT8", "UINT8")
+_CODES = (*_BITS_8, "INT4", "UINT4", "INT2", "UINT2")
 
 
-def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node], uses: int) -> Reason:
+def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node], uses: int, readers: int) -> Reason:
     """Returns MADE_LEVEL_4 or MADE_DEQUANTIZATION.
 
     Args:
@@ -27,8 +28,10 @@ def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node],
         dq: The DequantizeLinear of its second factor, whose inputs are constants.
         moves: The nodes between them.
         uses: The number of uses of the weights: each node of `moves` and the product have one.
+        readers: The number of uses of the codes or of the scales, the larger one: MatMulNBits has its own.
     """
-    is_level_4 = uses == len(moves) + 1 and _is_taken(product, moves) and _has_scales(dq, moves)
+    is_used_once = uses == len(moves) + 1 and readers == 1
+    is_level_4 = is_used_once and _is_taken(product, moves) and _has_scales(dq, moves)
     return Reason.MADE_LEVEL_4 if is_level_4 else Reason.MADE_DEQUANTIZATION
 
 
@@ -46,7 +49,7 @@ def _is_taken(product: ir.Node, moves: Sequence[ir.Node]) -> bool:
 def _has_scales(dq: ir.Node, moves: Sequence[ir.Node]) -> bool:
     """Returns whether MatMulNBits has such scales."""
     codes, scale = dq.inputs[:2]
-    if codes is None or scale is None or scale.shape is None or codes.dtype is None:
+    if codes is None or scale is None or scale.shape is None or codes.dtype is None or codes.dtype.name not in _CODES:
         return False
     axis, size = dq.attributes.get_int("axis", 1), dq.attributes.get_int("block_size", 0)
     if moves and codes.dtype.name not in _BITS_8:

@@ -30,7 +30,7 @@ class Codes(NamedTuple):
         codes: uint8, [..., M, K]; for a convolution uint8 or int8, [N, C, D1, ..., Dr]; of two terms int8,
             [..., M, 2 * K], or [N, 2 * C, D1, ..., Dr].
         scale: One for each row, [..., M, 1], or for each group of a row, [..., M, K / group_size], or for each sample,
-            [N, 1, ..., 1], or one for all; None if the codes are not scaled, or the product's tail has the scale.
+            [N, 1, ..., 1], or one for all; None if the codes are not scaled, or the product's epilogue has the scale.
         zero_point: Of the type of the codes, as many as there are scales, or one for all.
         offset: What every element of a row has in addition, float32, [..., M, 1] or one number, or [..., M, K /
             group_size] for each group of it; None for 0.

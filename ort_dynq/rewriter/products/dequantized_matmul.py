@@ -72,11 +72,14 @@ class _Fates:
 
     def __init__(self, facts: Facts) -> None:
         self._uses: dict[ir.Node, int] = {}
+        self._readers: dict[ir.Value, int] = {}
 
     def of(self, product: ir.Node, dequantizer: Dequantizer) -> Reason:
         """Returns MADE_LEVEL_4 or MADE_DEQUANTIZATION."""
         uses = self._uses.setdefault(dequantizer.node, dequantizer.uses)
-        return made_by_onnxruntime(product, dequantizer.node, dequantizer.moves, uses)
+        constants = [value for value in dequantizer.node.inputs[:2] if value is not None]
+        readers = max(self._readers.setdefault(value, len(value.uses())) for value in constants)
+        return made_by_onnxruntime(product, dequantizer.node, dequantizer.moves, uses, readers)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
+from .epilogue import check_sums
 from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS, NBits, bytes_of, check_scale_type, computed, constant_tensor, release
 from .scale_indices import ScaleIndices
-from .tail import check_sums
 
 _Elements = TypeVar("_Elements", npt.NDArray[Any], ScaleIndices)
 

@@ -2,7 +2,7 @@
 
 QMoE stores the columns of each expert one after the other: the codes are [experts, N, K * bits / 8], low bits first,
 scales [experts, N, blocks], and zero points have the same form, with each column rounded up to a byte. Without blocks,
-scales are [experts, N], and zero points [experts, N * bits / 8].
+scales are [experts, N], and zero points [experts, N * bits / 8]. QuantizedExperts has no codes of 2 bits: they get 4.
 
 Packed weights of external data are computed when the model is written, one after the other.
 """
@@ -21,7 +21,9 @@ from ...operators.packing import QUAD, pack_columns, packed_shape
 from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
+from .epilogue import check_sums
 from .nbits import (
+    bytes_of,
     check_finite,
     check_scale_type,
     check_size,
@@ -32,7 +34,6 @@ from .nbits import (
     stored_codes,
     unpacked,
 )
-from .tail import check_sums
 
 _WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
 
@@ -96,9 +97,14 @@ class ExpertWeights:
         """The number of blocks of a column."""
         return self.depth // self.block_size if self.block_size else 1
 
+    @property
+    def stored_bits(self) -> int:
+        """The bits of a code of QuantizedExperts."""
+        return max(4, self.bits)
+
     def packed(self) -> ir.TensorProtocol:
         """Returns the packed weights: a stack of those of QuantizedMatMul."""
-        shape = self.experts, *packed_shape(self.depth, self.columns, self.bits)
+        shape = self.experts, *packed_shape(self.depth, self.columns, self.stored_bits)
         return computed([part.codes for part in self.parts], self._pack, ir.DataType.INT8, shape)
 
     def column_scale(self) -> ir.TensorProtocol:
@@ -155,14 +161,16 @@ class ExpertWeights:
         return unpacked(part.zero_points.numpy().reshape(rows, -1), self.bits)[:, :count].reshape(self._of_part(part))
 
     def _pack(self) -> npt.NDArray[np.int8]:
-        shape = packed_shape(self.depth, self.columns, self.bits)
+        shape = packed_shape(self.depth, self.columns, self.stored_bits)
         packed = np.empty((self.experts, *shape), np.int8)
         flip = np.uint8(128 if self.bits == 8 else 0)
         for expert in range(self.experts):
             rows = [part.codes.numpy()[expert] for part in self.parts]
             columns = self._in_order(np.concatenate(rows)[None])[0] ^ flip
+            if self.bits < self.stored_bits:
+                columns = bytes_of(unpacked(columns, self.bits), self.stored_bits)
             padding = QUAD * shape[1] - columns.shape[1]
-            packed[expert] = pack_columns(np.pad(columns, ((0, 0), (0, padding))), self.bits)
+            packed[expert] = pack_columns(np.pad(columns, ((0, 0), (0, padding))), self.stored_bits)
         for part in self.parts:
             release(part.codes)
         return packed

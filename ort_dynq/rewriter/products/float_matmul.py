@@ -29,19 +29,19 @@ from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
 from .channels import columns_of
 from .codes import ActivationCodes
+from .epilogue import Epilogue, check_length
 from .grid import QuantizedWeights, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul
 from .shared_grids import SharedGrids
-from .tail import Tail, check_length
 
 
 @dataclass(frozen=True)
 class _FloatProduct:
     activation: Activation
     grid: QuantizedWeights
-    tail: Tail
+    epilogue: Epilogue
 
 
 def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
@@ -72,17 +72,17 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     check_length(grid)
     groups, parts = (depth // group_size, group_size // common) if group_size else (1, 1)
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
-    tail = Tail(node, channels, node.outputs[0], column=grid.scale, bias=bias)
+    epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if activation.has_offset:
-        return _FloatProduct(activation, grid, tail)
+        return _FloatProduct(activation, grid, epilogue)
     if not activation.is_scaled and bias is None:  # a scale may follow
-        tail = (tail.past_casts() if grid.has_int32_sums else tail).past_scales(a, facts)
-    return _FloatProduct(activation, grid, tail if bias is not None else tail.past_bias(facts))
+        epilogue = (epilogue.past_casts() if grid.has_int32_sums else epilogue).past_scales(a, facts)
+    return _FloatProduct(activation, grid, epilogue if bias is not None else epilogue.past_bias(facts))
 
 
 def _build(match: _FloatProduct, edit: Edit) -> None:
     codes = edit.shared(ActivationCodes).of(match.activation, edit)
-    build_quantized_matmul(match.tail, codes, match.grid, edit)
+    build_quantized_matmul(match.epilogue, codes, match.grid, edit)
     note_activation(edit, match.activation.value)
     note_roundings(edit, match.activation, match.grid)
 

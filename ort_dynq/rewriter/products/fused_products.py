@@ -28,11 +28,11 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .channels import Channels
 from .codes import Codes
+from .epilogue import Epilogue, check_length
 from .float_activations import FloatActivations, check_activation
 from .grid import QuantizedWeights
 from .integer_product import grid_of_weights, is_static
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
-from .tail import Tail, check_length
 from .unsigned_codes import UnsignedCodes
 
 _ATTENTION = "QAttention"
@@ -68,14 +68,14 @@ class _FusedProduct:
         x: The codes, or the float activation.
         zero_point: The zero point of the codes; None for 0, and for an activation.
         grid: The weights, [K, N].
-        tail: The scales and the bias. An attention is all of its `last`.
+        epilogue: The scales and the bias. An attention is all of its `last`.
         mask: The mask of an attention; None if there is none.
     """
 
     x: ir.Value
     zero_point: ir.Value | None
     grid: QuantizedWeights
-    tail: Tail
+    epilogue: Epilogue
     mask: ir.Value | None = None
 
 
@@ -111,14 +111,14 @@ def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
     bias = None if inputs[positions.bias] is None else channels.bias(inputs[positions.bias], facts)
     if inputs[positions.bias] is not None and bias is None:
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
-    tail = Tail(node, channels, node.outputs[0], scale, column, ScaleOrder.SCALES_FIRST, bias)
+    epilogue = Epilogue(node, channels, node.outputs[0], scale, column, ScaleOrder.SCALES_FIRST, bias)
     if node.op_type != _ATTENTION:
-        return _FusedProduct(x, zero_point, grid, tail if bias is not None else tail.past_bias(facts))
+        return _FusedProduct(x, zero_point, grid, epilogue if bias is not None else epilogue.past_bias(facts))
     _check_attention(node, inputs, channels)
     bias = channels.vector(inputs[positions.bias], np.float32, facts)
     if bias is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
-    return _FusedProduct(x, zero_point, grid, replace(tail, bias=bias), inputs[_MASK])
+    return _FusedProduct(x, zero_point, grid, replace(epilogue, bias=bias), inputs[_MASK])
 
 
 def _check_attention(node: ir.Node, inputs: Sequence[ir.Value | None], channels: Channels) -> None:
@@ -158,10 +158,10 @@ def _has_one_length_for_each_sample(mask: ir.Value, x: ir.Value | None) -> bool:
 def _build(match: _FusedProduct, edit: Edit) -> None:
     codes = _codes(match, edit)
     if edit.node.op_type != _ATTENTION:
-        build_quantized_matmul(match.tail, codes, match.grid, edit)
+        build_quantized_matmul(match.epilogue, codes, match.grid, edit)
         return
     query_key_value = [
-        edit.insert(quantized_matmul(tail, codes, grid, edit), before=edit.node) for tail, grid in _parts(match)
+        edit.insert(quantized_matmul(epilogue, codes, grid, edit), before=edit.node) for epilogue, grid in _parts(match)
     ]
     kept = {name: edit.node.attributes[name] for name in _KEPT_ATTRIBUTES if name in edit.node.attributes}
     inputs = [*query_key_value, *([] if match.mask is None else [None, match.mask])]
@@ -174,7 +174,7 @@ def _build(match: _FusedProduct, edit: Edit) -> None:
 
 
 def _codes(match: _FusedProduct, edit: Edit) -> Codes:
-    if match.tail.row is None:
+    if match.epilogue.row is None:
         codes = edit.shared(FloatActivations).of_tensor(match.x, edit)
         assert codes.scale is not None
         return codes
@@ -185,18 +185,20 @@ def _codes(match: _FusedProduct, edit: Edit) -> Codes:
     return Codes(unsigned.of(match.x, edit), None, unsigned.of(zero_point, edit))
 
 
-def _parts(match: _FusedProduct) -> list[tuple[Tail, QuantizedWeights]]:
-    """Returns the tails and the weights of query, key and value: thirds of the columns."""
-    tail, grid, size = match.tail, match.grid, match.tail.channels.size // _PARTS
-    assert tail.column is not None
-    assert isinstance(tail.bias, np.ndarray)
+def _parts(match: _FusedProduct) -> list[tuple[Epilogue, QuantizedWeights]]:
+    """Returns the epilogues and the weights of query, key and value: thirds of the columns."""
+    epilogue, grid, size = match.epilogue, match.grid, match.epilogue.channels.size // _PARTS
+    assert epilogue.column is not None
+    assert isinstance(epilogue.bias, np.ndarray)
     parts = []
     for start in range(0, _PARTS * size, size):
         columns = slice(start, start + size)
         zero_point = grid.zero_point if grid.zero_point.ndim == 1 else grid.zero_point[:, columns]
         part = replace(grid, codes=np.ascontiguousarray(grid.codes[:, columns]), zero_point=zero_point)
-        channels = tail.channels._replace(size=size)
-        parts.append((replace(tail, channels=channels, column=tail.column[columns], bias=tail.bias[columns]), part))
+        channels = epilogue.channels._replace(size=size)
+        parts.append(
+            (replace(epilogue, channels=channels, column=epilogue.column[columns], bias=epilogue.bias[columns]), part)
+        )
     return parts
 
 

@@ -4,7 +4,7 @@ Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights
 group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The search
 finds the scale and compares every weight bit for bit. Other arithmetic, such as w + (code * scale - w) or code / scale,
 rounds differently: then every weight is compared except for a few units in the last place. Weights of float16 may be
-float16(code * scale) (../float16/grid.py).
+float16(code * scale) (rounded_scales.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.constants import is_float16
-from ..float16.grid import float16_scales
+from .rounded_scales import float16_scales
 
 _N = TypeVar("_N", bound=np.generic)
 _GROUP_SIZES = (256, 128, 64, 32, 16)

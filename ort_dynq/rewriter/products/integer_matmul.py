@@ -37,6 +37,7 @@ from ..rule import Context, Rule
 from .channels import Channels, columns_of
 from .codes import Codes
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
+from .epilogue import Epilogue, check_length, epilogue_of
 from .grid import QuantizedWeights, columns_of_stack, grid_of_integers
 from .integer_product import (
     UnsignedProduct,
@@ -48,7 +49,6 @@ from .integer_product import (
 )
 from .matrix_product import matrix_product_of, stack_beside, with_stack_of
 from .quantized_matmul import build_quantized_matmul
-from .tail import Tail, check_length, tail_of
 from .unsigned_codes import UnsignedCodes
 from .wide_codes import WideCodes, wide_codes_of
 
@@ -61,14 +61,14 @@ class _IntegerProduct:
         factor: The left factor: the codes, or wider integers that contain them.
         is_signed: Whether the codes are int8.
         grid: The weights.
-        tail: The nodes after the product: scales and bias.
+        epilogue: The nodes after the product: scales and bias.
         correction: What is subtracted from the sums of the uint8 codes.
     """
 
     factor: ir.Value
     is_signed: bool
     grid: QuantizedWeights
-    tail: Tail
+    epilogue: Epilogue
     correction: Correction
 
 
@@ -93,22 +93,22 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
     """
     facts = context.facts
     channels = _columns(codes, weights)
-    tail = tail_of(node, codes, channels, facts, lambda: _largest_sum(grid_of_weights(node, facts)))
+    epilogue = epilogue_of(node, codes, channels, facts, lambda: _largest_sum(grid_of_weights(node, facts)))
     # ONNX Runtime also fuses products of stacked weights, but does not run them.
     is_fused = _is_fused_by_onnxruntime(codes) and not channels.stack
-    if is_fused and (tail is None or not tail.added):
+    if is_fused and (epilogue is None or not epilogue.added):
         if context.keep_fused:
             return None
-        if tail is not None and has_small_weights(node, facts):
+        if epilogue is not None and has_small_weights(node, facts):
             raise Unconverted(Reason.SMALL_WEIGHTS)
-    if tail is None and not facts.is_constant(weights):
+    if epilogue is None and not facts.is_constant(weights):
         raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
-    if tail is None:
+    if epilogue is None:
         is_fast = codes.dtype == ir.DataType.UINT8
         raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)
     zero_point = [*node.inputs, None][2]
     grid = with_stack_of(grid_of_weights(node, facts), codes)
-    return _match_product(codes, WideCodes(codes, zero_point, codes), grid, tail)
+    return _match_product(codes, WideCodes(codes, zero_point, codes), grid, epilogue)
 
 
 def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
@@ -117,13 +117,13 @@ def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
         return
     unsigned, codes = edit.shared(UnsignedCodes), match.factor
     zero_point = match.correction.build_zero_point(match.is_signed, edit)
-    if match.tail.product.op_type != "MatMulInteger":
+    if match.epilogue.product.op_type != "MatMulInteger":
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
         codes = unsigned.shifted(codes, edit)
-    repeats_scale = match.tail.row is None and not has_one_element(zero_point)
+    repeats_scale = match.epilogue.row is None and not has_one_element(zero_point)
     found = Codes(codes, None, zero_point, repeats_scale=repeats_scale)
-    build_quantized_matmul(match.tail, found, match.grid, edit, match.correction)
+    build_quantized_matmul(match.epilogue, found, match.grid, edit, match.correction)
 
 
 RULE: Rule[_IntegerProduct | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
@@ -159,39 +159,41 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     grid = _grid_of_integers(weights, facts, product.has_transposed_b)
     grid = with_stack_of(grid, wide.shape)
     channels = columns_of(grid.codes.shape[1], grid.stack, wide.shape)
-    tail = tail_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
-    if tail is None:
+    epilogue = epilogue_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
+    if epilogue is None:
         raise Unconverted(Reason.SUMS_NOT_CONVERTED)
-    match = _match_product(factor, wide, grid, tail)
+    match = _match_product(factor, wide, grid, epilogue)
     if node.outputs[0].dtype != ir.DataType.INT32 and match.correction.sums is not None:  # int64 does not wrap around
         raise Unconverted(Reason.ADDED_NUMBERS)
     return match
 
 
-def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, tail: Tail) -> _IntegerProduct:
-    """Recognizes a product with known weights and a tail.
+def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, epilogue: Epilogue) -> _IntegerProduct:
+    """Recognizes a product with known weights and an epilogue.
 
     Raises:
         Unconverted: int32 may not hold the sums, or the zero points are not known to belong to the rows or to be codes.
     """
     zero_point = codes.zero_point
-    terms = added(tail.added, terms_of_zero_point(zero_point, grid.sums[0]))
+    terms = added(epilogue.added, terms_of_zero_point(zero_point, grid.sums[0]))
     row_sums = (RowSums(codes.shape),)
     if row_sums in terms:
         grid = _with_zero_points(grid, -terms[row_sums])
         terms = {factors: numbers for factors, numbers in terms.items() if factors != row_sums}
     check_length(grid)
-    correction = correction_of(terms, grid.sums[0], codes.codes, zero_point, tail.channels)
+    correction = correction_of(terms, grid.sums[0], codes.codes, zero_point, epilogue.channels)
     value = correction.zero_point
     if isinstance(value, ir.Value) and not (
-        has_one_element(value, tail.channels.rank)
-        or (value is zero_point and value.shape is None and tail.product.op_type == "MatMulInteger")  # takes no other
-        or (tail.row is None and is_shape_of_rows(value, codes.shape))
-        or (tail.row is not None and not tail.is_row_moved and _have_same_shape(value, tail.row))
-        or (tail.row is not None and not tail.is_row_moved and _are_of_rows((value, tail.row), codes.shape))
+        has_one_element(value, epilogue.channels.rank)
+        or (
+            value is zero_point and value.shape is None and epilogue.product.op_type == "MatMulInteger"
+        )  # takes no other
+        or (epilogue.row is None and is_shape_of_rows(value, codes.shape))
+        or (epilogue.row is not None and not epilogue.is_row_moved and _have_same_shape(value, epilogue.row))
+        or (epilogue.row is not None and not epilogue.is_row_moved and _are_of_rows((value, epilogue.row), codes.shape))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, tail, correction)
+    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, epilogue, correction)
 
 
 def _largest_sum(grid: QuantizedWeights) -> float:

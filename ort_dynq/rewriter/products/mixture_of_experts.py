@@ -3,9 +3,9 @@
 QMoE    -> QuantizedExperts
 
 ONNX Runtime's kernel quantizes the activations of experts at run time, as MatMulNBits of accuracy_level 4 does, if the
-weights have blocks, and 8 bits or accuracy_level 4. Here each block gets 256 codes, whose steps are never larger. Other
-experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them. With
-`weights_only` "two-term", the activations of all experts get two codes.
+weights have blocks, and 8 bits, or 4 and accuracy_level 4. Here each block gets 256 codes, whose steps are never
+larger. Other experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them.
+With `weights_only` "two-term", the activations of all experts get two codes.
 
 What the kernel for CPUs ignores is ignored: use_sparse_mixer, and normalize_routing_weights without router_weights,
 since the softmax of the chosen scores has the sum 1.
@@ -32,7 +32,7 @@ from .nbits import FLOATS, QUANTIZED_LEVEL
 from .provenance import note_activation
 from .weights_only import remark_on_codes
 
-_BITS = (4, 8)
+_BITS = (2, 4, 8)
 # The inputs: codes, scales, biases and zero points of a product.
 _FC1, _FC2, _FC3 = (2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13)
 _ROUTER_WEIGHTS = 14
@@ -71,7 +71,7 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
         return None
     number, text = node.attributes.get_int, node.attributes.get_string
     level, bits, block_size = number("accuracy_level", 0), number("expert_weight_bits", 4), number("block_size", 0)
-    is_quantized = block_size > 0 and (bits > 4 or level == QUANTIZED_LEVEL)
+    is_quantized = block_size > 0 and (bits > 4 or (bits == 4 and level == QUANTIZED_LEVEL))
     if not is_quantized and context.weights_only == "keep":
         raise Unconverted(Reason.EXPERTS_FLOAT_ACTIVATION, level=level, block_size=block_size)
     if context.exact:
@@ -129,7 +129,8 @@ def _activation(node: ir.Node, *, has_fc3: bool) -> tuple[str, tuple[tuple[int, 
     alpha, beta = number("activation_alpha", 1.0), number("activation_beta", 0.0)
     limit = number("swiglu_limit", math.inf)
     for name, value in (("activation_alpha", alpha), ("activation_beta", beta), ("swiglu_limit", limit)):
-        if math.isnan(value):
+        # ONNX Runtime ends the process at a negative limit: the range is empty.
+        if math.isnan(value) or (name == "swiglu_limit" and value < 0):
             raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=str(value))
     gate, linear = "x", "tensor1"
     if limit < math.inf:
@@ -186,7 +187,7 @@ def _build(match: Mixture, edit: Edit) -> None:
         program=match.program,
         k=node.attributes.get_int("k", 1),
         normalize=node.attributes.get_int("normalize_routing_weights", 0),
-        bits=match.first.bits,
+        bits=match.first.stored_bits,
         group_size=match.first.block_size,
         terms=match.terms,
     )

@@ -28,10 +28,9 @@ from ...storage import ComputedTensor
 from ..analysis.constants import is_float16
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
-from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
-from .tail import check_sums
+from .epilogue import check_sums
+from .tied_tables import reads_table, root_of
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
@@ -216,7 +215,7 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     check_size("zero points", zero_point, columns * (blocks if has_real_zero_points else -(-blocks * bits // 8)))
     if g_idx is not None and not _is_in_order(g_idx, depth, block_size, facts):
         raise Unconverted(Reason.NBITS_ORDER)
-    root = check_unshared(b, node, _WEIGHTS)
+    root = check_unshared(b, node, _WEIGHTS, tables=True)
     check_finite(scale)
     if zero_point is not None and has_real_zero_points:
         check_finite(zero_point)
@@ -256,19 +255,22 @@ def check_finite(tensor: ir.TensorProtocol) -> None:
         raise Unconverted(Reason.WEIGHTS_NOT_FINITE)
 
 
-def check_unshared(weights: ir.Value, node: ir.Node, inputs: slice) -> ir.Value:
+def check_unshared(weights: ir.Value, node: ir.Node, inputs: slice, *, tables: bool = False) -> ir.Value:
     """Returns the value that the weights of a node are a reshaping of, or the weights.
 
     Args:
         weights: The weights.
         node: The node.
         inputs: All inputs of the node that belong to weights: codes, scales and so on.
+        tables: Whether nodes may also gather rows of them, see tied_tables.py.
 
     Raises:
         Unconverted: Nodes that have other weights or attributes also read them.
     """
     root, readers = _readers(weights)
-    if root.is_graph_output() or not all(_is_same_product(each, node, inputs) for each in readers):
+    may_be_table = tables and root.is_initializer()
+    others = [each for each in readers if not _is_same_product(each, node, inputs)]
+    if root.is_graph_output() or not all(may_be_table and reads_table(each, node) for each in others):
         raise Unconverted(Reason.NBITS_SHARED)
     return root
 
@@ -340,10 +342,7 @@ def constant_tensor(value: ir.Value | None, facts: Facts) -> ir.TensorProtocol |
 
 
 def _root(value: ir.Value) -> ir.Value:
-    """Returns the value that a value is a reshaping of."""
-    while (node := producer_of(value, "Identity", *RESHAPES)) is not None and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
+    return root_of(value) or value
 
 
 def _readers(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:

@@ -1,4 +1,4 @@
-"""Builds QuantizedMatMul from codes, weights and the tail of a product."""
+"""Builds QuantizedMatMul from codes, weights and the epilogue of a product."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from ..metadata import HAS_OFFSET
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
 from .corrections import Correction
+from .epilogue import Epilogue
 from .grid import QuantizedWeights, stacked
-from .tail import Tail
 
 
 def build_quantized_matmul(
-    tail: Tail, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
+    epilogue: Epilogue, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
 ) -> None:
-    """Puts QuantizedMatMul in place of a matrix product and its tail.
+    """Puts QuantizedMatMul in place of a matrix product and its epilogue.
 
     Args:
-        tail: The nodes after the product: scales and bias.
+        epilogue: The nodes after the product: scales and bias.
         codes: The codes of the activation.
-        grid: The weights. The tail has their scales.
+        grid: The weights. The epilogue has their scales.
         edit: The edit of the product.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
     """
-    main, before = quantized_matmul(tail, codes, grid, edit, correction), tail.last_node
+    main, before = quantized_matmul(epilogue, codes, grid, edit, correction), epilogue.last_node
     result = edit.insert_main(main, before=before)
-    for move in tail.moves:
+    for move in epilogue.moves:
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
         result = edit.insert(moved, before=before, origin=move)
     if codes.offset is not None:
         edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
-    edit.replace(tail.last, result)
+    edit.replace(epilogue.last, result)
 
 
 def quantized_matmul(
-    tail: Tail, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
+    epilogue: Epilogue, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
 ) -> ir.Node:
     """Returns a new QuantizedMatMul, which is not inserted; see :func:`build_quantized_matmul`."""
     shared = edit.shared(SharedInitializers)
-    row, column, bias = scales_and_bias(tail, codes, edit)
+    row, column, bias = scales_and_bias(epilogue, codes, edit)
     zero_point = grid.zero_point if grid.zero_point.ndim == 1 else stacked(grid.zero_point, grid.stack)
     weights, zero_points = (shared.of(each, edit) for each in (_packed(grid), zero_point))
-    sums = (correction or Correction()).build_sums(stacked(grid.sums, grid.stack), edit, tail.last_node)
+    sums = (correction or Correction()).build_sums(stacked(grid.sums, grid.stack), edit, epilogue.last_node)
     return call(
         "QuantizedMatMul",
         [codes.codes, row, codes.zero_point, weights, zero_points, column, sums, bias],
         bits=grid.bits,
         group_size=grid.group_size,
         terms=codes.terms,
-        scale_order=int(tail.scale_order),
+        scale_order=int(epilogue.scale_order),
     )
 
 
@@ -77,30 +77,32 @@ def _of_offset(codes: Codes, grid: QuantizedWeights, before: ir.Node, edit: Edit
     return edit.insert(ir.node("MatMul" if codes.has_offset_of_groups else "Mul", inputs), before=before)
 
 
-def scales_and_bias(tail: Tail, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:
+def scales_and_bias(epilogue: Epilogue, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns the scale of the rows, the scales of the columns and the bias.
 
     Args:
-        tail: The nodes after the product: scales and bias.
-        codes: The codes of the activation. If they have no scale, the tail may have one.
+        epilogue: The nodes after the product: scales and bias.
+        codes: The codes of the activation. If they have no scale, the epilogue may have one.
         edit: The edit of the product.
 
     Returns:
         float32: one for each row, or for each of its groups, or one for all; [groups or 1, N], or [N] for a
         convolution; [N]. Those of stacked weights begin with the dimensions of the stack.
     """
-    size, stack, shared = tail.channels.size, tail.channels.stack, edit.shared(SharedInitializers)
-    scale = tail.row if codes.scale is None else codes.scale
+    size, stack, shared = epilogue.channels.size, epilogue.channels.stack, edit.shared(SharedInitializers)
+    scale = epilogue.row if codes.scale is None else codes.scale
     row = edit.add_constant(np.float32(1), before=edit.node) if scale is None else scale
-    if tail.is_row_moved:
-        shape = edit.add_constant(np.array([-1, 1]), before=tail.last_node)
-        row = edit.insert(ir.node("Reshape", [row, shape]), before=tail.last_node)
+    if epilogue.is_row_moved:
+        shape = edit.add_constant(np.array([-1, 1]), before=epilogue.last_node)
+        row = edit.insert(ir.node("Reshape", [row, shape]), before=epilogue.last_node)
     if codes.repeats_scale:
-        row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=tail.last_node)
-        row = edit.insert(ir.node("Expand", [row, row_shape]), before=tail.last_node)
-    column = np.ones(size, np.float32) if tail.column is None else tail.column
-    column = column.reshape(size) if tail.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
-    bias = np.full(size, -0.0, np.float32) if tail.bias is None else tail.bias  # -0 + x is x for every x; 0 + -0 is not
+        row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=epilogue.last_node)
+        row = edit.insert(ir.node("Expand", [row, row_shape]), before=epilogue.last_node)
+    column = np.ones(size, np.float32) if epilogue.column is None else epilogue.column
+    column = column.reshape(size) if epilogue.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
+    bias = (
+        np.full(size, -0.0, np.float32) if epilogue.bias is None else epilogue.bias
+    )  # -0 + x is x for every x; 0 + -0 is not
     if not isinstance(bias, ir.Value):
-        bias = bias.reshape(*stack, tail.channels.columns)
+        bias = bias.reshape(*stack, epilogue.channels.columns)
     return row, shared.of(column, edit), bias if isinstance(bias, ir.Value) else shared.of(bias, edit)

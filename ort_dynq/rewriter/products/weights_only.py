@@ -18,6 +18,7 @@ from ..shared_initializers import SharedInitializers
 from .float_activations import FloatActivations
 from .nbits import NBits
 from .provenance import note_activation
+from .tied_tables import TiedTable, TiedTables
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     packed, zero_point = map(stored, (weights.packed, weights.weight_zero_point))
     column_scale = stored(weights.column_scale, match.alpha)
     columns = weights.columns
+    edit.shared(TiedTables).found[weights.root] = TiedTable(
+        weights.depth, columns, weights.bits, weights.block_size, packed, zero_point, column_scale
+    )
     # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
     sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
     bias = np.full(columns, -0.0, match.dtype.numpy()) if match.bias is None else match.bias

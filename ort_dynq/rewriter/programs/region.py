@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...graphs import values_read
-from ...operators.program import OPERANDS, Program
+from ...operators.program import MOST_STEPS, OPERANDS, Program
 from ..analysis.types import CODE_TYPES
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_NODES, _MOST_ALTERNATIVES, _DEEPEST = 64, 8, 8
+_MOST_ALTERNATIVES = 8  # that are tried one by one
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -32,7 +33,7 @@ class Region:
         code_type: The type of the codes.
         before: The node before which the operator is inserted.
         passes: The number of nodes that read or write a whole tensor.
-        cut: The first node that was cut off because the program could not have it; None if all could stay.
+        cut: Why the program could not have the first node that was cut off; None if all could stay.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -43,14 +44,25 @@ class Region:
     code_type: ir.DataType
     before: ir.Node
     passes: int
-    cut: ir.Node | None = None
+    cut: Unconverted | None = None
 
 
 class _Problem(Exception):
-    """A set of nodes is not a region. If one of `alternatives` is cut off, it may be."""
+    """A set of nodes is not a region. If one of `alternatives` is cut off, it may be; `reason` is that of the first."""
 
-    def __init__(self, alternatives: Iterable[Iterable[ir.Node | None]]) -> None:
+    def __init__(
+        self, alternatives: Iterable[Iterable[ir.Node | None]], reason: Reason = Reason.PROGRAM_CUT, **details: object
+    ) -> None:
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
+        self._reason, self._details = reason, details
+
+    @property
+    def reason(self) -> Unconverted:
+        return _reason(self._reason, self.alternatives[0][0], **self._details)
+
+
+def _reason(reason: Reason, node: ir.Node, **details: object) -> Unconverted:
+    return Unconverted(reason, operator=node.op_type, name=node.outputs[0].name or "", **details)
 
 
 def region_of(
@@ -72,14 +84,14 @@ def region_of(
     assert anchor.graph is not None
     sequence = list(anchor.graph)
     order = {node: i for i, node in enumerate(sequence)}
-    nodes = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
-    first: ir.Node | None = None
+    nodes, left = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
+    first = None if left is None else _reason(Reason.PROGRAM_TOO_LONG, left, most=MOST_STEPS)
     while anchor in nodes:
         draft = _Draft(sorted(nodes, key=order.__getitem__), rows, translates, context, sequence, order)
         found = _attempt(draft)
         if isinstance(found, Region):
             return replace(found, cut=first)
-        first = first or found.alternatives[0][0]
+        first = first or found.reason
         nodes = _cut(nodes, anchor, found.alternatives, rows)
     return None
 
@@ -91,16 +103,22 @@ def _attempt(draft: _Draft) -> Region | _Problem:
         return problem
 
 
-def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> list[ir.Node]:
-    """Returns the nodes that are connected with a node by nodes that can be taken, the nearest ones first."""
+def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> tuple[list[ir.Node], ir.Node | None]:
+    """Returns the nodes that are connected with a node by nodes that can be taken, the nearest ones first.
+
+    Returns:
+        As many of them as a program has steps, and the first that is left.
+    """
     nodes, seen = [anchor], {anchor}
     for node in nodes:
         for other in _neighbors(node):
-            if other not in seen and len(nodes) < _MOST_NODES:
+            if other not in seen:
                 seen.add(other)
                 if takes(other):
+                    if len(nodes) == MOST_STEPS:
+                        return nodes, other
                     nodes.append(other)
-    return nodes
+    return nodes, None
 
 
 def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
@@ -132,7 +150,7 @@ def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]
         for before, after in ((removed, []), ([], removed), *([sides] if sides else [])):
             left = members - _closure(before, members, False) - _closure(after, members, True)
             if anchor in left and worth(left) > worth(best):  # what is connected with the anchor is not worth more
-                best = max(best, _grown(anchor, left.__contains__), key=worth)
+                best = max(best, _grown(anchor, left.__contains__)[0], key=worth)
     return best
 
 
@@ -178,7 +196,7 @@ class _Draft:
         self._members = set(nodes)
         self._kept = {node.inputs[0] for node in nodes if node.op_type == "RowProgram"}
         self._inside = {output: node for node in nodes for output in node.outputs}
-        self._unneeded: dict[ir.Node, tuple[int, int]] = {}  # the largest depth that holds, the least that does not
+        self._unneeded = self._found_unneeded()
 
     def region(self) -> Region:
         """Returns the region."""
@@ -186,29 +204,34 @@ class _Draft:
         names, src, operands = self._inputs()
         translation = self._translates(names, self._context)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
+            if translation.is_full:
+                raise _Problem([[failed]], Reason.PROGRAM_TOO_LONG, most=MOST_STEPS)
             raise _Problem([[failed], *([each] for each in translation.of_unknown_sign())])
         outputs, code_type = self._outputs(translation)
         passes = sum(is_pass(node, self._rows) for node in self._nodes)
         return Region(tuple(self._nodes), translation.program, src, operands, outputs, code_type, before, passes)
 
-    def _is_unneeded(self, node: ir.Node, depth: int = 0) -> bool:
-        """Returns whether only shapes and constants of the region are computed from a node that is not a part of it."""
-        if depth > _DEEPEST or node in self._members:
-            return False
-        deepest, failed = self._unneeded.get(node, (-1, _DEEPEST + 1))
-        if deepest < depth < failed:
-            deepest, failed = (depth, failed) if self._feeds_no_elements(node, depth) else (deepest, depth)
-            self._unneeded[node] = deepest, failed
-        return depth <= deepest
+    def _found_unneeded(self) -> set[ir.Node]:
+        """Returns the other nodes from which only shapes and constants of the region are computed.
 
-    def _feeds_no_elements(self, node: ir.Node, depth: int) -> bool:
+        They are before its last node, or nothing reads them.
+        """
+        first, last = self._order[self._nodes[0]], self._order[self._nodes[-1]]
+        found: set[ir.Node] = set()
+        for node in reversed(self._sequence[first : last + 1]):  # readers first
+            if node not in self._members and self._feeds_no_elements(node, found):
+                found.add(node)
+        users = {use.node for output in self._inside for use in output.uses()} - self._members - found
+        return found | {node for node in users if self._feeds_no_elements(node, found)}
+
+    def _feeds_no_elements(self, node: ir.Node, unneeded: Collection[ir.Node]) -> bool:
         """Returns whether all uses of a node's outputs are shapes or constants of the region, or unneeded nodes."""
         if any(output.is_graph_output() for output in node.outputs):
             return False
         uses = [(output, use.node) for output in node.outputs for use in output.uses()]
         if any(user in self._members and user in self._readers.get(output, ()) for output, user in uses):
             return False
-        return all(self._is_unneeded(user, depth + 1) for _, user in uses if user not in self._members)
+        return all(user in self._members or user in unneeded for _, user in uses)
 
     def _place(self) -> ir.Node:
         """Returns the node before which one operator can take the place of all nodes.
@@ -221,14 +244,13 @@ class _Draft:
         dependent: set[ir.Value] = set()
         entries, exits, early = list[ir.Node](), list[ir.Node](), list[ir.Node]()
         span = self._sequence[first : last + 1]
-        unneeded = {node for node in reversed(span) if self._is_unneeded(node)}  # readers first: each is known then
         for i, node in enumerate(span, first):
             if node in self._members:
                 if any(each in dependent for each in elements_of(node) if each in self._readers):
                     entries.append(node)
                 continue
             read = list(values_read(node))
-            if any(each in dependent or each in self._inside for each in read) and node not in unneeded:
+            if any(each in dependent or each in self._inside for each in read) and node not in self._unneeded:
                 dependent.update(node.outputs)
                 exits += [self._inside[each] for each in read if each in self._inside]
                 if i < place:
@@ -270,7 +292,7 @@ class _Draft:
         code_type: ir.DataType | None = None
         for value, node in self._inside.items():
             users = {use.node for use in value.uses()} - self._members
-            if not value.is_graph_output() and value not in self._kept and all(map(self._is_unneeded, users)):
+            if not value.is_graph_output() and value not in self._kept and users <= self._unneeded:
                 continue
             kind, term, dtype = self._rows.kind(value), translation.terms.get(value), type_of(value)
             if term is None:

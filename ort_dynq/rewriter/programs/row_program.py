@@ -49,7 +49,9 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
             if region is not None and _saves(node, region):
                 return region, rows
             if node.op_type == "Round":
-                raise _reason(rows, region)
+                check_type("x", rows.x, (ir.DataType.FLOAT,))
+                if region is not None:  # there is none if nothing reads the codes
+                    raise region.cut or Unconverted(Reason.PROGRAM_TOO_SHORT)
             return None
     if node.op_type == "Round":
         _check_quotient(node, context.facts)
@@ -63,16 +65,6 @@ def _saves(node: ir.Node, region: Region) -> bool:
 
 
 RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
-
-
-def _reason(rows: Rows, region: Region | None) -> Unconverted:
-    """Returns why a quantization does not become a program: there is none, or it has too few nodes."""
-    check_type("x", rows.x, (ir.DataType.FLOAT,))
-    cut = None if region is None else region.cut
-    if region is None or cut is None:
-        return Unconverted(Reason.PROGRAM_TOO_SHORT if region is not None else Reason.NO_PROGRAM)
-    name = cut.outputs[0].name or ""
-    return Unconverted(Reason.PROGRAM_CUT, operator=cut.op_type, name=name)
 
 
 def _check_quotient(node: ir.Node, facts: Facts) -> None:

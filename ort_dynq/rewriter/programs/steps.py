@@ -15,6 +15,7 @@ from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.program import (
     COMPARISONS,
+    MOST_STEPS,
     OPERANDS,
     OUTPUTS,
     REDUCTIONS,
@@ -146,6 +147,11 @@ class Translation:
         except (_NoStepError, DynqError):  # or the program has become too long
             return False
         return self.signs.follow()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the program has as many steps as it may have."""
+        return len(self.program.steps) == MOST_STEPS
 
     def of_unknown_sign(self) -> list[ir.Node]:
         """Returns the nodes whose zeros of unknown sign are divisors, so that a step of a quotient failed."""

@@ -14,8 +14,8 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit, call
 from ..products.codes import Codes
+from ..products.epilogue import check_sums
 from ..products.grid import QuantizedWeights
-from ..products.tail import check_sums
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
 from .cell import Cell, cell_of

@@ -1,13 +1,18 @@
-"""Data for QuantizedExperts."""
+"""Calls of QuantizedExperts."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from functions import Attributes
 from helpers import Array, Shape, random_codes
 
 from ort_dynq.operators.packing import pack
+
+from .case import Case, Cases
 
 SWIGLU = (
     "dst = Mul(Mul(Min(x, 1.5), Sigmoid(Mul(Min(x, 1.5), 1.702))), Add(Clip(tensor1, -1.5, 1.5), 1.0))"  # of GPT-OSS
@@ -70,3 +75,32 @@ def expert_inputs(
         packed = np.stack([pack(each, bits) for each in codes])
         inputs += [packed, zps, scale.astype(scale_type), bias.astype(np.float32)]
     return inputs
+
+
+def experts_cases(opset: int) -> Iterator[Case]:
+    """Every way to store weights; few and many tokens for each expert; experts without tokens."""
+    rng = np.random.default_rng(opset)
+    shapes: list[Shape] = [(7, 64), (2, 3, 64), (64,), (1, 64), (40, 64), (0, 64)]
+    which = itertools.product((4, 8), (0, 16, 32), (1, 2), ("none", "all"))
+    for i, (bits, group_size, terms, zero_points) in enumerate(which):
+        program = PROGRAMS[(i + opset) % len(PROGRAMS)]
+        inputs = expert_inputs(
+            rng,
+            shapes[i % (len(shapes) - (opset < 14))],
+            5 + i % 4,
+            (32, 64, 96)[(i + i // 3) % 3] if group_size else 35,
+            bits=bits,
+            group_size=group_size,
+            program=program,
+            zero_points=zero_points,
+            float_type=np.float16 if i % 5 == 2 and opset >= 15 else np.float32,
+            scale_type=(np.float32, np.float16)[(i + i // 6) % 2],
+            has_router_weight=i % 3 == 0,
+        )
+        given: Attributes = {"bits": bits, "group_size": group_size, "terms": terms, "program": program}
+        yield Case(given | {"k": 1 + i % 4, "normalize": i // 2 % 2}, inputs)
+
+
+CASES: Cases = {
+    "QuantizedExperts": experts_cases,
+}

@@ -53,14 +53,14 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tail:
+class Epilogue:
     """The nodes after the sums of a product, up to `last`.
 
     Attributes:
         product: The product.
         channels: Its output channels.
         last: The float value that the new operator computes.
-        row: The scale that the tail multiplies each row by, or one for all; None if it has none.
+        row: The scale that the epilogue multiplies each row by, or one for all; None if it has none.
         column: float32, [N] or [groups, N], a scale for each column, or for each of its groups; None if there is none.
         scale_order: The order in which the sums are multiplied by the scales.
         bias: [N]: a float32 value, or numbers; None if there is none.
@@ -99,20 +99,20 @@ class Tail:
             use = only_use(moved)
         return None if use is None else Step(*use, tuple(moves))
 
-    def past(self, step: Step, **found: Any) -> Tail:
-        """Returns the tail up to the end of a step, with the fields that the step sets."""
+    def past(self, step: Step, **found: Any) -> Epilogue:
+        """Returns the epilogue up to the end of a step, with the fields that the step sets."""
         return replace(self, last=step.node.outputs[0], moves=(*self.moves, *step.moves), **found)
 
-    def past_bias(self, facts: Facts) -> Tail:
-        """Returns the tail up to the end of an Add of a bias, if one follows."""
+    def past_bias(self, facts: Facts) -> Epilogue:
+        """Returns the epilogue up to the end of an Add of a bias, if one follows."""
         step = self.next_step()
         if step is None or step.node.op_type != "Add":
             return self
         bias = self.channels.bias(step.operand, facts)
         return self if bias is None else self.past(step, bias=bias)
 
-    def past_integers(self, step: Step, facts: Facts) -> Tail:
-        """Returns the tail up to the end of a step that adds or subtracts integers.
+    def past_integers(self, step: Step, facts: Facts) -> Epilogue:
+        """Returns the epilogue up to the end of a step that adds or subtracts integers.
 
         Raises:
             Unconverted: They are not known to be integers, or the rows may be reshaped before they are added.
@@ -123,28 +123,28 @@ class Tail:
             check_columns(terms, self.channels)
         return self.past(step, added=added(self.added, terms, -1 if step.node.op_type == "Sub" else 1))
 
-    def past_floats(self, facts: Facts, largest_sum: Callable[[], float]) -> Tail:
-        """Returns the tail up to the end of the steps that add integers in float32, where float32 rounds none.
+    def past_floats(self, facts: Facts, largest_sum: Callable[[], float]) -> Epilogue:
+        """Returns the epilogue up to the end of the steps that add integers in float32, where float32 rounds none.
 
         Args:
             facts: What is known of the model.
             largest_sum: Returns a bound of the magnitude of the product's sums, or raises Unconverted.
         """
-        tail = self
-        while (step := tail.next_step()) is not None and step.adds:
+        epilogue = self
+        while (step := epilogue.next_step()) is not None and step.adds:
             if step.node.op_type == "Add" and self.channels.bias(step.operand, facts) is not None:
                 break
             try:
-                longer = tail.past_integers(step, facts)
-                if largest_sum() + max(bound_of(tail.added), bound_of(longer.added)) > EXACT_IN_FLOAT:
+                longer = epilogue.past_integers(step, facts)
+                if largest_sum() + max(bound_of(epilogue.added), bound_of(longer.added)) > EXACT_IN_FLOAT:
                     break
             except Unconverted:
                 break
-            tail = longer
-        return tail
+            epilogue = longer
+        return epilogue
 
-    def past_casts(self) -> Tail:
-        """Returns the tail up to the end of a Cast of integer sums to int32 or int64 and one back, if both follow."""
+    def past_casts(self) -> Epilogue:
+        """Returns the epilogue up to the end of a Cast of sums to int32 or int64 and one back, if both follow."""
         step = self.next_step()
         if step is None or step.node.op_type != "Cast" or cast_to(step.node) not in WIDE_TYPES:
             return self
@@ -153,32 +153,32 @@ class Tail:
         is_float = step is not None and step.node.op_type == "Cast" and cast_to(step.node) == ir.DataType.FLOAT
         return wide.past(step) if step is not None and is_float else self
 
-    def past_scales(self, activation: ir.Value, facts: Facts) -> Tail:
-        """Returns the tail up to the end of the Muls by the scales of the columns, and of the rows of an activation.
+    def past_scales(self, activation: ir.Value, facts: Facts) -> Epilogue:
+        """Returns the epilogue up to the Muls by the scales of the columns, and of the rows of an activation.
 
         Args:
             activation: The activation, which is not scaled.
             facts: What is known of the model.
         """
-        tail = self
-        while (step := tail.next_step()) is not None and step.node.op_type == "Mul":
-            column = tail.channels.vector(step.operand, np.float32, facts)
+        epilogue = self
+        while (step := epilogue.next_step()) is not None and step.node.op_type == "Mul":
+            column = epilogue.channels.vector(step.operand, np.float32, facts)
             if column is not None:
-                tail = tail.past(step, column=tail.times(column))
-            elif tail.row is None and tail.is_row(step.operand, step, activation):
-                tail = tail.past_row(step.operand, step)
-            elif tail.row is None and (scales := tail.scales(step, activation, facts)) is not None:
-                tail = tail.past_row(scales[0], step, column=tail.times(scales[1]))
+                epilogue = epilogue.past(step, column=epilogue.times(column))
+            elif epilogue.row is None and epilogue.is_row(step.operand, step, activation):
+                epilogue = epilogue.past_row(step.operand, step)
+            elif epilogue.row is None and (scales := epilogue.scales(step, activation, facts)) is not None:
+                epilogue = epilogue.past_row(scales[0], step, column=epilogue.times(scales[1]))
             else:
                 break
-        return tail
+        return epilogue
 
     def times(self, column: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Returns the scales of the columns, multiplied by the scales of a further step."""
         return column if self.column is None else np.asarray(self.column * column)
 
-    def past_row(self, value: ir.Value | None, step: Step, **found: Any) -> Tail:
-        """Returns the tail up to the end of a step that multiplies by the scale of the rows."""
+    def past_row(self, value: ir.Value | None, step: Step, **found: Any) -> Epilogue:
+        """Returns the epilogue up to the end of a step that multiplies by the scale of the rows."""
         assert value is not None
         is_moved = bool(self.moves or step.moves) and not has_one_element(value, 1)
         return self.past(step, row=value, is_row_moved=is_moved, **found)
@@ -204,14 +204,14 @@ class Tail:
         return None
 
 
-def tail_of(
+def epilogue_of(
     product: ir.Node,
     codes: ir.Value,
     channels: Channels,
     facts: Facts,
     largest_sum: Callable[[], float] = lambda: math.inf,
-) -> Tail | None:
-    """Returns the tail of integer sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
+) -> Epilogue | None:
+    """Returns the epilogue of sums: a Cast, then Muls by the scale of the rows, of the columns, or their product.
 
     Integers may be added before the Cast, and after it where float32 rounds none; an Add of the bias may follow. A
     convolution needs a scale.
@@ -226,29 +226,29 @@ def tail_of(
     Raises:
         Unconverted: The integers that are added before the Cast exceed int32, or may be added to other rows.
     """
-    tail = Tail(product, channels, product.outputs[0])
-    while (step := tail.next_step()) is not None and step.adds and channels.size:
-        tail = tail.past_integers(step, facts)
+    epilogue = Epilogue(product, channels, product.outputs[0])
+    while (step := epilogue.next_step()) is not None and step.adds and channels.size:
+        epilogue = epilogue.past_integers(step, facts)
     if not channels.size or step is None or step.node.op_type != "Cast" or cast_to(step.node) != ir.DataType.FLOAT:
         return None
-    tail = tail.past(step).past_floats(facts, largest_sum)
-    while (step := tail.next_step()) is not None and step.node.op_type == "Mul":
+    epilogue = epilogue.past(step).past_floats(facts, largest_sum)
+    while (step := epilogue.next_step()) is not None and step.node.op_type == "Mul":
         factor = step.operand
-        is_first = tail.row is None and tail.column is None
+        is_first = epilogue.row is None and epilogue.column is None
         column = channels.vector(factor, np.float32, facts)
-        if column is not None and tail.column is None:
+        if column is not None and epilogue.column is None:
             order = ScaleOrder.COLUMN_FIRST if is_first else ScaleOrder.ROW_FIRST
-            tail = tail.past(step, column=column, scale_order=order)
-        elif is_first and (scales := tail.scales(step, codes, facts)) is not None:
-            tail = tail.past_row(scales[0], step, column=scales[1], scale_order=ScaleOrder.SCALES_FIRST)
-        elif column is None and tail.row is None and tail.is_row(factor, step, codes):
+            epilogue = epilogue.past(step, column=column, scale_order=order)
+        elif is_first and (scales := epilogue.scales(step, codes, facts)) is not None:
+            epilogue = epilogue.past_row(scales[0], step, column=scales[1], scale_order=ScaleOrder.SCALES_FIRST)
+        elif column is None and epilogue.row is None and epilogue.is_row(factor, step, codes):
             order = ScaleOrder.ROW_FIRST if is_first else ScaleOrder.COLUMN_FIRST
-            tail = tail.past_row(factor, step, scale_order=order)
+            epilogue = epilogue.past_row(factor, step, scale_order=order)
         else:
             break
-    if channels.spatial_rank and tail.row is None and tail.column is None:
+    if channels.spatial_rank and epilogue.row is None and epilogue.column is None:
         return None
-    return tail.past_bias(facts)
+    return epilogue.past_bias(facts)
 
 
 def check_length(grid: QuantizedWeights) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of CompressedAttention."""
+"""Calls of CompressedAttention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from functions import Attributes
 from helpers import Array
+
+from .case import Case, Cases
 
 DTYPES: dict[str, Any] = {
     "uint8": np.uint8,
@@ -74,7 +75,7 @@ def compressed_inputs(
     return [query, *operands, np.zeros((1, 1, 1, 1), np.float32), np.float32([d**-0.5])]
 
 
-def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
+def compressed_cases(opset: int) -> Iterator[Case]:
     """Every pair of types; sizes of 0 and around vectors, tiles and sums; masks of every kind; special numbers."""
     rng = np.random.default_rng(opset)
     operand_types = ["int8", "float", "uint8"] if opset < 21 else ["int8", "float", "uint4", "uint8", "int4"]
@@ -136,14 +137,17 @@ def compressed_cases(opset: int) -> Iterator[tuple[Attributes, list[Array]]]:
         inputs[8] = np.full([(), (1,), (1, 1)][i % 3], [d**-0.5, 3.0, -0.25][i % 3], np.float32)
         flags = {"transposed_key": is_transposed, "scale_query": scales_query}
         flags |= {"float_key": "float" in key, "float_value": "float" in value}
-        yield {name: int(flag) for name, flag in flags.items()}, inputs
+        yield Case({name: int(flag) for name, flag in flags.items()}, inputs)
     for rows in (2, 40):  # parts of the keys have several token groups with scales of channels
         is_transposed = rows == 2
         sizes = (1, 1, 1, rows, 1600, 9, 5)
         inputs = compressed_inputs(rng, ("int8", "uint8"), sizes, (9, 1), token_groups=5, is_transposed=is_transposed)
         inputs[7] = np.where(np.arange(1600) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
-        yield {"transposed_key": int(is_transposed), "scale_query": 1}, inputs
+        yield Case({"transposed_key": int(is_transposed), "scale_query": 1}, inputs)
     for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
         for per_channel in (0, 1):
             inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if per_channel else 1, 1))
-            yield {"scale_query": per_channel}, inputs
+            yield Case({"scale_query": per_channel}, inputs)
+
+
+CASES: Cases = {"CompressedAttention": compressed_cases}

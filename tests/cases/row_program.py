@@ -1,13 +1,21 @@
-"""Programs with their operands, for RowProgram and for products with a program."""
+"""Calls of RowProgram, and programs with their operands for other operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 from helpers import SPECIALS, Array, Shape, tie_dense
 
+from ort_dynq import kernels
 from ort_dynq.operators.program import ARITIES, COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, SUM, Program, literal, parse
+
+from .case import Case, Cases
+from .rows import BLOCKS, RANGES, range_rows
 
 _LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
 _CHOSEN = ("Max", "Min")
@@ -276,3 +284,46 @@ def quantized_rows(rng: np.random.Generator, shape: tuple[int, int], *, is_finit
     if rng.random() < 0.3 and not is_finite:
         x[rng.integers(rows), rng.integers(cols)] = rng.choice([np.nan, np.inf, -np.inf, -np.nan])
     return x.astype(np.float32)
+
+
+CASTS_4_BITS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 23)
+LIKE: dict[int, Any] = {2: np.uint8, 3: np.int8, 21: ml_dtypes.uint4, 22: ml_dtypes.int4}
+
+
+def program_cases(opset: int) -> Iterator[Case]:
+    """Every step, with operands of all forms, and quantizations. test_random_programs.py has random programs."""
+    rng = np.random.default_rng(opset)
+    assert {step.operator for text in (*STEPS.values(), *CHAINS) for step in parse(text).steps} == {*ARITIES}
+    types = [2, 3, 21, 22] if opset >= 21 and CASTS_4_BITS else [2, 3]
+    for i, text in enumerate((*STEPS.values(), *CHAINS, *FINITE)):
+        code_type, axis = types[i % len(types)], (-1, -1, 0, 1, 2, -2)[rng.integers(6)]
+        for shape in (shape for shape, its_axis in RANGES if its_axis == axis):
+            first, cols = axis % max(1, len(shape)), math.prod(shape[axis % max(1, len(shape)) :])
+            if text in CHAINS:
+                src = range_rows(rng, max(1, math.prod(shape[:first])), cols)
+                src = src[: math.prod(shape[:first])].reshape(shape)
+            elif text in FINITE:
+                src = finite_numbers(rng, shape)
+            else:
+                src = any_numbers(rng, shape, has_negative_zeros="Max(" not in text and "Min(" not in text)
+            inputs = [src, np.zeros((), LIKE[code_type])]
+            inputs += operands(rng, text, shape, first, is_finite=text in FINITE)
+            yield Case({"program": text, "axis": axis, "code_type": code_type}, inputs)
+    for i, text in enumerate((*CHAINS, STEPS["Add"], STEPS["Where"])):
+        shape, block = BLOCKS[i % (len(BLOCKS) - (opset < 14))]
+        code_type, blocked = types[i % len(types)], (*shape[:-1], shape[-1] // block, block)
+        src = quantized_rows(rng, (math.prod(blocked[:-1]), block), is_finite=True).reshape(shape)
+        inputs = [src, np.zeros((), LIKE[code_type]), *operands(rng, text, blocked, len(shape), is_finite=True)]
+        yield Case({"program": text, "block_size": block, "code_type": code_type}, inputs)
+
+
+def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str) -> Case:
+    """A product with a program after it."""
+    shape = kernels.run(operator, case.inputs, **case.attributes)[0].shape
+    more = operands(rng, program, shape, 2 if operator == "QuantizedConv" else len(shape) - 1, 3)
+    return Case(case.attributes | {"program": program}, [*case.inputs, *more])
+
+
+CASES: Cases = {
+    "RowProgram": program_cases,
+}

@@ -1,9 +1,11 @@
-"""Inputs of QuantizedConv, and the result of the standard nodes that it replaces, on weights before packing."""
+"""Calls of QuantizedConv and QuantizedConvProgram, and the result of the standard nodes that QuantizedConv replaces."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ from helpers import Array, Shape, matmul_inputs, parse, stock_session, with_one_
 
 from ort_dynq.operators.encodings import AutoPad, QuadAxis
 from ort_dynq.operators.packing import pack_conv
+
+from .case import Case, Cases
+from .row_program import TAILS, with_tail
 
 NAMES = (
     "src",
@@ -26,7 +31,7 @@ NAMES = (
 )
 GIVEN = {"group": 1, "auto_pad": 0, "quad_axis": 0, "scale_order": 0, "terms": 1}
 
-Case = tuple[list[Array], Array, dict[str, int]]  # the inputs, the weights before packing, and attributes
+Conv = tuple[list[Array], Array, dict[str, int]]  # the inputs, the weights before packing, and attributes
 
 
 def conv_inputs(
@@ -44,7 +49,7 @@ def conv_inputs(
     quad_axis: int | None = None,
     terms: int = 1,
     of_samples: tuple[bool, bool] = (False, False),
-) -> Case:
+) -> Conv:
     """Inputs of QuantizedConv, its weights before packing, and the attributes `group`, `quad_axis` and `terms`.
 
     Codes, weights, scales and biases are as in :func:`matmul_inputs`.
@@ -90,7 +95,7 @@ def output_shape(src: Shape, outputs: int, geometry: Array, auto_pad: int = 0) -
     return (src[0], outputs, *map(int, -(-lengths // strides) if auto_pad else room))
 
 
-def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Case:
+def random_conv(rng: np.random.Generator, *, is_wide: bool = False) -> Conv:
     """A convolution of any rank, geometry and terms; in half of them every channel is a group of its own.
 
     Args:
@@ -156,7 +161,7 @@ def _stock(geometry: str, order: int) -> ort.InferenceSession:
     )
 
 
-def stock_conv(case: Case) -> Array:
+def stock_conv(case: Conv) -> Array:
     """The result of ConvInteger, Cast, Mul and Add in ONNX Runtime.
 
     int8 codes and their zero point are stored 128 larger: ConvInteger of ONNX Runtime 1.20.1 takes uint8 only. For
@@ -212,3 +217,66 @@ def _dilated(weights: Array, dilations: list[int]) -> Array:
     result = np.zeros((*weights.shape[:2], *spans), weights.dtype)
     result[(slice(None), slice(None), *(slice(None, None, dilation) for dilation in dilations))] = weights
     return result
+
+
+def conv_cases(opset: int) -> Iterator[Case]:
+    """Every value of every attribute with every other one, and a few geometries at random."""
+    rng = np.random.default_rng(opset)
+    for i, (order, auto_pad, codes) in enumerate(itertools.product(range(3), range(3), (np.uint8, np.int8))):
+        for zero_points, kernel in itertools.product(("none", "one", "all"), ((3,), (3, 2), (2, 1, 3))):
+            rank, terms = len(kernel), 1 + (i + len(zero_points)) % 2
+            inputs, _, given = conv_inputs(
+                rng,
+                (2, 6, *(5, 7, 4)[:rank]),
+                12,
+                kernel,
+                strides=(1, 2, 1)[:rank],
+                dilations=(2, 1, 1)[:rank],
+                pads=(2, 0, 1, 1, 3, 0)[: 2 * rank],
+                group=(1, 2, 6)[(i + i // 3 + i // 9) % 3],
+                codes=codes,
+                zero_points=zero_points,
+                quad_axis=i // 2 % 2,
+                terms=terms,
+                of_samples=(i % 3 > 0, i % 5 > 1),
+            )
+            yield Case(given | {"scale_order": order, "auto_pad": auto_pad}, inputs)
+    for _ in range(20):
+        inputs, _, given = random_conv(rng)
+        if opset >= 14 or inputs[0].size * inputs[7].size:
+            yield Case(given, inputs)
+
+
+# Shapes of src, output channels and kernels of convolutions that are cut into tiles, and their groups.
+CUT: list[tuple[Shape, int, Shape, int]] = [
+    ((1, 3, 3000), 20, (3,), 1),
+    ((300, 6, 4), 20, (3,), 1),  # samples share vectors
+    ((100, 24, 4), 20, (3,), 1),  # or a product of rows
+    ((40, 8, 2, 3), 36, (2, 2), 2),
+    ((2, 8, 60, 70), 17, (3, 3), 1),
+    ((1, 16, 50, 50), 16, (3, 3), 16),
+    ((1, 4, 9, 20, 30), 6, (2, 2, 2), 2),
+    ((1, 64, 48, 48), 64, (1, 1), 1),
+    ((2, 64, 10, 10), 40, (3, 3), 1),
+    ((1, 256, 6, 6), 260, (1, 1), 1),
+]
+
+
+def conv_program_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    programs = itertools.cycle(TAILS)
+    for case in itertools.islice(conv_cases(opset), opset % 2, None, 2):
+        yield with_tail(rng, "QuantizedConv", case, next(programs))
+    for shape, outputs, kernel, group in CUT:
+        for terms, quad_axis, strides in ((1, 0, ()), (1, 1, (2,) * len(kernel)), (2, 0, ())):
+            pads = (1,) * (2 * len(kernel))
+            given: dict[str, Any] = {"group": group, "strides": strides, "pads": pads, "quad_axis": quad_axis}
+            given |= {"terms": terms, "of_samples": (terms == 2, quad_axis == 1)}
+            inputs, _, attributes = conv_inputs(rng, shape, outputs, kernel, **given)
+            yield with_tail(rng, "QuantizedConv", Case(attributes, inputs), next(programs))
+
+
+CASES: Cases = {
+    "QuantizedConv": conv_cases,
+    "QuantizedConvProgram": conv_program_cases,
+}

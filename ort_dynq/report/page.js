@@ -1,0 +1,18 @@
+"use strict";
+document.documentElement.classList.add("js");
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy");
+  if (!button) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.name);
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = button.dataset.name;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  button.textContent = "copied";
+  setTimeout(() => { button.textContent = "copy"; }, 1500);
+});

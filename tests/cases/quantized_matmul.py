@@ -1,0 +1,104 @@
+"""Calls of QuantizedMatMul and QuantizedMatMulProgram."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from helpers import Shape, matmul_inputs
+
+from .case import Case, Cases
+from .row_program import TAILS, with_tail
+
+MATMULS: list[tuple[Shape, Shape | None]] = [
+    ((5,), None),
+    ((7, 67), None),
+    ((7, 67), ()),
+    ((1, 1), (1, 1)),
+    ((2, 3, 64), (2, 1, 1)),
+    ((2, 3, 64), None),
+    ((2, 1, 3, 19), (2, 1, 1, 1)),
+]
+GROUPED: list[tuple[Shape, Shape | None]] = [((64,), (4,)), ((7, 64), None), ((7, 64), (7, 4)), ((2, 3, 64), (2, 1, 4))]
+
+
+def matmul_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    shapes = [*MATMULS, ((0, 3), None), ((3, 0), None)] if opset >= 14 else MATMULS
+    for bits, codes, zero_points in itertools.product((8, 4, 2), (np.uint8, np.int8), ("none", "one", "all")):
+        for i, (shape, scale) in enumerate(shapes):
+            inputs, _ = matmul_inputs(
+                rng, shape, 3 + 17 * (i % 3), bits=bits, codes=codes, zero_points=zero_points, scale=scale
+            )
+            yield Case({"bits": bits, "scale_order": i % 3}, inputs)
+        for i, (shape, scale) in enumerate(GROUPED):
+            inputs, _ = matmul_inputs(
+                rng,
+                shape,
+                35,
+                bits=bits,
+                group_size=16,
+                codes=codes,
+                zero_points=zero_points,
+                column_groups=(i + bits // 4) % 3 > 0,
+                scale=scale,
+            )
+            if bits < 8:  # only the low 4 bits of their zero points count
+                inputs[4] = np.asarray(inputs[4] + 16 * rng.integers(-8, 8, inputs[4].shape), np.int8)
+            yield Case({"bits": bits, "group_size": 16, "scale_order": 2}, inputs)
+    yield from variants_of_matmul(rng)
+
+
+# Rows, columns and K: one row to more than a tile has, as kernels for few rows, for many and on tiles have them.
+VARIED = [(1, 300, 64), (2, 33, 256), (3, 16, 64), (5, 64, 128), (6, 17, 64), (17, 70, 128), (40, 48, 512)]
+
+
+def variants_of_matmul(rng: np.random.Generator) -> Iterator[Case]:
+    """Two terms; sums of columns that are computed; float16 scales of columns: each with every other one."""
+    which = itertools.product((1, 2), (False, True), (False, True))
+    for i, (terms, computes_sums, is_half) in enumerate(itertools.islice(which, 1, None)):
+        for j, (rows, columns, depth) in enumerate(VARIED):
+            bits, group_size = ((4, 32), (8, 32), (2, 32), (8, 0), (2, 16), (8, 64), (4, 64), (4, 0))[(i + j) % 8]
+            groups = depth // group_size if group_size else 1
+            inputs, _ = matmul_inputs(
+                rng,
+                (rows, depth),
+                columns,
+                bits=bits,
+                group_size=group_size,
+                codes=(np.uint8, np.int8)[(i + j) % 2],
+                zero_points=("none", "one", "all")[(i + 2 * j) % 3],
+                column_groups=(i + j) % 3 > 0,
+                scale=None if (i + j) % 4 == 0 else (rows, groups),
+            )
+            if terms == 2:
+                inputs[0] = np.concatenate([inputs[0], rng.permuted(inputs[0], axis=1)], 1)
+            if computes_sums:
+                inputs[6] = np.zeros((0, columns), np.int32)
+            if is_half:
+                with np.errstate(over="ignore"):
+                    inputs[5] = inputs[5].astype(np.float16)
+            yield Case({"bits": bits, "group_size": group_size, "scale_order": 2, "terms": terms}, inputs)
+
+
+# Rows, columns and depth: so few that a task has all, and so many that rows and columns are cut.
+TASKS = [(1, 300, 64), (12, 65, 64), (13, 64, 128), (33, 100, 64), (160, 200, 256), (70, 17, 4096)]
+
+
+def matmul_program_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    programs = itertools.cycle(TAILS)
+    for case in itertools.islice(matmul_cases(opset), opset % 3, None, 3):
+        yield with_tail(rng, "QuantizedMatMul", case, next(programs))
+    for (rows, columns, depth), (bits, group_size) in itertools.product(TASKS, ((8, 0), (8, 32), (4, 0), (4, 32))):
+        given = {"bits": bits, "group_size": group_size}
+        inputs, _ = matmul_inputs(rng, (rows, depth), columns, **given)
+        case = Case(given | {"scale_order": 2}, inputs)
+        yield with_tail(rng, "QuantizedMatMul", case, next(programs))
+
+
+CASES: Cases = {
+    "QuantizedMatMul": matmul_cases,
+    "QuantizedMatMulProgram": matmul_program_cases,
+}

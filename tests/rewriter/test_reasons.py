@@ -1,0 +1,265 @@
+"""Every reason has a test: those that no other test names are here, each with a small graph."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from helpers import Array
+from onnx import numpy_helper
+
+import ort_dynq
+from ort_dynq.rewriter.reasons import Reason
+
+F = np.float32
+RNG = np.random.default_rng(0)
+CONSTANTS: dict[str, Array] = {
+    "one": np.array([-1]),
+    "c127": F(127),
+    "low": F(-127),
+    "zero": F(0),
+    "lowest": F(-np.inf),
+    "eps": F(1e-5),
+    "half": F(0.5),
+    "none": np.uint8(0),
+    "none8": np.int8(0),
+    "zeros": np.zeros(3, np.uint8),
+    "w": RNG.normal(size=(48, 32)).astype(F),
+    "wd": RNG.normal(size=(160, 160)),
+    "wq": RNG.integers(-128, 128, (48, 32)).astype(np.int8),
+    "wu": RNG.integers(0, 256, (48, 32)).astype(np.uint8),
+    "wide": RNG.integers(-128, 128, (48, 32)).astype(np.int32),
+    "stack": RNG.integers(-128, 128, (2, 48, 32)).astype(np.int8),
+    "vector": RNG.integers(0, 256, 48).astype(np.uint8),
+    "empty": np.zeros((48, 0), F),
+    "ws": F(0.01),
+    "column": np.full(32, 0.01, F),
+    "grid": RNG.integers(-128, 128, (48, 32)).astype(F) * F(0.01),
+    "codes4": RNG.integers(0, 256, (32, 3, 8)).astype(np.uint8),
+    "scales4": np.full((32, 3), 0.01, F),
+    "zeros4": np.zeros((32, 3), np.int8),
+    "nbits_zeros": np.zeros((32, 2), np.int8),
+    "bias": np.zeros(96, F),
+    "w96": RNG.integers(0, 256, (48, 96)).astype(np.uint8),
+    "filter": RNG.integers(0, 256, (4, 8, 3, 3)).astype(np.uint8),
+    "normal": RNG.normal(size=(8, 4, 3, 3)).astype(F),
+    "narrow": RNG.integers(-128, 128, (48, 2)).astype(F) * F(0.01),
+    "sixths": np.full((6, 32), 0.01, F),
+}
+RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) s = Div(b, c127)"
+CODES = f"{RANGE} d = Div(x, s) r = Round(d) c = Clip(r, low, c127)"
+FAKE = f"{CODES} f = Mul(c, s)"
+LINEAR = "q, s, z = DynamicQuantizeLinear(x)"
+HIDDEN = "float[tokens, 48] x"
+LONG = " ".join(f"n{i + 1} = {('Reciprocal', 'Sqrt')[i % 2]}(n{i})" for i in range(70))
+MAXIMA = " ".join(f"k{i} = Constant<value_float = {i}.5>()" for i in range(70))
+ATTENTION = "d = MatMul(x, k) p = Softmax<axis = -1>(d) y = MatMul(p, v)"
+FUNCTION = "ort_dynq.rewriter.chains"
+
+
+def pattern_of(reason: Reason) -> str:
+    """The pattern of its text; reasons that are only fields have none."""
+    return ".*".join(map(re.escape, re.split(r"\{\w+\}", reason.value))) if reason != Reason.CONTRADICTION else "$^"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph, and what becomes of it."""
+
+    nodes: str
+    inputs: str = HIDDEN
+    opset: int = 18
+    output: str = "float y"
+    declared: str = ""
+    quantize: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    version: tuple[str, tuple[int, int]] | None = None
+
+    def model(self) -> onnx.ModelProto:
+        domains = {"", *re.findall(r"([a-z.]+)\.[A-Z]", self.nodes)}
+        imports = ", ".join(f'"{each}" : {1 if each else self.opset}' for each in sorted(domains))
+        model = onnx.parser.parse_model(
+            f"<ir_version: 10, opset_import: [{imports}]> g ({self.inputs}) => ({self.output}) {self.declared}"
+            f"{{ {self.nodes} }}"
+        )
+        used = {name for node in model.graph.node for name in node.input}
+        model.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(array), name) for name, array in CONSTANTS.items() if name in used
+        )
+        return model
+
+    def reasons(self) -> list[Reason]:
+        function = ort_dynq.quantize if self.quantize else ort_dynq.rewrite
+        patch = mock.patch(self.version[0], return_value=self.version[1]) if self.version else mock.MagicMock()
+        with patch:
+            report = function(self.model(), **self.options).report
+        found = [each.unconverted for each in report.findings if each.unconverted is not None]
+        named = [each.reason for first in found for each in (first, first.second, first.cause) if each is not None]
+        notes = " ".join(each.note for each in report.findings)
+        return [*named, *(reason for reason in Reason if notes and re.search(pattern_of(reason), notes))]
+
+
+CASES: dict[Reason, Case] = {
+    Reason.NO_INPUT: Case("y = com.microsoft.DynamicQuantizeMatMul(x)"),
+    Reason.TYPE: Case("d = Div(x, s) y = Round(d)", "double[tokens, 48] x, double[tokens, 1] s", output="double y"),
+    Reason.TYPE_NOT_KNOWN: Case(f"t = custom.F(x) {FAKE.replace('(x', '(t')} y = Identity(f)"),
+    Reason.SCALE_NOT_OF_TYPE_OF_X: Case(
+        f"{RANGE} h = Cast<to = 10>(s) y = QuantizeLinear(x, h, none8)", opset=23, output="int8 y"
+    ),
+    Reason.FOUR_BITS_BEFORE_1_23: Case(
+        f"{RANGE} y = QuantizeLinear<output_dtype = 22>(x, s)",
+        opset=21,
+        output="int4 y",
+        version=(f"{FUNCTION}.quantize_linear.version", (1, 22)),
+    ),
+    Reason.FLOAT16_QUOTIENT_ROUNDED: Case(
+        "y = QuantizeLinear(x, s, none8)", "float16[tokens, 48] x, float16 s", opset=23, output="int8 y"
+    ),
+    Reason.FLOAT16_QUOTIENT_TRUNCATED: Case(
+        "y = QuantizeLinear(x, s, none8)",
+        "float16[tokens, 48] x, float16 s",
+        opset=21,
+        output="int8 y",
+        version=(f"{FUNCTION}.qdq.version", (1, 29)),
+    ),
+    Reason.PROGRAM_TOO_SHORT: Case("d = Div(x, s) y = Round(d)", f"{HIDDEN}, float[tokens, 1] s"),
+    Reason.PROGRAM_TOO_LONG: Case(
+        f"a = Abs(x) n0 = ReduceMax<keepdims = 1>(a, one) {LONG} d = Div(x, n70) y = Round(d)"
+    ),
+    Reason.SCALE_BROADCAST_TO_X: Case("d = Div(x, s) y = Round(d)", "float[a, b] x, float[c, d] s"),
+    Reason.RANK_NOT_KNOWN: Case(
+        f"{LINEAR} f = DequantizeLinear(q, s, z) v = DequantizeLinear(stack, ws) y = MatMul(f, v)", "float[] x"
+    ),
+    Reason.ACTIVATION_TYPE_NOT_KNOWN: Case("t = custom.F(x) y = com.microsoft.DynamicQuantizeMatMul(t, wu, ws)"),
+    Reason.ACTIVATION_TYPE: Case("y = com.microsoft.DynamicQuantizeMatMul(x, wu, ws)", "double[tokens, 48] x"),
+    Reason.EXCLUDED: Case("y = MatMul(x, w)", quantize=True, options={"exclude": ["y"]}),
+    Reason.GROUPS_DO_NOT_DIVIDE: Case(
+        "q = QuantizeLinear<axis = 1, block_size = 32, output_dtype = 3>(x, s)"
+        " f = DequantizeLinear<axis = 1, block_size = 32>(q, s) y = MatMul(f, grid)",
+        f"{HIDDEN}, float[tokens, 2] s",
+        opset=21,
+    ),
+    Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME: Case(
+        f"{LINEAR} i = MatMulInteger(q, v, z) f = Cast<to = 1>(i) y = Mul(f, s)", f"{HIDDEN}, uint8[48, 32] v"
+    ),
+    Reason.WEIGHTS_TYPE_NOT_KNOWN: Case(
+        f"{CODES} q = Cast<to = 3>(c) v = custom.F(x) y = MatMulInteger(q, v)", output="int32 y"
+    ),
+    Reason.WEIGHTS_TYPE: Case("y = MatMul(x, wd)", "float[tokens, 160] x", quantize=True),
+    Reason.WEIGHTS_EMPTY: Case("y = MatMul(x, empty)", quantize=True),
+    Reason.WEIGHTS_NO_MATRIX: Case("y = com.microsoft.DynamicQuantizeMatMul(x, vector, ws)"),
+    Reason.WEIGHTS_SCALES: Case("y = com.microsoft.DynamicQuantizeMatMul(x, wu, t)", f"{HIDDEN}, float[32] t"),
+    Reason.WEIGHTS_ZERO_POINTS: Case(f"{LINEAR} i = MatMulInteger(q, wu, z, zeros) f = Cast<to = 1>(i) y = Mul(f, s)"),
+    Reason.WEIGHTS_ZERO_POINT_TYPE: Case(
+        f"{LINEAR} i = MatMulInteger(q, wu, z, none8) f = Cast<to = 1>(i) y = Mul(f, s)"
+    ),
+    Reason.NBITS_ZERO_POINTS: Case(
+        "y = com.microsoft.MatMulNBits<K = 48, N = 32, bits = 4, block_size = 16, accuracy_level = 4>"
+        "(x, codes4, scales4, nbits_zeros)"
+    ),
+    Reason.QATTENTION_HEADS: Case(
+        "y = com.microsoft.QAttention<num_heads = 7>(q, w96, bias, s, ws)",
+        "uint8[1, 5, 48] q, float s",
+    ),
+    Reason.SUMS_NOT_CONVERTED: Case(
+        f"{CODES} q = Cast<to = 3>(c) v = Cast<to = 6>(q) y = MatMul(v, wide)", output="int32 y"
+    ),
+    Reason.OUTPUT_DTYPE: Case(
+        "q = QuantizeLinear(x, s, none8) h = DequantizeLinear<output_dtype = 10>(q, s, none8) f = Cast<to = 1>(h)"
+        " y = MatMul(f, grid)",
+        f"{HIDDEN}, float s",
+        opset=23,
+    ),
+    Reason.CONTRADICTION: Case(f"{FAKE} y = Mul(f, t)", "float[2, 48] x, float[7, 5] t", declared="<float[7, 5] f>"),
+    Reason.OFFSET_ROUNDED: Case(
+        f"{CODES} k = Sub(c, t) g = Mul(k, s) h = Cast<to = 10>(g) f = Cast<to = 1>(h) y = MatMul(f, grid)",
+        f"{HIDDEN}, float t",
+    ),
+    Reason.EXPERTS_SHAPE: Case(
+        'y = com.microsoft.QMoE<k = 1, expert_weight_bits = 8, activation_type = "relu">'
+        "(x, scores, wu, column, , wu, column)",
+        f"{HIDDEN}, float[tokens, 32] scores",
+        options={"weights_only": "two-term"},
+    ),
+    Reason.ACTIVATION_NOT_QUANTIZED: Case(
+        f"{LINEAR} i = MatMulInteger(q, wu, z) f = Cast<to = 1>(i) y = Mul(f, s) v = MatMulInteger(k, wu)",
+        f"{HIDDEN}, uint8[tokens, 48] k",
+        output="float y, int32 v",
+        quantize=True,
+        options={"from_dynamic": True},
+    ),
+    Reason.SUMS_NOT_SCALED_BY_ACTIVATION: Case(
+        f"{LINEAR} i = MatMulInteger(q, wu, z) f = Cast<to = 1>(i) y = Mul(f, half)",
+        quantize=True,
+        options={"from_dynamic": True},
+    ),
+    Reason.BIAS_AT_RUN_TIME: Case(f"{FAKE} y = Gemm<beta = 0.5>(f, grid, t)", f"{HIDDEN}, float[32] t"),
+    Reason.DEQUANTIZED_CODES: Case("v = DequantizeLinear(wide, ws) y = MatMul(x, v)"),
+    Reason.DEQUANTIZED_SCALES: Case(
+        "v = DequantizeLinear<axis = 0, block_size = 8>(wq, sixths) y = MatMul(x, v)", opset=21
+    ),
+    Reason.CODES_QUERY: Case(
+        f"kf = DequantizeLinear(kc, ks) k = Cast<to = 10>(kf) {ATTENTION}",
+        "float16[1, 2, 3, 64] x, int8[1, 2, 64, 19] kc, float ks, float16[1, 2, 19, 64] v",
+        output="float16 y",
+        options={"fuse": True},
+    ),
+    Reason.CODES_SAFE_SOFTMAX: Case(
+        "k = DequantizeLinear(kc, ks) d = MatMul(x, k) m = Where(keep, d, lowest) p = Softmax<axis = -1>(m)"
+        " n = IsNaN(p) safe = Where(n, zero, p) y = MatMul(safe, v)",
+        "float[1, 2, 3, 64] x, int8[1, 2, 64, 19] kc, float ks, float[1, 2, 19, 64] v, bool[3, 19] keep",
+        options={"fuse": True},
+    ),
+    Reason.WEIGHTS_NOT_A_GRID_OF_CHANNELS: Case(
+        f"{LINEAR} f = DequantizeLinear(q, s, z) y = ConvTranspose(f, normal)", "float[1, 8, 20, 20] x"
+    ),
+    Reason.SUMS_NOT_SCALED_BY_CHANNEL: Case(
+        f"{LINEAR} i = ConvInteger(q, filter, z) y = Abs(i)", "float[1, 8, 20, 20] x", output="int32 y"
+    ),
+    Reason.PRODUCT_TOO_SMALL_FOR_ROWS: Case(
+        "q = QuantizeLinear<axis = 0>(x, s, none8) f = DequantizeLinear<axis = 0>(q, s, none8) y = MatMul(f, narrow)",
+        "float[7, 48] x, float[7] s",
+    ),
+    Reason.CONV_STRIDES_WITH_AUTO_PAD: Case(
+        f'{LINEAR} i = ConvInteger<auto_pad = "SAME_UPPER", strides = [9, 9]>(q, filter, z)'
+        " f = Cast<to = 1>(i) y = Mul(f, s)",
+        "float[1, 8, 20, 20] x",
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.code)
+def test_reason(reason: Reason) -> None:
+    assert reason in CASES[reason].reasons()
+
+
+_LENGTH = 14  # of a part of a text that only one reason has
+
+
+def _parts(text: str) -> set[str]:
+    return {text[i : i + _LENGTH] for i in range(len(text) - _LENGTH + 1)}
+
+
+def test_every_reason_has_a_test() -> None:
+    """Each is named by its test, or by a part of its text that no other reason has."""
+    folders = ("rewriter", "quantizer")
+    code = "".join(file.read_text() for each in folders for file in (Path(__file__).parents[1] / each).glob("*.py"))
+    names = {*re.findall(r"\bReason\.(\w+)", code)}
+    joined = re.sub(r'"\n\s*f?"', "", code)  # texts of several lines
+    seen = set[str]().union(*map(_parts, re.findall(r'"([^"\n]+)"', joined)))
+    parts = {each: set[str]().union(*map(_parts, re.split(r"\{\w+\}", each.value))) for each in Reason}
+    uses = Counter(part for each in parts.values() for part in each)
+    missing = [
+        each.name
+        for each in Reason
+        if each.name not in names and not any(uses[part] == 1 and part in seen for part in parts[each])
+    ]
+    assert not missing, f"no test names these reasons; {Path(__file__).name} is the place: {missing}"
