@@ -33,7 +33,8 @@ class OutputAccuracy:
             :class:`Cosines`; None where `snr_db` is, and for rows of one element.
         max_abs: The largest absolute difference; None where `snr_db` is.
         agreement: The share of rows with the same argmax along the last axis, if the output looks like a classifier's
-            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements. Otherwise None.
+            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements. Otherwise
+            None.
         problem: Why the output cannot be compared; empty if it can. If its type or shape differs, `snr_db` is minus
             infinity.
     """
