@@ -33,8 +33,8 @@ class OutputAccuracy:
             :class:`Cosines`; None where `snr_db` is, and for rows of one element.
         max_abs: The largest absolute difference; None where `snr_db` is.
         agreement: The share of rows with the same argmax along the last axis, if the output looks like a classifier's
-            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements. Otherwise
-            None.
+            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements.
+            Otherwise None.
         problem: Why the output cannot be compared; empty if it can. If its type or shape differs, `snr_db` is minus
             infinity.
     """
@@ -81,7 +81,17 @@ def measure_outputs(
 
 
 def results_of(reference: Reference, b: Model, *, backend: Backend | None = "native") -> list[list[Any]]:
-    """Returns the outputs of B for each set of data: the arguments and errors are those of :func:`measure_outputs`."""
+    """Returns the outputs of B, at ONNX Runtime's default optimization level, for each set of data.
+
+    Args:
+        reference: The float model's outputs.
+        b: The quantized model, as :func:`ort_dynq.quantize` makes it.
+        backend: How B gets the operators, see :func:`ort_dynq.register`; None for stock ONNX Runtime.
+
+    Raises:
+        SessionError: B does not load or run.
+        DynqError: The inputs or outputs of B differ from the float model's.
+    """
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))
     check_shapes(reference.data.inputs, session)
