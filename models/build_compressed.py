@@ -147,6 +147,41 @@ def gated_mlp(*, real: str) -> Example:
     return Example(parse(text, 21), inputs)
 
 
+def grouped() -> Example:
+    """A cache as KIVI has it, of lengths that are computed, and torch's safe softmax.
+
+    Keys have scales of each channel and group of 8 tokens; values of each token and group of 16 along the head.
+    """
+    rng = np.random.default_rng(23)
+    groups, size, part = 3, 8, 16
+    tokens = groups * size
+    inputs = [random(rng, "float", 1, H, S, D)]
+    inputs += operand(rng, "uint8", "float", (1, H, groups, size, D), (1, H, groups, 1, D))
+    inputs += operand(rng, "int8", "float", (1, H, tokens, D // part, part), (1, H, tokens, D // part, 1))[:2]
+    inputs.append(rng.random((S, tokens)) < 0.8)
+    model = parse(
+        f"""grouped (float[batch, {H}, {S}, {D}] q, uint8[batch, {H}, groups, {size}, {D}] k_codes,
+            float[batch, {H}, groups, 1, {D}] k_scales, uint8[batch, {H}, groups, 1, {D}] k_points,
+            int8[batch, {H}, tokens, {D // part}, {part}] v_codes,
+            float[batch, {H}, tokens, {D // part}, 1] v_scales, bool[{S}, keys] seen)
+            => (float[batch, {H}, {S}, {D}] y) {{
+            k_numbers = Cast<to = 1>(k_codes)  k_real = Cast<to = 1>(k_points)
+            k_moved = Sub(k_numbers, k_real)  k_parts = Mul(k_moved, k_scales)
+            k = Reshape(k_parts, k_shape)  kt = Transpose<perm = [0, 1, 3, 2]>(k)
+            v_numbers = Cast<to = 1>(v_codes)  v_parts = Mul(v_numbers, v_scales)  v = Reshape(v_parts, v_shape)
+            products = MatMul(q, kt)  scores = Div(products, divisor)  masked = Where(seen, scores, lowest)
+            p = Softmax<axis = 3>(masked)  is_nan = IsNaN(p)  safe = Where(is_nan, zero, p)  y = MatMul(safe, v)
+        }}""",
+        21,
+        k_shape=np.array([0, H, -1, D]),
+        v_shape=np.array([0, 0, 0, D]),
+        divisor=np.float32(D**0.5),
+        lowest=np.finfo(np.float32).min,
+        zero=np.float32(0),
+    )
+    return Example(model, inputs)
+
+
 FORMS: dict[str, Callable[..., Example]] = {
     "compressed_key": partial(attention, "int8", None, 32),
     "compressed_key_channel": partial(attention, "int8", None, None),
@@ -162,6 +197,7 @@ MODELS = {
     for name, form in FORMS.items()
     for real, ending in (("float", ""), ("float16", "_half"))
 }
+MODELS["compressed_groups"] = grouped
 
 if __name__ == "__main__":
     main(MODELS)

@@ -154,11 +154,64 @@ def loop_states() -> Example:
     return Example(model, [activations(7, 32, zero_row=True)])
 
 
+def inverse_products() -> Example:
+    """Codes x * (127 / range) without a Clip, in products that are written as Gemm with alpha, and as Einsum.
+
+    The range has an epsilon that is added; HardSwish stands before it. The sums are divided by the inverse scale.
+    """
+    rng = np.random.default_rng(34)
+    codes = int8_weights(rng, 16, 48)
+    codes[:, 0] = 127
+    model = parse(
+        """inverse (float[tokens, 48] x) => (float[tokens, 16] y, float[tokens, 16] u) {
+            h = HardSwish(x)  a = Abs(h)  m = ReduceMax<keepdims = 1>(a, last)  e = Add(m, epsilon)
+            inverse = Div(c127, e)  d = Mul(h, inverse)  r = Round(d)  real = Div(r, inverse)
+            y = Gemm<alpha = 0.5, beta = 2.0, transB = 1>(real, w, b)
+            v = Einsum<equation = "tk,nk->tn">(real, w)  u = Add(v, b)
+        }""",
+        18,
+        last=np.array([-1]),
+        epsilon=np.float32(1e-5),
+        c127=np.float32(127),
+        w=codes * rng.uniform(0.001, 0.01, (16, 1)).astype(np.float32),
+        b=grid_weights(rng, 16),
+    )
+    return Example(model, [activations(9, 48, zero_row=True)])
+
+
+def weight_blocks() -> Example:
+    """Weights of 4 bits as other quantizers than ONNX Runtime's write them.
+
+    MatMulNBits with zero points that are no integers (HQQ) and g_idx of the usual order (GPTQ), then DequantizeLinear
+    of blocks along the columns.
+    """
+    rng = np.random.default_rng(35)
+    blocks = 256 // 32
+    model = parse(
+        """weight_blocks (float[batch, tokens, 256] x) => (float[batch, tokens, 64] y) {
+            h = com.microsoft.MatMulNBits<K = 256, N = 256, bits = 4, block_size = 32, accuracy_level = 4>
+                (x, codes, scales, points, order)
+            a = Relu(h)  w = DequantizeLinear<axis = 1, block_size = 32>(codes2, scales2)  y = MatMul(a, w)
+        }""",
+        21,
+        ("com.microsoft",),
+        codes=rng.integers(0, 256, (256, blocks, 16)).astype(np.uint8),
+        scales=rng.uniform(0.001, 0.01, (256, blocks)).astype(np.float32),
+        points=rng.uniform(6, 9, (256, blocks)).astype(np.float32),
+        order=np.arange(256, dtype=np.int32) // 32,
+        codes2=int8_weights(rng, 256, 64),
+        scales2=rng.uniform(0.001, 0.01, (256, 2)).astype(np.float32),
+    )
+    return Example(model, [activations(2, 7, 256, zero_row=True)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "image_decoder": image_decoder,
     "integer_zero_points": integer_zero_points,
     "straight_through": straight_through,
     "loop_states": loop_states,
+    "inverse_products": inverse_products,
+    "weight_blocks": weight_blocks,
 }
 
 if __name__ == "__main__":

@@ -63,6 +63,30 @@ void transpose_bytes(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
     for (int64_t j = 0; j < cols; ++j) to[j * to_stride + i] = from[i * stride + j];
 }
 
+// Scales [tokens, kGroups] as [kGroups, tokens]. With the number of groups at hand, compilers use vectors.
+template <int64_t kGroups>
+void turn(const float* from, int64_t tokens, float* to) {
+  for (int64_t group = 0; group < kGroups; ++group)
+    for (int64_t t = 0; t < tokens; ++t) store(to + group * tokens + t, load(from + t * kGroups + group));
+}
+
+constexpr int64_t kMostTurned = 8;
+constexpr void (*turn_scales[kMostTurned + 1])(const float*, int64_t, float*) = {
+    nullptr, turn<1>, turn<2>, turn<3>, turn<4>, turn<5>, turn<6>, turn<7>, turn<8>};
+
+// Panels of `columns` tokens of words [tokens, size]: of each two elements, the pairs of all tokens.
+void turn_words(const int16_t* words, int64_t tokens, int64_t size, int64_t columns, int16_t* panels) {
+  const int64_t stride = round_up(size, 2) * columns;
+  for (int64_t t = 0; t < round_up(tokens, columns); ++t) {
+    const int16_t* const row = words + t * size;
+    int16_t* to = panels + t / columns * stride + t % columns * 2;
+    for (int64_t d = 0; d < size; d += 2, to += 2 * columns) {
+      to[0] = t < tokens ? row[d] : int16_t{0};
+      to[1] = t < tokens && d + 1 < size ? row[d + 1] : int16_t{0};
+    }
+  }
+}
+
 int64_t dim(const Tensor& tensor, size_t axis) { return tensor.shape.rank == 4 ? tensor.shape.dims[axis] : 1; }
 
 }  // namespace
@@ -79,12 +103,8 @@ CompressedOperand::CompressedOperand(const Tensor& codes, const Tensor& scales, 
       is_per_channel_(is_per_channel),
       has_4_bits_(bits_of(codes.type) == 4),
       groups_(is_float() ? 1 : dim(scales, is_transposed ? 2 : 3)),
-      token_groups_(is_float() ? 1 : dim(scales, is_transposed ? 3 : 2)) {
-  if (is_float())
-    planes_ = {{kS8, 256}, {kU8, 1}};
-  else
-    planes_ = {{kind_of(codes.type), 1}};
-}
+      token_groups_(is_float() ? 1 : dim(scales, is_transposed ? 3 : 2)),
+      kind_(is_float() ? kWords : static_cast<int>(kind_of(codes.type))) {}
 
 bool CompressedOperand::has_zero_points() const {
   if (is_float()) return false;
@@ -98,6 +118,11 @@ const float* CompressedOperand::scales(int64_t head, std::unique_ptr<float[]>& h
   const auto* data = static_cast<const float*>(scales_.data);
   if (is_in_order(scales_)) return data + start(scales_, head);
   holder = memory<float>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
+  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(scales_, 2) == n_.t && groups_ <= kMostTurned;
+  if (is_turned && dim(scales_, 3) == groups_) {
+    turn_scales[groups_](data + start(scales_, head), n_.t, holder.get());
+    return holder.get();
+  }
   each(scales_, head, [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = load(data + from); });
   return holder.get();
 }
@@ -116,13 +141,11 @@ const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint
   return holder.get();
 }
 
-void CompressedOperand::quantize(int64_t head, uint8_t* bytes, float* scales) const {
+void CompressedOperand::quantize(int64_t head, int16_t* words, float* scales) const {
   const auto row_memory = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
-  const auto word_memory = memory<int16_t>(size_);
   float* const rows = row_memory.get();
-  int16_t* const words = word_memory.get();
   const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
-  const QuantizeWordsKernel to_words = active_kernels().compressed.quantize_words;
+  const QuantizeWordsKernel to_words = active_compressed().quantize_words;
   for (int64_t t = 0; t < n_.t; ++t) {
     const float* numbers = from + t * size_;
     if (is_transposed_) {
@@ -132,10 +155,7 @@ void CompressedOperand::quantize(int64_t head, uint8_t* bytes, float* scales) co
           for (int64_t j = 0; j < count; ++j) store(rows + j * size_ + i, load(from + i * n_.t + t + j));
       numbers = rows + at * size_;
     }
-    scales[t] = to_words(numbers, nullptr, size_, words);
-    uint8_t *const high = bytes + t * size_, *const low = high + n_.t * size_;
-    for (int64_t i = 0; i < size_; ++i) high[i] = static_cast<uint8_t>(static_cast<uint16_t>(words[i]) >> 8);
-    for (int64_t i = 0; i < size_; ++i) low[i] = static_cast<uint8_t>(words[i] & 255);
+    scales[t] = to_words(numbers, nullptr, size_, words + t * size_);
   }
 }
 
@@ -172,8 +192,10 @@ void CompressedOperand::each(const Tensor& tensor, int64_t head, const Copy& cop
     return;
   }
   const int64_t size = n_.t / std::max<int64_t>(tokens, 1);
-  for (int64_t group = 0; group < groups_; ++group)
-    for (int64_t t = 0; t < n_.t; ++t) copy(group * n_.t + t, first + group * of_group + t / size * of_token);
+  for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t group = 0; group < groups_; ++group)
+      for (int64_t t = token * size; t < (token + 1) * size; ++t)
+        copy(group * n_.t + t, first + group * of_group + token * of_token);
 }
 
 void CompressedOperand::read_zero_points(int64_t first, int64_t count, uint8_t* to) const {
@@ -188,9 +210,9 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, H
     : operand(operand), head(head), memory_(head_memory) {
   const int64_t length = operand.length();
   if (operand.is_float()) {
-    if (memory_.planes == nullptr) memory_.planes = memory<uint8_t>(2 * length * operand.size());
+    if (memory_.words == nullptr) memory_.words = memory<int16_t>(length * operand.size());
     float_holder_ = memory<float>(length);
-    operand.quantize(head, memory_.planes.get(), float_holder_.get());
+    operand.quantize(head, memory_.words.get(), float_holder_.get());
     scales = float_holder_.get();
   } else {
     scales = operand.scales(head, float_holder_);
@@ -201,71 +223,98 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, H
 }
 
 void CompressedHead::pack(bool is_key) {
-  const CompressedKernels& kernels = active_kernels().compressed;
+  const CompressedKernels& kernels = active_compressed();
   const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
   const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
   // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed.
   const int64_t depth = is_key ? group_size : length, cols = is_key ? tokens : group_size;
-  if (2 * cols < columns) return;
+  if (2 * cols < columns || (is_key && group_size > kMostProducts)) return;
   const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
-  parts_ = is_key ? operand.token_groups() * operand.groups() : operand.groups();
+  const int64_t parts = is_key ? operand.token_groups() * operand.groups() : operand.groups();
   panel_stride_ = round_up(depth, 2) * columns;
   part_stride_ = divide_up(cols, columns) * panel_stride_;
-  if (memory_.panels == nullptr)
-    memory_.panels =
-        std::make_unique<AlignedArray<int16_t>>(static_cast<int64_t>(operand.planes().size()) * parts_ * part_stride_);
+  if (memory_.panels == nullptr) memory_.panels = std::make_unique<AlignedArray<int16_t>>(parts * part_stride_);
   panels_ = memory_.panels->get();
+  if (is_turned && operand.is_float()) {
+    turn_words(memory_.words.get(), length, size, columns, panels_);
+    return;
+  }
   constexpr int64_t kColumns = kMostPanelColumns;
   const auto turned = memory<uint8_t>(is_turned ? depth * kColumns : 0);
   const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * kColumns);
-  for (size_t plane = 0; plane < operand.planes().size(); ++plane)
-    for (int64_t part = 0; part < parts_; ++part) {
-      const int64_t group = is_key ? part % operand.groups() : part, token_group = is_key ? part / operand.groups() : 0;
-      int16_t* const panels = panels_ + (static_cast<int64_t>(plane) * parts_ + part) * part_stride_;
-      for (int64_t first = 0; first < cols; first += kColumns) {
-        PanelPack pack = {};
-        pack.depth = depth;
-        pack.cols = std::min(kColumns, cols - first);
-        pack.panels = panels + first / columns * panel_stride_;
-        pack.panel_stride = panel_stride_;
-        const int64_t token = token_group * tokens + first, element = group * group_size;
-        if (is_turned) {
-          const uint8_t* rows = bytes(plane, token * size, pack.cols * size, holder.get());
-          transpose_bytes(rows + element, size, pack.cols, depth, turned.get(), kColumns);
-          pack.codes = turned.get();
-          pack.code_stride = kColumns;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t group = is_key ? part % operand.groups() : part, token_group = is_key ? part / operand.groups() : 0;
+    int16_t* const panels = panels_ + part * part_stride_;
+    for (int64_t first = 0; first < cols; first += kColumns) {
+      PanelPack pack = {};
+      pack.depth = depth;
+      pack.cols = std::min(kColumns, cols - first);
+      pack.panels = panels + first / columns * panel_stride_;
+      pack.panel_stride = panel_stride_;
+      const int64_t token = token_group * tokens + first, element = group * group_size;
+      if (is_turned) {
+        const auto* rows = static_cast<const uint8_t*>(codes(token * size, pack.cols * size, holder.get()));
+        transpose_bytes(rows + element, size, pack.cols, depth, turned.get(), kColumns);
+        pack.codes = turned.get();
+        pack.code_stride = kColumns;
+      } else {
+        const int64_t stride = is_key ? length : size;
+        const int64_t at = is_key ? element * length + token : element + first;
+        pack.code_stride = stride;
+        if (!operand.has_4_bits()) {
+          pack.codes = codes(at, 0, nullptr);
         } else {
-          const int64_t stride = is_key ? length : size;
-          const int64_t at = is_key ? element * length + token : element + first;
-          pack.code_stride = stride;
-          if (!operand.has_4_bits()) {
-            pack.codes = bytes(plane, at, 0, nullptr);
-          } else {
-            for (int64_t d = 0; d < depth; ++d) bytes(plane, at + d * stride, pack.cols, holder.get() + d * kColumns);
-            pack.codes = holder.get();
-            pack.code_stride = kColumns;
-          }
+          for (int64_t d = 0; d < depth; ++d) codes(at + d * stride, pack.cols, holder.get() + d * kColumns);
+          pack.codes = holder.get();
+          pack.code_stride = kColumns;
         }
-        if (zero_points != nullptr) {
-          const bool is_of_rows = !is_key || operand.is_per_channel();
-          pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size
-                                            : is_key                 ? group * length + token
-                                                                     : group * length);
-          pack.of_row = is_of_rows ? 1 : 0;
-          pack.of_column = is_of_rows ? 0 : 1;
-        }
-        kernels.pack[operand.planes()[plane].kind](pack);
       }
+      if (zero_points != nullptr) {
+        const bool is_of_rows = !is_key || operand.is_per_channel();
+        pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size
+                                          : is_key                 ? group * length + token
+                                                                   : group * length);
+        pack.of_row = is_of_rows ? 1 : 0;
+        pack.of_column = is_of_rows ? 0 : 1;
+      }
+      kernels.pack[operand.kind()](pack);
     }
+  }
+}
+
+void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) const {
+  const int64_t at = head * operand.length() * operand.size() + first, bytes = divide_up(count, 2);
+  const uint8_t* const from = static_cast<const uint8_t*>(operand.codes_.data) + at / 2;
+  if (at % 2 == 0) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  int64_t i = 0;
+  for (; i + 8 < bytes; i += 8) {  // eight bytes, of which the first is the lowest
+    constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
+    uint64_t first, second;
+    std::memcpy(&first, from + i, 8);
+    std::memcpy(&second, from + i + 1, 8);
+    const uint64_t codes = (first >> 4 & kLow) | (second << 4 & ~kLow);
+    std::memcpy(to + i, &codes, 8);
+  }
+  for (; i < bytes - 1; ++i) to[i] = static_cast<uint8_t>(from[i] >> 4 | from[i + 1] << 4);
+  const uint8_t last = from[bytes - 1];
+  to[bytes - 1] = static_cast<uint8_t>(count % 2 == 1 ? last >> 4 : last >> 4 | from[bytes] << 4);
+}
+
+void split_words(int16_t* words, int64_t count, int16_t* low) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int word = words[i], low_byte = word & (kHighByte - 1);
+    low[i] = static_cast<int16_t>(low_byte);
+    words[i] = static_cast<int16_t>((word - low_byte) / kHighByte);
+  }
 }
 
 float largest_magnitude(const float* x, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = to_bits(load(x + i)) & kMagnitudeBits;
-    largest = bits > largest ? bits : largest;
-  }
-  return largest >= kInfiniteBits ? kInfinity : from_bits(largest);
+  if (count == 0) return 0;
+  const Range range = active_kernels().ranges[kAbsMax](x, count);
+  return range.not_finite == 0 ? range.high : kInfinity;
 }
 
 }  // namespace dynq

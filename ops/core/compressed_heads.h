@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "core/formats.h"
 #include "core/operator.h"
@@ -19,13 +18,9 @@ struct CompressedSizes {
   int64_t rows() const { return h / k * s; }  // of query for one head of key
 };
 
-// Bytes of codes by which words are multiplied; the sums are multiplied by `weight`.
-struct Plane {
-  CodeKind kind;
-  int weight;
-};
+constexpr int kSignOfHalves = 8;  // of codes of 4 bits
 
-// Keys or values: codes, or float32 that becomes words of two bytes, which are two planes of codes.
+// Keys or values: codes, or float32 that becomes words.
 class CompressedOperand {
  public:
   // `length` rows of `size` elements, or with `is_transposed` as many columns. The last dimensions of scales are
@@ -46,8 +41,12 @@ class CompressedOperand {
   int64_t token_groups() const { return is_per_channel_ ? token_groups_ : 1; }  // that have scales of channels
   int64_t token_group_size() const { return n_.t / token_groups(); }
   int64_t largest_code() const { return is_float() ? static_cast<int64_t>(kLargestWord) : 255; }
-  const std::vector<Plane>& planes() const { return planes_; }
+  int kind() const { return kind_; }                        // what the other words are multiplied by
+  int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
   bool has_zero_points() const;
+  // Halves have no sign: a code of a type with a sign is one of kSignOfHalves more, if this bit is flipped.
+  bool is_signed() const { return codes_.type == kInt8 || codes_.type == kInt4; }
+  uint8_t flipped() const { return is_signed() ? 17 * kSignOfHalves : 0; }
 
  private:
   friend struct CompressedHead;
@@ -56,11 +55,14 @@ class CompressedOperand {
   // them if the tensor has another order.
   const float* scales(int64_t head, std::unique_ptr<float[]>& holder) const;
   const uint8_t* zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const;
-  // The words of a head of floats: [T, size] high bytes, then low bytes; and a scale for each row.
-  void quantize(int64_t head, uint8_t* bytes, float* scales) const;
+  // The words of a head of floats, [T, size], and a scale for each row.
+  void quantize(int64_t head, int16_t* words, float* scales) const;
   // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
   const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const;
 
+  const uint8_t* halves(int64_t head) const {
+    return static_cast<const uint8_t*>(codes_.data) + head * n_.t * size_ / 2;
+  }
   int64_t start(const Tensor& tensor, int64_t head) const;
   bool is_in_order(const Tensor& tensor) const;
   template <class Copy>
@@ -73,28 +75,33 @@ class CompressedOperand {
   int64_t size_;
   bool is_transposed_, is_per_channel_, has_4_bits_;
   int64_t groups_, token_groups_;
-  std::vector<Plane> planes_;
+  int kind_;
 };
 
 // The memory of a head, for heads of the same operand one after the other.
 struct HeadMemory {
-  std::unique_ptr<uint8_t[]> planes;
+  std::unique_ptr<int16_t[]> words;
   std::unique_ptr<AlignedArray<int16_t>> panels;
 };
 
-// An operand of one head: its scales and zero points, its planes if it has floats, and its panels if it is packed.
+// An operand of one head: its scales and zero points, its words if it has floats, and its panels if it is packed.
 struct CompressedHead {
   CompressedHead(const CompressedOperand& operand, int64_t head, HeadMemory& memory);
 
-  // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [planes,
-  // token groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [planes, groups, panels
-  // of elements, pairs of tokens]. Does nothing if padding would take more than half of each panel.
+  // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [token
+  // groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [groups, panels of elements,
+  // pairs of tokens]. Does nothing if padding would take more than half of each panel, or if the sums of a key's group
+  // do not fit int32.
   void pack(bool is_key);
 
-  // Codes [first, first + count) of a plane as bytes.
-  const uint8_t* bytes(size_t plane, int64_t first, int64_t count, uint8_t* holder) const {
-    if (!operand.is_float()) return operand.bytes(head, first, count, holder);
-    return memory_.planes.get() + static_cast<int64_t>(plane) * operand.length() * operand.size() + first;
+  // Codes of 4 bits from `first` on, which is at a byte; or a copy of some, which need not be.
+  const uint8_t* halves(int64_t first) const { return operand.halves(head) + first / 2; }
+  void copy_halves(int64_t first, int64_t count, uint8_t* to) const;
+
+  // Codes [first, first + count) as bytes, or words.
+  const void* codes(int64_t first, int64_t count, uint8_t* holder) const {
+    if (operand.is_float()) return memory_.words.get() + first;
+    return operand.bytes(head, first, count, holder);
   }
 
   const CompressedOperand& operand;
@@ -106,17 +113,18 @@ struct CompressedHead {
   bool is_packed() const { return panels_ != nullptr; }
   int64_t panel_stride() const { return panel_stride_; }
   // The panels of a part: a token group and group of a key, or a group of a value.
-  const int16_t* panels(size_t plane, int64_t part) const {
-    return panels_ + (static_cast<int64_t>(plane) * parts_ + part) * part_stride_;
-  }
+  const int16_t* panels(int64_t part) const { return panels_ + part * part_stride_; }
 
  private:
   HeadMemory& memory_;
   std::unique_ptr<uint8_t[]> byte_holder_;
   std::unique_ptr<float[]> float_holder_;
   int16_t* panels_ = nullptr;
-  int64_t parts_ = 0, part_stride_ = 0, panel_stride_ = 0;
+  int64_t part_stride_ = 0, panel_stride_ = 0;
 };
+
+// Splits words into their high bytes, which take their place, and their low bytes.
+void split_words(int16_t* words, int64_t count, int16_t* low);
 
 // The largest magnitude; infinite if a number is NaN or infinite.
 float largest_magnitude(const float* x, int64_t count);

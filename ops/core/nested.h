@@ -40,6 +40,7 @@ class Inner : public Context {
   void parallel_for(size_t count, void (*task)(void*, size_t), void* data) override {
     outer_.parallel_for(count, task, data);
   }
+  bool takes_single_tasks() const override { return outer_.takes_single_tasks(); }
 
  private:
   Context& outer_;
@@ -48,13 +49,13 @@ class Inner : public Context {
 };
 
 // Inner nodes whose tasks run together: those of the first parallel_for() of each node. A node starts inside the
-// parallel_for() of the one before, so that the tasks of all are known when those of the last one are. Single tasks do
-// not take part (see run_tasks()), nor those of a later parallel_for().
+// parallel_for() of the one before, so that the tasks of all are known when those of the last one are. Tasks of a later
+// parallel_for() do not take part. Single tasks do if `takes_single_tasks` and they are the last ones of their node.
 class Together : public Context {
  public:
   // start(i) runs node i, with this as the outer context.
-  Together(Context& outer, size_t count, std::function<void(size_t, Context&)> start)
-      : outer_(outer), count_(count), start_(std::move(start)) {
+  Together(Context& outer, size_t count, bool takes_single_tasks, std::function<void(size_t, Context&)> start)
+      : outer_(outer), count_(count), takes_single_tasks_(takes_single_tasks), start_(std::move(start)) {
     start_others();
   }
 
@@ -66,6 +67,7 @@ class Together : public Context {
 
   Tensor input(size_t index) override { return outer_.input(index); }
   void* output(size_t index, const Shape& shape) override { return outer_.output(index, shape); }
+  bool takes_single_tasks() const override { return takes_single_tasks_; }
 
  private:
   struct Tasks {
@@ -95,6 +97,7 @@ class Together : public Context {
 
   Context& outer_;
   size_t count_, next_ = 0;
+  bool takes_single_tasks_;
   std::function<void(size_t, Context&)> start_;
   std::vector<Tasks> waiting_;
 };

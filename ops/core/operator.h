@@ -68,6 +68,8 @@ class Context {
   virtual void* output(size_t index, const Shape& shape) = 0;
   // Calls task(data, i) for every i < count, on the caller's threads. Operators use run_tasks() of parallel.h.
   virtual void parallel_for(size_t count, void (*task)(void*, size_t), void* data) = 0;
+  // Whether parallel_for() is for a single task, too (see run_last_tasks() of parallel.h).
+  virtual bool takes_single_tasks() const { return false; }
 };
 
 // A node of a graph, created from its checked attributes. Several threads may call compute() at the same time.

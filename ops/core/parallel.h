@@ -21,8 +21,8 @@ constexpr int64_t part_count(int64_t elements, int64_t most) {
 // task throws std::bad_alloc, rethrows it after the last task: exceptions cannot leave the threads of ONNX Runtime.
 // Tasks must throw no other exception.
 template <class Task>
-void run_tasks(Context& context, int64_t count, const Task& task) {
-  if (count == 1) {
+void run_tasks(Context& context, int64_t count, const Task& task, bool hands_over_single = false) {
+  if (count == 1 && !hands_over_single) {
     task(int64_t{0});
     return;
   }
@@ -40,6 +40,12 @@ void run_tasks(Context& context, int64_t count, const Task& task) {
   };
   context.parallel_for(static_cast<size_t>(count), call, &run);
   if (!run.has_memory) throw std::bad_alloc();
+}
+
+// The same for the tasks of a node after which it is done: a single one may run beside those of other nodes (nested.h).
+template <class Task>
+void run_last_tasks(Context& context, int64_t count, const Task& task) {
+  run_tasks(context, count, task, context.takes_single_tasks());
 }
 
 }  // namespace dynq

@@ -1,6 +1,6 @@
-// Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h has the loops.
+// Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h and compressed-inl.h have the loops.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
-#include "kernels/simd/vector512.h"
+#include "kernels/simd/elementwise512.h"
 
 namespace dynq {
 namespace {
@@ -89,9 +89,20 @@ struct W : Winograd256 {
 
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
+struct V : Elementwise512 {
+  static I dot_words(I sums, I a, I b) {
+    ORT_DYNQ_ACCUMULATE("vpdpwssd", "v", _mm512_dpwssd_epi32, sums, a, b);
+    return sums;
+  }
+};
+
+#include "kernels/simd/compressed-inl.h"
+
 }  // namespace
 
 extern const ProductKernels kAvx512VnniProducts;
+extern const CompressedKernels kAvx512VnniCompressed;
 constexpr ProductKernels kAvx512VnniProducts = product_kernels();
+constexpr CompressedKernels kAvx512VnniCompressed = compressed_kernels();
 
 }  // namespace dynq

@@ -1,6 +1,6 @@
-// Products with AVX-VNNI: eight columns in a vector. simd/product-inl.h has the loops.
+// Products with AVX-VNNI: eight columns in a vector. simd/product-inl.h and compressed-inl.h have the loops.
 // Compiler options for x86_64: -mavx2 -mfma -mf16c -mavxvnni
-#include "kernels/simd/vector256.h"
+#include "kernels/simd/elementwise256.h"
 
 namespace dynq {
 namespace {
@@ -37,9 +37,20 @@ struct W : Winograd256 {
 
 #include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
 
+struct V : Elementwise256 {
+  static I dot_words(I sums, I codes, I weights) {
+    ORT_DYNQ_DOT(dpwssd);
+    return sums;
+  }
+};
+
+#include "kernels/simd/compressed-inl.h"
+
 }  // namespace
 
 extern const ProductKernels kAvxVnniProducts;
+extern const CompressedKernels kAvxVnniCompressed;
 constexpr ProductKernels kAvxVnniProducts = product_kernels();
+constexpr CompressedKernels kAvxVnniCompressed = compressed_kernels();
 
 }  // namespace dynq

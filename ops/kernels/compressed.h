@@ -11,24 +11,32 @@ constexpr float kSmallestStep = 0x1p-126f;  // so that quotients by steps are at
 constexpr int64_t kMostProducts = 256;      // in a sum of int32: 32512 * 255 * 256 < 2^31
 constexpr int64_t kWordUnit = 32;           // rows of words are padded with zeros to a multiple of it
 
-// Sums of products of words, codes of 16 bits, with codes of 8 bits:
-//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts
+// What words, codes of 16 bits, are multiplied by: codes of 8 bits, a CodeKind; words of floats; or codes of 4 bits
+// without a sign, two in a byte. Products with words have two rows for each row of words, their high bytes with a sign,
+// and their low bytes.
+constexpr int kWords = 2, kHalves = 3, kFactorKinds = 4;
+constexpr int kHighByte = 256;  // the weight of high bytes
+
+// Sums of products of words with codes:
+//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts and, of halves by column,
+//   even
 struct WordProduct {
   const int16_t* words;  // rows of `word_stride`; kernels by column read zeros up to a multiple of kWordUnit
   int64_t word_stride, rows, depth, cols;
-  const uint8_t* codes;  // code(c, d) is at d * code_stride + c by row, at c * code_stride + d by column
-  int64_t code_stride;
+  const void* codes;    // code(c, d) is at d * code_stride + c by row, at c * code_stride + d by column
+  int64_t code_stride;  // even if codes are halves
+  uint8_t flipped;      // bits of each byte of halves that are flipped
   int32_t* sums;
   int64_t sum_stride;
 };
 using WordProductKernel = void (*)(const WordProduct&);
 
-// Codes minus their zero points as int16, for products with many rows. A panel has `panel_columns` columns: of each two
-// rows of codes, the pairs of all columns. The last row of an odd depth and columns from `cols` on are 0.
+// Codes minus their zero points, or words, as int16, for products with many rows. A panel has `panel_columns` columns:
+// of each two rows of codes, the pairs of all columns. The last row of an odd depth and columns from `cols` on are 0.
 struct PanelPack {
-  const uint8_t* codes;  // code(d, c) is at d * code_stride + c
+  const void* codes;  // code(d, c) is at d * code_stride + c
   int64_t code_stride, depth, cols;
-  const uint8_t* zero_points;  // null: 0
+  const uint8_t* zero_points;  // null: 0; of words
   int64_t of_row, of_column;   // their strides, one of them 0 and of_column at most 1
   int16_t* panels;
   int64_t panel_stride;
@@ -46,33 +54,29 @@ struct PanelProduct {
 // scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`.
 struct PanelScores {
   PanelProduct product;
-  const float *steps, *scales;
+  bool is_split;  // a sum is kHighByte * that of words' row 2 * r, and that of the next row
+  const float* steps;
+  const float* scales;  // null: 1
   bool adds;
   float* scores;
   int64_t score_stride;
 };
 using PanelScoresKernel = void (*)(const PanelScores&);
 
-// totals[r][c] += sum * weight, exact.
-struct PanelTotals {
-  PanelProduct product;
-  int weight;
-  double* totals;
-  int64_t total_stride;
-};
-using PanelTotalsKernel = void (*)(const PanelTotals&);
-
-// words[i] = round(x[i] * factor[i] / step), where step = max(the largest magnitude / kLargestWord, kSmallestStep) is
-// the result. It is NaN, and the words are 0, if a number is NaN or infinite. `factors` may be null: 1.
+// words[i] = round(x[i] * factor[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
+// kSmallestStep) is the result. It is NaN, and the words are 0, if a number is NaN or infinite. `factors` may be null:
+// 1.
 using QuantizeWordsKernel = float (*)(const float* x, const float* factors, int64_t count, int16_t* words);
 
-// scores[i] = float(sums[i] - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
+// scores[i] = float(sums[i] - offset - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
 struct ScoreBlock {
   const int32_t* sums;
+  const int32_t* low_sums;     // not null: the sum is kHighByte * sums[i] + low_sums[i]
+  int32_t offset;              // not read with low_sums
   const uint8_t* zero_points;  // codes of 8 bits, or null: 0
   int32_t word_sum;
   float step;
-  const float* scales;
+  const float* scales;  // null: 1
   int64_t count;
   bool adds;
   float* scores;
@@ -99,29 +103,16 @@ constexpr float kLeastPower = -126.0f;
 constexpr float kPowerUnit = 8388608.0f;
 
 struct CompressedKernels {
-  WordProductKernel by_row[2], by_column[2];  // by CodeKind
+  WordProductKernel by_row[kFactorKinds], by_column[kFactorKinds];
   QuantizeWordsKernel quantize_words;
   ScoreKernel scores[2];  // by the CodeKind of the zero points
   PowersKernel powers;
   int64_t panel_columns;
-  PanelPackKernel pack[2];  // by CodeKind
+  PanelPackKernel pack[kHalves];
   PanelScoresKernel panel_scores;
-  PanelTotalsKernel panel_totals;
 };
 
 constexpr int64_t kMostPanelColumns = 32;  // of every instruction set; a multiple of each
 constexpr int64_t kPortablePanelColumns = 8;
-
-// kKind: a CodeKind.
-template <int kKind, bool kByRow>
-void portable_word_product(const WordProduct& product);
-float portable_quantize_words(const float* x, const float* factors, int64_t count, int16_t* words);
-template <int kKind>
-void portable_scores(const ScoreBlock& block);
-float portable_powers(const PowerRow& row);
-template <int kKind>
-void portable_pack(const PanelPack& pack);
-void portable_panel_scores(const PanelScores& block);
-void portable_panel_totals(const PanelTotals& block);
 
 }  // namespace dynq

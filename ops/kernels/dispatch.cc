@@ -25,9 +25,11 @@ namespace dynq {
 #ifdef ORT_DYNQ_X86
 extern const ElementwiseKernels kAvx2Kernels, kAvx512Kernels;
 extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts, kAmxProducts;
+extern const CompressedKernels kAvx2Compressed, kAvx512Compressed, kAvxVnniCompressed, kAvx512VnniCompressed;
 #elif defined(ORT_DYNQ_ARM)
 extern const ElementwiseKernels kNeonKernels;
 extern const ProductKernels kNeonProducts, kNeonDotProducts, kNeonI8mmProducts;
+extern const CompressedKernels kNeonCompressed;
 #endif
 
 namespace {
@@ -145,27 +147,27 @@ const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
 #ifndef ORT_DYNQ_WITHOUT_AVX512
 #ifndef ORT_DYNQ_WITHOUT_AMX
-    {"amx", &kAvx512Kernels, &kAmxProducts, has_amx, enable_tiles},
+    {"amx", &kAvx512Kernels, &kAmxProducts, &kAvx512VnniCompressed, has_amx, enable_tiles},
 #endif
 #ifndef ORT_DYNQ_WITHOUT_AVX512VNNI
-    {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, has_avx512vnni, nullptr},
+    {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, &kAvx512VnniCompressed, has_avx512vnni, nullptr},
 #endif
-    {"avx512", &kAvx512Kernels, &kAvx2Products, has_avx512, nullptr},
+    {"avx512", &kAvx512Kernels, &kAvx2Products, &kAvx512Compressed, has_avx512, nullptr},
 #endif
 #ifndef ORT_DYNQ_WITHOUT_AVXVNNI
-    {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, has_avxvnni, nullptr},
+    {"avxvnni", &kAvx2Kernels, &kAvxVnniProducts, &kAvxVnniCompressed, has_avxvnni, nullptr},
 #endif
-    {"avx2", &kAvx2Kernels, &kAvx2Products, has_avx2, nullptr},
+    {"avx2", &kAvx2Kernels, &kAvx2Products, &kAvx2Compressed, has_avx2, nullptr},
 #elif defined(ORT_DYNQ_ARM) && !defined(ORT_DYNQ_WITHOUT_NEON)
 #ifndef ORT_DYNQ_WITHOUT_NEONI8MM
-    {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, has_i8mm, nullptr},
+    {"neoni8mm", &kNeonKernels, &kNeonI8mmProducts, &kNeonCompressed, has_i8mm, nullptr},
 #endif
 #ifndef ORT_DYNQ_WITHOUT_NEONDOT
-    {"neondot", &kNeonKernels, &kNeonDotProducts, has_dot, nullptr},
+    {"neondot", &kNeonKernels, &kNeonDotProducts, &kNeonCompressed, has_dot, nullptr},
 #endif
-    {"neon", &kNeonKernels, &kNeonProducts, [] { return true; }, nullptr},
+    {"neon", &kNeonKernels, &kNeonProducts, &kNeonCompressed, [] { return true; }, nullptr},
 #endif
-    {"portable", &kPortableKernels, &kPortableProducts, [] { return true; }, nullptr},
+    {"portable", &kPortableKernels, &kPortableProducts, &kPortableCompressed, [] { return true; }, nullptr},
 };
 
 std::atomic<const InstructionSet*> active{nullptr};
@@ -197,6 +199,7 @@ const InstructionSet& active_isa() {
 }
 
 const ElementwiseKernels& active_kernels() { return *active_isa().kernels; }
+const CompressedKernels& active_compressed() { return *active_isa().compressed; }
 
 void select_isa(const char* name) {
   active.store(name == nullptr ? nullptr : &enabled("the instruction set", name), std::memory_order_release);

@@ -14,6 +14,7 @@ struct InstructionSet {
   const char* name;
   const ElementwiseKernels* kernels;
   const ProductKernels* products;
+  const CompressedKernels* compressed;
   bool (*is_supported)();  // by the CPU and the operating system
   bool (*enable)();  // null, or asks the operating system for registers that it grants on request; called before use
 };
@@ -21,6 +22,7 @@ struct InstructionSet {
 // Throws std::runtime_error if ORT_DYNQ_ISA names no instruction set that this CPU supports.
 const InstructionSet& active_isa();
 const ElementwiseKernels& active_kernels();  // of active_isa()
+const CompressedKernels& active_compressed();
 
 // Switches to the instruction set of that name, or with nullptr back to the default. Throws as active_isa() does.
 void select_isa(const char* name);

@@ -177,9 +177,9 @@ struct ElementwiseKernels {
   ConvertKernel narrow[kFormats];  // from them
   PassKernel run_pass;             // of programs
   SoftmaxKernel softmax;           // of attention
-  CompressedKernels compressed;    // of attention over compressed keys and values
 };
 
 extern const ElementwiseKernels kPortableKernels;
+extern const CompressedKernels kPortableCompressed;
 
 }  // namespace dynq

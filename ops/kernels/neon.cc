@@ -121,6 +121,40 @@ struct V : VectorNeon {
     low = words_of<kKind>(both.val[0]);
     high = words_of<kKind>(both.val[1]);
   }
+  static void order_pairs(I&, I&) {}
+  static I flip(I codes, I flips) { return veorq_s32(codes, flips); }
+  static uint8x8_t four_bytes(const uint8_t* p) {
+    return vreinterpret_u8_u32(vdup_n_u32(dynq::load(reinterpret_cast<const uint32_t*>(p))));
+  }
+  static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
+    const uint8x8_t both = vzip1_u8(four_bytes(first), four_bytes(second));
+    const uint16x8_t pairs = vmovl_u8(veor_u8(both, vreinterpret_u8_s32(vget_low_s32(flips))));
+    low = vreinterpretq_s32_u16(vandq_u16(pairs, vdupq_n_u16(15)));
+    high = vreinterpretq_s32_u16(vshrq_n_u16(pairs, 4));
+  }
+  static void half_words(I codes, I (&words)[4]) {
+    const uint16x8_t all = vreinterpretq_u16_s32(codes), mask = vdupq_n_u16(15);
+    words[0] = vreinterpretq_s32_u16(vandq_u16(all, mask));
+    words[1] = vreinterpretq_s32_u16(vandq_u16(vshrq_n_u16(all, 4), mask));
+    words[2] = vreinterpretq_s32_u16(vandq_u16(vshrq_n_u16(all, 8), mask));
+    words[3] = vreinterpretq_s32_u16(vshrq_n_u16(all, 12));
+  }
+  static void zip_lanes(I& low, I& high) {
+    const I first = vzip1q_s32(low, high);
+    high = vzip2q_s32(low, high);
+    low = first;
+  }
+  static void zip_words(I a, I b, I& low, I& high) {
+    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    low = vreinterpretq_s32_s16(vzip1q_s16(x, y));
+    high = vreinterpretq_s32_s16(vzip2q_s16(x, y));
+  }
+  static float32x2_t joined(int32x2_t high, int32x2_t low) {
+    return vcvt_f32_f64(vcvtq_f64_s64(vmlal_n_s32(vmovl_s32(low), high, kHighByte)));
+  }
+  static F joined(I high, I low) {
+    return vcombine_f32(joined(vget_low_s32(high), vget_low_s32(low)), joined(vget_high_s32(high), vget_high_s32(low)));
+  }
   static I dot_words(I sums, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
     return add(sums, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
@@ -237,7 +271,9 @@ using W = WinogradNeon;
 }  // namespace
 
 extern const ElementwiseKernels kNeonKernels;
+extern const CompressedKernels kNeonCompressed;
 constexpr ElementwiseKernels kNeonKernels = elementwise_kernels();
+constexpr CompressedKernels kNeonCompressed = compressed_kernels();
 extern const ProductKernels kNeonProducts;
 constexpr ProductKernels kNeonProducts = product_kernels();
 

@@ -375,15 +375,6 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.widen[kS4] = widen_codes<kS8>;
   table.run_pass = run_portable_pass;
   table.softmax = portable_softmax;
-  table.compressed = {{portable_word_product<kU8, true>, portable_word_product<kS8, true>},
-                      {portable_word_product<kU8, false>, portable_word_product<kS8, false>},
-                      portable_quantize_words,
-                      {portable_scores<kU8>, portable_scores<kS8>},
-                      portable_powers,
-                      kPortablePanelColumns,
-                      {portable_pack<kU8>, portable_pack<kS8>},
-                      portable_panel_scores,
-                      portable_panel_totals};
   table.narrow[kF16] = narrow_half<narrow_f16>;
   table.narrow[kBf16] = narrow_half<narrow_bf16>;
   table.narrow[kU4] = narrow_codes<kU8>;

@@ -10,10 +10,17 @@
 namespace dynq {
 namespace {
 
+static_assert(kWords == kCodeKinds && kHalves == kWords + 1);
+
 template <int kKind>
-int32_t code_at(const uint8_t* codes) {
-  return kKind == kU8 ? static_cast<int32_t>(*codes) : static_cast<int32_t>(static_cast<int8_t>(*codes));
+int32_t code_at(const void* codes, int64_t i) {
+  if (kKind == kHalves) return static_cast<const uint8_t*>(codes)[i / 2] >> i % 2 * 4 & 15;
+  if (kKind == kWords) return load(static_cast<const int16_t*>(codes) + i);
+  const uint8_t code = static_cast<const uint8_t*>(codes)[i];
+  return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
 }
+
+float joined(int64_t high, int64_t low) { return static_cast<float>(high * kHighByte + low); }
 
 int32_t panel_sum(const PanelProduct& p, int64_t r, int64_t c) {
   constexpr int64_t kColumns = kPortablePanelColumns;
@@ -33,7 +40,8 @@ void portable_word_product(const WordProduct& p) {
     for (int64_t c = 0; c < p.cols; ++c) {
       int32_t sum = 0;
       for (int64_t d = 0; d < p.depth; ++d)
-        sum += p.words[r * p.word_stride + d] * code_at<kKind>(p.codes + d * of_depth + c * of_column);
+        sum += p.words[r * p.word_stride + d] *
+               (code_at<kKind>(p.codes, d * of_depth + c * of_column) ^ (kKind == kHalves ? p.flipped & 15 : 0));
       p.sums[r * p.sum_stride + c] = sum;
     }
 }
@@ -48,17 +56,20 @@ float portable_quantize_words(const float* x, const float* factors, int64_t coun
     if (magnitude > peak) peak = magnitude;
   }
   const float quotient = peak / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
+  const float inverse = 1.0f / step;
   for (int64_t i = 0; i < count; ++i)
-    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) / step)) : int16_t{0};
+    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
   return is_finite ? step : kNan;
 }
 
 template <int kKind>
 void portable_scores(const ScoreBlock& block) {
   for (int64_t i = 0; i < block.count; ++i) {
-    const int64_t zero_point = block.zero_points == nullptr ? 0 : code_at<kKind>(block.zero_points + i);
-    const int64_t sum = block.sums[i] - zero_point * block.word_sum;
-    const float score = static_cast<float>(sum) * block.step * load(block.scales + i);
+    const int64_t zero_point = block.zero_points == nullptr ? 0 : code_at<kKind>(block.zero_points, i);
+    const float sum = block.low_sums == nullptr
+                          ? joined(0, block.sums[i] - int64_t{block.offset} - zero_point * block.word_sum)
+                          : joined(block.sums[i], block.low_sums[i]);
+    const float score = sum * block.step * (block.scales == nullptr ? 1.0f : load(block.scales + i));
     block.scores[i] = block.adds ? block.scores[i] + score : score;
   }
 }
@@ -96,9 +107,9 @@ void portable_pack(const PanelPack& pack) {
         const int64_t c = first + i;
         int32_t difference = 0;
         if (d < pack.depth && c < pack.cols) {
-          difference = code_at<kKind>(pack.codes + d * pack.code_stride + c);
-          if (pack.zero_points != nullptr)
-            difference -= code_at<kKind>(pack.zero_points + d * pack.of_row + c * pack.of_column);
+          difference = code_at<kKind>(pack.codes, d * pack.code_stride + c);
+          if (kKind != kWords && pack.zero_points != nullptr)
+            difference -= code_at<kKind>(pack.zero_points, d * pack.of_row + c * pack.of_column);
         }
         panel[(d / 2 * kColumns + i) * 2 + d % 2] = static_cast<int16_t>(difference);
       }
@@ -106,28 +117,27 @@ void portable_pack(const PanelPack& pack) {
 }
 
 void portable_panel_scores(const PanelScores& block) {
-  for (int64_t r = 0; r < block.product.rows; ++r)
+  const int64_t of_score = block.is_split ? 2 : 1;
+  for (int64_t r = 0; r < block.product.rows / of_score; ++r)
     for (int64_t c = 0; c < block.product.cols; ++c) {
-      const float sum = static_cast<float>(panel_sum(block.product, r, c));
-      const float score = sum * block.steps[r] * load(block.scales + c);
+      const int32_t first = panel_sum(block.product, r * of_score, c);
+      const float sum = block.is_split ? joined(first, panel_sum(block.product, r * 2 + 1, c)) : joined(0, first);
+      const float score = sum * block.steps[r] * (block.scales == nullptr ? 1.0f : load(block.scales + c));
       float& to = block.scores[r * block.score_stride + c];
       to = block.adds ? to + score : score;
     }
 }
 
-void portable_panel_totals(const PanelTotals& block) {
-  for (int64_t r = 0; r < block.product.rows; ++r)
-    for (int64_t c = 0; c < block.product.cols; ++c)
-      block.totals[r * block.total_stride + c] += static_cast<double>(panel_sum(block.product, r, c)) * block.weight;
-}
-
-template void portable_pack<kU8>(const PanelPack&);
-template void portable_pack<kS8>(const PanelPack&);
-template void portable_word_product<kU8, true>(const WordProduct&);
-template void portable_word_product<kU8, false>(const WordProduct&);
-template void portable_word_product<kS8, true>(const WordProduct&);
-template void portable_word_product<kS8, false>(const WordProduct&);
-template void portable_scores<kU8>(const ScoreBlock&);
-template void portable_scores<kS8>(const ScoreBlock&);
+constexpr CompressedKernels kPortableCompressed = {
+    {portable_word_product<kU8, true>, portable_word_product<kS8, true>, portable_word_product<kWords, true>,
+     portable_word_product<kHalves, true>},
+    {portable_word_product<kU8, false>, portable_word_product<kS8, false>, portable_word_product<kWords, false>,
+     portable_word_product<kHalves, false>},
+    portable_quantize_words,
+    {portable_scores<kU8>, portable_scores<kS8>},
+    portable_powers,
+    kPortablePanelColumns,
+    {portable_pack<kU8>, portable_pack<kS8>, portable_pack<kWords>},
+    portable_panel_scores};
 
 }  // namespace dynq

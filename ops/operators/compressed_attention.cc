@@ -32,6 +32,8 @@ constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
 constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kCopiedKeys = 512;
+constexpr int64_t kLeastHalves = 64;  // codes of 4 bits that a vector adds up
 constexpr double kFarFromOverflow = 1e37;
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
@@ -48,6 +50,9 @@ std::unique_ptr<T[]> memory(int64_t count) {
   return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
 }
 
+// Values have sums for blocks of kMostProducts keys, each with its own step of words.
+int64_t blocks_of(int64_t keys) { return divide_up(keys, kMostProducts); }
+
 // What all units of a run share.
 struct Run {
   CompressedSizes n;
@@ -56,8 +61,6 @@ struct Run {
   float factor;
   const float* query;
   float* dst;
-  std::vector<float> ones;         // scales of keys whose scales are factors of the query
-  std::vector<uint8_t> one_codes;  // likewise, zero points
 };
 
 // Keys [first, end).
@@ -72,14 +75,16 @@ struct Range {
 struct Queries {
   Queries(const CompressedOperand& key, int64_t rows)
       : stride(round_up(key.group_size(), kWordUnit)),
-        words(memory<int16_t>(rows * key.groups() * stride)),
+        words(memory<int16_t>(rows * key.word_rows() * key.groups() * stride)),
         steps(static_cast<size_t>(rows * key.groups())),
-        sums(static_cast<size_t>(rows * key.groups())) {}
+        sums(static_cast<size_t>(rows * key.groups())),
+        offsets(static_cast<size_t>(rows * key.groups())) {}
 
   int64_t stride;
-  std::unique_ptr<int16_t[]> words;  // [groups, rows, stride]
+  std::unique_ptr<int16_t[]> words;  // [groups, rows, word rows, stride]
   std::vector<float> steps;          // [groups, rows]
-  std::vector<int64_t> sums;         // of the words, or of their products with zero points of channels
+  std::vector<int64_t> sums;         // of the words, for zero points
+  std::vector<int64_t> offsets;      // what sums of products have too much, besides zero points of keys
 };
 
 // The memory of a unit of at most `rows` rows.
@@ -89,17 +94,17 @@ struct Workspace {
         queries(run.key, run.key.is_per_channel() ? 0 : rows),
         scores(memory<float>(rows * run.n.t)),
         inverses(static_cast<size_t>(rows)),
-        words(memory<int16_t>(run.value.groups() * rows * padded)),
-        word_steps(static_cast<size_t>(run.value.groups() * rows)),
-        totals(memory<double>(rows * run.n.e)) {}
+        words(memory<int16_t>(run.value.groups() * rows * run.value.word_rows() * padded)),
+        word_steps(static_cast<size_t>(run.value.groups() * blocks_of(run.n.t) * rows)),
+        totals(memory<float>(rows * run.n.e)) {}
 
   int64_t padded;
   Queries queries;                  // unless scales are factors of the query
   std::unique_ptr<float[]> scores;  // [rows, T], then powers
   std::vector<float> inverses;
-  std::unique_ptr<int16_t[]> words;  // [groups, rows, padded]
-  std::vector<float> word_steps;
-  std::unique_ptr<double[]> totals;  // [rows, E]
+  std::unique_ptr<int16_t[]> words;  // [groups, rows, word rows, padded]
+  std::vector<float> word_steps;     // [groups, blocks, rows]
+  std::unique_ptr<float[]> totals;   // [rows, E]
   HeadMemory heads[2];               // of key and of value
 };
 
@@ -175,7 +180,8 @@ class Unit {
 
   // Scores become powers, and words of powers times the scales of values.
   void soften() {
-    const int64_t groups = run_.value.groups(), count = seen_.count(), first = seen_.first;
+    const int64_t groups = run_.value.groups(), word_rows = run_.value.word_rows();
+    const int64_t count = seen_.count(), first = seen_.first;
     const int64_t padding = std::min(round_up(seen_.end, kWordUnit), padded_) - seen_.end;
     for (int64_t r = 0; r < rows_; ++r) {
       float* const of_row = scores_ + r * n_.t + first;
@@ -183,16 +189,19 @@ class Unit {
       const float* biases = bias_of(r) + (is_vector ? first : 0);
       inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, count, run_.factor, biases, is_vector});
       for (int64_t group = 0; group < groups; ++group) {
-        int16_t* const to = words_ + (group * rows_ + r) * padded_ + first;
-        word_steps_[static_cast<size_t>(group * rows_ + r)] =
-            kernels().quantize_words(of_row, value_.scales + group * n_.t + first, count, to);
-        std::fill(to + count, to + count + padding, int16_t{0});
+        int16_t* const to = words_ + (group * rows_ + r) * word_rows * padded_;
+        for (int64_t t = first; t < seen_.end; t = end_of_block(t))
+          word_steps_[static_cast<size_t>((group * blocks_of(n_.t) + t / kMostProducts) * rows_ + r)] =
+              kernels().quantize_words(scores_ + r * n_.t + t, value_.scales + group * n_.t + t, end_of_block(t) - t,
+                                       to + t);
+        std::fill(to + seen_.end, to + seen_.end + padding, int16_t{0});
+        if (word_rows == 2) split_words(to + first, count + padding, to + padded_ + first);
       }
     }
   }
 
-  // Adds the products of the words with values [first, first + count) to totals [rows, E].
-  void add_values(int64_t first, int64_t count, double* totals) const {
+  // Adds the products of the words with values [first, first + count) to totals [rows, E], one block after the other.
+  void add_values(int64_t first, int64_t count, float* totals) const {
     const Range range = seen_.part({first, first + count});
     if (range.count() <= 0) return;
     if (value_.is_packed())
@@ -201,26 +210,26 @@ class Unit {
       add_stored_values(range, totals);
   }
 
-  void finish(const double* totals) const {
-    const int64_t size = run_.value.group_size();
+  void finish(const float* totals) const {
+    const int64_t size = n_.e;
     for (int64_t r = 0; r < rows_; ++r) {
-      float* const to = run_.dst + (head_ * n_.rows() + row_ + r) * n_.e;
-      for (int64_t group = 0; group < run_.value.groups(); ++group) {
-        const float step = word_steps_[static_cast<size_t>(group * rows_ + r)];
-        for (int64_t i = group * size; i < (group + 1) * size; ++i)
-          store(to + i, static_cast<float>(totals[r * n_.e + i]) * step * inverses_[static_cast<size_t>(r)]);
-      }
+      const float* const from = totals + r * size;
+      float* const to = run_.dst + (head_ * n_.rows() + row_ + r) * size;
+      const float inverse = inverses_[static_cast<size_t>(r)];
+      for (int64_t i = 0; i < size; ++i) store(to + i, from[i] * inverse);
     }
   }
 
   int64_t elements() const { return rows_ * n_.e; }
 
  private:
-  static const CompressedKernels& kernels() { return active_kernels().compressed; }
+  static const CompressedKernels& kernels() { return active_compressed(); }
 
   static void add(const int32_t* sums, int64_t count, int weight, double* totals) {
     for (int64_t i = 0; i < count; ++i) totals[i] += static_cast<double>(sums[i]) * weight;
   }
+
+  int64_t end_of_block(int64_t t) const { return std::min(seen_.end, (t / kMostProducts + 1) * kMostProducts); }
 
   const float* query(int64_t r) const { return run_.query + (head_ * n_.rows() + row_ + r) * n_.d; }
 
@@ -233,21 +242,21 @@ class Unit {
   // The words of the rows, times scales of channels if there are some.
   void quantize(const float* scales, const uint8_t* zero_points, Queries& to) const {
     const int64_t groups = run_.key.groups(), size = run_.key.group_size();
-    const bool is_signed = run_.key.planes()[0].kind == kS8;
+    const bool is_signed = run_.key.kind() == kS8;
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t r = 0; r < rows_; ++r) {
         const int64_t at = group * rows_ + r;
-        int16_t* const words = to.words.get() + at * to.stride;
+        int16_t* const words = to.words.get() + at * run_.key.word_rows() * to.stride;
         std::fill(words + size, words + to.stride, int16_t{0});
         to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
-        int64_t sum = 0;
-        if (key_.zero_points != nullptr && !key_.is_packed()) {
-          for (int64_t i = 0; i < size; ++i)
-            sum += zero_points == nullptr ? words[i]
-                   : is_signed            ? words[i] * static_cast<int8_t>(zero_points[i])
-                                          : words[i] * int{zero_points[i]};
-        }
+        int64_t sum = 0, offset = 0;
+        for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
+        if (uses_halves_of_key()) offset = sum * (key_.operand.is_signed() ? kSignOfHalves : 0);
+        for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
+          offset += words[i] * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
         to.sums[static_cast<size_t>(at)] = sum;
+        to.offsets[static_cast<size_t>(at)] = offset;
+        if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);
       }
   }
 
@@ -296,143 +305,136 @@ class Unit {
 
   void score_packed(const Queries& queries, Range range, int64_t token_group, int64_t part_first) {
     const CompressedOperand& key = run_.key;
-    const int64_t columns = kernels().panel_columns, size = key.group_size(), groups = key.groups();
+    const int64_t columns = kernels().panel_columns, groups = key.groups();
     const int64_t panel = (range.first - part_first) / columns, first = part_first + panel * columns;
-    const bool fits = size <= kMostProducts && !key.is_float();
-    const int64_t block = fits ? range.end - first : std::min(range.end - first, kMostProducts);
-    std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
-    for (int64_t t = first; t < range.end; t += block)
-      for (int64_t group = 0; group < groups; ++group) {
-        PanelProduct product = {};
-        product.words = queries.words.get() + group * rows_ * queries.stride;
-        product.word_stride = queries.stride;
-        product.rows = rows_;
-        product.cols = std::min(block, range.end - t);
-        product.panel_stride = key_.panel_stride();
-        const auto panels_from = [&](size_t plane, int64_t d) {
-          return key_.panels(plane, token_group * groups + group) + (t - part_first) / columns * product.panel_stride +
-                 d * columns;
-        };
-        if (fits) {
-          product.depth = size;
-          product.panels = panels_from(0, 0);
-          kernels().panel_scores(
-              {product, queries.steps.data() + group * rows_, scales_of(group, t), group > 0, scores_ + t, n_.t});
-          continue;
-        }
-        std::fill(totals.begin(), totals.end(), 0.0);
-        for (int64_t d = 0; d < size; d += kMostProducts) {
-          product.words = queries.words.get() + group * rows_ * queries.stride + d;
-          product.depth = std::min(kMostProducts, size - d);
-          for (size_t plane = 0; plane < key.planes().size(); ++plane) {
-            product.panels = panels_from(plane, d);
-            kernels().panel_totals({product, key.planes()[plane].weight, totals.data(), block});
-          }
-        }
-        for (int64_t r = 0; r < rows_; ++r)
-          scale_totals(totals.data() + r * block, queries, group, r, t, product.cols, false);
-      }
+    for (int64_t group = 0; group < groups; ++group) {
+      PanelProduct product = {};
+      product.words = queries.words.get() + group * rows_ * key.word_rows() * queries.stride;
+      product.word_stride = queries.stride;
+      product.rows = rows_ * key.word_rows();
+      product.depth = key.group_size();
+      product.cols = range.end - first;
+      product.panels = key_.panels(token_group * groups + group) + panel * key_.panel_stride();
+      product.panel_stride = key_.panel_stride();
+      kernels().panel_scores({product, key.is_float(), queries.steps.data() + group * rows_, scales_of(group, first),
+                              group > 0, scores_ + first, n_.t});
+    }
   }
 
   void score_stored(const Queries& queries, Range range) {
     const CompressedOperand& key = run_.key;
-    const int64_t size = key.group_size();
+    const int64_t size = key.group_size(), word_rows = key.word_rows();
     const bool is_by_row = key.is_transposed() && !key.is_float();
-    const bool fits = size <= kMostProducts && !key.is_float();
-    const int64_t block = std::min(range.count(), is_by_row ? kKeysOfPart : kMostProducts);
-    const auto sums = memory<int32_t>(rows_ * block);
+    const bool fits = size <= kMostProducts;
+    const bool is_copied = is_by_row && key.has_4_bits() && n_.t % 2 != 0;  // to the first-level cache
+    const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
+    const auto sums = memory<int32_t>(rows_ * word_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
-    const bool is_widened = key.has_4_bits();
-    const auto holder =
-        memory<uint8_t>(is_widened ? (is_by_row ? std::min(size, kMostProducts) : key.size()) * block : 0);
+    const bool is_half = uses_halves_of_key();
+    const auto holder = memory<uint8_t>(!key.has_4_bits() ? 0
+                                        : is_by_row       ? std::min(size, kMostProducts) * round_up(block, 2) / 2
+                                        : is_half         ? 0
+                                                          : key.size() * block);
     for (int64_t t = range.first; t < range.end; t += block) {
       const int64_t cols = std::min(block, range.end - t);
-      const uint8_t* rows = is_by_row || is_widened ? nullptr : key_.bytes(0, t * key.size(), 0, nullptr);
-      if (!is_by_row && is_widened) rows = key_.bytes(0, t * key.size(), cols * key.size(), holder.get());
+      const void* rows = is_by_row ? nullptr
+                         : is_half ? key_.halves(t * key.size())
+                                   : key_.codes(t * key.size(), cols * key.size(), holder.get());
       for (int64_t group = 0; group < key.groups(); ++group) {
         std::fill(totals.begin(), totals.end(), 0.0);
         for (int64_t d = 0; d < size; d += kMostProducts) {
-          const int64_t depth = std::min(kMostProducts, size - d), from = group * size + d;
-          for (size_t plane = 0; plane < key.planes().size(); ++plane) {
-            WordProduct product = {};
-            product.words = queries.words.get() + group * rows_ * queries.stride + d;
-            product.word_stride = queries.stride;
-            product.rows = rows_;
-            product.depth = depth;
-            product.cols = cols;
-            product.sums = sums.get();
-            product.sum_stride = cols;
-            const CodeKind kind = key.planes()[plane].kind;
-            if (is_by_row) {
-              set_rows(product, from, t, holder.get());
-              kernels().by_row[kind](product);
-            } else {
-              const uint8_t* codes = key.is_float() ? key_.bytes(plane, t * key.size(), 0, nullptr) : rows;
-              product.codes = codes + from;
-              product.code_stride = key.size();
-              kernels().by_column[kind](product);
-            }
-            if (!fits) add(sums.get(), rows_ * cols, key.planes()[plane].weight, totals.data());
+          const int64_t from = group * size + d;
+          WordProduct product = {};
+          product.words = queries.words.get() + group * rows_ * word_rows * queries.stride + d;
+          product.word_stride = queries.stride;
+          product.rows = rows_ * word_rows;
+          product.depth = std::min(kMostProducts, size - d);
+          product.cols = cols;
+          product.sums = sums.get();
+          product.sum_stride = cols;
+          if (is_by_row) {
+            set_rows(product, from, t, holder.get());
+          } else {
+            product.codes = key.is_float() ? static_cast<const void*>(static_cast<const int16_t*>(rows) + from)
+                                           : static_cast<const uint8_t*>(rows) + (is_half ? from / 2 : from);
+            product.code_stride = key.size();
           }
+          product.flipped = key.flipped();
+          (is_by_row ? kernels().by_row : kernels().by_column)[is_half ? kHalves : key.kind()](product);
+          for (int64_t r = 0; r < product.rows && !fits; ++r)
+            add(sums.get() + r * cols, cols, word_rows == 2 && r % 2 == 0 ? kHighByte : 1,
+                totals.data() + r / word_rows * cols);
         }
         for (int64_t r = 0; r < rows_; ++r)
           if (fits)
-            scale_sums(sums.get() + r * cols, queries, group, r, t, cols);
+            scale_sums(sums.get() + r * word_rows * cols, queries, group, r, t, cols);
           else
-            scale_totals(totals.data() + r * cols, queries, group, r, t, cols, true);
+            scale_totals(totals.data() + r * cols, queries, group, r, t, cols);
       }
     }
   }
 
-  void add_packed_values(Range range, double* totals) const {
-    const CompressedOperand& value = run_.value;
-    const int64_t size = value.group_size(), columns = kernels().panel_columns;
-    for (int64_t group = 0; group < value.groups(); ++group)
-      for (size_t plane = 0; plane < value.planes().size(); ++plane)
-        for (int64_t t = range.first; t < range.end; t += kMostProducts) {
-          PanelProduct product = {};
-          product.words = words_ + group * rows_ * padded_ + t;
-          product.word_stride = padded_;
-          product.rows = rows_;
-          product.depth = std::min(kMostProducts, range.end - t);
-          product.cols = size;
-          product.panels = value_.panels(plane, group) + t * columns;
-          product.panel_stride = value_.panel_stride();
-          kernels().panel_totals({product, value.planes()[plane].weight, totals + group * size, n_.e});
-        }
+  const float* steps_of(int64_t group, int64_t t) const {
+    return word_steps_.data() + (group * blocks_of(n_.t) + t / kMostProducts) * rows_;
   }
 
-  void add_stored_values(Range range, double* totals) const {
+  void add_packed_values(Range range, float* totals) const {
     const CompressedOperand& value = run_.value;
-    const int64_t size = value.group_size();
-    const auto sums = memory<int32_t>(rows_ * size);
-    const auto holder = memory<uint8_t>(std::min(kMostProducts, range.count()) * n_.e);
-    for (int64_t t = range.first; t < range.end; t += kMostProducts) {
-      const int64_t depth = std::min(kMostProducts, range.end - t);
-      for (size_t plane = 0; plane < value.planes().size(); ++plane) {
-        const auto [kind, weight] = value.planes()[plane];
-        const uint8_t* codes = value_.bytes(plane, t * n_.e, depth * n_.e, holder.get());
-        for (int64_t group = 0; group < value.groups(); ++group) {
-          WordProduct product = {};
-          product.words = words_ + group * rows_ * padded_ + t;
-          product.word_stride = padded_;
-          product.rows = rows_;
-          product.depth = depth;
-          product.cols = size;
-          product.codes = codes + group * size;
-          product.code_stride = n_.e;
-          product.sums = sums.get();
-          product.sum_stride = size;
-          kernels().by_row[kind](product);
-          for (int64_t r = 0; r < rows_; ++r)
-            add(sums.get() + r * size, size, weight, totals + r * n_.e + group * size);
-          if (value_.zero_points == nullptr) continue;
+    const int64_t size = value.group_size(), columns = kernels().panel_columns;
+    for (int64_t t = range.first; t < range.end; t = end_of_block(t))
+      for (int64_t group = 0; group < value.groups(); ++group) {
+        PanelProduct product = {};
+        product.words = words_ + group * rows_ * value.word_rows() * padded_ + t;
+        product.word_stride = padded_;
+        product.rows = rows_ * value.word_rows();
+        product.depth = end_of_block(t) - t;
+        product.cols = size;
+        product.panels = value_.panels(group) + t * columns;
+        product.panel_stride = value_.panel_stride();
+        kernels().panel_scores(
+            {product, value.is_float(), steps_of(group, t), nullptr, true, totals + group * size, n_.e});
+      }
+  }
+
+  void add_stored_values(Range range, float* totals) const {
+    const CompressedOperand& value = run_.value;
+    const int64_t size = value.group_size(), word_rows = value.word_rows();
+    const auto sums = memory<int32_t>(rows_ * word_rows * size), zero_sums = memory<int32_t>(rows_);
+    const bool is_half = value.has_4_bits() && n_.e % 2 == 0 && size % 2 == 0;
+    const auto holder =
+        memory<uint8_t>(value.has_4_bits() && !is_half ? std::min(kMostProducts, range.count()) * n_.e : 0);
+    std::fill(zero_sums.get(), zero_sums.get() + rows_, 0);
+    for (int64_t t = range.first; t < range.end; t = end_of_block(t)) {
+      const int64_t depth = end_of_block(t) - t;
+      const void* codes = is_half ? value_.halves(t * n_.e) : value_.codes(t * n_.e, depth * n_.e, holder.get());
+      for (int64_t group = 0; group < value.groups(); ++group) {
+        WordProduct product = {};
+        product.words = words_ + group * rows_ * word_rows * padded_ + t;
+        product.word_stride = padded_;
+        product.rows = rows_ * word_rows;
+        product.depth = depth;
+        if (value_.zero_points != nullptr) {
           product.cols = 1;
           product.codes = value_.zero_points + group * n_.t + t;
+          product.sums = zero_sums.get();
           product.sum_stride = 1;
-          kernels().by_column[kind](product);
-          for (int64_t r = 0; r < rows_; ++r)
-            for (int64_t i = 0; i < size; ++i) totals[r * n_.e + group * size + i] -= sums[static_cast<size_t>(r)];
+          kernels().by_column[value.kind()](product);
+        }
+        product.cols = size;
+        product.codes =
+            value.is_float() ? codes : static_cast<const uint8_t*>(codes) + (is_half ? group * size / 2 : group * size);
+        product.flipped = value.flipped();
+        product.code_stride = n_.e;
+        product.sums = sums.get();
+        product.sum_stride = size;
+        kernels().by_row[is_half ? kHalves : value.kind()](product);
+        for (int64_t r = 0; r < rows_; ++r) {
+          const int32_t* const of_row = sums.get() + r * word_rows * size;
+          int32_t offset = zero_sums[static_cast<size_t>(r)];
+          for (int64_t i = 0; i < depth && is_half && value.is_signed(); ++i)
+            offset += product.words[r * padded_ + i] * kSignOfHalves;
+          kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset, nullptr, 0,
+                                 steps_of(group, t)[r], nullptr, size, true, totals + r * n_.e + group * size});
         }
       }
     }
@@ -440,45 +442,57 @@ class Unit {
 
   // Rows [from, from + depth) and columns [t, t + cols) of transposed keys.
   void set_rows(WordProduct& product, int64_t from, int64_t t, uint8_t* holder) const {
-    const int64_t depth = product.depth, cols = product.cols;
-    const bool is_stored = !run_.key.has_4_bits();
-    product.code_stride = is_stored ? n_.t : cols;
-    if (is_stored || cols == n_.t) {
-      product.codes = key_.bytes(0, from * n_.t + t, depth * cols, holder);
-      return;
+    const int64_t depth = product.depth, cols = product.cols, first = from * n_.t + t;
+    product.code_stride = n_.t;
+    if (!run_.key.has_4_bits()) {
+      product.codes = key_.codes(first, 0, nullptr);
+    } else if (n_.t % 2 == 0 && t % 2 == 0) {
+      product.codes = key_.halves(first);
+    } else {  // rows that begin within a byte
+      product.codes = holder;
+      product.code_stride = round_up(cols, 2);
+      for (int64_t d = 0; d < depth; ++d)
+        key_.copy_halves(first + d * n_.t, cols, holder + d * product.code_stride / 2);
     }
-    for (int64_t d = 0; d < depth; ++d) key_.bytes(0, (from + d) * n_.t + t, cols, holder + d * cols);
-    product.codes = holder;
   }
 
+  // Codes of 4 bits are multiplied as they are stored if they begin at bytes, and fill vectors.
+  bool uses_halves_of_key() const {
+    const CompressedOperand& key = run_.key;
+    return key.has_4_bits() && !key_.is_packed() &&
+           (key.is_transposed() ||
+            (key.size() % 2 == 0 && key.group_size() % 2 == 0 && key.group_size() >= kLeastHalves));
+  }
+
+  // Null if they are factors of the query.
   const float* scales_of(int64_t group, int64_t t) const {
-    return run_.key.is_per_channel() ? run_.ones.data() : key_.scales + group * n_.t + t;
+    return run_.key.is_per_channel() ? nullptr : key_.scales + group * n_.t + t;
   }
 
+  // Null if the offsets have them already, or there are none.
   const uint8_t* zero_points_of(int64_t group, int64_t t) const {
-    if (key_.zero_points == nullptr) return nullptr;
-    return run_.key.is_per_channel() ? run_.one_codes.data() : key_.zero_points + group * n_.t + t;
+    return run_.key.is_per_channel() || key_.zero_points == nullptr ? nullptr : key_.zero_points + group * n_.t + t;
   }
 
   void scale_sums(const int32_t* sums, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
     const auto at = static_cast<size_t>(group * rows_ + r);
-    kernels().scores[run_.key.planes()[0].kind]({sums, zero_points_of(group, t), static_cast<int32_t>(queries.sums[at]),
-                                                 queries.steps[at], scales_of(group, t), cols, group > 0,
-                                                 scores_ + r * n_.t + t});
+    kernels().scores[run_.key.kind() == kS8 ? kS8 : kU8](
+        {sums, run_.key.is_float() ? sums + cols : nullptr, static_cast<int32_t>(queries.offsets[at]),
+         zero_points_of(group, t), static_cast<int32_t>(queries.sums[at]), queries.steps[at], scales_of(group, t), cols,
+         group > 0, scores_ + r * n_.t + t});
   }
 
-  // The same of sums beyond int32. Packed codes have no zero points.
-  void scale_totals(const double* totals, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols,
-                    bool has_zero_points) {
+  // The same of sums beyond int32.
+  void scale_totals(const double* totals, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
     const auto at = static_cast<size_t>(group * rows_ + r);
-    const bool is_signed = run_.key.planes()[0].kind == kS8;
-    const uint8_t* zero_points = has_zero_points ? zero_points_of(group, t) : nullptr;
+    const bool is_signed = run_.key.kind() == kS8;
+    const uint8_t* zero_points = zero_points_of(group, t);
     const float* scales = scales_of(group, t);
     for (int64_t i = 0; i < cols; ++i) {
       const uint8_t byte = zero_points == nullptr ? uint8_t{0} : zero_points[i];
       const int64_t zero_point = is_signed ? static_cast<int8_t>(byte) : byte;
-      const double exact = totals[i] - static_cast<double>(zero_point * queries.sums[at]);
-      const float score = static_cast<float>(exact) * queries.steps[at] * load(scales + i);
+      const double exact = totals[i] - static_cast<double>(queries.offsets[at] + zero_point * queries.sums[at]);
+      const float score = static_cast<float>(exact) * queries.steps[at] * (scales == nullptr ? 1.0f : load(scales + i));
       float& to = scores_[r * n_.t + t + i];
       to = group > 0 ? to + score : score;
     }
@@ -574,13 +588,7 @@ class CompressedAttention : public Node {
                bias,
                load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
                static_cast<const float*>(inputs[kQuery].data),
-               dst,
-               {},
-               {}};
-    if (scale_query_) {
-      run.ones.assign(static_cast<size_t>(run.key.token_group_size()), 1.0f);
-      run.one_codes.assign(run.ones.size(), 1);
-    }
+               dst};
     const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kUnitRows) / 6 * 6;
     const int64_t heads = n.b * n.k;
     const bool packs = n.rows() >= kPackedRows;
@@ -608,8 +616,8 @@ class CompressedAttention : public Node {
     Unit unit(run, key, value, row, rows, workspace);
     unit.score(0, run.n.t);
     unit.soften();
-    double* const totals = workspace.totals.get();
-    std::fill(totals, totals + unit.elements(), 0.0);
+    float* const totals = workspace.totals.get();
+    std::fill(totals, totals + unit.elements(), 0.0f);
     unit.add_values(0, run.n.t, totals);
     unit.finish(totals);
   }
@@ -649,7 +657,7 @@ class CompressedAttention : public Node {
     }
     std::vector<std::unique_ptr<Unit>> all(static_cast<size_t>(units));
     std::vector<std::unique_ptr<Workspace>> workspaces_of_units(static_cast<size_t>(units));
-    std::vector<std::vector<double>> totals(static_cast<size_t>(units * parts));
+    std::vector<std::vector<float>> totals(static_cast<size_t>(units * parts));  // of blocks, to be added in order
     const auto length = [&](int64_t part) { return part + 1 < parts ? kKeysOfPart : n.t - part * kKeysOfPart; };
     run_tasks(context, units, [&](int64_t i) {
       const auto at = static_cast<size_t>(i), head = static_cast<size_t>(i / blocks);
@@ -663,15 +671,20 @@ class CompressedAttention : public Node {
     run_tasks(context, units, [&](int64_t i) { all[static_cast<size_t>(i)]->soften(); });
     run_tasks(context, units * parts, [&](int64_t i) {
       const Unit& unit = *all[static_cast<size_t>(i / parts)];
-      std::vector<double>& of_part = totals[static_cast<size_t>(i)];
-      of_part.resize(static_cast<size_t>(unit.elements()));
-      unit.add_values(i % parts * kKeysOfPart, length(i % parts), of_part.data());
+      std::vector<float>& of_part = totals[static_cast<size_t>(i)];
+      const int64_t first = i % parts * kKeysOfPart, blocks_of_part = blocks_of(length(i % parts));
+      of_part.resize(static_cast<size_t>(blocks_of_part * unit.elements()));
+      for (int64_t block = 0; block < blocks_of_part; ++block)
+        unit.add_values(first + block * kMostProducts, kMostProducts, of_part.data() + block * unit.elements());
     });
     run_tasks(context, units, [&](int64_t i) {
-      std::vector<double>& sum = totals[static_cast<size_t>(i * parts)];
-      for (int64_t part = 1; part < parts; ++part)
-        for (size_t j = 0; j < sum.size(); ++j) sum[j] += totals[static_cast<size_t>(i * parts + part)][j];
-      all[static_cast<size_t>(i)]->finish(sum.data());
+      const Unit& unit = *all[static_cast<size_t>(i)];
+      std::vector<float> sum(static_cast<size_t>(unit.elements()));
+      for (int64_t part = 0; part < parts; ++part) {
+        const std::vector<float>& of_part = totals[static_cast<size_t>(i * parts + part)];
+        for (size_t j = 0; j < of_part.size(); ++j) sum[j % sum.size()] += of_part[j];
+      }
+      unit.finish(sum.data());
     });
   }
 

@@ -2,8 +2,8 @@
 // chooses: a product, an activation function, and another product.
 //
 // The products are those of QuantizedMatMul, for the rows of each expert: an expert that no token chooses is not read.
-// Experts of few rows run their tasks together, but a product that is too small for two tasks runs alone. A token adds
-// its experts' results in the order of the experts, on any number of threads.
+// Experts of few rows run their tasks together. A token adds its experts' results in the order of the experts, on any
+// number of threads.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -34,7 +34,8 @@ namespace {
 constexpr const char* kName = "QuantizedExperts";
 constexpr int64_t kRowsAtOnce = 256;  // of experts: their results stay in the caches
 constexpr size_t kExpertsAtOnce = 8;
-constexpr float kLeastWeight = 1e-8f;  // experts with smaller weights are left out
+constexpr int64_t kReading = 2, kLeastWork = 1 << 21;  // of experts with one task each that run together: 10 us or more
+constexpr float kLeastWeight = 1e-8f;                  // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
     "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); step = Div(Sub(high, low), 255.0); "
@@ -381,7 +382,10 @@ class QuantizedExperts : public Node {
   void multiply(Context& context, const Codes& codes, const std::vector<Part>& parts, const Weights& weights,
                 float* dst) const {
     const Tensor no_sums = {kInt32, shape_of({0, weights.columns}), nullptr};
-    const Together together(context, parts.size(), [&](size_t i, Context& outer) {
+    int64_t work = 0;  // in products; reading a weight takes as long as some
+    for (const Part& part : parts) work += (part.rows * terms_ + kReading) * weights.depth * weights.columns;
+    const bool has_many = parts.size() > 1 && work >= kLeastWork;
+    const Together together(context, parts.size(), has_many, [&](size_t i, Context& outer) {
       const Part& part = parts[i];
       Inner inner(outer,
                   {codes.codes_of(part.first, part.rows), codes.scales_of(part.first, part.rows),

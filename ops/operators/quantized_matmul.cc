@@ -330,7 +330,7 @@ class QuantizedMatMul : public Node {
           all.rows > kMostSummedRows + 1 ? strips : std::max(strips / 4, std::min(strips, int64_t{8}));
       const int64_t column_tasks = std::clamp(tasks_of_pair, int64_t{1}, most_tasks);
       const int64_t row_tasks = std::clamp((tasks_of_pair + column_tasks - 1) / column_tasks, int64_t{1}, units);
-      run_tasks(context, pair_tasks * column_tasks * row_tasks, [&](int64_t index) {
+      run_last_tasks(context, pair_tasks * column_tasks * row_tasks, [&](int64_t index) {
         const int64_t pair_task = index / (column_tasks * row_tasks);
         const int64_t column_task = index / row_tasks % column_tasks, row_task = index % row_tasks;
         const int64_t row = units * row_task / row_tasks * unit;

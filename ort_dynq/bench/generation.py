@@ -167,7 +167,7 @@ def bench_generation(
         else:
             ours, report = open_folder(rewritten), None
         same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
-        greedy = _greedy_tokens(folder, ours, tokens, settings.backend)
+        greedy = _greedy_tokens(folder, ours, tokens, settings.backend, track)
         timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         timings = [_with_same_tokens(each, same) for each in timings]
         files = decoder_of(folder), decoder_of(ours)
@@ -239,9 +239,9 @@ def _same_tokens(
     return found
 
 
-def _greedy_tokens(folder: Folder, ours: Folder, tokens: Array, backend: Backend) -> GreedyTokens | None:
+def _greedy_tokens(folder: Folder, ours: Folder, tokens: Array, backend: Backend, track: Track) -> GreedyTokens | None:
     try:
-        return greedy_tokens(folder, decoder_of(folder), decoder_of(ours), tokens, backend=backend)
+        return greedy_tokens(folder, decoder_of(folder), decoder_of(ours), tokens, backend=backend, track=track)
     except DynqError:
         return None
 

@@ -236,7 +236,13 @@ def lengths(folder: Folder, tokens: Array) -> tuple[int, int, int]:
 
 
 def greedy_tokens(
-    folder: Folder, a: str | os.PathLike[str], b: Model, tokens: Array, *, backend: Backend = "native"
+    folder: Folder,
+    a: str | os.PathLike[str],
+    b: Model,
+    tokens: Array,
+    *,
+    backend: Backend = "native",
+    track: Track = iter,
 ) -> GreedyTokens | None:
     """Counts the greedy tokens that two decoders have in common with float activations.
 
@@ -246,6 +252,7 @@ def greedy_tokens(
         b: The decoder that was made from it.
         tokens: A text, int64 [tokens], whose parts are the prompts.
         backend: How B gets the operators, see :func:`ort_dynq.register`.
+        track: Shows the progress.
 
     Returns:
         The counts; None if ONNX Runtime has no float activations for A.
@@ -258,11 +265,13 @@ def greedy_tokens(
     if reference is None:
         return None
     starts = prompts(tokens, PROMPTS, prompt)
-    expected = Decoder(folder, reference, "A", entries=FLOAT_WEIGHTS).generate(starts, generated)
-    stock, ours = (
-        float(alike(Decoder(folder, model, role, backend=given).generate(starts, generated), expected).mean())
-        for model, role, given in ((a, "A", None), (b, "B", backend))
+    decoders: list[tuple[Model, str, Backend | None, Mapping[str, str]]]
+    decoders = [(reference, "A", None, FLOAT_WEIGHTS), (a, "A", None, {}), (b, "B", backend, {})]
+    expected, *others = (
+        Decoder(folder, model, role, backend=given, entries=entries).generate(starts, generated)
+        for model, role, given, entries in track(decoders)
     )
+    stock, ours = (float(alike(each, expected).mean()) for each in others)
     return GreedyTokens(stock, ours, len(starts), prompt, generated)
 
 

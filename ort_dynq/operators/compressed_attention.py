@@ -7,6 +7,7 @@ from .program_body import POWER_OF_2
 from .spec import Family, Input, Operator, Signature, flag
 
 LARGEST_WORD = 32512
+_BLOCK = 256  # keys whose weights share a step
 _SMALLEST_STEP = 2.0**-126
 _POWER_UNIT = 2.0**23
 _LOWEST = 126  # powers of 2 below 2^-126 are 0
@@ -28,7 +29,8 @@ def _words(name: str, value: str, opset: int) -> str:
     {largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
     {name}_has_undefined = Greater({name}_any_undefined, zero)
     {name}_step = Where({name}_has_undefined, nan, {name}_normal)
-    {name}_steps = Div({value}, {name}_step)
+    {name}_inverse = Div(one, {name}_step)
+    {name}_steps = Mul({value}, {name}_inverse)
     {name}_words = Round({name}_steps)"""
 
 
@@ -121,6 +123,47 @@ def _scores_of_channels(opset: int) -> str:
     scores_of_channels = {flat}(scores_by_row, scores_shape)"""
 
 
+def _sums_of_blocks(opset: int) -> str:
+    """Sets ``sums_of_blocks``: of products of words of the weights with the values, of all blocks, in their order."""
+    flat = reshape(opset)
+    return f"""block = Constant<value_ints = [{_BLOCK}]>()
+    rest_of_block = Constant<value_ints = [{_BLOCK - 1}]>()
+    most_keys = Add(key_count, rest_of_block)
+    whole_blocks = Div(most_keys, block)
+    blocks = Max(whole_blocks, n1)
+    keys_of_blocks = Mul(blocks, block)
+    padding = Sub(keys_of_blocks, key_count)
+    pads_of_weights = Mul(one_behind, padding)
+    padded_weights = Pad(weights, pads_of_weights, zero)
+    weights_shape = Concat<axis = 0>(key_lead, value_groups, row_count, blocks, block)
+    weights_of_rows = {flat}(padded_weights, weights_shape)
+    weights_by_block = Transpose<perm = [0, 1, 2, 4, 3, 5]>(weights_of_rows)
+    rows_and_blocks = Mul(row_count, blocks)
+    merged_shape = Concat<axis = 0>(key_lead, value_groups, rows_and_blocks, block)
+    merged_weights = {flat}(weights_by_block, merged_shape)
+    {_words("weight", "merged_weights", opset)}
+    words_shape = Concat<axis = 0>(key_lead, value_groups, blocks, row_count, block)
+    words_by_block = {flat}(weight_words, words_shape)
+    weight_factors = Cast<to = 11>(words_by_block)
+    steps_shape = Concat<axis = 0>(key_lead, value_groups, blocks, row_count, n1)
+    steps_by_block = {flat}(weight_step, steps_shape)
+    value_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(value_factors)
+    one_below = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 1, 0}}>()
+    pads_of_values = Mul(one_below, padding)
+    padded_values = Pad(value_by_group, pads_of_values, zero)
+    value_blocks_shape = Concat<axis = 0>(key_lead, value_groups, blocks, block, value_group_size)
+    value_blocks = {flat}(padded_values, value_blocks_shape)
+    value_columns = Cast<to = 11>(value_blocks)
+    exact_result = MatMul(weight_factors, value_columns)
+    real_result = Cast<to = 1>(exact_result)
+    result_by_step = Mul(real_result, steps_by_block)
+    block_axis = Constant<value = int32 {{3}}>()
+    cumulated_blocks = CumSum(result_by_step, block_axis)
+    last_block = Slice(cumulated_blocks, last, end, n3)
+    sums_shape = Concat<axis = 0>(key_lead, value_groups, row_count, value_group_size)
+    sums_of_blocks = {flat}(last_block, sums_shape)"""
+
+
 def _by_row(name: str, value: str) -> str:
     """Sets `name` to a value as float32, with the last dimensions swapped if the keys are transposed."""
     return f"""{name}_given = Cast<to = 1>({value})
@@ -192,14 +235,8 @@ def _filled_result(result: str, opset: int) -> str:
     powers = {flat}(power, powers_shape)
     value_scale_rows = Unsqueeze(value_scales, n3)
     weights = Mul(powers, value_scale_rows)
-    {_words("weight", "weights", opset)}
-    weight_factors = Cast<to = 11>(weight_words)
-    value_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(value_factors)
-    value_columns = Cast<to = 11>(value_by_group)
-    exact_result = MatMul(weight_factors, value_columns)
-    real_result = Cast<to = 1>(exact_result)
-    result_by_step = Mul(real_result, weight_step)
-    result = Mul(result_by_step, inverse)
+    {_sums_of_blocks(opset)}
+    result = Mul(sums_of_blocks, inverse)
     by_row = Transpose<perm = [0, 1, 3, 2, 4]>(result)
     {result} = {flat}(by_row, dst_shape)"""
 
@@ -246,7 +283,7 @@ _OPERATOR = Operator(
     "CompressedAttention",
     "softmax(query * key^T * scale + bias) * value, where key, value or both are codes with scales of groups.",
     "For each row i of query, j of key and value, group g along the head, and column c of value in group g:\n"
-    "words(x) = round(x / step(x)), where step(x) = max(2^-126, the largest |x| / 32512)\n"
+    "words(x) = round(x * (1 / step(x))), where step(x) = max(2^-126, the largest |x| / 32512)\n"
     "exact_g = sum over d in g of words(query[i, g])[d] * (key[j, d] - key_zero_point[j, g])\n"
     "score = sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g]\n"
     "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d]:\n"
@@ -255,9 +292,10 @@ _OPERATOR = Operator(
     "y_j = max(s_j - max over j of s_j, -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where n = round(y_j), "
     "r = y_j - n,\n"
     "    and P is the polynomial of Sigmoid in programs, for 2^r\n"
-    "w_j = power_j * value_scale[j, g]\n"
-    "exact = sum over j of words(w)[j] * (value[j, c] - value_zero_point[j, g])\n"
-    "dst = float32(exact) * step(w) * (1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
+    "w_j = power_j * value_scale[j, g]; w_b are those of keys j in block b, from 256 * b to 256 * b + 255\n"
+    "exact_b = sum over j in b of words(w_b)[j] * (value[j, c] - value_zero_point[j, g])\n"
+    "dst = (sum over b, in order, of float32(exact_b) * step(w_b)) * "
+    "(1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
     (
         Input("query", _FLOAT_TYPES, "[B, H, S, D]. The kernels take at most 2^22 for T, D and E."),
         Input(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graphs import with_subgraphs
-from .analysis.nodes import copied
+from .analysis.nodes import copied, producer_of
+
+_PACKING = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
 
 
 def without_copies(model: ir.Model) -> bool:
     """Lets nodes read what an Identity or a Cast from float32 to float32 copies, as ONNX Runtime does.
 
     A copy stays if it is an output of a graph; nodes read its source nevertheless. An Identity of a computed float16
-    value stays, too: it rounds.
+    value stays, too: it rounds. So does the copy of a constant for the products that read it: without optimizations,
+    ONNX Runtime packs weights that are constants, and its kernel for packed weights adds in another order.
 
     Args:
         model: The model, which is changed. Its types are known.
@@ -26,9 +29,13 @@ def without_copies(model: ir.Model) -> bool:
             source = copied(node)
             if source is None:
                 continue
-            found, copy = True, node.outputs[0]
+            copy = node.outputs[0]
+            is_constant = source.is_initializer() or producer_of(source, "Constant") is not None
             for use in list(copy.uses()):
-                use.node.replace_input_with(use.idx, source)
-            if not copy.is_graph_output():
+                if not (is_constant and use.node.op_type in _PACKING):
+                    use.node.replace_input_with(use.idx, source)
+                    found = True
+            if not copy.uses() and not copy.is_graph_output():
                 graph.remove([node], safe=True)
+                found = True
     return found

@@ -1,11 +1,13 @@
 """The normal form to which rules are applied: no functions, an opset that the rules know, loops that carry no value
-unchanged, and images with the channels first.
+unchanged, remainders of constants as constants, and images with the channels first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -13,10 +15,13 @@ from ..errors import DynqError, message
 from ..graphs import functions, named
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
+from .analysis.constants import constant_array
+from .analysis.nodes import is_standard
 from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
 from .report import Report
 
+_OF_INDICES = ("Mod", "Add", "Reshape")
 _KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 
@@ -40,7 +45,7 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
-    form = without_carried_invariants(form)
+    form = _without_remainders(without_carried_invariants(form))
     moved = without_transposes(form)
     if moved is not None:
         converted, report = _in_newer_opset(moved, convert, notes)
@@ -104,3 +109,34 @@ def inlined_if_possible(model: ir.Model) -> ir.Model:
         return inlined(model)
     except DynqError:
         return model
+
+
+def _without_remainders(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model with the remainders of constants as constants; the model itself if it has none.
+
+    torch computes indices of dimensions so, for the shape of an `unflatten`. Inference does not know Mod, and follows
+    no numbers through a Reshape.
+    """
+    if not any(_index(node, ("Mod",)) is not None for node in model.graph.all_nodes()):
+        return model
+    copy, computed = model.clone(), set[ir.Value]()
+    for node in list(copy.graph.all_nodes()):
+        is_more = not computed.isdisjoint(each for each in node.inputs if each is not None)
+        found = _index(node, _OF_INDICES if is_more else ("Mod",))
+        if found is not None and node.graph is not None:
+            new = ir.node("Constant", [], {"value": ir.tensor(found, name=node.outputs[0].name)})
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [new], node.outputs, new.outputs)
+            computed.add(new.outputs[0])
+    return copy
+
+
+def _index(node: ir.Node, op_types: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """Returns the result of an operator of two small constant integers or vectors of these; None for other nodes."""
+    if not is_standard(node, *op_types) or node.attributes.get_int("fmod", 0) == 1:
+        return None
+    a, b = (constant_array(each) for each in node.inputs)
+    if a is None or b is None or not a.dtype == b.dtype == np.int64 or (node.op_type == "Mod" and not b.all()):
+        return None
+    if node.op_type == "Reshape":
+        return a.reshape(b) if (b > 0).all() or b.tolist() == [-1] else None
+    return np.asarray(np.mod(a, b) if node.op_type == "Mod" else a + b)

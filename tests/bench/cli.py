@@ -121,6 +121,15 @@ def _expert_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend(parser)
 
 
+def _attention_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument(
+        "--cases", type=_names, metavar="NAME[,NAME]", help="names in the first column of the table (default: all)"
+    )
+    parser.add_argument("--heads", type=positive, metavar="N", help="the number of heads (default: 32)")
+    add_backend(parser)
+
+
 def _convolution_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
@@ -330,6 +339,33 @@ def _experts(arguments: argparse.Namespace, settings: Settings, track: Track) ->
     return Outcome({"size": size, "block_size": block_size, "timings": list(map(asdict, timings))}, text)
 
 
+def _attention(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times CompressedAttention."""
+    from bench.attentions import FORMS, HEADS, bench_attentions
+
+    heads = arguments.heads or HEADS
+    timings = bench_attentions(settings, arguments.cases or tuple(FORMS), heads=heads, track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield f"fastest runs in us; {heads} heads; keys of DT are [1, heads, size, keys], of TD [1, heads, keys, size]"
+        yield "ort_dynq: rewrite --fuse; codes: the same model in stock ONNX Runtime; float: keys and values of float32"
+        yield "read: a plain read of the inputs; dB: from float64"
+        yield "ratios: float / ort_dynq, codes / ort_dynq, read / ort_dynq\n"
+        head = ("case", "queries", "keys", "size", "group", "threads", "ort_dynq", "float", "ratio", "codes", "ratio")
+        yield _timings(
+            timings,
+            (*head, "read", "ratio", "dB"),
+            lambda each: (
+                *(each.name, each.form.queries, each.form.keys, each.form.size, each.form.group, each.threads),
+                *(Figure(each.ours_us, 1), Figure(each.float_us, 1), Figure(each.ratios[0], 2)),
+                *(Figure(each.codes_us, 1), Figure(each.ratios[1], 2)),
+                *(Figure(each.read_us, 1), Figure(each.ratios[2], 2), Figure(each.snr_db, 1)),
+            ),
+        )
+
+    return Outcome({"heads": heads, "timings": list(map(asdict, timings))}, text)
+
+
 def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times MatMulNBits and its rewritten forms."""
     from bench.nbits_products import ROWS, SIZES, Form, bench_nbits
@@ -515,6 +551,14 @@ COMMANDS = (
         (f"{PROGRAM} experts --tokens 1,128 --group-size 128 --threads 1",),
         _expert_arguments,
         partial(timed, run=_experts, time=0.5, all_cores=True),
+    ),
+    Command(
+        "attention",
+        "attention over keys and values that are codes of 8 and 4 bits, the same model in stock ONNX Runtime, and one "
+        "with keys and values of float32",
+        (f"{PROGRAM} attention --cases decode-DT-8,prompt-TD-8 --threads 1",),
+        _attention_arguments,
+        partial(timed, run=_attention, time=0.5, all_cores=True),
     ),
     Command(
         "convolutions",

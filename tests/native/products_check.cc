@@ -33,7 +33,9 @@ extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
 
 #ifdef ORT_DYNQ_X86
 extern const ElementwiseKernels kAvx512Kernels;
-const ElementwiseKernels kAvx512Kernels = {};  // dispatch.cc names it; avx512.cc has no products
+extern const CompressedKernels kAvx512Compressed;
+const ElementwiseKernels kAvx512Kernels = {};
+const CompressedKernels kAvx512Compressed = {};  // dispatch.cc names it; avx512.cc has no products
 #endif
 
 }  // namespace dynq

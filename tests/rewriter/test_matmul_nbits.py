@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
 from ort_dynq import storage
+from ort_dynq.rewriter.reasons import Reason
 
 CASES: list[dict[str, Any]] = [
     dict(zip(("bits", "block_size", "zero_points"), given, strict=True))
@@ -204,7 +205,7 @@ def test_second_rewrite_changes_nothing(weights_only: str) -> None:
             "zero points that are no integers, and its activation is no float32",
         ),
         ({"order": "reversed"}, "g_idx assigns its weights to blocks in another order"),
-        ({"attributes": {"bits": 3}}, "its weights have 3 bits, expected 2, 4 or 8"),
+        ({"attributes": {"bits": 3}}, Reason.NBITS_WIDTH.value.format(bits=3)),
         ({"attributes": {"N": 41}}, "the weights have 2560 elements, expected 2624"),
         ({"attributes": {"N": 0}}, "the weights have 2560 elements, expected 0"),
         ({"attributes": {"K": -5}}, "the weights have 2560 elements, expected 0"),

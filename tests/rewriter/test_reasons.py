@@ -161,6 +161,10 @@ CASES: dict[Reason, Case] = {
     Reason.WEIGHTS_ZERO_POINT_TYPE: Case(
         f"{LINEAR} i = MatMulInteger(q, wu, z, none8) f = Cast<to = 1>(i) y = Mul(f, s)"
     ),
+    Reason.NBITS_WIDTH: Case(
+        "y = com.microsoft.MatMulNBits<K = 48, N = 32, bits = 3, block_size = 16, accuracy_level = 4>"
+        "(x, codes4, scales4)"
+    ),
     Reason.NBITS_ZERO_POINTS: Case(
         "y = com.microsoft.MatMulNBits<K = 48, N = 32, bits = 4, block_size = 16, accuracy_level = 4>"
         "(x, codes4, scales4, nbits_zeros)"

@@ -2,6 +2,8 @@
 //
 // Pairs of products of int16 are added in each lane. By row, codes of two rows become pairs; by column, adjacent ones;
 // panels have pairs. Few rows read codes as they are stored, many rows read panels.
+//
+// More than 450 lines: all products share the pairs of words, and all other kernels the words.
 
 constexpr int64_t kPairColumns = 2 * V::kLanes;  // also of a panel
 static_assert(kMostPanelColumns % kPairColumns == 0);
@@ -16,16 +18,51 @@ inline V::I pair_of_words(const int16_t* words, int64_t count) {  // the second 
 
 inline void store_sums(int32_t* to, V::I sums) { memcpy(to, &sums, sizeof sums); }
 
+template <int kKind>
+constexpr int64_t bytes_of(int64_t codes) {
+  return kKind == kWords ? 2 * codes : kKind == kHalves ? codes / 2 : codes;
+}
+
+template <int kKind>
+inline V::I words_at(const uint8_t* codes) {
+  if constexpr (kKind == kWords)
+    return V::load(static_cast<const void*>(codes));
+  else
+    return V::words<static_cast<CodeKind>(kKind)>(codes);
+}
+
+// The pairs of 2 * kLanes columns, in the order that in_order() changes to that of the columns.
+template <int kKind>
+inline void pairs_at(const uint8_t* first, const uint8_t* second, [[maybe_unused]] V::I flips, V::I& low, V::I& high) {
+  if constexpr (kKind == kHalves)
+    V::half_pairs(first, second, flips, low, high);
+  else if constexpr (kKind == kWords)
+    V::zip_words(V::load(static_cast<const void*>(first)), V::load(static_cast<const void*>(second)), low, high);
+  else
+    V::word_pairs<static_cast<CodeKind>(kKind)>(first, second, low, high);
+}
+
+template <int kKind>
+inline void in_order(V::I& low, V::I& high) {
+  if constexpr (kKind == kHalves)
+    V::zip_lanes(low, high);
+  else if constexpr (kKind != kWords)
+    V::order_pairs(low, high);
+}
+
+inline V::I flips_of(const WordProduct& p) { return V::set1(static_cast<int32_t>(p.flipped * 0x01010101u)); }
+
 // kPairColumns columns of kCount rows.
-template <CodeKind kKind, int kCount>
+template <int kKind, int kCount>
 inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_t* codes, int64_t stride, int32_t* to,
                         int64_t to_stride) {
+  const V::I flips = flips_of(p);
   V::I sums[kCount][2], low, high;
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
   const auto add = [&](int64_t d, int64_t count) ORT_DYNQ_INLINE_LAMBDA {
-    const uint8_t* first = codes + d * stride;
-    V::word_pairs<kKind>(first, count >= 2 ? first + stride : first, low, high);
+    const uint8_t* first = codes + d * stride;  // a number of bytes
+    pairs_at<kKind>(first, count >= 2 ? first + stride : first, flips, low, high);
 #pragma GCC unroll 6
     for (int r = 0; r < kCount; ++r) {
       const V::I pair = pair_of_words(words + r * p.word_stride + d, count);
@@ -38,12 +75,13 @@ inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_
   if (d < p.depth) add(d, 1);
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) {
+    in_order<kKind>(sums[r][0], sums[r][1]);
     store_sums(to + r * to_stride, sums[r][0]);
     store_sums(to + r * to_stride + V::kLanes, sums[r][1]);
   }
 }
 
-template <CodeKind kKind>
+template <int kKind>
 void tiles_by_row(const WordProduct& p, const uint8_t* codes, int64_t stride, int64_t row, int64_t count, int32_t* to,
                   int64_t to_stride) {
   const int16_t* words = p.words + row * p.word_stride;
@@ -65,16 +103,19 @@ void tiles_by_row(const WordProduct& p, const uint8_t* codes, int64_t stride, in
 
 // One row of words and `cols` columns, a multiple of kPairColumns. Whole rows of codes are read, as memory likes it;
 // the sums stay in the first-level cache.
-template <CodeKind kKind>
+template <int kKind>
 void stream_by_row(const WordProduct& p, int64_t cols) {
+  const auto* codes = static_cast<const uint8_t*>(p.codes);
+  const int64_t stride = bytes_of<kKind>(p.code_stride);
+  const V::I flips = flips_of(p);
   for (int64_t d = 0; d < p.depth; d += 2 * kStreamPairs) {
     V::I pairs[kStreamPairs];
     const uint8_t *first[kStreamPairs], *second[kStreamPairs];
     for (int64_t i = 0; i < kStreamPairs; ++i) {
       const int64_t at = d + 2 * i, rest = p.depth - at;
       pairs[i] = rest > 0 ? pair_of_words(p.words + at, rest) : V::set1(int32_t{0});
-      first[i] = p.codes + (rest > 0 ? at : d) * p.code_stride;
-      second[i] = rest > 1 ? first[i] + p.code_stride : first[i];
+      first[i] = codes + (rest > 0 ? at : d) * stride;
+      second[i] = rest > 1 ? first[i] + stride : first[i];
     }
     for (int64_t c = 0; c < cols; c += kPairColumns) {
       V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})}, low, high;
@@ -84,37 +125,42 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
       }
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kStreamPairs; ++i) {
-        V::word_pairs<kKind>(first[i] + c, second[i] + c, low, high);
+        pairs_at<kKind>(first[i] + bytes_of<kKind>(c), second[i] + bytes_of<kKind>(c), flips, low, high);
         sums[0] = V::dot_words(sums[0], low, pairs[i]);
         sums[1] = V::dot_words(sums[1], high, pairs[i]);
       }
+      if (d + 2 * kStreamPairs >= p.depth) in_order<kKind>(sums[0], sums[1]);
       store_sums(p.sums + c, sums[0]);
       store_sums(p.sums + c + V::kLanes, sums[1]);
     }
   }
 }
 
-template <CodeKind kKind>
+template <int kKind>
 void product_by_row(const WordProduct& p) {
-  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole;
+  const auto* const all = static_cast<const uint8_t*>(p.codes);
+  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole,
+                stride = bytes_of<kKind>(p.code_stride);
   if (p.rows == 1 && p.depth > 0) {
     stream_by_row<kKind>(p, whole);
   } else {
     for (int64_t c = 0; c < whole; c += kPairColumns)
       for (int64_t r = 0; r < p.rows; r += kTileRows)
-        tiles_by_row<kKind>(p, p.codes + c, p.code_stride, r, p.rows - r < kTileRows ? p.rows - r : kTileRows,
+        tiles_by_row<kKind>(p, all + bytes_of<kKind>(c), stride, r, p.rows - r < kTileRows ? p.rows - r : kTileRows,
                             p.sums + r * p.sum_stride + c, p.sum_stride);
   }
   if (rest == 0) return;
-  uint8_t codes[kMostProducts * kPairColumns];
+  constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
+  const auto used = static_cast<size_t>(bytes_of<kKind>(rest + (kKind == kHalves ? rest % 2 : 0)));
+  uint8_t codes[kMostProducts * kRow];
   for (int64_t d = 0; d < p.depth; ++d) {
-    memset(codes + d * kPairColumns, 0, kPairColumns);
-    memcpy(codes + d * kPairColumns, p.codes + d * p.code_stride + whole, static_cast<size_t>(rest));
+    memset(codes + d * kRow, 0, kRow);
+    memcpy(codes + d * kRow, all + d * stride + bytes_of<kKind>(whole), used);
   }
   for (int64_t r = 0; r < p.rows; r += kTileRows) {
     int32_t sums[kTileRows * kPairColumns];
     const int64_t count = p.rows - r < kTileRows ? p.rows - r : kTileRows;
-    tiles_by_row<kKind>(p, codes, kPairColumns, r, count, sums, kPairColumns);
+    tiles_by_row<kKind>(p, codes, kRow, r, count, sums, kPairColumns);
     for (int64_t i = 0; i < count; ++i)
       memcpy(p.sums + (r + i) * p.sum_stride + whole, sums + i * kPairColumns,
              static_cast<size_t>(rest) * sizeof(int32_t));
@@ -123,15 +169,16 @@ void product_by_row(const WordProduct& p) {
 
 // kCount rows of words and kLanes / kCount columns, as many as `cols`: each sum is a vector, whose lanes are added
 // last.
-template <CodeKind kKind, int kCount>
+template <int kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
-  constexpr int64_t kColumns = V::kLanes / kCount;
+  constexpr int64_t kColumns = V::kLanes / kCount, kBytes = bytes_of<kKind>(1);
   const int64_t whole = p.depth / kPairColumns * kPairColumns, rest = p.depth - whole;
   const int64_t cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const int16_t* words = p.words + row * p.word_stride;
   const uint8_t* codes[kColumns];
   V::I sums[V::kLanes];
-  for (int64_t c = 0; c < kColumns; ++c) codes[c] = p.codes + (column + (c < cols ? c : 0)) * p.code_stride;
+  for (int64_t c = 0; c < kColumns; ++c)
+    codes[c] = static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride * kBytes;
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
   for (int64_t d = 0; d < whole; d += kPairColumns) {
@@ -140,7 +187,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
     for (int r = 0; r < kCount; ++r) left[r] = V::load(static_cast<const void*>(words + r * p.word_stride + d));
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      const V::I right = V::words<kKind>(codes[c] + d);
+      const V::I right = words_at<kKind>(codes[c] + d * kBytes);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], right, left[r]);
     }
@@ -148,9 +195,9 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
   if (rest > 0) {
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      uint8_t last[kPairColumns] = {};
-      memcpy(last, codes[c] + whole, static_cast<size_t>(rest));
-      const V::I right = V::words<kKind>(last);
+      uint8_t last[kPairColumns * kBytes] = {};
+      memcpy(last, codes[c] + whole * kBytes, static_cast<size_t>(rest * kBytes));
+      const V::I right = words_at<kKind>(last);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) {
         const V::I left = V::load(static_cast<const void*>(words + r * p.word_stride + whole));
@@ -165,7 +212,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
            static_cast<size_t>(cols) * sizeof(int32_t));
 }
 
-template <CodeKind kKind>
+template <int kKind>
 void product_by_column(const WordProduct& p) {
   int64_t row = 0;
   if (p.rows >= 2)
@@ -175,72 +222,149 @@ void product_by_column(const WordProduct& p) {
   for (int64_t c = 0; c < p.cols; c += V::kLanes) tile_by_column<kKind, 1>(p, p.rows - 1, c);
 }
 
+constexpr int64_t kQuarter = kPairColumns;      // words in a vector
+constexpr int64_t kHalvesBlock = 4 * kQuarter;  // codes in a vector
+static_assert(kMostProducts % kHalvesBlock == 0);
+
+// As tile_by_column, of halves. Of each four words, `words` has the first ones, then the second ones, and so on, of
+// each kHalvesBlock.
+template <int kCount>
+inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostProducts], int64_t row, int64_t column) {
+  constexpr int64_t kColumns = V::kLanes / kCount;
+  const int64_t bytes = p.depth / 2, cols = p.cols - column < kColumns ? p.cols - column : kColumns;
+  const V::I flips = flips_of(p);
+  V::I sums[V::kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
+  const auto codes_at = [&](int64_t c, int64_t at) ORT_DYNQ_INLINE_LAMBDA {
+    return static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride / 2 + at;
+  };
+  const auto add = [&](int64_t c, int64_t at, V::I codes) ORT_DYNQ_INLINE_LAMBDA {
+    V::I quarters[4];
+    V::half_words(V::flip(codes, flips), quarters);
+#pragma GCC unroll 2
+    for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], quarters[i],
+                                              V::load(static_cast<const void*>(words[r] + 2 * at + i * kQuarter)));
+  };
+  const int64_t whole = bytes / (kHalvesBlock / 2) * (kHalvesBlock / 2), rest = bytes - whole;
+  for (int64_t at = 0; at < whole; at += kHalvesBlock / 2)
+#pragma GCC unroll 16
+    for (int64_t c = 0; c < kColumns; ++c) add(c, at, V::load(static_cast<const void*>(codes_at(c, at))));
+  if (rest % 4 != 0) {
+    for (int64_t c = 0; c < kColumns; ++c) {
+      uint8_t last[kHalvesBlock / 2] = {};
+      memcpy(last, codes_at(c, whole), static_cast<size_t>(rest));
+      add(c, whole, V::load(static_cast<const void*>(last)));
+    }
+  } else if (rest > 0) {
+#pragma GCC unroll 16
+    for (int64_t c = 0; c < kColumns; ++c)
+      add(c, whole, V::load_part(reinterpret_cast<const int32_t*>(codes_at(c, whole)), rest / 4));
+  }
+  int32_t lanes[V::kLanes];
+  store_sums(lanes, V::sum_lanes(sums));
+  for (int r = 0; r < kCount; ++r)
+    memcpy(p.sums + (row + r) * p.sum_stride + column, lanes + r * kColumns,
+           static_cast<size_t>(cols) * sizeof(int32_t));
+}
+
+void halves_product_by_column(const WordProduct& p) {
+  for (int64_t row = 0; row < p.rows; row += 2) {
+    const int64_t count = p.rows - row < 2 ? 1 : 2;
+    int16_t words[2][kMostProducts] = {};
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t d = 0; d < p.depth; ++d)
+        words[r][d / kHalvesBlock * kHalvesBlock + d % 4 * kQuarter + d % kHalvesBlock / 4] =
+            p.words[(row + r) * p.word_stride + d];
+    if (count == 2)
+      for (int64_t c = 0; c < p.cols; c += V::kLanes / 2) halves_by_column<2>(p, words, row, c);
+    else
+      for (int64_t c = 0; c < p.cols; c += V::kLanes) halves_by_column<1>(p, words, row, c);
+  }
+}
+
 inline V::F numbers_at(const float* x, int64_t i, int64_t count) {
   return i + V::kLanes <= count ? V::load(x + i) : V::load_part(x + i, count - i);
 }
 
+template <bool kHasFactors>
 float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+  const int64_t whole = count / V::kLanes * V::kLanes;
+  const auto times = [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return kHasFactors ? V::mul(a, b) : a; };
   const auto number = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
-    const V::F a = numbers_at(x, i, count);
-    return factors == nullptr ? a : V::mul(a, numbers_at(factors, i, count));
+    return times(V::load(x + i), kHasFactors ? V::load(factors + i) : V::set1(0.0f));
   };
+  V::F rest = V::set1(0.0f);
+  if (whole < count) {
+    rest = V::load_part(x + whole, count - whole);
+    if constexpr (kHasFactors) rest = V::mul(rest, V::load_part(factors + whole, count - whole));
+  }
   const V::F zero = V::set1(0.0f);
-  V::F peaks = zero, nans = zero;
-  for (int64_t i = 0; i < count; i += V::kLanes) {
+  V::F peaks = V::abs(rest), nans = V::mul(rest, zero);  // NaN also of infinite numbers
+  peaks = V::max(peaks, zero);
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < whole; i += V::kLanes) {
     const V::F a = number(i);
     peaks = V::max(V::abs(a), peaks);
-    nans = V::or_nan(nans, V::mul(a, zero));  // also of infinite ones
+    nans = V::fmadd(a, zero, nans);
   }
   if (V::has_nan(nans, nans)) {
     memset(words, 0, static_cast<size_t>(count) * sizeof(int16_t));
     return kNan;
   }
   const float quotient = V::highest(peaks) / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
-  const V::F steps = V::set1(step);
-  for (int64_t i = 0; i < count; i += V::kLanes) {
-    const V::I codes = V::round(V::div(number(i), steps));
-    if (i + V::kLanes <= count) {
-      V::store_words(words + i, codes);
-    } else {
-      int16_t last[V::kLanes];
-      V::store_words(last, codes);
-      memcpy(words + i, last, static_cast<size_t>(count - i) * sizeof(int16_t));
-    }
+  const V::F inverse = V::set1(1.0f / step);
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < whole; i += V::kLanes) V::store_words(words + i, V::round(V::mul(number(i), inverse)));
+  if (whole < count) {
+    int16_t last[V::kLanes];
+    V::store_words(last, V::round(V::mul(rest, inverse)));
+    memcpy(words + whole, last, static_cast<size_t>(count - whole) * sizeof(int16_t));
   }
   return step;
 }
 
+float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+  return factors == nullptr ? quantize_words<false>(x, factors, count, words)
+                            : quantize_words<true>(x, factors, count, words);
+}
+
 // kPairColumns columns of two rows of codes, minus zero points, as pairs.
-template <CodeKind kKind>
+template <int kKind>
 inline void pack_pairs(const uint8_t* first, const uint8_t* second, V::I low_zeros, V::I high_zeros, int16_t* to) {
   V::I low, high;
-  V::word_pairs<kKind>(first, second, low, high);
+  pairs_at<kKind>(first, second, V::set1(int32_t{0}), low, high);
   low = V::sub16(low, low_zeros);
   high = V::sub16(high, high_zeros);
+  in_order<kKind>(low, high);
   memcpy(to, &low, sizeof low);
   memcpy(to + kPairColumns, &high, sizeof high);
 }
 
-template <CodeKind kKind>
+template <int kKind>
 void pack_panels(const PanelPack& p) {
-  constexpr uint8_t kNothing[kPairColumns] = {};
+  constexpr int64_t kBytes = bytes_of<kKind>(1), kRow = kPairColumns * kBytes;
+  constexpr uint8_t kNothing[kRow] = {};
   for (int64_t first = 0; first < p.cols; first += kPairColumns) {
     const int64_t count = p.cols - first < kPairColumns ? p.cols - first : kPairColumns;
     int16_t* to = p.panels + first / kPairColumns * p.panel_stride;
-    uint8_t rows[2][kPairColumns] = {};
+    uint8_t rows[2][kRow] = {};
     // Columns behind the last one must be 0, so their codes are their zero points.
-    uint8_t zeros[kPairColumns] = {};
+    uint8_t zeros[kRow] = {};
     V::I low_zeros = V::set1(int32_t{0}), high_zeros = low_zeros;
     const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
     if (is_of_column) {
       for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
-      V::word_pairs<kKind>(zeros, zeros, low_zeros, high_zeros);
+      pairs_at<kKind>(zeros, zeros, V::set1(int32_t{0}), low_zeros, high_zeros);
     }
     const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
       if (d >= p.depth) return is_of_column ? zeros : kNothing;
-      const uint8_t* const row = p.codes + d * p.code_stride + first;
+      const uint8_t* const row = static_cast<const uint8_t*>(p.codes) + (d * p.code_stride + first) * kBytes;
       if (count == kPairColumns) return row;
-      memcpy(holder, row, static_cast<size_t>(count));
+      memcpy(holder, row, static_cast<size_t>(count * kBytes));
       return holder;
     };
     const auto zero_at = [&](int64_t d) -> uint8_t { return d < p.depth ? p.zero_points[d * p.of_row] : uint8_t{0}; };
@@ -260,8 +384,9 @@ void pack_panels(const PanelPack& p) {
   }
 }
 
-// kCount rows of words and a panel. finish(r, half, sums) takes the sums of each row and half of the columns.
-template <int kCount, class Finish>
+// kCount rows of words and a panel. finish(r, half, sums, next) takes the sums of each row and half of the columns;
+// with kIsSplit those of two rows, and half of the row's number.
+template <int kCount, bool kIsSplit, class Finish>
 inline void tile_of_panel(const PanelProduct& p, int64_t row, const int16_t* panel, const Finish& finish) {
   const int16_t* const words = p.words + row * p.word_stride;
   V::I sums[kCount][2];
@@ -278,89 +403,78 @@ inline void tile_of_panel(const PanelProduct& p, int64_t row, const int16_t* pan
       sums[r][1] = V::dot_words(sums[r][1], high, pair);
     }
   }
+  if constexpr (kIsSplit) {
 #pragma GCC unroll 6
-  for (int r = 0; r < kCount; ++r) {
-    finish(row + r, int64_t{0}, sums[r][0]);
-    finish(row + r, V::kLanes, sums[r][1]);
+    for (int r = 0; r + 1 < kCount; r += 2)
+      for (int half = 0; half < 2; ++half)
+        finish((row + r) / 2, half * V::kLanes, V::joined(sums[r][half], sums[r + 1][half]));
+  } else {
+#pragma GCC unroll 6
+    for (int r = 0; r < kCount; ++r)
+      for (int half = 0; half < 2; ++half) finish(row + r, half * V::kLanes, V::to_float(sums[r][half]));
   }
 }
 
-// Calls finish(row, column, sums) for vectors of columns.
-template <class Finish>
-inline void products_of_panels(const PanelProduct& p, const Finish& finish) {
+template <bool kIsSplit, int kCount, class Finish>
+inline void rest_of_panel(const PanelProduct& p, int64_t row, const int16_t* panel, const Finish& finish) {
+  if constexpr (kCount > 0) {
+    if (p.rows - row == kCount)
+      tile_of_panel<kCount, kIsSplit>(p, row, panel, finish);
+    else
+      rest_of_panel<kIsSplit, kCount - (kIsSplit ? 2 : 1)>(p, row, panel, finish);
+  }
+}
+
+template <bool kIsSplit>
+void panel_scores(const PanelScores& block) {
+  constexpr int kMostOfRest = kTileRows - (kIsSplit ? 2 : 1);
+  static_assert(kTileRows % 2 == 0);
+  const PanelProduct& p = block.product;
   for (int64_t first = 0; first < p.cols; first += kPairColumns) {
     const int16_t* const panel = p.panels + first / kPairColumns * p.panel_stride;
-    const auto of_panel = [&](int64_t row, int64_t column, V::I sums)
-                              ORT_DYNQ_INLINE_LAMBDA { finish(row, first + column, sums); };
+    const auto finish = [&](int64_t row, int64_t half, V::F sums) ORT_DYNQ_INLINE_LAMBDA {
+      const int64_t column = first + half, rest = p.cols - column;
+      if (rest <= 0) return;
+      float* const to = block.scores + row * block.score_stride + column;
+      V::F score = V::mul(sums, V::set1(block.steps[row]));
+      if (block.scales != nullptr) score = V::mul(score, numbers_at(block.scales, column, p.cols));
+      if (block.adds) score = V::add(rest >= V::kLanes ? V::load(to) : V::load_part(to, rest), score);
+      if (rest >= V::kLanes)
+        V::store<false>(to, score);
+      else
+        V::store_part(to, score, rest);
+    };
     int64_t r = 0;
-    for (; r + kTileRows <= p.rows; r += kTileRows) tile_of_panel<kTileRows>(p, r, panel, of_panel);
-    switch (p.rows - r) {
-      case 1:
-        tile_of_panel<1>(p, r, panel, of_panel);
-        break;
-      case 2:
-        tile_of_panel<2>(p, r, panel, of_panel);
-        break;
-      case 3:
-        tile_of_panel<3>(p, r, panel, of_panel);
-        break;
-      case 4:
-        tile_of_panel<4>(p, r, panel, of_panel);
-        break;
-      case 5:
-        tile_of_panel<5>(p, r, panel, of_panel);
-        break;
-      default:
-        break;
-    }
+    for (; r + kTileRows <= p.rows; r += kTileRows) tile_of_panel<kTileRows, kIsSplit>(p, r, panel, finish);
+    rest_of_panel<kIsSplit, kMostOfRest>(p, r, panel, finish);
   }
 }
 
-void panel_scores(const PanelScores& block) {
-  const int64_t cols = block.product.cols;
-  products_of_panels(block.product, [&](int64_t row, int64_t column, V::I sums) ORT_DYNQ_INLINE_LAMBDA {
-    if (column >= cols) return;
-    float* const to = block.scores + row * block.score_stride + column;
-    const int64_t rest = cols - column;
-    V::F score = V::mul(V::mul(V::to_float(sums), V::set1(block.steps[row])), numbers_at(block.scales, column, cols));
-    if (block.adds) score = V::add(rest >= V::kLanes ? V::load(to) : V::load_part(to, rest), score);
-    if (rest >= V::kLanes)
-      V::store<false>(to, score);
-    else
-      V::store_part(to, score, rest);
-  });
-}
-
-void panel_totals(const PanelTotals& block) {
-  const int64_t cols = block.product.cols;
-  const double weight = block.weight;
-  products_of_panels(block.product, [&](int64_t row, int64_t column, V::I sums) ORT_DYNQ_INLINE_LAMBDA {
-    int32_t lanes[V::kLanes];
-    store_sums(lanes, sums);
-    double* const to = block.totals + row * block.total_stride + column;
-    const int64_t rest = cols - column;
-    if (rest >= V::kLanes) {
-      for (int64_t i = 0; i < V::kLanes; ++i) to[i] += static_cast<double>(lanes[i]) * weight;
-    } else {
-      for (int64_t i = 0; i < rest; ++i) to[i] += static_cast<double>(lanes[i]) * weight;
-    }
-  });
-}
+void panel_scores(const PanelScores& block) { block.is_split ? panel_scores<true>(block) : panel_scores<false>(block); }
 
 template <CodeKind kKind>
 void scale_scores(const ScoreBlock& block) {
   const V::F step = V::set1(block.step);
-  const V::I word_sum = V::set1(block.word_sum);
+  const V::I offset = V::set1(block.offset), word_sum = V::set1(block.word_sum);
   for (int64_t i = 0; i < block.count; i += V::kLanes) {
     const int64_t rest = block.count - i;
     const bool is_whole = rest >= V::kLanes;
-    V::I sums = is_whole ? V::load(static_cast<const void*>(block.sums + i)) : V::load_part(block.sums + i, rest);
-    if (block.zero_points != nullptr) {
+    const auto sums_at = [&](const int32_t* sums) ORT_DYNQ_INLINE_LAMBDA {
+      return is_whole ? V::load(static_cast<const void*>(sums + i)) : V::load_part(sums + i, rest);
+    };
+    const V::I sums = sums_at(block.sums);
+    V::F score;
+    if (block.low_sums != nullptr) {
+      score = V::joined(sums, sums_at(block.low_sums));
+    } else if (block.zero_points == nullptr) {
+      score = V::to_float(V::sub(sums, offset));
+    } else {
       const uint8_t* zero_points = block.zero_points + i;
       const V::I zps = is_whole ? V::load_codes<kKind>(zero_points) : V::load_codes_part<kKind>(zero_points, rest);
-      sums = V::sub(sums, V::mul(zps, word_sum));
+      score = V::to_float(V::sub(V::sub(sums, offset), V::mul(zps, word_sum)));
     }
-    V::F score = V::mul(V::mul(V::to_float(sums), step), numbers_at(block.scales, i, block.count));
+    score = V::mul(score, step);
+    if (block.scales != nullptr) score = V::mul(score, numbers_at(block.scales, i, block.count));
     if (block.adds) score = V::add(numbers_at(block.scores, i, block.count), score);
     if (is_whole)
       V::store<false>(block.scores + i, score);
@@ -404,7 +518,7 @@ float powers_of_2(const PowerRow& row) {
       V::F p = f(kPowerOf2[0]);
       for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));
       const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kLeastPower), y));
-      nans = V::or_nan(nans, power);
+      nans = V::fmadd(power, f(0), nans);
       sums = V::add(sums, V::round(V::mul(power, f(kPowerUnit))));
       store_at(i, power);
     }
@@ -417,13 +531,12 @@ float powers_of_2(const PowerRow& row) {
 }
 
 constexpr CompressedKernels compressed_kernels() {
-  return {{product_by_row<kU8>, product_by_row<kS8>},
-          {product_by_column<kU8>, product_by_column<kS8>},
+  return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>, product_by_row<kHalves>},
+          {product_by_column<kU8>, product_by_column<kS8>, product_by_column<kWords>, halves_product_by_column},
           quantize_words,
           {scale_scores<kU8>, scale_scores<kS8>},
           powers_of_2,
           kPairColumns,
-          {pack_panels<kU8>, pack_panels<kS8>},
-          panel_scores,
-          panel_totals};
+          {pack_panels<kU8>, pack_panels<kS8>, pack_panels<kWords>},
+          panel_scores};
 }

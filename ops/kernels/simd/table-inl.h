@@ -79,8 +79,18 @@ struct VectorMembers {
 
   // int16: 2 * kLanes of them in a vector.
   I (*words)(const uint8_t* codes) = V::words<kU8>;
-  // The codes of two rows, which take turns: 2 * kLanes of each.
+  // The codes of two rows, which take turns: 2 * kLanes of each. order_pairs() puts them in the order of columns.
   void (*word_pairs)(const uint8_t*, const uint8_t*, I& low, I& high) = V::word_pairs<kU8>;
+  void (*order_pairs)(I& low, I& high) = V::order_pairs;
+  // Of codes of 4 bits: those of two rows, the even columns and the odd ones; and the first, second, third and fourth
+  // of each four, as int16. `flips` are bits to flip.
+  void (*half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs;
+  void (*half_words)(I codes, I (&words)[4]) = V::half_words;
+  I (*flip)(I codes, I flips) = V::flip;
+  void (*zip_lanes)(I& even, I& odd) = V::zip_lanes;  // int32, as zip_words
+  // The first int16 of each, the second ones, and so on.
+  void (*zip_words)(I, I, I& low, I& high) = V::zip_words;
+  F (*joined)(I high, I low) = V::joined;             // kHighByte * high + low, rounded once
   I (*dot_words)(I sums, I, I) = V::dot_words;        // adds the products of two int16 to each int32
   I (*sum_lanes)(const I* rows) = V::sum_lanes;       // as combine_lanes
   void (*store_words)(int16_t*, I) = V::store_words;  // int32 that fit
@@ -185,6 +195,5 @@ constexpr ElementwiseKernels elementwise_kernels() {
   table.narrow[kS4] = convert<NarrowCodes<kS8>>;
   table.run_pass = run_pass;
   table.softmax = softmax;
-  table.compressed = compressed_kernels();
   return table;
 }

@@ -15,7 +15,9 @@ from .folding import folded_values
 from .nodes import producer_of
 from .shape_inference import ShapeInference
 
-Dims: TypeAlias = "list[int | ir.SymbolicDim]"
+_Dim: TypeAlias = "int | ir.SymbolicDim"
+Dims: TypeAlias = "list[_Dim]"
+_BROADCASTING = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where")
 
 
 class Facts:
@@ -181,27 +183,52 @@ def _names_of_inputs(model: ir.Model) -> set[int | ir.SymbolicDim]:
 def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
     """Returns the shapes of vectors after a Reshape to dimensions of 1 and -1, such as one number for each image.
 
-    All other dimensions are 1, so the length is that of the vector. Inference makes up another name for it. Only names
-    of the inputs' dimensions count: others are made up again by each inference.
+    All other dimensions are 1, so the length is that of the vector. Inference makes up another name for it, and further
+    names where such a vector is broadcast. Only names of the inputs' dimensions count: others are made up again by each
+    inference.
     """
     found, names = [], _names_of_inputs(model)
     for _, graph in graphs(model):
+        same: dict[ir.SymbolicDim, int | ir.SymbolicDim] = {}  # the length of a dimension with a name that is made up
         for node in graph:
-            if node.op_type != "Reshape" or node.domain not in STANDARD_DOMAINS or not node.inputs:
+            if node.domain not in STANDARD_DOMAINS or not node.inputs:
                 continue
             vector, output = node.inputs[0], node.outputs[0]
-            if vector is None or vector.shape is None or output.shape is None:
+            if node.op_type in _BROADCASTING:
+                _note_broadcast(node, names, same)
+            if node.op_type != "Reshape" or vector is None or vector.shape is None or output.shape is None:
                 continue
-            lengths = [dim for dim in vector.shape if dim != 1]
+            lengths = [dim if isinstance(dim, int) else same.get(dim, dim) for dim in vector.shape if dim != 1]
             places = [i for i, dim in enumerate(output.shape) if dim != 1]
             if len(lengths) != 1 or len(places) != 1 or isinstance(output.shape[places[0]], int):
                 continue
             (length,), (place,) = lengths, places
             if length != output.shape[place] and (isinstance(length, int) or length in names):
                 shape = output.shape.copy()
+                _note(same, shape[place], length)
                 shape[place] = length
                 found.append((output, shape))
     return found
+
+
+def _note(
+    same: dict[ir.SymbolicDim, int | ir.SymbolicDim], dim: int | ir.SymbolicDim, is_: int | ir.SymbolicDim
+) -> None:
+    if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+        same[dim] = is_
+
+
+def _note_broadcast(
+    node: ir.Node, names: Container[int | ir.SymbolicDim], same: dict[ir.SymbolicDim, int | ir.SymbolicDim]
+) -> None:
+    """Notes what dimensions of a result are, whose names inference has made up, if the operands agree on them."""
+    shapes, output = [each.shape for each in node.inputs if each is not None], node.outputs[0].shape
+    for i in range(-len(output), 0) if output is not None and None not in shapes else ():
+        dims = [shape[i] for shape in shapes if shape is not None and len(shape) >= -i]
+        lengths = {dim if isinstance(dim, int) else same.get(dim, dim) for dim in dims} - {1}
+        if output is not None and len(lengths) == 1 and output[i] not in names:
+            (length,) = lengths
+            _note(same, output[i], length)
 
 
 def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:

@@ -70,6 +70,8 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
+_BOUNDING = ("Clip", "Max", "Min", "Where")
+_MOST_BOUNDS = 8
 _FIXED = {
     "Sign": Interval(-1, 1, True),
     "Sigmoid": Interval(0, 1),
@@ -134,6 +136,8 @@ class Values:
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
+        if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and _has_no_nan(value):
+            found = replace(found, is_regular=True)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             given = inputs[0] if node.op_type == "Cast" else found
             found = _cast(found, value.dtype)  # it is rounded to this type
@@ -209,6 +213,25 @@ class NearValues(Values):
 
     def _smallest_divisor(self, node: ir.Node) -> float:
         return 0
+
+
+def _has_no_nan(value: ir.Value) -> bool:
+    """Returns whether a Where replaces NaN by a number, before bounds: torch writes nan_to_num so."""
+    for _ in range(_MOST_BOUNDS):
+        node = producer_of(value, *_BOUNDING)
+        if node is None or not node.inputs:
+            return False
+        others = [each for each in node.inputs if each is not None and constant_scalar(each) is None]
+        if node.op_type == "Where":
+            condition = producer_of(node.inputs[0], "IsNaN")
+            if condition is not None and condition.inputs[0] is node.inputs[2]:
+                number = constant_scalar(node.inputs[1])
+                return number is not None and math.isfinite(number)
+            others = others[1:]
+        if len(others) != 1:
+            return False
+        value = others[0]
+    return False
 
 
 def _is_finite(known: Interval) -> bool:

@@ -9,14 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
-from ..analysis.bounds import LARGEST, all_bounds_of, constant_operand
+from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import producer_of
-from ..analysis.shapes import same_shape, unreshaped
+from ..analysis.shapes import unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Op, Term, divisor_of, dtype_of, marked, quotient_of, scaled_value
+from .affine_form import Affine, Op, Term, combined, divisor_of, dtype_of, like, marked, quotient_of, scaled_value
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class Activation:
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
-        range: The range from which the scale is computed, if the model's codes are infinite where it is, and the scale
-            is finite; else None.
     """
 
     form: Affine
@@ -40,7 +37,6 @@ class Activation:
     zero_point: int | None = None
     has_code_zero_point: bool = True
     may_be_nan: bool = False
-    range: ir.Value | None = None
 
     @property
     def value(self) -> ir.Value:
@@ -83,7 +79,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     """
     if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    may_be_nan = form.divisor is None and _may_be_nan(form, values)
+    may_be_nan = form.divisor is None and (_has_nan_codes(form, values) or _has_nan_zero_points(form, values))
     marked_form = _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
@@ -102,78 +98,71 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
             number = int(known.low)
-    range_ = None if marked_form is not None else _range_of_infinite(form, values)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan, range_)
+    form = form if marked_form is not None else _with_infinite_rows(form, values)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
 
 
-def _may_be_nan(form: Affine, values: Values) -> bool:
-    """Returns whether codes or zero points that stay floats may be NaN, and the scale is not: a quotient of zeros."""
-    zero = form.zero_point
-    if zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular:
-        return True
+def _has_nan_codes(form: Affine, values: Values) -> bool:
+    """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
     return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
 
 
+def _has_nan_zero_points(form: Affine, values: Values) -> bool:
+    """Returns whether zero points that stay floats may be NaN."""
+    zero = form.zero_point
+    return zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular
+
+
 def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
-    """Returns a form whose scale is NaN where its codes are not finite: where the divisor of x is 0 or infinite.
+    """Returns a form whose scale is NaN where the model's row is, since codes or zero points are not finite; or None.
 
-    None if the divisor is no factor of the scale, or the scale is the divisor itself.
-    """
-    divisor = None if form.scale is None else divisor_of(form.root, values)
-    if divisor is None or form.scale is None or not isinstance(form.scale.term, Op):
-        return None
-    scale = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
-    return None if scale is None else replace(form, scale=replace(form.scale, term=scale))
-
-
-def _range_of_infinite(form: Affine, values: Values) -> ir.Value | None:
-    """Returns the range of a row whose codes may be infinite although its scale is finite, since it is bounded.
+    Codes within bounds have a mark. Others are not finite where the divisor of x is 0 or infinite, if it is a factor of
+    the scale, and not the scale itself.
 
     Raises:
-        Unconverted: Such codes are possible, and the range is not known.
+        Unconverted: It is not known in which rows codes within bounds are NaN.
+    """
+    if form.scale is None:
+        return None
+    has_nan_codes = _has_nan_codes(form, values)
+    if not has_nan_codes or form.mark is not None:
+        marks = [form.mark] if has_nan_codes else []
+        if form.zero_point is not None and _has_nan_zero_points(form, values):
+            marks.append(form.zero_point.of("Mul", np.zeros((), np.float32)))
+        scale = form.scale
+        for mark in marks:
+            scale = scale if mark is None else combined("Add", scale, like(mark, scale))
+        return replace(form, scale=scale, mark=None)
+    if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
+        raise Unconverted(Reason.NAN_CODES)
+    divisor = divisor_of(form.root, values)
+    if divisor is None or not isinstance(form.scale.term, Op):
+        return None
+    term = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
+    return None if term is None else replace(form, scale=replace(form.scale, term=term))
+
+
+def _with_infinite_rows(form: Affine, values: Values) -> Affine:
+    """Returns a form whose scale is NaN where codes may be infinite although its scale is finite, since it is bounded.
+
+    Raises:
+        Unconverted: Such codes are possible, and it is not known in which rows.
     """
     if form.root.dtype != ir.DataType.FLOAT or form.scale is None:
-        return None
+        return form
     if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
-        return None
+        return form
     if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
         raise Unconverted(Reason.CODES_NOT_PROVEN)
     scale = scaled_value(form.scale.term)
-    bounded = None if scale is None else all_bounds_of(scale.value)
-    if bounded is not None and math.isinf(bounded.most) and not (scale is not None and scale.is_inverse):
-        return None  # an infinite range gives an infinite scale
-    if scale is None or bounded is None or form.moves:
+    if scale is not None and not scale.is_inverse and math.isinf(all_bounds_of(scale.value).most):
+        return form  # an infinite range gives an infinite scale
+    if form.mark is None:
         raise Unconverted(Reason.CODES_NOT_PROVEN)
-    if scale.is_inverse or bounded.most < LARGEST:
-        range_ = _range_of_inverse(form)
-        if range_ is None or not same_shape(range_, scale.value):
-            raise Unconverted(Reason.CODES_NOT_PROVEN)
-        return range_
-    return bounded.value
-
-
-def _range_of_inverse(form: Affine) -> ir.Value | None:
-    """Returns r of x * (number / (r + epsilon)), if codes are such products and r is infinite only where x is.
-
-    The codes of an infinite x are not finite, and neither is the model's row, whatever they are multiplied by.
-    """
-    quotient = quotient_of(form.root)
-    for each in quotient.inputs if quotient is not None and quotient.op_type == "Mul" else ():
-        inverse = None if each is None else scaled_value(each)
-        if inverse is None or not inverse.is_inverse:
-            continue
-        value = inverse.value
-        while (node := producer_of(value, "Add")) is not None:
-            found = constant_operand(node, commutative=True)
-            if found is None or abs(found[1]) > 1:  # a larger number might make a finite range infinite
-                return None
-            value = found[0]
-        value = all_bounds_of(value).value
-        return value if producer_of(value, "ReduceMax") is not None else None
-    return None
+    return replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
 
 
 def _is_proven_where_finite(form: Affine) -> bool:

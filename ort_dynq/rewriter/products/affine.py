@@ -49,6 +49,7 @@ from .affine_form import (
     unsqueezed,
 )
 from .estimates import is_estimate
+from .marks import mark_of
 from .merged_rows import with_merged_rows
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
@@ -126,7 +127,11 @@ class AffineForms(OfOnePhase):
             return None
         if known.high - known.low > 255 and value.dtype == ir.DataType.FLOAT:
             known = self.values.near.known(value)  # a product of saturated codes differs by less than its roundings
-        return None if known.high - known.low > 255 else Affine(value, value, int(known.low), int(known.high))
+        if known.high - known.low > 255:
+            return None
+        return Affine(
+            value, value, int(known.low), int(known.high), mark=mark_of(value, self._param, self.values, self._facts)
+        )
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
@@ -146,7 +151,8 @@ class AffineForms(OfOnePhase):
                 return False
             if node.op_type in ROUNDINGS:
                 return True
-            inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
+            given = node.inputs[1:] if node.op_type == "Where" else node.inputs
+            inputs = [each for each in given if each is not None and not self._facts.is_constant(each)]
             if not inputs:
                 return False
             value = inputs[0]
@@ -255,7 +261,7 @@ class AffineForms(OfOnePhase):
                 return self._lose(node, "its input is not clipped, so that infinite codes may become any integers")
             if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits")
-            form = replace(form, divisor=divisor)
+            form = replace(form, divisor=divisor, mark=None)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:

@@ -166,17 +166,36 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
         data: Its first input.
     """
     given = [each for each in (param, *others) if each is not None]
-    if len(given) <= len(others) or any(each.is_one != param.is_one or each.block != param.block for each in given):
+    if len(given) <= len(others) or any(each.is_one != param.is_one for each in given):
         return None
-    if param.is_one or param.block:  # blocks may be cut in two
-        return param if all(key_of(each.term) == key_of(param.term) for each in given) and param.is_one else None
+    if param.is_one:
+        return param if all(key_of(each.term) == key_of(param.term) for each in given) else None
     rank = rank_of(data)
     axis = None if rank is None else concat.attributes.get_int("axis", 0) % rank - rank
     if axis is None or rank is None or any(each.axes != param.axes or each.rank != rank for each in given):
         return None
-    if axis not in (lead(rank, -1) if param.axes is None else param.axes):
+    if axis == -1 and param.is_of_rows:
+        return _with_common_blocks(given, concat)
+    if any(each.block for each in given) or axis not in (lead(rank, -1) if param.axes is None else param.axes):
         return None
     return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
+
+
+def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:
+    """Returns the numbers of rows that consist of parts, each with its own numbers: one for each block of all parts."""
+    widths = [None if each is None or each.shape is None else each.shape[-1] for each in concat.inputs]
+    blocks = [each.block or width for each, width in zip(params, widths, strict=True)]
+    lengths = [each for each in blocks if isinstance(each, int) and each]
+    if len(lengths) < len(params) or not all(isinstance(each, int) for each in widths):
+        return None
+    common, terms = math.gcd(*lengths), list[Term]()
+    for param, width, length in zip(params, widths, lengths, strict=True):
+        assert isinstance(width, int)
+        indices = np.repeat(np.arange(width // length), length // common)
+        terms.append(param.term if len(indices) == width // length else param.of("Gather", indices, axis=-1).term)
+    whole = params[0].of("Concat", axis=-1)
+    assert isinstance(whole.term, Op)
+    return replace(whole, term=replace(whole.term, inputs=tuple(terms)), axes=None, block=common)
 
 
 def _sliced_axes(node: ir.Node, rank: int) -> frozenset[int] | None:
@@ -297,6 +316,7 @@ class Affine:
         offset: None for 0.
         is_rounded: Whether the model rounds the value to float16.
         divisor: What x is divided by, if the model casts NaN, the quotient of zeros, to integers. They are any numbers.
+        mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known.
     """
 
     value: ir.Value
@@ -309,6 +329,7 @@ class Affine:
     offset: Param | None = None
     is_rounded: bool = False
     divisor: ir.Value | None = None
+    mark: Param | None = None
 
     @property
     def shift(self) -> int:
@@ -322,15 +343,15 @@ class Affine:
 
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
-        scale, zero_point, offset = (
+        scale, zero_point, offset, mark = (
             None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset")
+            for name in ("scale", "zero point", "offset", "mark")
         )
-        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset)
+        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark)
 
     def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point or offset by its name."""
-        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset}[name]
+        """Returns the scale, zero point, offset or mark by its name."""
+        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}[name]
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""

@@ -80,10 +80,6 @@ class ActivationCodes:
                 is_zero = terms.insert("Equal", scale, terms.constant(np.float32(0)))
                 scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
                 self._facts.note(scale, ir.DataType.FLOAT, None)
-            if scale is not None and activation.range is not None:  # NaN where the range is infinite
-                nothing = terms.insert("Mul", self._facts.current(activation.range), terms.constant(np.float32(0)))
-                scale = terms.insert("Add", scale, nothing)
-                self._facts.note(scale, ir.DataType.FLOAT, activation.range.shape)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
             repeats_scale = _has_one(form.scale) and not _has_one(form.zero_point) and activation.zero_point is None
             self._found[key] = Codes(

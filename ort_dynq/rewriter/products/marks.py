@@ -1,0 +1,128 @@
+"""Marks of rows that are not finite in the model, although uint8 codes, which have no NaN and no infinity, are.
+
+1. Codes within bounds, no epsilon: a Clip makes the quotient of a number by 0 a code, but not that of 0 by 0. The
+   model's row is NaN if one of its elements is 0; else it consists of the lowest and the highest code.
+2. Codes without bounds, which fit 8 bits because of their range: if x is infinite, so are the model's codes, but the
+   scale is not if the range is bounded.
+
+The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
+
+Examples: for Clip(Round(x / s), -128, 127), the mark is Clip(min|x| / s, 0, 1) * 0, which costs one more reduction of
+x; for Round(x / (Clip(r, 1e-5) / 127)) it is r * 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..analysis.bounds import all_bounds_of, constant_operand
+from ..analysis.inference import Facts
+from ..analysis.nodes import producer_of
+from ..analysis.values import Values
+from .affine_form import ROUNDINGS, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+
+_AXES_ARE_INPUTS = 18
+_DEEPEST = 16  # nodes from a quotient to its codes
+_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+_ParamOf = Callable[[ir.Value, ir.Value], Param | None]
+
+
+def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
+    """Returns NaN for the rows with codes that are not finite, and 0 for the others.
+
+    Args:
+        codes: The codes, floats.
+        param_of: Returns a value as a number for rows of another value, or for all of it; None if it is none.
+        values: The bounds of the model's values.
+        facts: Types and shapes.
+
+    Returns:
+        None if all codes are finite, or they are computed in another way.
+    """
+    known = values.of_any_inputs.known(codes)
+    is_bounded = known.high - known.low <= 255
+    if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
+        return None
+    value, marks = codes, list[Param]()
+    for _ in range(_DEEPEST):
+        value = values.estimated_exactly(value) or all_bounds_of(value).value
+        node = value.producer()
+        before = None if node is None or not node.inputs else node.inputs[0]
+        if node is None or before is None:
+            return None
+        is_float = node.op_type == "Cast" and before.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+        if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
+            value = before
+            continue
+        if node.op_type == "Mul" and producer_of(before, "Sign") is not None and node.inputs[1] is not None:
+            value = node.inputs[1]  # the magnitude
+            continue
+        pair = _number_beside(node, param_of)
+        if pair is None:
+            return None
+        value, number = pair
+        if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
+            continue
+        if node.op_type in ("Add", "Sub"):  # a zero point: where it is infinite, so is a quotient, and the sum is NaN
+            marks.append(number.of("Mul", _ZERO))
+            continue
+        if not is_bounded:
+            range_ = _range_of(number.term, is_divisor=node.op_type == "Div")
+            mark = None if range_ is None else param_of(range_, value)
+            return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
+        smallest = _smallest_magnitude(value, number, facts)
+        sides = (smallest, number) if before is value else (number, smallest)
+        mark = combined(node.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)
+        for each in marks:
+            mark = combined("Add", mark, each)
+        return mark
+    return None
+
+
+def _range_of(term: Term, *, is_divisor: bool) -> ir.Value | None:
+    """Returns r, which is infinite only where x is, of x / (r / number), or of x * (number / (r + epsilon)); or None.
+
+    The codes of an infinite x are not finite, and neither is the model's row, whatever they are multiplied by.
+    """
+    scale = scaled_value(term)
+    if scale is None or scale.is_inverse == is_divisor:
+        return None
+    if is_divisor:
+        return all_bounds_of(scale.value).value
+    value = scale.value
+    while (node := producer_of(value, "Add")) is not None:
+        found = constant_operand(node, commutative=True)
+        if found is None or abs(found[1]) > 1:  # a larger number might make a finite range infinite
+            return None
+        value = found[0]
+    value = all_bounds_of(value).value
+    return value if producer_of(value, "ReduceMax") is not None else None
+
+
+def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] | None:
+    """Returns an operand of a binary node, and the other one, if that is a number for its rows, or for all."""
+    for i in (0, 1) if node.op_type in ("Add", "Sub", "Mul", "Div") else ():
+        value, other = node.inputs[i], node.inputs[1 - i]
+        if value is None or other is None or (node.op_type == "Div" and i):
+            continue
+        if (number := param_of(other, value)) is not None and dtype_of(number.term) == ir.DataType.FLOAT:
+            return value, number
+    return None
+
+
+def _smallest_magnitude(x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns the smallest magnitude among the elements of x that share a number."""
+    rank = rank_of(x)
+    axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
+    attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
+    inputs: list[Term] = [Op("Abs", (x,), ir.DataType.FLOAT)]
+    if axes is not None and facts.model.opset_imports.get("", 0) >= _AXES_ARE_INPUTS:
+        inputs.append(np.array(axes))
+    elif axes is not None:
+        attributes["axes"] = tuple(axes)
+    term = Op("ReduceMin", tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
+    return Param(term, like.axes, 0 if like.is_one else rank)

@@ -1,0 +1,155 @@
+"""Rows that are not finite in the model: quotients without an epsilon, and infinities behind a bounded range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import Array, make_session, stock_session
+from rewriting import products
+from test_products import F, model_of
+
+from ort_dynq.rewriter import rewrite
+
+K, N = 64, 160
+INPUTS = f"float[B, M, {K}] x"
+STEP = F(1e-45)
+CODES: Array = np.concatenate([np.full((1, N), 127), np.random.default_rng(1).integers(-127, 128, (K - 1, N))])
+CONSTANTS: dict[str, Array] = {
+    "w": CODES.astype(F) * F(0.01),
+    "one": np.array([-1]),
+    "half": F(0.5),
+    "heads": np.array([0, 0, -1, K // 2]),
+    "joined": np.array([0, 0, K]),
+    "flat": np.array([-1, K]),
+    "parts": np.array([K // 4, K - K // 4]),
+}
+RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) "
+ENDS = "mx = ReduceMax<keepdims = 1>(x, one) mn = ReduceMin<keepdims = 1>(x, one) "
+ASYMMETRIC = (
+    "r = Sub(mx, mn) s = Div(r, c255) f = Div(mn, s) g = Neg(f) n = Round(g) z = Clip(n, zero, c255) t = Div(x, s)"
+    " n1 = Round(t) u = Add(n1, z) c = Clip(u, zero, c255) v = Sub(c, z) y0 = Mul(v, s) "
+)
+PRODUCT = "y = MatMul(y0, w)"
+FORMS = {
+    "quotient": RANGE + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
+    "inverse": RANGE + "s = Div(c127, m) t = Mul(x, s) n = Round(t) c = Clip(n, low, high) y0 = Div(c, s) ",
+    "inverse, two numbers": RANGE
+    + "i = Div(c127, m) s = Div(m, c127) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
+    "range after the codes": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) d = Div(c, c127) y0 = Mul(d, m) ",
+    "magnitude and sign": RANGE
+    + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
+    " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "zero point": ENDS + ASYMMETRIC,
+    "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
+    + "mx = Max(m0, zero) mn = Min(l0, zero) "
+    + ASYMMETRIC,
+    "NaN replaced": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) i = IsNaN(n) o = Where(i, zero, n) c = Clip(o, low, high)"
+    " y0 = Mul(c, s) ",
+    "groups": "h = Reshape(x, heads) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) t = Div(h, s)"
+    " n = Round(t) c = Clip(n, low, high) q = Mul(c, s) y0 = Reshape(q, joined) ",
+}
+
+
+def data() -> Array:
+    """Returns rows whose scale or inverse scale is 0 or infinite, with zeros and without, and ordinary rows."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, (3, 12, K)).astype(F)
+    signs = rng.choice(np.array([-1, 1], F), (6, K))
+    x[1, 0] = 0
+    x[1, 1] = signs[0] * rng.integers(1, 60, K).astype(F) * STEP
+    x[1, 2] = x[1, 1] * (np.arange(K) > 3)
+    x[1, 3], x[1, 4] = 3, -0.1
+    x[1, 5] = np.abs(x[1, 1])
+    x[1, 6] = -np.abs(x[1, 2])
+    x[1, 7] = signs[1] * F(1e-38)
+    x[1, 8] = x[1, 7] * (np.arange(K) > 3)
+    x[1, 9] = signs[2] * 2
+    x[1, 10] *= F(1e-37)
+    x[1, 11, : K // 2] = 0
+    return x
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
+    model, x = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS), data()
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    (expected,) = stock_session(model).run(None, {"x": x})
+    assert np.isfinite(expected).any(-1).sum() > 24
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        (actual,) = session.run(None, {"x": x})
+        assert (np.isfinite(actual) == np.isfinite(expected)).all()
+        finite = np.isfinite(expected)
+        most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
+        assert (np.abs(actual - expected) <= 1e-5 * most + 2.0**-126)[finite].all()
+
+
+def test_a_bounded_range_behind_a_reshape() -> None:
+    """Codes are not clipped, and the Clip of the range makes it finite: the row of an infinite x is not finite."""
+    body = (
+        "h = Reshape(x, flat) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Clip(m, eps) s = Div(r, c127)"
+        " t = Div(h, s) n = Round(t) q = Mul(n, s) shape = Shape(x) y0 = Reshape(q, shape) " + PRODUCT
+    )
+    model, x = model_of(body, CONSTANTS, inputs=INPUTS), data()
+    x[0, 0, 3], x[0, 1, 4] = np.inf, -np.inf
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    (expected,) = stock_session(model).run(None, {"x": x})
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        (actual,) = session.run(None, {"x": x})
+        finite = np.isfinite(expected)
+        assert not finite[0, :2].any()
+        assert (np.isfinite(actual) == finite).all()
+        assert np.allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
+
+
+def test_parts_with_other_numbers_of_groups() -> None:
+    """A row consists of 16 and 48 elements with a scale each: four groups of 16, of which three share a scale."""
+    part = "a{i} = Abs(p{i}) m{i} = ReduceMax<keepdims = 1>(a{i}, one) r{i} = Max(m{i}, eps) s{i} = Div(r{i}, c127)"
+    part += " t{i} = Div(p{i}, s{i}) n{i} = Round(t{i}) c{i} = Clip(n{i}, low, high) q{i} = Mul(c{i}, s{i}) "
+    body = "p0, p1 = Split<axis = -1>(x, parts) " + part.format(i=0) + part.format(i=1)
+    model = model_of(body + "y0 = Concat<axis = -1>(q0, q1) " + PRODUCT, CONSTANTS, inputs=INPUTS)
+    x = np.random.default_rng(7).normal(0, 1, (2, 9, K)).astype(F) * np.where(np.arange(K) < K // 4, F(20), F(1))
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    (expected,) = stock_session(model).run(None, {"x": x})
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        assert np.allclose(session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_copies_of_weights_keep_the_kernel_of_products_that_stay() -> None:
+    """Without optimizations, ONNX Runtime packs constants only, and adds in another order."""
+    weights = np.random.default_rng(8).normal(0, 1, (K, 64)).astype(F)
+    body = FORMS["quotient"] + "v = Identity(w) y = MatMul(y0, v)"
+    model = model_of(body, {**CONSTANTS, "w": weights}, inputs=INPUTS)
+    x = np.random.default_rng(9).normal(0, 1, (3, 40, K)).astype(F)
+    (expected,) = stock_session(model).run(None, {"x": x})
+    (actual,) = make_session(rewrite(model, exact=True).to_proto(), "native").run(None, {"x": x})
+    assert np.array_equal(actual, expected)
+
+
+def test_shapes_of_torch() -> None:
+    """The shape of `unflatten` has remainders; scales of images are reshaped vectors behind a convolution of others."""
+    body = (
+        "i = Constant<value_ints = [-1]>() rank = Constant<value_ints = [3]>() b = Mod(i, rank) e = Reshape(b, one)"
+        " o = Constant<value_ints = [1]>() k = Add(b, o) k1 = Reshape(k, one) sh = Shape(x)"
+        " z = Constant<value_ints = [0]>()"
+        " lead = Slice(sh, z, e) most = Constant<value_ints = [9223372036854775807]>() rest = Slice(sh, k1, most)"
+        " g = Constant<value_ints = [-1, 32]>() whole = Concat<axis = 0>(lead, g, rest) h = Reshape(x, whole)"
+        " a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Max(m, eps) s = Div(r, c127) t = Div(h, s) n = Round(t)"
+        " c = Clip(n, low, high) q = Mul(c, s) sx = Shape(x) y0 = Reshape(q, sx) " + PRODUCT
+    )
+    assert products(rewrite(model_of(body, CONSTANTS, inputs=INPUTS)).report) == ["QuantizedMatMul"]
+    image = (
+        "f{i} = Flatten<axis = 1>({x}) a{i} = Abs(f{i}) m{i} = ReduceMax<keepdims = 0>(a{i}, one) r{i} = Max(m{i}, eps)"
+    )
+    image += " v{i} = Reshape(r{i}, four) s{i} = Div(v{i}, c127) t{i} = Div({x}, s{i}) n{i} = Round(t{i})"
+    image += " c{i} = Clip(n{i}, low, high) q{i} = Mul(c{i}, s{i}) y{i} = Conv<kernel_shape = [3, 3]>(q{i}, k) "
+    kernels = np.random.default_rng(2).integers(-127, 128, (16, 16, 3, 3))
+    kernels[:, 0] = 127
+    constants = {"k": kernels.astype(F) * F(0.01), "four": np.array([-1, 1, 1, 1]), "one": np.array([-1])}
+    body = image.format(i=0, x="x") + image.format(i=1, x="y0") + "y = Relu(y1)"
+    model = model_of(body, constants, inputs="float[B, 16, 24, 24] x", outputs="float[] y")
+    assert products(rewrite(model).report) == ["QuantizedConv", "QuantizedConv"]
