@@ -1,6 +1,7 @@
 """Fast, exact dynamic quantization for ONNX Runtime on CPUs.
 
 Importing this package does not load onnxruntime or a graph library. Each name below loads what it needs on first use.
+A rewritten model runs with numpy, ml_dtypes and onnxruntime alone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from .errors import DynqError
+from .errors import DynqError, with_advice_on_tools
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ else:
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        try:
+            module = importlib.import_module(f".{_MODULES[name]}", __name__)
+        except ImportError as error:
+            raise with_advice_on_tools(error) from error
+        value = getattr(module, name)
         globals()[name] = value
         return value
 

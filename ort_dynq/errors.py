@@ -2,9 +2,21 @@
 
 import re
 
+_TOOLS = {"onnx": "onnx", "onnx_ir": "onnx-ir", "rich": "rich", "jinja2": "jinja2", "shtab": "shtab"}
+"""The modules and packages that are needed to change models and to describe them, not to run them."""
+
 
 class DynqError(Exception):
     """An error that the caller can correct. The message says what was wrong, what was expected and what to do."""
+
+
+def with_advice_on_tools(error: ImportError) -> Exception:
+    """Returns a DynqError that says what to install if a tool is missing, or else the error itself."""
+    package = _TOOLS.get((error.name or "").partition(".")[0])
+    if package is None:
+        return error
+    command = f"pip install {' '.join(_TOOLS.values())}"
+    return DynqError(f"{package} is not installed, and only rewritten models run without it: `{command}`")
 
 
 def message(error: BaseException) -> str:

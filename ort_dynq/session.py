@@ -14,8 +14,9 @@ from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
 from .cache import Entry
-from .errors import DynqError
+from .errors import DynqError, with_advice_on_tools
 from .four_bits import has_four_bits, run_of
+from .operators import DOMAIN
 from .runtime import openable
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
 
+        A rewritten model is opened as it is if the packages are missing that rewrite others.
+
         Args:
             model: A path, a serialized model, a ModelProto or an onnx_ir Model; external data are supported.
             sess_options: The session's options, in which the operators are registered. Several sessions may share them.
@@ -61,9 +64,17 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         with with_advice(backend):
             if entry is None or found is None or not self._opens(found, options, *args, **kwargs):
                 rewritten = functools.partial(_rewritten, model, backend, **flags)
-                result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
-                with openable(result.model, options, shared=sess_options is not None) as source:
+                try:
+                    result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
+                except ImportError as error:
+                    result = None
+                    advice = with_advice_on_tools(error)
+                with openable(
+                    model if result is None else result.model, options, shared=sess_options is not None
+                ) as source:
                     super().__init__(source, options, *args, **kwargs)
+                if result is None and not self._is_rewritten():
+                    raise advice
         self._has_four_bits = has_four_bits(self)
 
     def _opens(self, path: Path, *args: Any, **kwargs: Any) -> bool:
@@ -73,6 +84,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         except Exception:  # the types are onnxruntime's own
             return False
         return True
+
+    def _is_rewritten(self) -> bool:
+        """Returns whether a rewrite or a quantization has made the model. Without the tools, no other one is opened."""
+        return any(key.startswith(f"{DOMAIN}.") for key in self.get_modelmeta().custom_metadata_map)
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None

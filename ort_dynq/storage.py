@@ -32,6 +32,8 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30
+# From this size on, it pays to write weights to a file that several sessions map.
+_LARGE_PROTO = 1 << 26
 _HASH_DIGITS = 12
 
 
@@ -336,6 +338,17 @@ def _with_own_attributes(model: ir.Model, folder: Path) -> ir.Model:
         else:
             node.attributes[attribute.name] = ir.AttrTensors(attribute.name, list(map(own, attribute.as_tensors())))
     return model
+
+
+def put_apart(model: ir.Model, folder: str) -> None:
+    """Moves the initializers of a large model to a file in a folder: sessions map it, and do not copy them.
+
+    Those of a model that has external data already stay where they are.
+    """
+    found = list(tensors(model))
+    is_large = sum(tensor.nbytes for tensor in found) > _LARGE_PROTO
+    if is_large and not any(isinstance(tensor, ir.ExternalTensor | ComputedTensor) for tensor in found):
+        ir.external_data.unload_from_model(model, folder, "weights", size_threshold_bytes=1024)
 
 
 def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -115,6 +116,12 @@ def try_lock(file: BinaryIO) -> bool:
     except OSError:
         return False
     return True
+
+
+def return_memory() -> None:
+    """Returns freed memory to the system. glibc keeps what held weights, for allocations of such a size."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def package_version(distribution: str) -> str:

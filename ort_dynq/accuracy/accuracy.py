@@ -13,6 +13,7 @@ from ..measuring.plain import plain
 from ..measuring.profile import profile
 from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
+from ..system import return_memory
 from .layers import LayerAccuracy, measure_layers
 from .outputs import OutputAccuracy, measure_outputs, running, worst_snr
 from .reference import Reference
@@ -85,6 +86,7 @@ def measure(
         outputs = measure_outputs(reference, b, backend=backend)
         model = named(inlined_if_possible(load(b)))
         shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
+        return_memory()
         layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
     return Accuracy(reference.data, outputs, layers, unreachable)
 

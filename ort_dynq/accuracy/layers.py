@@ -9,23 +9,28 @@ all other tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ..graphs import graphs, label
+from ..errors import DynqError
+from ..files import temporary_folder
+from ..graphs import graphs, label, values_of
 from ..inputs import Array
 from ..operators import DOMAIN
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.layout import with_layout_of
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
-from ..storage import load
-from ..verification.layers import Disturbed, Layers, Override, Recorder, name_of
+from ..storage import load, put_apart
+from ..system import return_memory
+from ..verification.layers import Layers, Override, Recorder, name_of
 from ..verification.rounded import terms_of
+from .parts import Behind, Part, larger, parts_of
 from .reference import Reference
 from .signals import Channels, Noise
 
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 _PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
+_MOST_RECORDED = 1 << 29  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
 
@@ -69,6 +75,8 @@ class LayerAccuracy:
         range_ratio: The magnitude of that channel / the median over the channels that are not zero; None for fewer than
             8 of them.
         terms: The codes of an element of the activation, 1 or 2.
+        multiplications: Those of a run on the first set of data; 0 if they are not known.
+        reads: The weights that such a run reads: each one once, but in every step of a recurrent layer.
     """
 
     name: str
@@ -79,6 +87,8 @@ class LayerAccuracy:
     channel: int | None = None
     range_ratio: float | None = None
     terms: int = 1
+    multiplications: int = 0
+    reads: int = 0
 
     @property
     def has_outlier(self) -> bool:
@@ -133,29 +143,111 @@ def measure_layers(
     activations = list(map(layers.activation, layers.nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
-        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node))
+        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node), _weights(node))
         for node, activation, result in zip(layers.nodes, activations, results, strict=True)
     ]
     if found:
         foreign = [layers.values[name_of(output)] for output in layers.foreign]
         wanted = [each for each in (*activations, *results, *foreign) if each is not None]
-        recorder, override, disturbed = Recorder(model_a, wanted), None, None
-        steps = track([f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))])
-        for number, (_, feeds) in enumerate(zip(steps, reference.data.sets, strict=True)):
-            known = recorder.run(feeds)
-            override = override or Override(b, layers.results, layers.foreign, known, backend)
-            errors = []
-            for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
-                if (error := each.add(known, quantized)) is not None:
-                    errors.append((each, error))
-            if number < _DISTURBED_SETS and errors:
-                values = [each for each in results if each is not None]
-                disturbed = disturbed or Disturbed(model_a, values, known)
-                for each, error in errors:
-                    each.add_outputs(reference.outputs[number], disturbed.run(feeds, error))
+        with temporary_folder() as folder:
+            put_apart(model_a, folder)
+            return_memory()
+            parts = parts_of(model_a, {each.result for each in found if each.result is not None})
+            steps = iter(track([*(f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))), *parts]))
+            recorded = _record(reference, (model_a, wanted, parts), (b, layers), found, backend, steps)
+            return_memory()
+            _run_parts(reference, model_a, found, recorded, steps)
     ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
     all_nodes = [node for _, graph in graphs(b) for node in graph]
     return tuple(ordered), sum(map(is_layer, all_nodes)) - len(found)
+
+
+@dataclass
+class _Recorded:
+    """What the parts of the float model need.
+
+    Attributes:
+        parts: The parts.
+        sets: For each of the first sets, the values that parts read, and the errors of the layers, by the result.
+    """
+
+    parts: Sequence[Part]
+    sets: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
+
+
+def _record(
+    reference: Reference,
+    a: tuple[ir.Model, Sequence[ir.Value], Sequence[Part]],
+    b: tuple[ir.Model, Layers],
+    found: Sequence[_Found],
+    backend: Backend,
+    steps: Iterator[object],
+) -> _Recorded:
+    """Runs the layers of B on A's values, and measures their own noise.
+
+    Args:
+        reference: The float model.
+        a: The model A, the values to record and the parts.
+        b: The model B, which is changed, and its layers.
+        found: The layers.
+        backend: How B gets the operators.
+        steps: Goes on with each set.
+    """
+    (model_a, wanted, parts), (model_b, layers) = a, b
+    recorder, known, recorded = _recorder(model_a, wanted, parts, reference.data.sets[0])
+    override, size = None, 0
+    for number, (feeds, _) in enumerate(zip(reference.data.sets, steps, strict=False)):
+        known = known if number == 0 else recorder.run(feeds)
+        override = override or Override(model_b, layers.results, layers.foreign, known, backend)
+        errors: dict[str, Array] = {}
+        for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
+            errors |= each.add(known, quantized) or {}
+        if number < _DISTURBED_SETS and (number == 0 or size < _MOST_RECORDED):
+            read = {name for part in recorded.parts for name in (*part.reads, *part.results)}
+            recorded.sets.append(({name: known[name] for name in read}, errors))
+            size += sum(array.nbytes for arrays in recorded.sets[-1] for array in arrays.values())
+    return recorded
+
+
+def _recorder(
+    model: ir.Model, wanted: Sequence[ir.Value], parts: Sequence[Part], feeds: Mapping[str, Array]
+) -> tuple[Recorder, dict[str, Array], _Recorded]:
+    """Returns the recorder of A, its values for the first set, and the parts.
+
+    If a value between parts cannot be recorded, such as a sequence, the whole model is the only part.
+    """
+    names = {name for part in parts for name in part.reads}
+    between = [value for value in values_of(model.graph) if name_of(value) in names]
+    try:
+        begin = time.perf_counter()
+        recorder = Recorder(model, list(dict.fromkeys([*wanted, *between])))
+        opened = time.perf_counter()
+        known = recorder.run(feeds)
+        return recorder, known, _Recorded(larger(model, parts, (opened - begin) / (time.perf_counter() - opened)))
+    except DynqError:
+        recorder = Recorder(model, wanted)
+        results = tuple(name for part in parts for name in part.results)
+        return recorder, recorder.run(feeds), _Recorded([Part(results, (), is_whole=True)])
+
+
+def _run_parts(
+    reference: Reference, a: ir.Model, found: Sequence[_Found], recorded: _Recorded, steps: Iterator[object]
+) -> None:
+    """Measures what the error of each layer does to the outputs. One session is open at a time."""
+    by_result: dict[str, list[_Found]] = {}
+    for each in found:
+        by_result.setdefault(each.result or "", []).append(each)
+    for part, _ in zip(recorded.parts, steps, strict=False):
+        behind = None
+        for number, (known, errors) in enumerate(recorded.sets):
+            behind = behind or Behind(a, part, known)
+            feeds, exact = reference.data.sets[number], reference.outputs[number]
+            for name in filter(errors.__contains__, part.results):
+                disturbed = behind.run(feeds, known, {name: errors[name]}, exact)
+                for each in by_result[name]:
+                    each.add_outputs(exact, disturbed)
+    for _ in steps:  # the rest
+        pass
 
 
 @dataclass
@@ -166,9 +258,11 @@ class _Found:
         name, operator: As in :class:`LayerAccuracy`.
         activation, result: The names of its values in A; None for a value that A does not have.
         terms: As in :class:`LayerAccuracy`.
+        weights: Their number in the layer.
         noise: The noise of its result.
         outputs: The noise that it alone causes in each output of A that is of floats.
         channels: The channels of its activation.
+        work: Its multiplications and the weights that it reads, as in :class:`LayerAccuracy`; None before a run.
     """
 
     name: str
@@ -176,9 +270,11 @@ class _Found:
     activation: str | None
     result: str | None
     terms: int
+    weights: int
     noise: Noise = field(default_factory=Noise)
     outputs: dict[int, Noise] = field(default_factory=dict)
     channels: Channels = field(init=False)
+    work: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.channels = Channels(1 if self.operator == "QuantizedConv" else -1)
@@ -190,8 +286,17 @@ class _Found:
         if self.result is None or (expected := known[self.result]).shape != quantized.shape:
             return None
         self.noise.add(expected, quantized)
+        if self.work is None and expected.ndim > 1:
+            self.work = self._work(known.get(self.activation or ""), expected)
         with np.errstate(invalid="ignore"):
             return {self.result: np.nan_to_num(quantized - expected, posinf=0, neginf=0)}
+
+    def _work(self, activation: Array | None, result: Array) -> tuple[int, int]:
+        if self.operator == "QuantizedRecurrence" and activation is not None and activation.ndim > 1:
+            steps = activation.shape[0]  # [steps, sequences, inputs]
+            return steps * activation.shape[1] * self.weights, steps * self.weights
+        rows = result.size // max(1, result.shape[self.channels.axis])
+        return rows * self.weights, self.weights
 
     def add_outputs(self, expected: Sequence[Any], disturbed: Sequence[Any]) -> None:
         for i, (a, b) in enumerate(zip(expected, disturbed, strict=True)):
@@ -210,7 +315,14 @@ class _Found:
             channel,
             range_ratio,
             self.terms,
+            *(self.work or (0, 0)),
         )
+
+
+def _weights(node: ir.Node) -> int:
+    """Returns the number of weights of a layer: they are its largest constant."""
+    constants = (value.const_value for value in node.inputs if value is not None)
+    return max((tensor.size for tensor in constants if tensor is not None), default=0)
 
 
 def _is_float(value: Any) -> bool:

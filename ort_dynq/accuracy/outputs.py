@@ -9,24 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import STANDARD_DOMAINS
 from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, signature
-from ..storage import load
-from ..verification.layers import name_of
+from ..system import return_memory
 from .reference import Reference
 from .signals import Agreement, Cosines, Noise
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..storage import Model
-
-# A classifier's output comes from a linear layer or one of these functions; operators of _KEEPS_ORDER may follow.
-_LINEAR = ("MatMul", "Gemm", "Conv")
-_PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid", "Softplus")
-_KEEPS_ORDER = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Relu", "GlobalAveragePool")
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,8 @@ class OutputAccuracy:
             :class:`Cosines`; None where `snr_db` is, and for rows of one element.
         max_abs: The largest absolute difference; None where `snr_db` is.
         agreement: The share of rows with the same argmax along the last axis, if the output looks like a classifier's
-            (:func:`is_classifier`). For integers, booleans and strings the share of equal elements. Otherwise None.
+            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements.
+            Otherwise None.
         problem: Why the output cannot be compared; empty if it can. If its type or shape differs, `snr_db` is minus
             infinity.
     """
@@ -102,7 +95,10 @@ def results_of(reference: Reference, b: Model, *, backend: Backend | None = "nat
     session = open_session(b, "B", backend=backend, optimize=True)
     check_signature(reference.signature, signature(session))
     check_shapes(reference.data.inputs, session)
-    return [run(session, reference.names, feeds, any_type=True) for feeds in reference.data.sets]
+    results = [run(session, reference.names, feeds, any_type=True) for feeds in reference.data.sets]
+    del session
+    return_memory()
+    return results
 
 
 def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> tuple[OutputAccuracy, ...]:
@@ -112,7 +108,7 @@ def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> t
         reference: The float model's outputs.
         results: The outputs of the other model for each set, as :func:`results_of` returns them.
     """
-    classifiers = {name_of(output) for output in load(reference.model).graph.outputs if is_classifier(output)}
+    classifiers = reference.classifiers
     return tuple(
         _output(name, [each[i] for each in reference.outputs], [each[i] for each in results], name in classifiers)
         for i, name in enumerate(reference.names)
@@ -126,32 +122,6 @@ def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:
         outputs: The outputs, as :func:`measure_outputs` returns them.
     """
     return min((each.snr_db for each in outputs if each.snr_db is not None), default=math.inf)
-
-
-def is_classifier(output: ir.Value) -> bool:
-    """Returns whether an output of a graph looks like a classifier's scores along its last axis.
-
-    It does if it comes from a linear layer (MatMul or Gemm, with or without an Add of a bias, or Conv if the output has
-    two dimensions), or from Softmax, LogSoftmax, Sigmoid or Softplus. Nodes after it must keep the order of the
-    elements: Identity, Cast, Reshape and the like, Relu, GlobalAveragePool.
-    """
-    node = output.producer()
-    has_two_dimensions = output.shape is not None and len(output.shape) == 2
-    added = False
-    while node is not None and node.domain in STANDARD_DOMAINS:
-        if node.op_type in _PROBABILITIES:
-            return True
-        if node.op_type in _LINEAR:
-            return node.op_type != "Conv" or has_two_dimensions
-        if node.op_type == "Add" and not added:
-            added = True
-            producers = [None if value is None else value.producer() for value in node.inputs]
-            node = next((each for each in producers if each is not None and each.op_type in _LINEAR), None)
-        elif node.op_type in _KEEPS_ORDER and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
-        else:
-            return False
-    return False
 
 
 def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> OutputAccuracy:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DynqError
+from ..errors import DynqError, with_advice_on_tools
 from ..version import __version__
 from .arguments import similar
 from .render import one_line, rendered, silent
@@ -91,8 +91,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(f"{parser.prog}: error: {one_line(str(error))}", file=sys.stderr)
         return BAD_USAGE
     except ImportError as error:
-        advice = f"`{PROGRAM} doctor` says which packages are missing"
-        print(f"{parser.prog}: error: {one_line(f'{error}; {advice}')}", file=sys.stderr)
+        found = with_advice_on_tools(error)
+        advice = "" if found is not error else f"; `{PROGRAM} doctor` says which packages are missing"
+        print(f"{parser.prog}: error: {one_line(f'{found}{advice}')}", file=sys.stderr)
         return BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

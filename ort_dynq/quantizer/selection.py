@@ -1,9 +1,13 @@
-"""Selects the layers that get two terms or stay in float, so that the outputs reach a signal-to-noise ratio."""
+"""Selects the layers that get two terms or stay in float, so that the outputs reach a signal-to-noise ratio.
+
+A change of a layer's form removes noise and costs time. The noise is measured. The time is estimated, in
+multiplications of 8-bit integers: so the same data give the same model on every CPU.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from ..backends.options import Backend
 
 _OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
+
+# What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
+_TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
 
 
 @dataclass(frozen=True)
@@ -92,13 +99,13 @@ def select(
     backend: Backend = "native",
     track: Track = iter,
 ) -> Selection:
-    """Gives each layer one term, two terms or float, the cheapest first, so that each output reaches `min_snr`.
+    """Gives each layer one term, two terms or float, so that each output reaches `min_snr` at little cost of time.
 
     The harm that each layer alone does to the outputs is measured once with one term, and once with two
-    (:attr:`LayerAccuracy.output_snr_db`). For a limit of this ratio, each layer gets the cheapest form that reaches it.
-    Bisection finds the lowest limit with which the outputs reach `min_snr`: with the next lower one they miss it. So
-    about log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in subgraphs, come
-    last. Those that no data reached keep their form.
+    (:attr:`LayerAccuracy.output_snr_db`). The steps to better forms are sorted by the noise that they remove for their
+    time. Bisection finds how many of them reach `min_snr`, then how many of those that remove the least can be taken
+    back. So about 2 * log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in
+    subgraphs, come last. Those that no data reached keep their form.
 
     Args:
         reference: The outputs of the float model.
@@ -151,22 +158,28 @@ def select(
         with_two_terms = {name: each for name, each in found.items() if each.terms == 2}
     steps = _steps([each for name, each in layers.items() if name not in idle], with_two_terms)
     result, snr = None, first_snr
-    low, high = 0, len(steps)  # `low` steps are too few, `high` are enough
-    for _ in track([f"choosing forms, run {i + 1}" for i in range(math.ceil(math.log2(max(2, len(steps)))))]):
-        if high - low <= 1:
-            continue
-        middle = (low + high) // 2
-        candidate = quantize(_forms(steps[:middle]))
+
+    def suffices(forms: Forms) -> bool:
+        nonlocal result, snr
+        candidate = quantize(forms)
         if (candidate_snr := snr_of(candidate.model)) >= min_snr:
-            high, result, snr = middle, candidate, candidate_snr
-        else:
-            low = middle
-    if result is None and idle:  # which stay quantized if all others stay in float
-        result = quantize(_forms(steps))
-        snr = snr_of(result.model)
-    if result is None or snr < min_snr:
+            result, snr = candidate, candidate_snr
+            return True
+        return False
+
+    runs = math.ceil(math.log2(max(2, len(steps))))
+    shown = iter(track([f"choosing forms, run {i + 1}" for i in range(2 * runs)]))
+    # `low` steps are too few, `high` are enough; all of them leave only idle layers quantized.
+    high = _bisect(0, len(steps), lambda count: suffices(_forms(steps[:count])), shown)
+    if result is None and idle:
+        suffices(_forms(steps))
+    useful = sorted(_last_of_layers(steps[:high]), key=lambda step: -step.harm_removed)
+    kept = useful[: _bisect(0, len(useful), lambda count: suffices(_forms(useful[:count])), shown)]
+    for _ in shown:  # the rest
+        pass
+    if result is None:
         raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays in float; choose a smaller one")
-    chosen = {step.name: step.stays_float for step in steps[:high]}
+    chosen = {step.name: step.stays_float for step in sorted(kept, key=lambda step: step.order)}
     selected = tuple(
         Layer(stays_float, None, layers[name])
         if layers[name].terms == 2
@@ -183,24 +196,76 @@ class _Step(NamedTuple):
         order: The harm of its form before, see :attr:`LayerAccuracy.order`, and whether that has two terms.
         name: The layer.
         stays_float: Whether it stays in float now; otherwise it gets two terms.
+        harm_removed: The noise of the outputs that it removes / their signal.
+        cost: The estimated time that it adds.
     """
 
     order: tuple[float, float, bool]
     name: str
     stays_float: bool
+    harm_removed: float
+    cost: float
+
+    @property
+    def worth(self) -> float:
+        return self.harm_removed / self.cost
 
 
 def _steps(layers: Sequence[LayerAccuracy], with_two_terms: Mapping[str, LayerAccuracy]) -> list[_Step]:
-    """Returns the steps from the form that the options give to float, the most harmful form first."""
+    """Returns the steps from the form that the options give to float, those first that remove the most for their cost.
+
+    Among equal ones, as those of layers that are not measured, the step from the most harmful form is the first.
+    """
     steps = []
     for layer in layers:
+        of_two, of_float = _costs(layer)
+        harm, order = _harm(layer), (*layer.order, False)
         better = with_two_terms.get(layer.name)
-        has_two = better is not None and (better.order > layer.order or better.snr_db is None)
-        if better is not None and has_two:
-            steps.append(_Step((*layer.order, False), layer.name, stays_float=False))
-        last = better if better is not None and has_two else layer
-        steps.append(_Step((*last.order, has_two), layer.name, stays_float=True))
-    return sorted(steps, key=lambda step: step.order)
+        if better is not None and (better.order > layer.order or better.snr_db is None):
+            left = min(harm, _harm(better))
+            first = _Step(order, layer.name, False, harm - left if harm > left else 0.0, of_two)
+            last = _Step((*better.order, True), layer.name, True, left, of_float - of_two)
+            if last.worth <= first.worth:  # otherwise float is the better form for any time
+                steps += [first, last]
+                continue
+        steps.append(_Step(order, layer.name, True, harm, of_float))
+    return sorted(steps, key=lambda step: (-step.worth, step.order))
+
+
+def _harm(layer: LayerAccuracy) -> float:
+    """Returns the noise that a layer causes in the outputs / their signal; 0 if it is not known."""
+    return 0.0 if layer.output_snr_db is None else 10 ** (min(-layer.output_snr_db, 3000.0) / 10)
+
+
+def _costs(layer: LayerAccuracy) -> tuple[float, float]:
+    """Returns the estimated time that two terms and floats add."""
+    products = max(1, layer.multiplications)
+    return _TWO_TERMS_COST * products, _FLOAT_COST * products + _FLOAT_WEIGHT_COST * layer.reads
+
+
+def _last_of_layers(steps: Sequence[_Step]) -> list[_Step]:
+    """Returns one step for each layer, which removes what all of its steps remove."""
+    found: dict[str, _Step] = {}
+    for step in steps:
+        before = found.get(step.name)
+        found[step.name] = step._replace(
+            order=step.order if before is None else before.order,
+            stays_float=step.stays_float or (before is not None and before.stays_float),
+            harm_removed=step.harm_removed + (0.0 if before is None else before.harm_removed),
+        )
+    return list(found.values())
+
+
+def _bisect(low: int, high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) -> int:
+    """Returns the smallest count that suffices, if more of them always do; `low` does not, `high` does."""
+    while high - low > 1:
+        next(shown, None)
+        middle = (low + high) // 2
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _forms(steps: Sequence[_Step]) -> Forms:

@@ -2,13 +2,13 @@
 
 Layers of one operator and of weights of equal shapes take the same time, and often share a quantized activation. So
 they are one kind: all of them are quantized, or none. Weights that nodes compute have no known shape here: such a layer
-is a kind of its own.
+is a kind of its own. At the end, the model is compared with the float model: what helps one kind may not help all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,16 +58,23 @@ class FasterLayers:
     """The quantized model, in which no kind of layers is slower than in float.
 
     Attributes:
-        result: The model and its report.
-        kinds: The kinds of layers, as the model has them.
+        result: The model and its report. All layers are float if the float model is faster than any of integers.
+        kinds: The kinds of layers, as they were before that decision.
+        gain: The time of the float model in stock ONNX Runtime / the time of the faster model of integers.
     """
 
     result: Result
     kinds: tuple[Kind, ...]
+    gain: float
+
+    @property
+    def is_float(self) -> bool:
+        """Whether all layers stay in float, since the float model is faster."""
+        return self.gain < _SLOWER
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"kinds": plain(self.kinds)}
+        return {"kinds": plain(self.kinds), "gain": self.gain}
 
 
 def select_faster(
@@ -81,8 +88,9 @@ def select_faster(
 ) -> FasterLayers:
     """Keeps kinds of layers in float without which the quantized model is faster, at the shapes of the given inputs.
 
-    The model with all layers quantized is compared with the models in which one kind is float. Both run in turns on one
-    thread, at ONNX Runtime's default optimization level, and the fastest runs are compared.
+    The model with all layers quantized is compared with the models in which one kind is float. Then the model in which
+    all slower kinds are float is compared with it and with the float model. The models run in turns on one thread, at
+    ONNX Runtime's default optimization level, and their fastest runs are compared.
 
     Args:
         model: The float model.
@@ -100,10 +108,15 @@ def select_faster(
     found = []
     for (operator, weights, _), layers in track([*_kinds(model, quantized).items()]):
         candidate = quantize(Forms(slow=frozenset(layers)))
-        gain = _time_ratio(candidate.model, first.model, feeds, seconds, backend)
+        without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
+        gain = without / with_all
         found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
     slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
-    return FasterLayers(quantize(Forms(slow=slow)) if slow else first, tuple(found))
+    results = [quantize(Forms(slow=slow)), first] if slow else [first]
+    in_float, *times = _times([(model, None), *((each.model, backend) for each in results)], feeds, 2 * seconds)
+    best = min(range(len(results)), key=times.__getitem__)
+    faster = FasterLayers(results[best], tuple(found), in_float / times[best])
+    return replace(faster, result=quantize(Forms(slow=frozenset(quantized)))) if faster.is_float else faster
 
 
 def _kinds(model: Model, quantized: set[str]) -> dict[tuple[str, tuple[tuple[int, ...], ...], str], list[str]]:
@@ -126,8 +139,7 @@ def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
     return None if array is None else array.shape
 
 
-def _time_ratio(a: ir.Model, b: ir.Model, feeds: Mapping[str, Array], seconds: float, backend: Backend) -> float:
-    """Returns the time of one quantized model / the time of another one."""
-    contenders = [session_contender("the quantized model", each, feeds, 1, backend=backend) for each in (a, b)]
-    times = [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds, backend=backend), 1)]
-    return times[0] / times[1]
+def _times(models: Sequence[tuple[Model, Backend | None]], feeds: Mapping[str, Array], seconds: float) -> list[float]:
+    """Returns the time of models, each with its backend, None for stock ONNX Runtime."""
+    contenders = [session_contender("the model", each, feeds, 1, backend=backend) for each, backend in models]
+    return [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds), 1)]

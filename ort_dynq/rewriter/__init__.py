@@ -181,4 +181,6 @@ def inspect(
     Raises:
         DynqError: As :func:`rewrite`.
     """
-    return rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused).report
+    report = rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused).report
+    report.is_plan = True
+    return report

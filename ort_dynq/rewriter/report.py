@@ -71,6 +71,7 @@ class Report:
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
+        is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
     is_prepared: bool = False
+    is_plan: bool = False
 
     def __repr__(self) -> str:
         """The report in one line; the generated one would have a line for each node."""
@@ -126,7 +128,8 @@ class Report:
         if self.rewritten:
             fused = f"{len(self.fused)} fusions, " if self.fused else ""
             chains = len(self.rewritten) - len(self.fused)
-            return f"{chains} dynamic quantization chains and products to rewrite, {fused}{staying}"
+            done = "to rewrite" if self.is_plan else "rewritten"
+            return f"{chains} dynamic quantization chains and products {done}, {fused}{staying}"
         contents = "; ".join(self._contents())
         return f"nothing to rewrite{f', {staying}' if self.unconverted else ''}{f': {contents}' if contents else ''}"
 

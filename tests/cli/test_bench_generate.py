@@ -49,7 +49,7 @@ def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     page = tmp_path / "page.html"
     arguments = ("generate", str(LLAMA), "--tokens", "5,256", "--context", "7,255", "--report", str(page))
     lines = run_bench(capsys, *arguments).splitlines()
-    assert lines[4].startswith(f"{LLAMA}: 11 dynamic quantization chains and products to rewrite")
+    assert lines[4].startswith(f"{LLAMA}: 11 dynamic quantization chains and products rewritten")
     cases = ["prompt of 5", "prompt of 256", "decode after 7", "decode after 255"]
     rows = [re.split(r" {2,}", line.rstrip()) for line in lines]
     assert [row[0] for row in rows if "thread" in row[0]] == [f"{case}, 1 thread" for case in cases]

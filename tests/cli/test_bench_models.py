@@ -35,7 +35,7 @@ def test_bench_model_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[4].endswith("assumed batch = 2, tokens = 8: set it with --shape x=2x8x20")
     assert lines[5] == f"A: {TOKEN}, in stock ONNX Runtime"
     assert lines[6] == "B: A, rewritten, with the plugin"
-    assert lines[7].startswith("1 dynamic quantization chains and products to rewrite, 1 unconverted")
+    assert lines[7].startswith("1 dynamic quantization chains and products rewritten, 1 unconverted")
     head = next(i for i, line in enumerate(lines) if line.startswith("model"))
     assert lines[head].split() == ["model", "threads", "median", "ms", "p90", "ms", "p99", "ms", "mean", "ms", "runs"]
     assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["A", "1"], ["B", "1"]]

@@ -34,7 +34,7 @@ def test_rewrite_and_verify_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[-1] == "PASSED"
     assert lines[-3] == "12 integer products: right, compared with float64; everything else is equal bit for bit"
     assert re.search(rf"model.onnx \d+ kB -> {target} \d+ kB; 12 layers integer, 4 float; about .* times", lines[-2])
-    assert "28 dynamic quantization chains and products to rewrite, 12 unconverted" in lines[0]
+    assert "28 dynamic quantization chains and products rewritten, 12 unconverted" in lines[0]
     assert any(line.split() == ["QuantizeLinear", "16", "0"] for line in lines)
     assert any(line.split()[:4] == ["16", "row", "program", "RowProgram"] for line in lines)
     assert any("fuses" in line and line.split()[:2] == ["8", "DequantizeLinear"] for line in lines)

@@ -167,7 +167,9 @@ def test_a_package_is_missing(name: str) -> None:
 def test_commands_without_a_package(capsys: pytest.CaptureFixture[str]) -> None:
     done = without("onnx", "inspect", str(MODEL))
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"ort-dynq: error: .*onnx.*; `ort-dynq doctor` says which packages are missing\n", done.stderr)
+    assert re.fullmatch(r"ort-dynq: error: onnx is not installed, .*: `pip install onnx .*`\n", done.stderr)
+    done = without("numpy", "inspect", str(MODEL))
+    assert re.fullmatch(r"ort-dynq: error: .*numpy.*; `ort-dynq doctor` says which packages are missing\n", done.stderr)
     command = ("inspect", "--body", "DynamicQuantize")
     done = without("rich", *command)
     assert (done.returncode, done.stderr) == (0, "")

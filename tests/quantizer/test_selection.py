@@ -11,14 +11,15 @@ import onnx
 import pytest
 from accuracy_models import WIDE, F, K, floats, model_of, with_outlier, with_three_forms
 from helpers import Array, assert_same, make_session, stock_session
+from onnx import numpy_helper
 
 import ort_dynq
 from ort_dynq import DynqError
-from ort_dynq.accuracy import Reference
+from ort_dynq.accuracy import LayerAccuracy, Reference
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
-from ort_dynq.quantizer.selection import Selection, select
+from ort_dynq.quantizer.selection import Selection, _steps, select
 from ort_dynq.rewriter import Result
 
 DATA = {"x": floats(20, K, seed=7)}
@@ -227,6 +228,47 @@ def test_layers_of_empty_rows_are_not_measured() -> None:
     assert selected(model, 20, data).not_measured == ("to_q",)
     found = selected(model, 100, data)
     assert (floats_of(found.result), found.not_measured) == (["to_p"], ("to_q",))
+
+
+def test_noise_is_weighed_against_time() -> None:
+    """The larger layer harms y a little more, but has ten times as many weights: the smaller one stays in float."""
+    depth = 10 * K
+    model = model_of(
+        "large = MatMul(x, w) small = MatMul(z, v) y = Add(large, small)",
+        {"w": 1.2 * floats(depth, K) / F(depth**0.5), "v": floats(K, K, seed=1) / F(K**0.5)},
+        inputs=f"float[n, {depth}] x, float[n, {K}] z",
+    )
+    data = {"x": floats(20, depth, seed=2), "z": floats(20, K, seed=3)}
+
+    weights = {each.name: numpy_helper.to_array(each).astype(np.float64) for each in model.graph.initializer}
+    exact = data["x"] @ weights["w"] + data["z"] @ weights["v"]
+
+    def ratio(**options: Any) -> float:
+        b = make_session(ort_dynq.quantize(model, **options).to_proto(), "native", optimize=True)
+        found = b.run(None, data)[0].astype(np.float64)
+        return float(10 * np.log10((exact**2).sum() / ((found - exact) ** 2).sum()))
+
+    without = {name: ratio(exclude=[name]) for name in ("to_large", "to_small")}
+    assert without["to_large"] > without["to_small"] > ratio() + 0.5
+    found = selected(model, without["to_small"] - 0.2, data)
+    assert floats_of(found.result) == ["to_small"]
+    assert two_terms_of(found.result) == []
+
+
+def test_recurrent_layers_are_the_most_expensive_in_float() -> None:
+    """They read their weights in every step."""
+    of_matrix = LayerAccuracy("matrix", "QuantizedMatMul", 30, 30, multiplications=10**6, reads=10**4)
+    of_steps = LayerAccuracy("steps", "QuantizedRecurrence", 29, 29, multiplications=10**6, reads=10**6)
+    assert [(step.name, step.stays_float) for step in _steps([of_steps, of_matrix], {})] == [
+        ("matrix", True),
+        ("steps", True),
+    ]
+    better = {"steps": replace(of_steps, output_snr_db=60, terms=2)}
+    assert [(step.name, step.stays_float) for step in _steps([of_steps, of_matrix], better)] == [
+        ("steps", False),
+        ("matrix", True),
+        ("steps", True),
+    ]
 
 
 def test_embeddings_are_layers() -> None:

@@ -42,27 +42,38 @@ def products(model: ir.Model) -> int:
 
 
 def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are made up: of the models, by the number of their integer products, and of the float model."""
     model, options = model_of(), checked("int8", None, "token", False, ())
-
-    def ratio(a: ir.Model, b: ir.Model, feeds: Any, *_: Any) -> float:
-        assert products(b) == 3
-        assert feeds is DATA
-        return 0.9 if products(a) == 1 else 1.5
+    times: dict[int, float] = {}
 
     def quantize(forms: Forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
 
-    monkeypatch.setattr(speed, "_time_ratio", ratio)
-    found = speed.select_faster(model, quantize, DATA)
-    assert [(each.weights, each.layers, each.gain, each.stays_float) for each in found.kinds] == [
+    def measured(models: Any, feeds: Any, _: float) -> list[float]:
+        assert feeds is DATA
+        assert [backend is None for _, backend in models] == [each is model for each, _ in models]
+        return [times[0 if each is model else products(each)] for each, _ in models]
+
+    def found() -> tuple[speed.FasterLayers, int]:
+        result = speed.select_faster(model, quantize, DATA)
+        return result, products(result.result.model)
+
+    monkeypatch.setattr(speed, "_times", measured)
+    times |= {3: 1.0, 1: 0.9, 2: 1.5, 0: 1.8}
+    faster, count = found()
+    assert [(each.weights, each.layers, each.gain, each.stays_float) for each in faster.kinds] == [
         (((256, 256),), ("a", "c"), 0.9, True),
         (((256, 192),), ("y",), 1.5, False),
     ]
-    assert products(found.result.model) == 1
-    reasons = {each.node: each.reason for each in found.result.report.unconverted}
+    assert (count, faster.gain, faster.is_float) == (1, 2, False)
+    reasons = {each.node: each.reason for each in faster.result.report.unconverted}
     assert reasons == dict.fromkeys("ac", "stays in float: integers make the model slower on this CPU")
-    monkeypatch.setattr(speed, "_time_ratio", lambda *_: 0.995)  # noise
-    assert products(speed.select_faster(model, quantize, DATA).result.model) == 3
+    times |= {1: 0.995}  # noise
+    assert found()[1] == 3
+    times |= {0: 0.8}  # no model of integers is as fast
+    faster, count = found()
+    assert (count, faster.gain, faster.is_float) == (0, 0.8, True)
+    assert {each.node for each in faster.result.report.unconverted} == {*"acy"}
 
 
 def test_weights_that_are_no_initializers() -> None:
@@ -83,11 +94,11 @@ def test_weights_that_are_no_initializers() -> None:
     ]
 
 
-def test_time_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "session_contender", lambda _, model, *rest, **options: model)
     times = {"a": np.array([3.0, 2.0]), "b": np.array([4.0, 5.0])}
     monkeypatch.setattr(speed, "interleave", lambda contenders, *_: [times[each] for each in contenders])
-    assert speed._time_ratio("a", "b", {}, 1.0, "native") == 0.5  # type: ignore[arg-type]
+    assert speed._times([("a", "native"), ("b", None)], {}, 1.0) == [2, 4]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,10 +108,13 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*arguments, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     kinds = data["faster"]["kinds"]
+    assert data["faster"]["gain"] > 0
     assert [each["layers"] for each in kinds] == [["a", "c"], ["y"]]
     assert all(each["stays_float"] == (each["gain"] < 0.99) for each in kinds)
     assert data["accuracy"] is None
     assert cli.main([*arguments, "--no-timing"]) == 0
-    assert "time of the model with these layers in float / with integers" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "time of the model with these layers in float / with integers" in text
+    assert "times as long as the one of integers at these shapes" in text
     assert cli.main([*arguments, "--min-snr", "20"]) == 2
     assert "--only-if-faster and --min-snr both choose" in capsys.readouterr().err

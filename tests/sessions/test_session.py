@@ -192,3 +192,27 @@ def test_the_exports() -> None:
         getattr(ort_dynq, "nonsense")  # noqa: B009
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is None or version[1] == ort_dynq.__version__
+
+
+def test_a_rewritten_model_runs_without_the_tools(tmp_path: Path) -> None:
+    """numpy, ml_dtypes and onnxruntime suffice; one sentence says what everything else needs."""
+    source = ROOT / "models" / "torchao_8da8w" / "model.onnx"
+    ort_dynq.rewrite(source).save(tmp_path / "fast.onnx")
+    program = """import sys
+for name in ("onnx", "onnx_ir", "rich", "jinja2", "shtab"): sys.modules[name] = None
+import numpy, onnxruntime, ort_dynq
+fast, source = sys.argv[1:]
+for backend in ("native", "extensions"):
+    registered = onnxruntime.InferenceSession(fast, ort_dynq.register(onnxruntime.SessionOptions(), backend))
+    ours = ort_dynq.InferenceSession(fast, backend=backend)
+    feeds = {"x": numpy.linspace(-1, 1, 160, dtype=numpy.float32).reshape(1, 8, 20)}
+    assert (registered.run(None, feeds)[0] == ours.run(None, feeds)[0]).all()
+for call in (lambda: ort_dynq.InferenceSession(source), lambda: ort_dynq.rewrite(source)):
+    try: call()
+    except ort_dynq.DynqError as error: print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "fast.onnx", source], capture_output=True, text=True
+    )
+    advice = "onnx is not installed, and only rewritten models run without it: "
+    assert done.stdout.splitlines() == [f"{advice}`pip install onnx onnx-ir rich jinja2 shtab`"] * 2, done.stderr

@@ -1,0 +1,141 @@
+"""The parts of the float model behind its layers: the error of a layer changes nothing before it.
+
+A model of many layers would run once for each of them. Instead, layers that follow each other make a part: what
+computes their results, and all that depends on them. The other values that the part reads are recorded once. So half of
+the work is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ..graphs import values_of, values_read
+from ..inputs import Array
+from ..verification.layers import Disturbed, name_of
+
+_LAYERS = 6  # of the smallest parts: each one opens a session
+
+
+@dataclass(frozen=True)
+class Part:
+    """Layers, and what depends on them.
+
+    Attributes:
+        results: The names of their results, in the order of the model.
+        reads: The names of other computed values that the part reads.
+        is_whole: Whether the part is the whole model.
+    """
+
+    results: tuple[str, ...]
+    reads: tuple[str, ...]
+    is_whole: bool = False
+
+    def __str__(self) -> str:
+        return f"running the float model with the errors of {len(self.results)} layers"
+
+
+def parts_of(model: ir.Model, results: Collection[str], layers: int = _LAYERS) -> list[Part]:
+    """Returns the parts of a model with layers of these results, in topological order, with so many layers each."""
+    ordered = [name for value in values_of(model.graph) if (name := name_of(value)) in results]
+    groups = [tuple(ordered[i : i + layers]) for i in range(0, len(ordered), layers)]
+    return [Part(group, tuple(map(name_of, _read(model, _nodes_behind(model, group))))) for group in groups]
+
+
+def larger(model: ir.Model, parts: Sequence[Part], opening: float) -> list[Part]:
+    """Returns parts that are so large that opening and running all of them takes the shortest time.
+
+    Args:
+        model: The model.
+        parts: The smallest parts. The larger ones read no other values.
+        opening: The time of opening a session of the whole model / the time of a run.
+    """
+    results = [name for part in parts for name in part.results]
+    together = max(1, round(math.sqrt(len(results) * opening) / _LAYERS))
+    return parts_of(model, results, together * _LAYERS)
+
+
+class Behind:
+    """Runs a part of the float model with errors added to results of its layers.
+
+    Args:
+        model: The model; it is not changed.
+        part: The part.
+        known: The values of the model on one set of data, by name. Their types and ranks hold for all sets.
+
+    Raises:
+        DynqError: The part does not load with the errors.
+    """
+
+    def __init__(self, model: ir.Model, part: Part, known: Mapping[str, Array]) -> None:
+        self._reads, everything = part.reads, [name_of(output) for output in model.graph.outputs]
+        cut = model.clone()
+        nodes = list(cut.graph) if part.is_whole else _nodes_behind(cut, part.results)
+        computed = {value for node in nodes for value in node.outputs}
+        for value in _read(cut, nodes):
+            array = known[name_of(value)]
+            kind, shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape([None] * array.ndim)
+            given = ir.Value(name=value.name, type=kind, shape=shape)
+            ir.convenience.replace_all_uses_with([value], [given])
+            value.name = None
+            cut.graph.inputs.append(given)
+        outputs = [output for output in cut.graph.outputs if output in computed]
+        cut.graph.outputs[:] = outputs
+        kept = {*nodes}
+        cut.graph.remove([node for node in cut.graph if node not in kept and node.op_type != "Constant"])
+        for name, value in list(cut.graph.initializers.items()):
+            if not value.uses() and not value.is_graph_input():
+                del cut.graph.initializers[name]
+        self._outputs = [everything.index(name_of(output)) for output in outputs]
+        values = {name_of(value): value for value in computed}
+        self._disturbed = Disturbed(cut, [values[name] for name in part.results], known) if outputs else None
+
+    def run(
+        self, feeds: Mapping[str, Array], known: Mapping[str, Array], errors: Mapping[str, Array], exact: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the model's outputs.
+
+        Args:
+            feeds: Values of all inputs of the model.
+            known: The values that the part reads.
+            errors: Errors by the name of the result.
+            exact: The outputs without errors. Those that do not depend on the part stay as they are.
+
+        Raises:
+            DynqError: The part does not run with the errors, or an output is not a tensor of a supported type.
+        """
+        found = list(exact)
+        if self._disturbed is not None:
+            given = {**feeds, **{name: known[name] for name in self._reads}}
+            for i, output in zip(self._outputs, self._disturbed.run(given, errors), strict=True):
+                found[i] = output
+        return found
+
+
+def _nodes_behind(model: ir.Model, results: Collection[str]) -> list[ir.Node]:
+    """Returns the nodes of the main graph that compute values of these names, or depend on them."""
+    found, behind = [], set[ir.Value]()
+    for node in model.graph:
+        if any(name_of(output) in results for output in node.outputs) or not behind.isdisjoint(values_read(node)):
+            found.append(node)
+            behind.update(node.outputs)
+    return found
+
+
+def _read(model: ir.Model, nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Returns the values that nodes read and other nodes of the main graph compute, without constants."""
+    kept = {*nodes}
+    values = dict.fromkeys(value for node in nodes for value in values_read(node))
+    producers = ((value, value.producer()) for value in values)
+    return [
+        value
+        for value, producer in producers
+        if producer is not None
+        and producer.graph is model.graph
+        and producer not in kept
+        and producer.op_type != "Constant"
+    ]

@@ -1,0 +1,66 @@
+"""The parts of a float model behind its layers give the outputs of the whole model with the same errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from accuracy_models import K, floats, model_of
+from helpers import stock_session
+
+from ort_dynq import storage
+from ort_dynq.accuracy.parts import Behind, Part, larger, parts_of
+from ort_dynq.storage import load
+
+RESULTS = [f"p{i}" for i in range(8)]
+
+
+def branched() -> onnx.ModelProto:
+    """Eight products. The fourth one also goes into a branch, and into the sum at the end; y does not depend on p7."""
+    chain = "".join(f"p{i} = MatMul({'x' if i == 0 else f'r{i - 1}'}, w{i}) r{i} = Tanh(p{i}) " for i in range(7))
+    branch = f"b = If (flag) <then_branch = g1 () => (float[n, {K}] t) {{ t = Neg(r3) }}, "
+    branch += f"else_branch = g2 () => (float[n, {K}] e) {{ e = Relu(r3) }}> "
+    return model_of(
+        f"{chain}{branch}s = Add(r6, b) y = Add(s, p3) p7 = MatMul(r2, w7) z = Neg(p7)",
+        {f"w{i}": floats(K, K, seed=i) / np.float32(K**0.5) for i in range(8)},
+        inputs=f"float[n, {K}] x, bool flag",
+        outputs=f"float[n, {K}] y, float[n, {K}] z",
+    )
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_outputs(is_whole: bool, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = branched()
+    feeds = {"x": floats(4, K, seed=20), "flag": np.array(True)}
+    model = load(proto)
+    if apart:
+        monkeypatch.setattr(storage, "_LARGE_PROTO", 1000)
+        storage.put_apart(model, str(tmp_path))
+        assert isinstance(model.graph.initializers["w3"].const_value, ir.ExternalTensor)
+    found = [Part(tuple(RESULTS), (), is_whole=True)] if is_whole else parts_of(model, RESULTS)
+    if not is_whole:
+        assert [each.results for each in found] == [tuple(RESULTS[:6]), tuple(RESULTS[6:])]
+        assert (found[0].reads, {*found[1].reads}) == ((), {"r5", "b", "p3", "r2"})
+        assert larger(model, found, 100) == parts_of(model, RESULTS, 30)
+    values = [name for node in proto.graph.node for name in node.output if name not in ("y", "z")]
+    for name in values:
+        proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    known = dict(zip(["y", "z", *values], stock_session(proto).run(None, feeds), strict=True))
+    exact = [known["y"], known["z"]]
+    for part in found:
+        behind = Behind(model, part, known)
+        for name in part.results:
+            error = floats(4, K, seed=30)
+            changed = branched()
+            (producer,) = (node for node in changed.graph.node if name in node.output)
+            producer.output[0] = "before"
+            position = list(changed.graph.node).index(producer) + 1
+            changed.graph.node.insert(position, onnx.helper.make_node("Add", ["before", "error"], [name]))
+            changed.graph.input.append(onnx.helper.make_tensor_value_info("error", 1, [4, K]))
+            expected = stock_session(changed).run(None, {**feeds, "error": error})
+            for a, b in zip(behind.run(feeds, known, {name: error}, exact), expected, strict=True):
+                np.testing.assert_array_equal(a, b)
