@@ -283,9 +283,9 @@ void CompressedHead::pack(bool is_key) {
 }
 
 void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) const {
-  const int64_t at = head * operand.length() * operand.size() + first, bytes = divide_up(count, 2);
-  const uint8_t* const from = static_cast<const uint8_t*>(operand.codes_.data) + at / 2;
-  if (at % 2 == 0) {
+  const int64_t bytes = divide_up(count, 2);
+  const uint8_t* const from = halves(first);
+  if (is_at_byte(first)) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     return;
   }
