@@ -135,6 +135,11 @@ struct V : VectorNeon {
     low = vreinterpretq_s32_u16(vandq_u16(pairs, vdupq_n_u16(15)));
     high = vreinterpretq_s32_u16(vshrq_n_u16(pairs, 4));
   }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const uint8x8_t bytes = veor_u8(four_bytes(codes), vreinterpret_u8_s32(vget_low_s32(flips)));
+    const uint32x4_t pairs = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+    return vreinterpretq_s32_u32(vandq_u32(vsliq_n_u32(pairs, pairs, 12), vdupq_n_u32(0x000f000f)));
+  }
   static void half_words(I codes, I (&words)[4]) {
     const uint16x8_t all = vreinterpretq_u16_s32(codes), mask = vdupq_n_u16(15);
     words[0] = vreinterpretq_s32_u16(vandq_u16(all, mask));

@@ -33,7 +33,6 @@ constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
 constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
 constexpr int64_t kCopiedKeys = 512;
-constexpr int64_t kLeastHalves = 64;  // codes of 4 bits that a vector adds up
 constexpr double kFarFromOverflow = 1e37;
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
@@ -462,12 +461,11 @@ class Unit {
     }
   }
 
-  // Codes of 4 bits are multiplied as they are stored if they begin at bytes, and fill vectors.
+  // Codes of 4 bits are multiplied as they are stored if they begin at bytes.
   bool uses_halves_of_key() const {
     const CompressedOperand& key = run_.key;
     return key.has_4_bits() && !key_.is_packed() &&
-           (key.is_transposed() ||
-            (key.size() % 2 == 0 && key.group_size() % 2 == 0 && key.group_size() >= kLeastHalves));
+           (key.is_transposed() || (key.size() % 2 == 0 && key.group_size() % 2 == 0));
   }
 
   // Null if they are factors of the query.

@@ -26,8 +26,10 @@ constexpr int64_t bytes_of(int64_t codes) {
 }
 
 template <int kKind>
-inline V::I words_at(const uint8_t* codes) {
-  if constexpr (kKind == kWords)
+inline V::I words_at(const uint8_t* codes, [[maybe_unused]] V::I flips) {
+  if constexpr (kKind == kHalves)
+    return V::words_of_halves(codes, flips);
+  else if constexpr (kKind == kWords)
     return V::load(static_cast<const void*>(codes));
   else
     return V::words<static_cast<CodeKind>(kKind)>(codes);
@@ -224,14 +226,15 @@ void halves_product_by_row(const WordProduct& p) {
 // last.
 template <int kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
-  constexpr int64_t kColumns = V::kLanes / kCount, kBytes = bytes_of<kKind>(1);
+  constexpr int64_t kColumns = V::kLanes / kCount;
   const int64_t whole = p.depth / kPairColumns * kPairColumns, rest = p.depth - whole;
   const int64_t cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const int16_t* words = p.words + row * p.word_stride;
+  const V::I flips = flips_of(p);
   const uint8_t* codes[kColumns];
   V::I sums[V::kLanes];
   for (int64_t c = 0; c < kColumns; ++c)
-    codes[c] = static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride * kBytes;
+    codes[c] = codes_of_row<kKind>(p.codes, p.code_stride, column + (c < cols ? c : 0));
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
   for (int64_t d = 0; d < whole; d += kPairColumns) {
@@ -240,7 +243,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
     for (int r = 0; r < kCount; ++r) left[r] = V::load(static_cast<const void*>(words + r * p.word_stride + d));
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      const V::I right = words_at<kKind>(codes[c] + d * kBytes);
+      const V::I right = words_at<kKind>(codes[c] + bytes_of<kKind>(d), flips);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], right, left[r]);
     }
@@ -248,9 +251,9 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
   if (rest > 0) {
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      uint8_t last[kPairColumns * kBytes] = {};
-      memcpy(last, codes[c] + whole * kBytes, static_cast<size_t>(rest * kBytes));
-      const V::I right = words_at<kKind>(last);
+      uint8_t last[bytes_of<kKind>(kPairColumns)] = {};
+      memcpy(last, codes[c] + bytes_of<kKind>(whole), static_cast<size_t>(bytes_of<kKind>(rest)));
+      const V::I right = words_at<kKind>(last, flips);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) {
         const V::I left = V::load(static_cast<const void*>(words + r * p.word_stride + whole));
@@ -278,6 +281,7 @@ void product_by_column(const WordProduct& p) {
 constexpr int64_t kQuarter = kPairColumns;      // words in a vector
 constexpr int64_t kHalvesBlock = 4 * kQuarter;  // codes in a vector
 static_assert(kMostProducts % kHalvesBlock == 0);
+constexpr int64_t kLeastHalves = 64;  // that fill enough of kHalvesBlock
 
 // As tile_by_column, of halves. Of each four words, `words` has the first ones, then the second ones, and so on, of
 // each kHalvesBlock.
@@ -325,6 +329,7 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
 }
 
 void halves_product_by_column(const WordProduct& p) {
+  if (p.depth < kLeastHalves) return product_by_column<kHalves>(p);
   for (int64_t row = 0; row < p.rows; row += 2) {
     const int64_t count = p.rows - row < 2 ? 1 : 2;
     int16_t words[2][kMostProducts] = {};

@@ -160,6 +160,11 @@ struct Elementwise256 : Vector256 {
     low = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
     high = _mm256_srli_epi16(pairs, 4);
   }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    const I pairs = _mm256_cvtepu8_epi32(_mm_xor_si128(bytes, _mm256_castsi256_si128(flips)));
+    return _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12)), _mm256_set1_epi16(15));
+  }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm256_set1_epi16(15);
     words[0] = _mm256_and_si256(codes, mask);

@@ -148,6 +148,11 @@ struct Elementwise512 : Vector512 {
     low = _mm512_and_si512(pairs, _mm512_set1_epi16(15));
     high = _mm512_srli_epi16(pairs, 4);
   }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    const I pairs = _mm512_cvtepu8_epi32(_mm_xor_si128(bytes, _mm512_castsi512_si128(flips)));
+    return _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12)), _mm512_set1_epi16(15));
+  }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm512_set1_epi16(15);
     words[0] = _mm512_and_si512(codes, mask);

@@ -88,6 +88,7 @@ struct VectorMembers {
   void (*half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs<false>;
   void (*shifted_half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs<true>;
   void (*half_words)(I codes, I (&words)[4]) = V::half_words;
+  I (*words_of_halves)(const uint8_t*, I flips) = V::words_of_halves;  // 2 * kLanes codes in their order
   I (*flip)(I codes, I flips) = V::flip;
   void (*zip_lanes)(I& even, I& odd) = V::zip_lanes;  // int32, as zip_words
   // The first int16 of each, the second ones, and so on.
