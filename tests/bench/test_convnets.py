@@ -50,10 +50,10 @@ def test_quantized_network_is_close_to_the_float_network(form: str, network: str
 
 @pytest.mark.parametrize(("network", "least"), [("ppocr", 9), ("yolo", 15)])
 def test_quantize_is_close_to_the_float_network(network: str, least: int) -> None:
-    """Most of the convolutions become integers: grouped ones, and between Concat, Resize, HardSwish and SiLU."""
+    """Convolutions between Concat, Resize, HardSwish and SiLU become integers."""
     model = convnets.NETWORKS[network]("float", image=32, width=32)
     result = quantize(model)
-    assert sum(each.operator.startswith("QuantizedConv") for each in result.report.rewritten) >= least
+    assert sum("QuantizedConv" in str(each.operator) for each in result.report.rewritten) >= least
     feeds = convnets.feeds(model, seed=3)
     (expected,) = stock_session(model).run(None, feeds)
     (actual,) = make_session(result.to_proto(), "native").run(None, feeds)
