@@ -203,7 +203,10 @@ class Reason(Enum):
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
-    TENSORRT = "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear and DequantizeLinear instead"
+    TENSORRT = (
+        "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear and DequantizeLinear "
+        "instead"
+    )
     NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
@@ -200,7 +200,7 @@ class AffineForms(OfOnePhase):
         return None
 
     def _lost(self, node: ir.Node, why: str) -> Unconverted:
-        return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=node.outputs[0].name or "", why=why)
+        return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=name_in_model(node.outputs[0]), why=why)
 
     # Dequantizations
 
@@ -265,7 +265,9 @@ class AffineForms(OfOnePhase):
             divisor = None if known.is_regular else divisor_of(source, self.values)
             bits = min(32, int(to.itemsize * 8))
             if bits < 32 and all_bounds_of(source).value is source:
-                return self._lose(node, f"its input is not clipped, so that infinite codes may become any integers; {_CLIP}")
+                return self._lose(
+                    node, f"its input is not clipped, so that infinite codes may become any integers; {_CLIP}"
+                )
             if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits; {_CLIP}")
             form = replace(form, divisor=divisor, mark=None)
@@ -401,7 +403,7 @@ def _repeated(node: ir.Node) -> str:
     for each in node.inputs:
         whole = None if each is None else unreshaped(each).producer()
         if whole is not None and whole.op_type in ("Expand", "ScatterElements", "ScatterND", "Tile"):
-            name = whole.outputs[0].name
+            name = name_in_model(whole.outputs[0])
             return (
                 f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"
             )
