@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from helpers import stock_session
+from helpers import make_session, stock_session
 
 from bench import convnets
-from ort_dynq import DynqError
+from ort_dynq import DynqError, quantize
 from ort_dynq.rewriter import rewrite
 
 SIZES = {"image": 40, "width": 8}
@@ -45,6 +45,18 @@ def test_quantized_network_is_close_to_the_float_network(form: str, network: str
     (actual,) = stock_session(model).run(None, feeds)
     assert actual.shape == expected.shape == ((2, 144, 21) if network == "yolo" else (2, 1000))
     assert 0.1 < expected.std() < 10
+    assert 0 < np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("network", "least"), [("ppocr", 9), ("yolo", 15)])
+def test_quantize_is_close_to_the_float_network(network: str, least: int) -> None:
+    """Convolutions between Concat, Resize, HardSwish and SiLU become integers."""
+    model = convnets.NETWORKS[network]("float", image=32, width=32)
+    result = quantize(model)
+    assert sum("QuantizedConv" in str(each.operator) for each in result.report.rewritten) >= least
+    feeds = convnets.feeds(model, seed=3)
+    (expected,) = stock_session(model).run(None, feeds)
+    (actual,) = make_session(result.to_proto(), "native").run(None, feeds)
     assert 0 < np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
 
 

@@ -123,9 +123,10 @@ def test_any_number_of_rows_columns_and_products(product_isa: str, bits: int, co
     distinct = 0
     for columns in range(1, 81):
         for i in range(2):
-            rows, depth = ROWS[(columns + 3 * i) % len(ROWS)], DEPTHS[(5 * columns + i) % len(DEPTHS)]
+            turn = columns // len(ROWS)  # other depths for each number of rows
+            rows, depth = ROWS[(columns + 8 * i) % len(ROWS)], DEPTHS[(5 * columns + i + turn) % len(DEPTHS)]
             case = matmul_inputs(rng, (rows, depth), columns, bits=bits, codes=codes)
-            distinct += len(np.unique(check("native", case, bits=bits, scale_order=i % 3)))
+            distinct += len(np.unique(check("native", case, bits=bits, scale_order=(columns + i) % 3)))
     assert distinct > 15_000
 
 

@@ -240,6 +240,31 @@ def test_commands(command: str) -> None:
         assert cli.parser().parse_args(arguments).run
 
 
+CPU = re.compile(r"[Ff]amily\s+\d+,\s+model\s+\d+|Neoverse N1")
+TIMES = re.compile(r"\b(ms|us|ns|tokens a\s+second|faster|speed|ratio|gains?)\b|µs|tokens/s", re.IGNORECASE)
+ACCURACY = re.compile(r"\b(dB|cosine|error|perplexity)\b")
+
+
+def tables_without_cpu(text: str) -> list[str]:
+    """The headers of the tables of figures that name no CPU, neither themselves nor the section above them. A table
+    of figures has a last column that is aligned to the right. Those of accuracy, which say so, need none, if neither
+    they nor the paragraph above them has times."""
+    found = []
+    for section in re.split(r"^#+ .*$", text, flags=re.MULTILINE):
+        for table in re.finditer(r"^\|.*\n\|[-:|]*--:\|\n(?:\|.*\n)+", section, re.MULTILINE):
+            caption = section[: table.start()].rstrip().rpartition("\n\n")[2]
+            is_timed = TIMES.search(caption + table[0]) or not ACCURACY.search(caption + table[0])
+            if is_timed and not CPU.search(section[: table.end()]):
+                found.append(table[0].splitlines()[0])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_tables_of_times_name_their_cpu(page: Path) -> None:
+    """Nobody can compare a time with their own without family and model: "Zen 3" or "AVX2" alone say little."""
+    assert tables_without_cpu(page.read_text()) == []
+
+
 def test_changelog_has_the_version() -> None:
     assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "CHANGELOG.md").read_text()
 

@@ -5,6 +5,8 @@ Cast of 8-bit numbers to int32 or int64, ... , MatMul | Einsum     -> Cast to 8 
 The other rules find codes by their 8-bit type. Values proves that the floats are integers that fit 8 bits, and that no
 NaN comes from a divisor near 0, which a Cast to int32 makes a number beyond all bounds. ONNX does not define the Cast
 of other NaN in the activation.
+
+Example: Clip(Round(x), 0, 255), cast to int32, are uint8 codes; without the Clip, they are none.
 """
 
 from __future__ import annotations

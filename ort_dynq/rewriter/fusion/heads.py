@@ -1,4 +1,7 @@
-"""Queries, keys and values of attention: tensors of heads, in the orders of dimensions that exporters write."""
+"""Queries, keys and values of attention: tensors of heads, in the orders of dimensions that exporters write.
+
+Example: Transpose(Reshape(x, [0, 0, 4, 16]), [0, 2, 1, 3]) of x [2, n, 64] is x with 4 heads of 16 numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The scores of exported attention: a product, multiplied by numbers, and changed by masks and biases."""
+"""The scores of exported attention: a product, multiplied by numbers, and changed by masks and biases.
+
+Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has the scalar 0.125 and two steps: the bias b, then the mask.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ On x86 CPUs without VNNI, ONNX Runtime multiplies uint8 by int8 codes with vpmad
 int16. A pair with large weights exceeds int16 and is cut off, so the result is wrong
 (onnxruntime/core/mlas/lib/qgemm_kernel_avx2.cpp). All other types are exact on every CPU. So are depthwise QLinearConv,
 which have kernels of their own.
+
+Example: 255 * 64 + 255 * 64 = 32640 fits int16, and 255 * 65 + 255 * 65 = 33150 does not.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ value = scale * (move(codes) - zero_point) + offset
 The codes are integers that fit 8 bits. Scale, zero point and offset are numbers for the whole tensor, for rows, or for
 blocks of a row. :class:`AffineForms` finds the form of each value by one transfer function for each operator. Where a
 form is lost, it keeps the reason.
+
+Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero point 3 and the offset 1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Cast, Mul by the scale of the rows, Mul by the scale of the columns, Add of the bias
 
 They become one operator with the product: quantized_matmul.py and ../convolutions/quantized_conv.py build it.
+
+Example: Cast(sums) * s * [0.5, 2] + [1, -1] has the rows' scale s, the columns' [0.5, 2] and the bias [1, -1].
 """
 
 from __future__ import annotations

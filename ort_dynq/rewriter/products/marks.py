@@ -7,8 +7,10 @@
 
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
-Examples: for Clip(Round(x / s), -128, 127), the mark is Clip(min|x| / s, 0, 1) * 0, which costs one more reduction of
-x; for Round(x / (Clip(r, 1e-5) / 127)) it is r * 0.
+The first mark costs one more reduction of x, as in the example; the second one of Round(x / (Clip(r, 1e-5) / 127)) is
+r * 0.
+
+Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0, which is NaN for x = [0, 3], s = 0.
 """
 
 from __future__ import annotations

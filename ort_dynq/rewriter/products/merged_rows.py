@@ -3,6 +3,8 @@
 [batch, frames, channels, height, width] -> [batch * frames, channels, height, width], as before a convolution
 [batch, tokens, k] -> [batch * tokens, k], with one number for each sample
 [batch, tokens, k] -> [batch * tokens, heads, k / heads]
+
+Example: scales [2, 3, 1] of [2, 3, 8] become [6, 1] for [6, 8], and [6, 1, 1] for [6, 2, 4].
 """
 
 from __future__ import annotations

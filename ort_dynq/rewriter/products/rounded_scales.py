@@ -3,6 +3,8 @@
 A rounded weight stands for an interval: half of the distance to its neighbors on each side. Divided by the code, it is
 an interval for the scale. The scale of a column lies in the intervals of all its weights. In the end, every weight is
 compared with float16(code * scale) bit for bit.
+
+Example: [1.27, 0.5] of float16 with the codes [127, 50] have scales of 0.00999756 to 0.01000015: 0.0099989.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The index is a sum over the digits of the coordinates: the coordinate along a dimension of 64 weights in blocks of 16,
 each with a scale, is one digit of 64 values, and its scale is that of digit // 16. A Transpose orders the dimensions,
 and a Reshape splits and joins their digits.
+
+Example: [4, 64] in blocks of 16 has 4 * 4 scales; the index of the weight (2, 37) is 2 * 4 + 37 // 16 = 10.
 """
 
 from __future__ import annotations

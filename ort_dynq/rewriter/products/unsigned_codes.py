@@ -1,6 +1,8 @@
 """Builds the uint8 form of int8 codes and zero points, which is 128 larger.
 
 ONNX Runtime multiplies uint8 by int8 codes 13 to 160 times faster than int8 by int8 codes on x86.
+
+Example: the code 5 of int8 with the zero point -1 becomes 133 with the zero point 127: 133 - 127 = 5 + 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recognizes 8-bit codes in int32 or int64 integers, which exporters multiply by a MatMul of integers."""
+"""Recognizes 8-bit codes in int32 or int64 integers, which exporters multiply by a MatMul of integers.
+
+Example: Transpose(Cast(q) - 3) of int32 has the codes q, which are uint8, and the zero point 3.
+"""
 
 from __future__ import annotations
 

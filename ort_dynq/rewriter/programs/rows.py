@@ -1,4 +1,7 @@
-"""Which values are vectors of the rows of a tensor, and which are numbers for each row."""
+"""Which values are vectors of the rows of a tensor, and which are numbers for each row.
+
+Example: of x [4, 8], ReduceMax(x) [4, 1] is a number for each row, b [8] a column, and x * b a vector.
+"""
 
 from __future__ import annotations
 
