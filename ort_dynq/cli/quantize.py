@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,7 +201,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
-        if faster is not None:
+        if faster is not None and faster.kinds:
             yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
@@ -346,9 +346,13 @@ def _report_dict(report: Report) -> dict[str, Any]:
 
 
 def _summary(source: Path, report: Report) -> str:
-    fused = f", {len(report.fused)} fusions" if report.fused else ""
-    count = len(_quantized(report))
-    return one_line(f"{source}: {count} layers quantized, {len(report.unconverted)} unconverted{fused}")
+    fused = f", {_count(report.fused, 'fusion')}" if report.fused else ""
+    layers = _count(_quantized(report), "layer")
+    return one_line(f"{source}: {layers} quantized, {len(report.unconverted)} unconverted{fused}")
+
+
+def _count(findings: Sequence[Finding], noun: str) -> str:
+    return f"{len(findings)} {noun}{'s' if len(findings) != 1 else ''}"
 
 
 def _select(

@@ -69,7 +69,7 @@ dst = Div(Mul(x, Clip(Add(x, 3.0), 0.0, 6.0)), 6.0)
 dst = Clip(Add(x, tensor1), 0.0, inf)
 ```
 
-So do recurrent layers: [QuantizedRecurrence](#quantizedrecurrence) runs a program at each step. Its operands are the
+Recurrent layers have programs, too: [QuantizedRecurrence](#quantizedrecurrence) runs a program at each step. Its operands are the
 gates `tensor1` to `tensor4`, the second state `tensor5`, and `column6` to `column8`. An LSTM:
 
 ```
