@@ -200,7 +200,7 @@ def test_a_rewritten_model_runs_without_the_tools(tmp_path: Path) -> None:
     ort_dynq.rewrite(source).save(tmp_path / "fast.onnx")
     program = """import sys
 for name in ("onnx", "onnx_ir", "rich", "jinja2", "shtab"): sys.modules[name] = None
-import numpy, onnxruntime, ort_dynq
+import importlib, numpy, onnxruntime, ort_dynq
 fast, source = sys.argv[1:]
 for backend in ("native", "extensions"):
     registered = onnxruntime.InferenceSession(fast, ort_dynq.register(onnxruntime.SessionOptions(), backend))
@@ -212,6 +212,8 @@ onnxruntime.InferenceSession.__init__ = refuse
 for call in (
     lambda: ort_dynq.InferenceSession(source),
     lambda: ort_dynq.rewrite(source),
+    lambda: importlib.import_module("ort_dynq.genai"),
+    lambda: importlib.import_module("ort_dynq.accuracy"),
     lambda: ort_dynq.InferenceSession(None),
     lambda: ort_dynq.InferenceSession("absent.onnx"),
 ):
@@ -223,6 +225,6 @@ for call in (
     )
     advice = "onnx is not installed, and only rewritten models run without it: "
     *missing, other, absent = done.stdout.splitlines()
-    assert missing == [f"{advice}`pip install onnx onnx-ir rich jinja2 shtab`"] * 2, done.stderr
+    assert missing == [f"{advice}`pip install onnx onnx-ir rich jinja2 shtab`"] * 4, done.stderr
     assert other.startswith("a NoneType is not a model: ")
     assert absent == "there is no file absent.onnx"
