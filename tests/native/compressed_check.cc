@@ -1,7 +1,7 @@
 // Compares every kernel of attention over codes that this machine can run (kernels/compressed.h) with the portable one,
 // bit for bit, and products of words also with their exact integers. Prints how many problems each of them computed.
 //
-//   compressed_check [PROBLEMS]   the number of random problems of each kernel: 400 unless given
+//   compressed_check [PROBLEMS]   the number of random problems of each kernel: 200 unless given
 //
 // Arrays end directly before a protected page or begin directly after one.
 #include <cstdio>
@@ -295,7 +295,7 @@ void check_panels() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  for (int left = count > 1 ? std::atoi(arguments[1]) : 400; left > 0; --left) {
+  for (int left = count > 1 ? std::atoi(arguments[1]) : 200; left > 0; --left) {
     check_product();
     check_quantization();
     check_scores();
