@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.util
 import platform
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import cache
-from .errors import message
+from .errors import TOOLS, message
 from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
 from .version import __version__
 
@@ -31,6 +32,8 @@ DEPENDENCIES = (
     *("rich", "jinja2", "shtab"),
 )
 """The packages that ort_dynq needs, as pyproject.toml lists them."""
+_NOT_NEEDED_TO_RUN = (*TOOLS.values(), "onnxruntime-extensions")
+"""Those of them without which rewritten models run, see docs/deployment.md."""
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 
 
@@ -40,13 +43,13 @@ class Check:
 
     Attributes:
         name: What was checked.
-        passed: Whether the check passed.
-        detail: What was found, or the error.
+        passed: Whether the check passed; None if it was not run.
+        detail: What was found, or the error, or why it was not run.
         advice: What to do if the check failed.
     """
 
     name: str
-    passed: bool
+    passed: bool | None
     detail: str
     advice: str = ""
 
@@ -81,8 +84,8 @@ class Examination:
 
     @property
     def failure(self) -> Check | None:
-        """The first check that failed; None if all passed."""
-        return next((check for check in self.checks if not check.passed), None)
+        """The first check that failed; None if none did."""
+        return next((check for check in self.checks if check.passed is False), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
@@ -103,13 +106,16 @@ def examine(*, track: Track = iter) -> Examination:
         _Test("native library", _library, reinstall),
         _Test("instruction set", _isa, "unset ORT_DYNQ_ISA"),
         _Test("backend native", functools.partial(_session, "native"), reinstall),
-        _Test("backend extensions", functools.partial(_session, "extensions"), "pip install -U onnxruntime-extensions"),
+        _Test(
+            *("backend extensions", functools.partial(_session, "extensions")),
+            *("pip install -U onnxruntime-extensions", ("onnxruntime-extensions",)),
+        ),
     ]
     none: tuple[str, ...] = ()
     isas = _or_else(none, _isas)
     for isa in isas:
         advice = f"set ORT_DYNQ_ISA={isas[-1]} to avoid it, and report it"
-        tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice))
+        tests.append(_Test(f"self-test {isa}", functools.partial(self_test, isa), advice, ("onnx", "onnx-ir")))
     checks = tuple(test.run() for test in track(tests))
     isa = _or_else("", _isa)
     gain = gain_of_integers(isa) if isa else ""
@@ -119,16 +125,20 @@ def examine(*, track: Track = iter) -> Examination:
 
 @dataclass(frozen=True)
 class _Test:
-    """A check to run: `function` returns what it found, or raises an error."""
+    """A check to run: `function` returns what it found, or raises an error. Without packages it is not run."""
 
     name: str
     function: Callable[[], str]
     advice: str
+    packages: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
 
     def run(self) -> Check:
+        if absent := [name for name in self.packages if not _is_installed(name)]:
+            command = f"`pip install {' '.join(absent)}`"
+            return Check(self.name, None, f"{' and '.join(absent)} not installed: {command}")
         try:
             return Check(self.name, True, self.function())
         except Exception as error:  # any error is a failed check
@@ -154,10 +164,14 @@ def versions() -> dict[str, str]:
 
 def _missing() -> dict[str, str]:
     """Returns the packages that are not installed, or else those that cannot be imported, with the errors."""
-    found = {name: "not installed" for name in DEPENDENCIES if not importlib.util.find_spec(name.replace("-", "_"))}
+    found = {name: "not installed" for name in DEPENDENCIES if not _is_installed(name)}
     if found:  # others cannot be imported without them
         return found
     return {name: error for name in DEPENDENCIES if (error := _import_error(name))}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package.replace("-", "_")) is not None
 
 
 def _import_error(package: str) -> str:
@@ -169,6 +183,8 @@ def _import_error(package: str) -> str:
 
 
 def _packages(missing: Mapping[str, str]) -> str:
+    if missing and {*missing.values()} == {"not installed"} and {*missing} <= {*_NOT_NEEDED_TO_RUN}:
+        return f"rewritten models run; to change and describe models: `pip install {' '.join(missing)}`"
     if missing:
         raise RuntimeError(f"{', '.join(missing)}: {next(iter(missing.values()))}")
     return f"all {len(DEPENDENCIES)} that ort_dynq needs can be imported"
@@ -210,25 +226,25 @@ def _isas() -> tuple[str, ...]:
     return tuple(kernels.supported_isas())
 
 
+MODEL = base64.b64decode(
+    "CAo61AEKiwEKAXgKAXMKAXoSAXkiD0R5bmFtaWNRdWFudGl6ZSoWCgVxdHlwZSIKcGVyX3RlbnNvcqABAyoLCgRheGlzGAGgAQIq"
+    "EQoKYmxvY2tfc2l6ZRgAoAECKhMKDG91dHB1dF9kdHlwZRgAoAECKhUKCmFyaXRobWV0aWMiBG9ubnigAQM6CG9ydF9keW5xEgZk"
+    "b2N0b3JaEAoBeBILCgkIARIFCgMSAW5aCwoBcxIGCgQIARIAWgsKAXoSBgoECAISAGIQCgF5EgsKCQgCEgUKAxIBbkIECgAQFUIM"
+    "CghvcnRfZHlucRAB"
+)
+"""A model with one DynamicQuantize(x, s, z), which has all attributes. It is serialized, since a server has no onnx."""
+
+
 def _session(backend: Backend) -> str:
     """Runs a model of one node in a session."""
     import numpy as np
-    import onnx.parser
 
     from . import runtime
-    from .backends.prepare import ready_for_extensions
     from .backends.register import register
     from .backends.sessions import open_registered
-    from .operators import DOMAIN, VERSION
 
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21, "{DOMAIN}": {VERSION}]>
-        doctor (float[n] x, float s, uint8 z) => (uint8[n] y) {{
-            y = {DOMAIN}.DynamicQuantize(x, s, z)
-        }}"""
-    )
     options = register(runtime.session_options(), backend)
-    session = open_registered(ready_for_extensions(model).model if backend == "extensions" else model, options)
+    session = open_registered(MODEL, options)
     x = np.array([-70, -1.25, -0.25, 0, 0.25, 0.75, 3, 70], np.float32)
     (codes,) = session.run(None, {"x": x, "s": np.array(0.5, np.float32), "z": np.array(128, np.uint8)})
     if codes.tolist() != [0, 126, 128, 128, 128, 130, 134, 255]:

@@ -1,8 +1,9 @@
 """The exception that this package raises for mistakes of the caller, errors as one line, and texts of models."""
 
+import importlib.util
 import re
 
-_TOOLS = {"onnx": "onnx", "onnx_ir": "onnx-ir", "rich": "rich", "jinja2": "jinja2", "shtab": "shtab"}
+TOOLS = {"onnx": "onnx", "onnx_ir": "onnx-ir", "rich": "rich", "jinja2": "jinja2", "shtab": "shtab"}
 """The modules and packages that are needed to change models and to describe them, not to run them."""
 
 
@@ -11,12 +12,15 @@ class DynqError(Exception):
 
 
 def with_advice_on_tools(error: ImportError) -> Exception:
-    """Returns a DynqError that says what to install if a tool is missing, or else the error itself."""
-    package = _TOOLS.get((error.name or "").partition(".")[0])
-    if package is None:
-        return error
-    command = f"pip install {' '.join(_TOOLS.values())}"
-    return DynqError(f"{package} is not installed, and only rewritten models run without it: `{command}`")
+    """Returns a DynqError that says what to install if a tool is missing; else the same error and who explains it."""
+    name = error.name or ""
+    kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+    # A package that is there but cannot be imported is broken: to install it once more changes nothing.
+    if kind is ImportError or name not in TOOLS or importlib.util.find_spec(name):
+        advice = "`ort-dynq doctor` says which packages are missing or broken"
+        return kind(f"{error}; {advice}", name=error.name, path=error.path)
+    command = f"pip install {' '.join(TOOLS.values())}"
+    return DynqError(f"{TOOLS[name]} is not installed, and only rewritten models run without it: `{command}`")
 
 
 def message(error: BaseException) -> str:

@@ -16,6 +16,8 @@ NCHWC = "com.microsoft.nchwc"
 """The domain of convolutions and pools that ONNX Runtime's optimizer writes for this CPU, in a layout of their own."""
 TENSORRT = "trt"
 """The domain of operators that ModelOpt writes, and only TensorRT has."""
+NAME_IN_MODEL = "name in the model"
+"""In the meta of a value that has another name while rules are applied; see :func:`name_in_model`."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
 Graph: TypeAlias = "ir.Graph | ir.Function"
@@ -91,7 +93,12 @@ def proto_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.No
 
 def label(node: ir.Node) -> str:
     """Returns the name of a node, the name of its first named output, or its operator type."""
-    return node.name or next((output.name for output in node.outputs if output.name), None) or node.op_type
+    return node.name or next(filter(None, map(name_in_model, node.outputs)), None) or node.op_type
+
+
+def name_in_model(value: ir.Value) -> str:
+    """Returns the name that a value has in the model of the user; empty if it has none."""
+    return str(value.meta.get(NAME_IN_MODEL, value.name or ""))
 
 
 def named(model: ir.Model) -> ir.Model:

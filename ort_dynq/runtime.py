@@ -103,7 +103,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
     import onnx_ir as ir
 
     if not isinstance(model, ir.Model):
-        yield _serialize(model)
+        yield serialize(model)
         return
     from .storage import check_data, is_large, save, to_proto
 
@@ -121,14 +121,14 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
         return
     folder = _data_folder(model)
     if not folder or config_entry(options, _DATA_FOLDER):
-        yield _serialize(to_proto(model))
+        yield serialize(to_proto(model))
     elif version() < _FIRST_WITH_DATA_FOLDER:
         with _file_of_absolute_paths(model) as path:
             yield path
     else:
         options.add_session_config_entry(_DATA_FOLDER, folder)
         try:
-            yield _serialize(to_proto(model))
+            yield serialize(to_proto(model))
         finally:
             if shared:
                 options.add_session_config_entry(_DATA_FOLDER, "")
@@ -142,7 +142,12 @@ def config_entry(options: ort.SessionOptions, key: str) -> str:
         return ""
 
 
-def _serialize(model: onnx.ModelProto) -> bytes:
+def serialize(model: onnx.ModelProto) -> bytes:
+    """Returns a ModelProto as bytes.
+
+    Raises:
+        DynqError: It is something else, or too large for one protocol buffer.
+    """
     if not hasattr(model, "SerializeToString"):
         raise DynqError(
             f"a {type(model).__name__} is not a model: expected a path, bytes, a ModelProto or an onnx_ir Model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ from .backends.register import register
 from .backends.sessions import with_advice
 from .cache import Entry
 from .errors import DynqError, with_advice_on_tools
+from .formats import check_file
 from .four_bits import has_four_bits, run_of
 from .operators import DOMAIN
-from .runtime import openable
+from .runtime import openable, serialize
 
 if TYPE_CHECKING:
     from .rewriter import Result
@@ -67,8 +69,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                 try:
                     result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
                 except ImportError as error:
-                    result = None
                     advice = with_advice_on_tools(error)
+                    if not isinstance(advice, DynqError) or not _may_be_rewritten(model):
+                        raise advice from error
+                    result = None
                 with openable(
                     model if result is None else result.model, options, shared=sess_options is not None
                 ) as source:
@@ -107,6 +111,20 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             "a session cannot be pickled or copied: open it in each process, "
             "ort_dynq.InferenceSession(path) or onnxruntime.InferenceSession(path, ort_dynq.register(options))"
         )
+
+
+def _may_be_rewritten(model: Any) -> bool:
+    """Returns whether a model has the mark of rewritten models; others need not be opened without the tools.
+
+    Raises:
+        DynqError: It is no model.
+    """
+    mark = f"{DOMAIN}.".encode()
+    if not isinstance(model, str | os.PathLike):
+        return mark in (model if isinstance(model, bytes) else serialize(model))
+    check_file(model)
+    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(mark) >= 0
 
 
 def _rewritten(model: Model, backend: Backend, **options: Any) -> Result:

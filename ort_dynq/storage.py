@@ -80,6 +80,8 @@ def load(model: Model) -> ir.Model:
             check_file(model)
         proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
         loaded = ir.from_proto(proto)
+        if proto is not model:
+            _own_tensors(loaded)
     except DynqError:
         raise
     except OSError as error:
@@ -332,11 +334,7 @@ def _with_own_attributes(model: ir.Model, folder: Path) -> ir.Model:
     if not any(map(is_away, _attribute_tensors(model))):
         return model
     model = model.clone()
-    for node, attribute in list(_tensor_attributes(model)):
-        if attribute.type == ir.AttributeType.TENSOR:
-            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, own(attribute.as_tensor()))
-        else:
-            node.attributes[attribute.name] = ir.AttrTensors(attribute.name, list(map(own, attribute.as_tensors())))
+    _replace_attributes(model, own)
     return model
 
 
@@ -409,6 +407,33 @@ def _sort(model: ir.Model) -> None:
         list(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError as error:
         raise ValueError(f"the function {error.args[1][0][1]} calls itself") from error
+
+
+def _own_tensors(model: ir.Model) -> None:
+    """Gives each tensor of a model its own memory. Otherwise one of them keeps the whole protocol buffer in memory."""
+
+    def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        is_part = isinstance(tensor, ir.serde.TensorProtoTensor)
+        return ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor)) if is_part else tensor
+
+    for body in _bodies(model):
+        for _, graph in with_subgraphs(body):
+            if isinstance(graph, ir.Graph):
+                for value in graph.initializers.values():
+                    if value.const_value is not None:
+                        value.const_value = own(value.const_value)
+    _replace_attributes(model, own)
+
+
+def _replace_attributes(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
+    """Replaces the tensors in the attributes of a model."""
+    for node, attribute in list(_tensor_attributes(model)):
+        if attribute.type == ir.AttributeType.TENSOR:
+            replaced = ir.AttrTensor(attribute.name, new(attribute.as_tensor()), doc_string=attribute.doc_string)
+        else:
+            tensors = list(map(new, attribute.as_tensors()))
+            replaced = ir.AttrTensors(attribute.name, tensors, doc_string=attribute.doc_string)
+        node.attributes[attribute.name] = replaced
 
 
 def _bodies(model: ir.Model) -> list[ir.Graph | ir.Function]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.metadata
 import os
@@ -119,7 +120,11 @@ def try_lock(file: BinaryIO) -> bool:
 
 
 def return_memory() -> None:
-    """Returns freed memory to the system. glibc keeps what held weights, for allocations of such a size."""
+    """Returns freed memory to the system. glibc keeps what held weights, for allocations of such a size.
+
+    Models that nothing uses any more are freed first: their nodes and values refer to each other.
+    """
+    gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 

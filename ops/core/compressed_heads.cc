@@ -10,7 +10,9 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kTransposedRows = 16;  // rows of float keys that are read at once
+constexpr int64_t kTransposedRows = 16;   // rows of float keys that are read at once
+constexpr int64_t kWidenedColumns = 512;  // of codes of 4 bits, for panels
+static_assert(kWidenedColumns % kMostPanelColumns == 0);
 
 template <class T>
 std::unique_ptr<T[]> memory(int64_t count) {
@@ -241,7 +243,9 @@ void CompressedHead::pack(bool is_key) {
   }
   constexpr int64_t kColumns = kMostPanelColumns;
   const auto turned = memory<uint8_t>(is_turned ? depth * kColumns : 0);
-  const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * kColumns);
+  // Codes of 4 bits become bytes in whole rows, for values those of all groups, or in parts of long rows.
+  const int64_t stride = is_key ? length : size, widened = std::min(kWidenedColumns, stride);
+  const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * widened);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t group = is_key ? part % operand.groups() : part, token_group = is_key ? part / operand.groups() : 0;
     int16_t* const panels = panels_ + part * part_stride_;
@@ -258,15 +262,22 @@ void CompressedHead::pack(bool is_key) {
         pack.codes = turned.get();
         pack.code_stride = kColumns;
       } else {
-        const int64_t stride = is_key ? length : size;
         const int64_t at = is_key ? element * length + token : element + first;
         pack.code_stride = stride;
         if (!operand.has_4_bits()) {
           pack.codes = codes(at, 0, nullptr);
         } else {
-          for (int64_t d = 0; d < depth; ++d) codes(at + d * stride, pack.cols, holder.get() + d * kColumns);
-          pack.codes = holder.get();
-          pack.code_stride = kColumns;
+          const int64_t column = first % widened, row = is_key ? element * length : 0;
+          if (widened == stride) {
+            if (first == 0 && (is_key || part == 0)) codes(row, depth * stride, holder.get());
+            pack.codes = holder.get() + at - row;
+          } else {
+            const int64_t count = std::min(widened, cols - first);
+            for (int64_t d = 0; d < depth && column == 0; ++d)
+              codes(at + d * stride, count, holder.get() + d * widened);
+            pack.codes = holder.get() + column;
+          }
+          pack.code_stride = widened;
         }
       }
       if (zero_points != nullptr) {
@@ -283,9 +294,9 @@ void CompressedHead::pack(bool is_key) {
 }
 
 void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) const {
-  const int64_t at = head * operand.length() * operand.size() + first, bytes = divide_up(count, 2);
-  const uint8_t* const from = static_cast<const uint8_t*>(operand.codes_.data) + at / 2;
-  if (at % 2 == 0) {
+  const int64_t bytes = divide_up(count, 2);
+  const uint8_t* const from = halves(first);
+  if (is_at_byte(first)) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     return;
   }

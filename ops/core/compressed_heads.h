@@ -60,9 +60,6 @@ class CompressedOperand {
   // Codes [first, first + count) of a head as bytes: its own memory, or `holder`'s.
   const uint8_t* bytes(int64_t head, int64_t first, int64_t count, uint8_t* holder) const;
 
-  const uint8_t* halves(int64_t head) const {
-    return static_cast<const uint8_t*>(codes_.data) + head * n_.t * size_ / 2;
-  }
   int64_t start(const Tensor& tensor, int64_t head) const;
   bool is_in_order(const Tensor& tensor) const;
   template <class Copy>
@@ -95,7 +92,10 @@ struct CompressedHead {
   void pack(bool is_key);
 
   // Codes of 4 bits from `first` on, which is at a byte; or a copy of some, which need not be.
-  const uint8_t* halves(int64_t first) const { return operand.halves(head) + first / 2; }
+  bool is_at_byte(int64_t first) const { return number_of(first) % 2 == 0; }
+  const uint8_t* halves(int64_t first) const {
+    return static_cast<const uint8_t*>(operand.codes_.data) + number_of(first) / 2;
+  }
   void copy_halves(int64_t first, int64_t count, uint8_t* to) const;
 
   // Codes [first, first + count) as bytes, or words.
@@ -116,6 +116,8 @@ struct CompressedHead {
   const int16_t* panels(int64_t part) const { return panels_ + part * part_stride_; }
 
  private:
+  int64_t number_of(int64_t first) const { return head * operand.length() * operand.size() + first; }
+
   HeadMemory& memory_;
   std::unique_ptr<uint8_t[]> byte_holder_;
   std::unique_ptr<float[]> float_holder_;

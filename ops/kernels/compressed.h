@@ -24,7 +24,7 @@ struct WordProduct {
   const int16_t* words;  // rows of `word_stride`; kernels by column read zeros up to a multiple of kWordUnit
   int64_t word_stride, rows, depth, cols;
   const void* codes;    // code(c, d) is at d * code_stride + c by row, at c * code_stride + d by column
-  int64_t code_stride;  // even if codes are halves
+  int64_t code_stride;  // of halves by column even; by row, each second row may begin within a byte
   uint8_t flipped;      // bits of each byte of halves that are flipped
   int32_t* sums;
   int64_t sum_stride;

@@ -126,11 +126,19 @@ struct V : VectorNeon {
   static uint8x8_t four_bytes(const uint8_t* p) {
     return vreinterpret_u8_u32(vdup_n_u32(dynq::load(reinterpret_cast<const uint32_t*>(p))));
   }
+  template <bool kIsShifted>
   static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
-    const uint8x8_t both = vzip1_u8(four_bytes(first), four_bytes(second));
+    uint8x8_t b = four_bytes(second);
+    if constexpr (kIsShifted) b = vsli_n_u8(vshr_n_u8(b, 4), four_bytes(second + 1), 4);
+    const uint8x8_t both = vzip1_u8(four_bytes(first), b);
     const uint16x8_t pairs = vmovl_u8(veor_u8(both, vreinterpret_u8_s32(vget_low_s32(flips))));
     low = vreinterpretq_s32_u16(vandq_u16(pairs, vdupq_n_u16(15)));
     high = vreinterpretq_s32_u16(vshrq_n_u16(pairs, 4));
+  }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const uint8x8_t bytes = veor_u8(four_bytes(codes), vreinterpret_u8_s32(vget_low_s32(flips)));
+    const uint32x4_t pairs = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+    return vreinterpretq_s32_u32(vandq_u32(vsliq_n_u32(pairs, pairs, 12), vdupq_n_u32(0x000f000f)));
   }
   static void half_words(I codes, I (&words)[4]) {
     const uint16x8_t all = vreinterpretq_u16_s32(codes), mask = vdupq_n_u16(15);

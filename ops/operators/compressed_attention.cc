@@ -33,7 +33,6 @@ constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
 constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
 constexpr int64_t kCopiedKeys = 512;
-constexpr int64_t kLeastHalves = 64;  // codes of 4 bits that a vector adds up
 constexpr double kFarFromOverflow = 1e37;
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
@@ -326,15 +325,14 @@ class Unit {
     const int64_t size = key.group_size(), word_rows = key.word_rows();
     const bool is_by_row = key.is_transposed() && !key.is_float();
     const bool fits = size <= kMostProducts;
-    const bool is_copied = is_by_row && key.has_4_bits() && n_.t % 2 != 0;  // to the first-level cache
+    const bool is_copied = is_by_row && key.has_4_bits() && !begins_at_bytes(range.first);  // to the first-level cache
     const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
     const auto sums = memory<int32_t>(rows_ * word_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
     const bool is_half = uses_halves_of_key();
-    const auto holder = memory<uint8_t>(!key.has_4_bits() ? 0
-                                        : is_by_row       ? std::min(size, kMostProducts) * round_up(block, 2) / 2
-                                        : is_half         ? 0
-                                                          : key.size() * block);
+    const auto holder = memory<uint8_t>(is_copied ? std::min(size, kMostProducts) * round_up(block, 2) / 2
+                                        : !key.has_4_bits() || is_half ? 0
+                                                                       : key.size() * block);
     for (int64_t t = range.first; t < range.end; t += block) {
       const int64_t cols = std::min(block, range.end - t);
       const void* rows = is_by_row ? nullptr
@@ -353,7 +351,7 @@ class Unit {
           product.sums = sums.get();
           product.sum_stride = cols;
           if (is_by_row) {
-            set_rows(product, from, t, holder.get());
+            set_rows(product, from, t, is_copied ? holder.get() : nullptr);
           } else {
             product.codes = key.is_float() ? static_cast<const void*>(static_cast<const int16_t*>(rows) + from)
                                            : static_cast<const uint8_t*>(rows) + (is_half ? from / 2 : from);
@@ -440,15 +438,22 @@ class Unit {
     }
   }
 
-  // Rows [from, from + depth) and columns [t, t + cols) of transposed keys.
+  // Whether rows of transposed keys of 4 bits begin at bytes, from row 0 on each second one at least, if blocks of
+  // rows have an even number of them.
+  bool begins_at_bytes(int64_t t) const {
+    return key_.is_at_byte(t) && (n_.t % 2 == 0 || run_.key.group_size() % 2 == 0 || run_.key.groups() == 1);
+  }
+
+  // Rows [from, from + depth) and columns [t, t + cols) of transposed keys; of 4 bits that do not begin at bytes, a
+  // copy in `holder`.
   void set_rows(WordProduct& product, int64_t from, int64_t t, uint8_t* holder) const {
     const int64_t depth = product.depth, cols = product.cols, first = from * n_.t + t;
     product.code_stride = n_.t;
     if (!run_.key.has_4_bits()) {
       product.codes = key_.codes(first, 0, nullptr);
-    } else if (n_.t % 2 == 0 && t % 2 == 0) {
+    } else if (holder == nullptr) {
       product.codes = key_.halves(first);
-    } else {  // rows that begin within a byte
+    } else {
       product.codes = holder;
       product.code_stride = round_up(cols, 2);
       for (int64_t d = 0; d < depth; ++d)
@@ -456,12 +461,11 @@ class Unit {
     }
   }
 
-  // Codes of 4 bits are multiplied as they are stored if they begin at bytes, and fill vectors.
+  // Codes of 4 bits are multiplied as they are stored if they begin at bytes.
   bool uses_halves_of_key() const {
     const CompressedOperand& key = run_.key;
     return key.has_4_bits() && !key_.is_packed() &&
-           (key.is_transposed() ||
-            (key.size() % 2 == 0 && key.group_size() % 2 == 0 && key.group_size() >= kLeastHalves));
+           (key.is_transposed() || (key.size() % 2 == 0 && key.group_size() % 2 == 0));
   }
 
   // Null if they are factors of the query.

@@ -1,5 +1,6 @@
 """How far a quantized model is from its float model."""
 
+from .. import tools  # noqa: F401
 from .accuracy import Accuracy, measure
 from .layers import LayerAccuracy
 from .outputs import OutputAccuracy, compare_outputs, measure_outputs, results_of, worst_snr

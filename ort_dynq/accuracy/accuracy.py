@@ -67,6 +67,7 @@ def measure(
     backend: Backend = "native",
     seconds: float = 0.5,
     threads: int = 1,
+    effects: int | None = None,
     track: Track = iter,
 ) -> Accuracy:
     """Compares a quantized model B with its float model.
@@ -77,6 +78,8 @@ def measure(
         backend: How B gets the operators, see :func:`ort_dynq.register`.
         seconds: How long to measure the layers' share of the time; 0 not to.
         threads: The number of intra-op threads of this measurement.
+        effects: The number of layers whose effect on the outputs is measured, those with the most noise of their own;
+            None for all. Each one takes a run of the float model behind it.
         track: Shows the progress.
 
     Raises:
@@ -87,7 +90,9 @@ def measure(
         model = named(inlined_if_possible(load(b)))
         shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
         return_memory()
-        layers, unreachable = measure_layers(reference, model, backend=backend, shares=shares, track=track)
+        layers, unreachable = measure_layers(
+            reference, model, backend=backend, shares=shares, effects=effects, track=track
+        )
     return Accuracy(reference.data, outputs, layers, unreachable)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,8 @@ class LayerAccuracy:
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
-            layer, and nothing else is changed; over the first four sets of data. None where `snr_db` is.
+            layer, and nothing else is changed; over the first four sets of data. None where `snr_db` is, and if it was
+            not measured, see :func:`measure`.
         share: Its share of B's time, 0 to 1, at ONNX Runtime's default optimization level; without the quantization of
             the activation, which several layers may share. None if it was not measured.
         channel: The channel of the activation with the largest magnitude over all data.
@@ -116,6 +117,7 @@ def measure_layers(
     *,
     backend: Backend = "native",
     shares: Mapping[str, float] | None = None,
+    effects: int | None = None,
     track: Track = iter,
 ) -> tuple[tuple[LayerAccuracy, ...], int]:
     """Measures each quantized layer of B's main graph on the float model's values, all optimizations off.
@@ -125,6 +127,8 @@ def measure_layers(
         b: The quantized model; it is changed.
         backend: How B gets the operators.
         shares: The layers' shares of the time, by name.
+        effects: The number of layers whose effect on the outputs is measured, those with the most noise of their own;
+            None for all. Each one takes a run of the float model behind it.
         track: Shows the progress.
 
     Returns:
@@ -153,8 +157,17 @@ def measure_layers(
             put_apart(model_a, folder)
             return_memory()
             parts = parts_of(model_a, {each.result for each in found if each.result is not None})
-            steps = iter(track([*(f"measuring layers, set {i + 1}" for i in range(len(reference.data.sets))), *parts]))
+            sets, runs = len(reference.data.sets), len(found) if effects is None else min(effects, len(found))
+            steps = iter(
+                track(
+                    [
+                        *(f"measuring layers, set {i + 1}" for i in range(sets)),
+                        *(f"running the float model with the error of layer {i + 1} of {runs}" for i in range(runs)),
+                    ]
+                )
+            )
             recorded = _record(reference, (model_a, wanted, parts), (b, layers), found, backend, steps)
+            recorded.keep(_noisiest(found, effects))
             return_memory()
             _run_parts(reference, model_a, found, recorded, steps)
     ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
@@ -168,11 +181,28 @@ class _Recorded:
 
     Attributes:
         parts: The parts.
+        opening: The time of opening a session of the whole model / the time of a run.
         sets: For each of the first sets, the values that parts read, and the errors of the layers, by the result.
     """
 
     parts: Sequence[Part]
+    opening: float = 0.0
     sets: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
+
+    def keep(self, results: Collection[str]) -> None:
+        """Forgets the errors of all other results, and the values that only their parts read."""
+        self.parts = larger([part for part in self.parts if not part.disjoint(results)], len(results), self.opening)
+        read = {name for part in self.parts for name in part.reads}
+        for known, errors in self.sets:
+            for values, kept in ((known, read), (errors, results)):
+                for name in values.keys() - kept:
+                    del values[name]
+
+
+def _noisiest(found: Sequence[_Found], count: int | None) -> set[str]:
+    """Returns the results of so many layers, those with the smallest signal-to-noise ratio; of all if it is None."""
+    ratios = [(ratio, each.result) for each in found if each.result and (ratio := each.noise.decibels) is not None]
+    return {result for _, result in sorted(ratios)[:count]}
 
 
 def _record(
@@ -203,7 +233,7 @@ def _record(
         for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
             errors |= each.add(known, quantized) or {}
         if number < _DISTURBED_SETS and (number == 0 or size < _MOST_RECORDED):
-            read = {name for part in recorded.parts for name in (*part.reads, *part.results)}
+            read = {name for part in recorded.parts for name in part.reads}
             recorded.sets.append(({name: known[name] for name in read}, errors))
             size += sum(array.nbytes for arrays in recorded.sets[-1] for array in arrays.values())
     return recorded
@@ -223,7 +253,7 @@ def _recorder(
         recorder = Recorder(model, list(dict.fromkeys([*wanted, *between])))
         opened = time.perf_counter()
         known = recorder.run(feeds)
-        return recorder, known, _Recorded(larger(model, parts, (opened - begin) / (time.perf_counter() - opened)))
+        return recorder, known, _Recorded(parts, (opened - begin) / (time.perf_counter() - opened))
     except DynqError:
         recorder = Recorder(model, wanted)
         results = tuple(name for part in parts for name in part.results)
@@ -237,12 +267,15 @@ def _run_parts(
     by_result: dict[str, list[_Found]] = {}
     for each in found:
         by_result.setdefault(each.result or "", []).append(each)
-    for part, _ in zip(recorded.parts, steps, strict=False):
+    types = {name: error.dtype for _, errors in recorded.sets for name, error in errors.items()}
+    for part in recorded.parts:
         behind = None
         for number, (known, errors) in enumerate(recorded.sets):
-            behind = behind or Behind(a, part, known)
+            behind = behind or Behind(a, part, known, types)
             feeds, exact = reference.data.sets[number], reference.outputs[number]
             for name in filter(errors.__contains__, part.results):
+                if number == 0:
+                    next(steps, None)
                 disturbed = behind.run(feeds, known, {name: errors[name]}, exact)
                 for each in by_result[name]:
                     each.add_outputs(exact, disturbed)
@@ -289,7 +322,8 @@ class _Found:
         if self.work is None and expected.ndim > 1:
             self.work = self._work(known.get(self.activation or ""), expected)
         with np.errstate(invalid="ignore"):
-            return {self.result: np.nan_to_num(quantized - expected, posinf=0, neginf=0)}
+            error = np.nan_to_num(quantized - expected, posinf=0, neginf=0)
+        return {self.result: error.astype(expected.dtype, copy=False)}
 
     def _work(self, activation: Array | None, result: Array) -> tuple[int, int]:
         if self.operator == "QuantizedRecurrence" and activation is not None and activation.ndim > 1:

@@ -2,7 +2,7 @@
 
 A model of many layers would run once for each of them. Instead, layers that follow each other make a part: what
 computes their results, and all that depends on them. The other values that the part reads are recorded once. So half of
-the work is left.
+the work is left. Parts without layers to measure do not run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ..graphs import values_of, values_read
@@ -27,7 +28,7 @@ class Part:
 
     Attributes:
         results: The names of their results, in the order of the model.
-        reads: The names of other computed values that the part reads.
+        reads: The names of computed values that are enough for the part.
         is_whole: Whether the part is the whole model.
     """
 
@@ -35,8 +36,9 @@ class Part:
     reads: tuple[str, ...]
     is_whole: bool = False
 
-    def __str__(self) -> str:
-        return f"running the float model with the errors of {len(self.results)} layers"
+    def disjoint(self, results: Collection[str]) -> bool:
+        """Returns whether none of these results is of the part."""
+        return not any(name in results for name in self.results)
 
 
 def parts_of(model: ir.Model, results: Collection[str], layers: int = _LAYERS) -> list[Part]:
@@ -46,17 +48,22 @@ def parts_of(model: ir.Model, results: Collection[str], layers: int = _LAYERS) -
     return [Part(group, tuple(map(name_of, _read(model, _nodes_behind(model, group))))) for group in groups]
 
 
-def larger(model: ir.Model, parts: Sequence[Part], opening: float) -> list[Part]:
-    """Returns parts that are so large that opening and running all of them takes the shortest time.
+def larger(parts: Sequence[Part], runs: int, opening: float) -> list[Part]:
+    """Joins parts, so that opening and running all of them takes the shortest time.
 
     Args:
-        model: The model.
-        parts: The smallest parts. The larger ones read no other values.
+        parts: The parts. What they read is enough for joined ones.
+        runs: The number of runs of all parts together.
         opening: The time of opening a session of the whole model / the time of a run.
     """
-    results = [name for part in parts for name in part.results]
-    together = max(1, round(math.sqrt(len(results) * opening) / _LAYERS))
-    return parts_of(model, results, together * _LAYERS)
+    together = max(1, round(math.sqrt(runs * opening) * len(parts) / max(1, runs)))
+    groups = (parts[i : i + together] for i in range(0, len(parts), together))
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    reads = dict.fromkeys(name for part in parts for name in part.reads)
+    return Part(tuple(name for part in parts for name in part.results), tuple(reads))
 
 
 class Behind:
@@ -65,18 +72,23 @@ class Behind:
     Args:
         model: The model; it is not changed.
         part: The part.
-        known: The values of the model on one set of data, by name. Their types and ranks hold for all sets.
+        known: The values that the part reads, on one set of data, by name. Their types and ranks hold for all sets.
+        types: The results that get errors, and the types of these.
 
     Raises:
         DynqError: The part does not load with the errors.
     """
 
-    def __init__(self, model: ir.Model, part: Part, known: Mapping[str, Array]) -> None:
-        self._reads, everything = part.reads, [name_of(output) for output in model.graph.outputs]
+    def __init__(
+        self, model: ir.Model, part: Part, known: Mapping[str, Array], types: Mapping[str, np.dtype[Any]]
+    ) -> None:
+        everything = [name_of(output) for output in model.graph.outputs]
         cut = model.clone()
         nodes = list(cut.graph) if part.is_whole else _nodes_behind(cut, part.results)
         computed = {value for node in nodes for value in node.outputs}
-        for value in _read(cut, nodes):
+        read = _read(cut, nodes)
+        self._reads = list(map(name_of, read))
+        for value in read:
             array = known[name_of(value)]
             kind, shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape([None] * array.ndim)
             given = ir.Value(name=value.name, type=kind, shape=shape)
@@ -92,7 +104,8 @@ class Behind:
                 del cut.graph.initializers[name]
         self._outputs = [everything.index(name_of(output)) for output in outputs]
         values = {name_of(value): value for value in computed}
-        self._disturbed = Disturbed(cut, [values[name] for name in part.results], known) if outputs else None
+        disturbed = {values[name]: types[name] for name in part.results if name in types}
+        self._disturbed = Disturbed(cut, disturbed) if outputs and disturbed else None
 
     def run(
         self, feeds: Mapping[str, Array], known: Mapping[str, Array], errors: Mapping[str, Array], exact: Sequence[Any]

@@ -64,8 +64,7 @@ class Reference:
         Raises:
             DynqError: A is not a model or does not run, or the data do not fit.
         """
-        self.model, _ = without_saturation(a)
-        self.classifiers = _classifiers(self.model)
+        self.model, self.classifiers = _exact(a)
         return_memory()
         session = open_session(self.model, "A")
         self.declared = [Declared(each.name, each.type, each.shape) for each in session.get_inputs()]
@@ -80,12 +79,15 @@ class Reference:
         return_memory()
 
 
-def _classifiers(model: Model) -> frozenset[str]:
+def _exact(model: Model) -> tuple[Model, frozenset[str]]:
+    """Returns the model in a form whose integer products do not saturate, and the outputs of classifiers."""
     try:
         loaded = load(model)
     except DynqError:  # the session says more
-        return frozenset()
-    return frozenset(output.name or "" for output in loaded.graph.outputs if is_classifier(output))
+        return model, frozenset()
+    exact, count = without_saturation(loaded)
+    outputs = loaded.graph.outputs
+    return exact if count else model, frozenset(output.name or "" for output in outputs if is_classifier(output))
 
 
 def is_classifier(output: ir.Value) -> bool:

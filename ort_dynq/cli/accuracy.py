@@ -64,6 +64,11 @@ def reference_of(
         return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 
+def effects_of(arguments: argparse.Namespace) -> int | None:
+    """Returns the number of layers whose effect on the outputs is measured; None for all: a table shows few."""
+    return None if arguments.json else _MOST_LAYERS
+
+
 def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") -> Iterator[RenderableType]:
     """Renders the comparison of a quantized model with its float model.
 
@@ -159,7 +164,11 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
     head = ("layer", "operator", "own dB", "outputs dB", "% time", "channel", "x median")  # fits 80 columns
     yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
     if len(layers) > _MOST_LAYERS:
-        yield f"... and {len(layers) - _MOST_LAYERS} better layers; --json lists all"
+        measured = sum(each.output_snr_db is not None for each in layers)
+        others = f"... and {len(layers) - _MOST_LAYERS} layers"
+        if measured < len(layers):
+            others += f". The effect on the outputs was measured for the {measured} layers with the worst own SNR"
+        yield f"{others}; --json has all"
     yield "The worst first. dB: SNR. outputs: if only this layer is quantized. channel: that of largest magnitude"
     if outliers:
         worst = max(outliers.values(), key=lambda each: each.range_ratio or 0)

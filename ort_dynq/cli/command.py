@@ -73,6 +73,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     warnings.simplefilter("ignore")
     if sys.stdout is None:  # the process was started without one
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # the code page of a Windows console lacks most characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -91,9 +93,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(f"{parser.prog}: error: {one_line(str(error))}", file=sys.stderr)
         return BAD_USAGE
     except ImportError as error:
-        found = with_advice_on_tools(error)
-        advice = "" if found is not error else f"; `{PROGRAM} doctor` says which packages are missing"
-        print(f"{parser.prog}: error: {one_line(f'{found}{advice}')}", file=sys.stderr)
+        print(f"{parser.prog}: error: {one_line(str(with_advice_on_tools(error)))}", file=sys.stderr)
         return BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

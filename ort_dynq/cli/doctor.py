@@ -33,8 +33,9 @@ def _run(_: argparse.Namespace) -> Outcome:
         yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}"
         yield found.gain
         yield f"cache of InferenceSession: {found.cache}\n"
-        rows = [(each.name, "ok" if each.passed else "FAILED", each.detail) for each in found.checks]
-        yield table(("check", "result", "detail"), rows, style=lambda row: "green" if row[1] == "ok" else "red")
+        results = {True: "ok", False: "FAILED", None: "not run"}
+        rows = [(each.name, results[each.passed], each.detail) for each in found.checks]
+        yield table(("check", "result", "detail"), rows, style=lambda row: "red" if row[1] == "FAILED" else "green")
         yield ""
         if found.failure:
             yield one_line(f"{found.failure.name}: {found.failure.detail}; {found.failure.advice}")

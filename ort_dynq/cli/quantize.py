@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DynqError
 from ..files import check_text
 from ..formats import check_file
-from .accuracy import accuracy_text, add_data_sets, check_data, reference_of, selection_text
+from .accuracy import accuracy_text, add_data_sets, check_data, effects_of, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
@@ -187,7 +187,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         with progress() as track:
             from ..accuracy import measure
 
-            accuracy = measure(reference, result.model, backend=arguments.backend, track=track)
+            accuracy = measure(
+                reference, result.model, backend=arguments.backend, effects=effects_of(arguments), track=track
+            )
     original = original_of(source, target)
     if is_written:
         with working(f"writing {target}"):
@@ -199,7 +201,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
-        if faster is not None:
+        if faster is not None and faster.kinds:
             yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
@@ -307,12 +309,12 @@ def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Acc
     if decoder is None or decoder not in found.results:
         return None
     with working("running the float model"):
-        model = folder.path / decoder
-        reference = Reference(model, [genai.verification_feeds(folder, seed=arguments.seed)])
+        reference = Reference(folder.path / decoder, [genai.verification_feeds(folder, seed=arguments.seed)])
     inputs = tuple(replace(each, given=False) for each in reference.data.inputs)  # they were generated here
     reference.data = replace(reference.data, inputs=inputs, seed=arguments.seed)
     with progress() as track:
-        return measure(reference, found.results[decoder].model, backend=arguments.backend, track=track)
+        model = found.results[decoder].model
+        return measure(reference, model, backend=arguments.backend, effects=effects_of(arguments), track=track)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -344,9 +346,13 @@ def _report_dict(report: Report) -> dict[str, Any]:
 
 
 def _summary(source: Path, report: Report) -> str:
-    fused = f", {len(report.fused)} fusions" if report.fused else ""
-    count = len(_quantized(report))
-    return one_line(f"{source}: {count} layers quantized, {len(report.unconverted)} unconverted{fused}")
+    fused = f", {_count(report.fused, 'fusion')}" if report.fused else ""
+    layers = _count(_quantized(report), "layer")
+    return one_line(f"{source}: {layers} quantized, {len(report.unconverted)} unconverted{fused}")
+
+
+def _count(findings: Sequence[Finding], noun: str) -> str:
+    return f"{len(findings)} {noun}{'s' if len(findings) != 1 else ''}"
 
 
 def _select(

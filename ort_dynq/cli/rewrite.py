@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from verification_text(verification, verbose=arguments.verbose > 0, a="IN", b="OUT")
         yield one_line(f"{target} is not written") if closing is None else closing.text(source, target)
         if verification is not None:
-            yield verdict(verification)
+            yield verdict(verification, "IN", "OUT")
 
     data = {"input": str(source), "output": str(target) if passed else None, **result.report.to_dict()}
     data["closing"] = None if closing is None else closing.to_dict()
@@ -102,7 +102,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
         for name, each in verifications.items():
             yield "\n" + one_line(f"{name}:")
             yield from verification_text(each, verbose=arguments.verbose > 0, a="IN", b="OUT")
-            yield verdict(each)
+            yield verdict(each, "IN", "OUT")
 
     models = {name: result.report.to_dict() for name, result in found.results.items()}
     for name, model in models.items():

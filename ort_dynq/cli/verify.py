@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..formats import check_file
@@ -39,10 +41,16 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(data, text, exit_status([verification]))
 
 
-def verdict(verification: Verification) -> str:
-    """Returns the last line on a verification: its status, and the reason if it did not pass."""
+def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
+    """Returns the last line on a verification: its status, and the reason if it did not pass.
+
+    Args:
+        verification: The verification.
+        a, b: What the user calls the models.
+    """
     text, _ = _VERDICTS[verification.status]
-    return one_line(f"{text}: {verification.reason}") if verification.reason else text
+    reason = _renamed({"A": a, "B": b}, verification.reason)
+    return one_line(f"{text}: {reason}") if reason else text
 
 
 def exit_status(verifications: Iterable[Verification]) -> int:
@@ -83,18 +91,22 @@ def verification_text(
     if verification.passed and not verbose:
         yield from _summary(verification)
         return
-    if (a, b) != ("A", "B"):
-        yield f"A is {a}, B is {b}"
-    yield from _products(verification)
+    say = functools.partial(_renamed, {"A": a, "B": b})
+    yield from _products(verification, say)
     if verification.outputs:
-        given = ", with A's results of these products" if verification.end_to_end else ""
+        given = f", with {a}'s results of these products" if verification.end_to_end else ""
         yield f"\nAll optimizations off{given}:"
-        yield from _comparisons(verification.outputs, differing="red")
+        yield from _comparisons(verification.outputs, "red", say)
     if verification.end_to_end:
-        yield from _end_to_end(verification)
+        yield from _end_to_end(verification, say)
     if verification.default_outputs:
-        yield "\nB at the default optimization level, for information:"
-        yield from _comparisons(verification.default_outputs, differing="")
+        yield f"\n{b} at the default optimization level, for information:"
+        yield from _comparisons(verification.default_outputs, "", say)
+
+
+def _renamed(names: Mapping[str, str], text: str) -> str:
+    """Returns a sentence on the models A and B with other names. An output A, before a colon, keeps its name."""
+    return re.sub(r"(?<![\w/.])[AB](?=[ ',;]|$)", lambda found: names[found[0]], text)
 
 
 def _summary(verification: Verification) -> Iterator[RenderableType]:
@@ -118,7 +130,7 @@ def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
         yield one_line(f"input {each.name}: {each.dtype} {format_shape(each.shape)}, {origin}")
 
 
-def _comparisons(outputs: Sequence[Comparison], differing: str) -> Iterator[RenderableType]:
+def _comparisons(outputs: Sequence[Comparison], differing: str, say: Callable[[str], str]) -> Iterator[RenderableType]:
     """Renders comparisons; `differing` is the style of outputs that differ."""
     rows = []
     for each in outputs:
@@ -128,15 +140,15 @@ def _comparisons(outputs: Sequence[Comparison], differing: str) -> Iterator[Rend
     yield table(head, rows, style=lambda row: differing if row[5] else "")
     for each in outputs:
         if each.problem:
-            yield one_line(f"{each.name}: {each.difference}")
+            yield one_line(f"{each.name}: {say(each.difference)}")
         if each.elements and not each.finite:
             yield one_line(f"{each.name}: no finite value could be compared")
         if each.first is not None:
-            values = _values(each.dtype, each.first)
+            values = say(_values(each.dtype, each.first))
             yield one_line(f"{each.name} first differs at {list(each.first.index)}: {values}")
 
 
-def _products(verification: Verification) -> Iterator[RenderableType]:
+def _products(verification: Verification, say: Callable[[str], str]) -> Iterator[RenderableType]:
     products, worst = verification.products, verification.worst_product
     if worst is not None:
         fusions = sum(each.is_fusion for each in products)
@@ -146,17 +158,19 @@ def _products(verification: Verification) -> Iterator[RenderableType]:
         ]
         counts = " ".join(f"{name}: {count}." for count, name, _ in kinds if count)
         units = " and ".join(unit for count, _, unit in kinds if count)
-        yield f"\n{counts} Each is computed from A's values and compared with float64; errors are in units of {units}"
+        computed = say("Each is computed from A's values and compared with float64")
+        yield f"\n{counts} {computed}; errors are in units of {units}"
         if not (worst.problem or worst.unchecked):
-            errors = f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}"
+            errors = say(f"B's error {worst.b_error:.3g}, A's {worst.a_error:.3g}, allowed {worst.allowed:.3g}")
             depth = f", K = {worst.depth}" if worst.depth else ""
             yield one_line(f"worst: {worst.name}{depth}: {errors}")
-        yield from (one_line(f"incorrect: {each.name}: {each.problem}") for each in products if each.problem)
-        yield from (one_line(f"not checked: {each.name}: {each.unchecked}") for each in products if each.unchecked)
+        yield from (one_line(f"incorrect: {each.name}: {say(each.problem)}") for each in products if each.problem)
+        unchecked = (each for each in products if each.unchecked)
+        yield from (one_line(f"not checked: {each.name}: {say(each.unchecked)}") for each in unchecked)
         noises = [(each.b_noise, each.a_noise) for each in products if each.a_noise is not None]
         if noises:
             b, a = (max(noise for noise in of_model if noise is not None) for of_model in zip(*noises, strict=True))
-            yield (
+            yield say(
                 f"{len(noises)} of them quantize their activations in A, too. Their noise is at most {b:.1f} dB in B, "
                 f"{a:.1f} dB in A"
             )
@@ -176,16 +190,17 @@ def _unreachable(verification: Verification) -> Iterator[RenderableType]:
         yield f"Not compared: {what} in subgraphs or functions, and their outputs"
 
 
-def _end_to_end(verification: Verification) -> Iterator[RenderableType]:
+def _end_to_end(verification: Verification, say: Callable[[str], str]) -> Iterator[RenderableType]:
     perturbed = ", and A with its results of these products changed by 2^-22" if verification.perturbed else ""
-    yield f"\nEnd to end, for information: B{perturbed}:"
+    yield say(f"\nEnd to end, for information: B{perturbed}:")
     others = verification.perturbed or [None] * len(verification.end_to_end)
     rows = [
         (b.name, b.elements, *_measured(b), *_measured(a)) for b, a in zip(verification.end_to_end, others, strict=True)
     ]
-    yield table(("output", "elements", "B differing", "B max abs", "changed A differing", "changed A max abs"), rows)
+    head = ("B differing", "B max abs", "changed A differing", "changed A max abs")
+    yield table(("output", "elements", *map(say, head)), rows)
     if verification.not_perturbed:
-        yield one_line(f"Changed A is not shown: {verification.not_perturbed}")
+        yield one_line(say(f"Changed A is not shown: {verification.not_perturbed}"))
 
 
 def _measured(each: Comparison | None) -> tuple[object, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import tools  # noqa: F401
 from ..errors import DynqError
 from ..files import replacing_folder
 from ..inputs import Array

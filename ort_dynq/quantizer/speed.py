@@ -58,19 +58,21 @@ class FasterLayers:
     """The quantized model, in which no kind of layers is slower than in float.
 
     Attributes:
-        result: The model and its report. All layers are float if the float model is faster than any of integers.
+        result: The model and its report. If a float model is faster than any of integers, it is that one: the original,
+            or with fusions.
         kinds: The kinds of layers, as they were before that decision.
-        gain: The time of the float model in stock ONNX Runtime / the time of the faster model of integers.
+        gain: The time of the faster float model / the time of the faster model of integers; None if nothing is timed,
+            since there are no kinds.
     """
 
     result: Result
     kinds: tuple[Kind, ...]
-    gain: float
+    gain: float | None
 
     @property
     def is_float(self) -> bool:
-        """Whether all layers stay in float, since the float model is faster."""
-        return self.gain < _SLOWER
+        """Whether all layers stay in float, since a float model is faster."""
+        return self.gain is not None and self.gain < _SLOWER
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
@@ -89,8 +91,8 @@ def select_faster(
     """Keeps kinds of layers in float without which the quantized model is faster, at the shapes of the given inputs.
 
     The model with all layers quantized is compared with the models in which one kind is float. Then the model in which
-    all slower kinds are float is compared with it and with the float model. The models run in turns on one thread, at
-    ONNX Runtime's default optimization level, and their fastest runs are compared.
+    all slower kinds are float is compared with it and with the float model, as it is and with fusions. The models run
+    in turns on one thread, at ONNX Runtime's default optimization level, and their fastest runs are compared.
 
     Args:
         model: The float model.
@@ -105,18 +107,32 @@ def select_faster(
     """
     first = quantize(Forms())
     quantized = {each.node for each in first.report.rewritten if not each.fuses}
+    kinds = _kinds(model, quantized)
+    if not kinds:
+        return FasterLayers(first, (), None)
     found = []
-    for (operator, weights, _), layers in track([*_kinds(model, quantized).items()]):
+    for (operator, weights, _), layers in track([*kinds.items()]):
         candidate = quantize(Forms(slow=frozenset(layers)))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
         gain = without / with_all
         found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
     slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
     results = [quantize(Forms(slow=slow)), first] if slow else [first]
-    in_float, *times = _times([(model, None), *((each.model, backend) for each in results)], feeds, 2 * seconds)
-    best = min(range(len(results)), key=times.__getitem__)
-    faster = FasterLayers(results[best], tuple(found), in_float / times[best])
-    return replace(faster, result=quantize(Forms(slow=frozenset(quantized)))) if faster.is_float else faster
+    in_float = quantize(Forms(slow=frozenset(quantized)))
+    floats = [_original(model, in_float), *([in_float] if in_float.report.fused else [])]
+    models = [(model, None), *((each.model, backend) for each in (*floats[1:], *results))]
+    times = _times(models, feeds, 2 * seconds)
+    float_times, times = times[: len(floats)], times[len(floats) :]
+    best, best_float = (min(range(len(each)), key=each.__getitem__) for each in (times, float_times))
+    faster = FasterLayers(results[best], tuple(found), float_times[best_float] / times[best])
+    return replace(faster, result=floats[best_float]) if faster.is_float else faster
+
+
+def _original(model: Model, in_float: Result) -> Result:
+    """Returns the float model as it is, with the reasons why its layers stay in float."""
+    report = in_float.report
+    findings = [each for each in report.findings if not each.fuses]
+    return Result(load(model), replace(report, findings=findings, after=report.before))
 
 
 def _kinds(model: Model, quantized: set[str]) -> dict[tuple[str, tuple[tuple[int, ...], ...], str], list[str]]:

@@ -111,8 +111,8 @@ def rewrite(
     doc strings, and refers to the same external data. Its results are the same bit for bit, with two exceptions. Float
     products of quantized activations and quantized weights become integer products, as in ONNX Runtime's own fusions:
     integer sums are exact, and float sums are rounded. MatMulNBits of accuracy_level 4 quantizes its activation itself;
-    the operators in its place use other codes, with steps that are not larger. So do DynamicQuantizeLSTM
-    and QMoE.
+    the operators in its place use other codes, with steps that are not larger. The same holds for
+    DynamicQuantizeLSTM and QMoE.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.

@@ -95,12 +95,14 @@ class _Findings:
         self.is_prepared = False
         self._found: list[tuple[ir.Node, Finding]] = []
         self._made: dict[ir.Node, int] = {}  # new nodes, with the indices of their findings
+        self._prepared: dict[ir.Node, Finding] = {}  # nodes that take the place of nodes of the model
 
     def add(self, node: ir.Node, finding: Finding, main: ir.Node | None) -> None:
         """Adds the finding of a node, which became `main`.
 
         If an earlier rule made the node, such as a product that gets a program, its finding says what the node is now.
         """
+        finding = self._of_model(node, finding)
         index = self._made.get(node)
         if index is None or node.graph is not None:
             index = len(self._found)
@@ -110,6 +112,17 @@ class _Findings:
             self._found[index] = origin, replace(first, operator=finding.operator, program=finding.program)
         if main is not None:
             self._made[main] = index
+
+    def prepare(self, node: ir.Node, finding: Finding, main: ir.Node | None) -> None:
+        """Notes that a rule which only prepares nodes has replaced a node by `main`: findings name the model's node."""
+        self.is_prepared = True
+        if main is not None:
+            self._prepared[main] = self._of_model(node, finding)
+
+    def _of_model(self, node: ir.Node, finding: Finding) -> Finding:
+        """Returns a finding of the node of the model whose place a node has."""
+        origin = self._prepared.get(node)
+        return finding if origin is None else replace(finding, node=origin.node, op_type=origin.op_type)
 
     def all(self) -> list[Finding]:
         """Returns the findings, without those of unconverted nodes that have become part of another node."""
@@ -129,7 +142,7 @@ def _apply_rules(
         for rule, problem in usable:
             applied = _apply(rule, node, context, problem)
             if applied is not None and rule.prepares:
-                findings.is_prepared = True
+                findings.prepare(node, *applied)
             elif applied is not None:
                 context.reported[node] = applied[0].unconverted
                 findings.add(node, *applied)

@@ -155,6 +155,10 @@ class Reason(Enum):
         "tokens, groups of tokens and groups of 8 or more elements along the head (or channels of keys); or nodes are "
         "between the dequantization and the product; or keys of floats are [batch, heads, size, tokens]"
     )
+    CODES_NOT_SCALED = (
+        "attention over codes: the {what} are codes that are converted to floats and not scaled; multiply them by "
+        "their scale before the product, or by 1"
+    )
     CODES_QUERY = "attention over codes: its query is {dtype}, expected float32 or the type of the scales"
     CODES_HEADS = (
         "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and value are not "
@@ -199,7 +203,10 @@ class Reason(Enum):
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
-    TENSORRT = "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear instead"
+    TENSORRT = (
+        "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear and DequantizeLinear "
+        "instead"
+    )
     NO_INTEGER_PRODUCT = "ort_dynq has no integer product for {operator}"
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"

@@ -159,17 +159,25 @@ def _pads_with_zeros(node: ir.Node) -> bool:
     """Returns whether a node is a Pad with zeros along all axes, and its pads are constant and not negative."""
     if not is_standard(node, "Pad") or ("mode" in node.attributes and node.attributes["mode"].value != "constant"):
         return False
-    pads, fill, *axes = [*node.inputs[1:], None, None, None][:3]
-    elements = constant_array(pads)
-    has_pads = elements is not None and elements.size % 2 == 0 and (elements >= 0).all()
-    return bool(has_pads) and axes == [None] and (fill is None or constant_scalar(fill) == 0)
+    _, _, fill, *axes = [*node.inputs, None, None, None][:4]
+    pads = _pads_of(node)
+    has_pads = pads is not None and pads.size % 2 == 0 and (pads >= 0).all()
+    is_zero = node.attributes.get_float("value", 0.0) == 0 if fill is None else constant_scalar(fill) == 0
+    return bool(has_pads) and axes == [None] and is_zero
+
+
+def _pads_of(node: ir.Node) -> Array | None:
+    """Returns the pads of a Pad: an attribute before opset 11, then an input; None if they are not constant."""
+    if "pads" in node.attributes:
+        return np.array(node.attributes["pads"].as_ints())
+    return constant_array(node.inputs[1])
 
 
 def _moved(x: Array, node: ir.Node) -> Array:
     """Computes a Transpose, or a Pad with zeros."""
     if node.op_type == "Transpose":
         return np.transpose(x, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
-    pads = constant_array(node.inputs[1])
+    pads = _pads_of(node)
     assert pads is not None
     return np.pad(x, pads.reshape(2, -1).T.tolist())
 

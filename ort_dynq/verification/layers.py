@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -127,18 +127,17 @@ class Disturbed:
 
     Args:
         model: A; it is changed.
-        values: Computed values of the main graph.
-        known: These values on one set of inputs, by name. Their floating-point types hold for all sets.
+        types: Computed values of the main graph, and their floating-point types.
 
     Raises:
         DynqError: A does not load with the errors.
     """
 
-    def __init__(self, model: ir.Model, values: Sequence[ir.Value], known: Mapping[str, Array]) -> None:
+    def __init__(self, model: ir.Model, types: Mapping[ir.Value, np.dtype[Any]]) -> None:
         self._outputs = list(map(name_of, model.graph.outputs))
         self._errors = {}
-        for i, value in enumerate(values):
-            name, producer, dtype = name_of(value), value.producer(), known[name_of(value)].dtype
+        for i, (value, dtype) in enumerate(types.items()):
+            name, producer = name_of(value), value.producer()
             assert producer is not None
             kind = ir.TensorType(ir.DataType.from_numpy(dtype))
             error = ir.Value(name=f"{PREFIX}{i}.error", type=kind)

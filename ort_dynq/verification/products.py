@@ -284,13 +284,15 @@ def _run_perturbed(
     ONNX Runtime may load A itself and not A with this change, if A declares wrong shapes. Then there are no outputs,
     and the text says why.
     """
-    errors = {}
-    for name in map(name_of, results):
+    errors, types = {}, {}
+    for value in results:
+        name = name_of(value)
         signs = np.where(np.arange(known[name].shape[-1]) % 2, -1, 1)
         finite = np.where(np.isfinite(known[name]), known[name], 0)
         errors[name] = (finite * (PERTURBATION * np.finfo(finite.dtype).eps * signs)).astype(finite.dtype)
+        types[value] = finite.dtype
     try:
-        disturbed = Disturbed(model, results, known)
+        disturbed = Disturbed(model, types)
     except DynqError as error:
         return [], str(error)
     return disturbed.run(feeds, errors), ""

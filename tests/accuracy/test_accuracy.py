@@ -220,6 +220,20 @@ def test_layers_multiply_the_float_models_activations() -> None:
     assert {each.operator for each in layers.values()} == {"QuantizedMatMul"}
 
 
+def test_effects_of_the_noisiest_layers() -> None:
+    """They are in three of four parts, and the same as if the effects of all layers are measured."""
+    chain = "".join(f"p{i} = MatMul({'x' if i == 0 else f'r{i - 1}'}, w{i}) r{i} = Tanh(p{i}) " for i in range(20))
+    model = model_of(f"{chain}y = Add(r19, x)", {f"w{i}": floats(K, K, seed=i) for i in range(20)})
+    reference, result = Reference(model, {"x": floats(6, K, seed=5)}), ort_dynq.quantize(model)
+    every = {each.name: each for each in measure(reference, result.model, seconds=0).layers}
+    few = {each.name: each for each in measure(reference, result.model, seconds=0, effects=3).layers}
+    noisiest = sorted(every.values(), key=lambda each: each.snr_db or 0)[:3]
+    effects = {name: each.output_snr_db for name, each in few.items() if each.output_snr_db is not None}
+    assert effects == {each.name: each.output_snr_db for each in noisiest}
+    assert list(few)[:3] == sorted(effects, key=lambda name: few[name].order)
+    assert {name: each.snr_db for name, each in few.items()} == {name: each.snr_db for name, each in every.items()}
+
+
 def floats_of(model: onnx.ModelProto, name: str, x: Array) -> Array:
     """A value of a model."""
     changed = onnx.ModelProto()

@@ -144,6 +144,12 @@ def compressed_cases(opset: int) -> Iterator[Case]:
         inputs = compressed_inputs(rng, ("int8", "uint8"), sizes, (9, 1), token_groups=5, is_transposed=is_transposed)
         inputs[7] = np.where(np.arange(1600) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
         yield Case({"transposed_key": int(is_transposed), "scale_query": 1}, inputs)
+    for rows, t, d, groups in ((1, 97, 8, 1), (2, 41, 6, 3), (1, 75, 7, 1), (34, 45, 6, 2), (1, 67, 15, 5)):
+        if opset >= 21:  # codes of 4 bits in rows that begin within a byte
+            inputs = compressed_inputs(
+                rng, ("int4", "uint4"), (1, 2, 2, rows, t, d, 12), (groups, 2), is_transposed=True
+            )
+            yield Case({"transposed_key": 1}, inputs)
     for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
         for per_channel in (0, 1):
             inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if per_channel else 1, 1))

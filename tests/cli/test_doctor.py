@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 import ort_dynq
-from ort_dynq import cli, doctor, kernels, library, runtime
+from ort_dynq import cli, doctor, kernels, library, rewriter, runtime
+from ort_dynq.errors import with_advice_on_tools
+from ort_dynq.operators import DOMAIN, OPERATORS, VERSION
 
 MODEL = Path(__file__).parents[2] / "models" / "torch_token" / "model.onnx"
 
@@ -149,6 +152,14 @@ def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
+def test_without_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process may start without one: `2>&-`."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["inspect", str(MODEL), "--json"]) == 0
+    assert cli.main(["inspect", "absent.onnx"]) == 2
+    assert json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=[pytest.mark.exhaustive] * (each != "rich")) for each in doctor.DEPENDENCIES],
@@ -156,12 +167,60 @@ def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_package_is_missing(name: str) -> None:
     """All checks run, the report is complete without rich, too, and the first advice is the one that helps."""
     done = without(name.replace("-", "_"), "doctor")
-    assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[-2:] == [f"packages: {name}: not installed; `pip install {name}`", "FAILED"]
-    results = [line.split()[0] for line in lines if re.search(r" (ok|FAILED) ", line)]
+    if name in ("numpy", "ml-dtypes", "onnxruntime"):
+        assert done.returncode == 1
+        assert lines[-2:] == [f"packages: {name}: not installed; `pip install {name}`", "FAILED"]
+    else:
+        assert (done.returncode, lines[-1]) == (0, "PASSED")
+        assert re.search(rf"packages +ok +rewritten models run; .*: `pip install {name}`", done.stdout)
+    results = [line.split()[0] for line in lines if re.search(r" (ok|FAILED|not run) ", line)]
     assert results[:2] == ["packages", "onnxruntime"]
     assert len(results) >= 6
+
+
+def test_a_server_has_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy, ml_dtypes and onnxruntime suffice to run models; what cannot be checked then says so."""
+    absent = ("onnx", "onnx-ir", "onnxruntime-extensions", "rich", "jinja2", "shtab")
+    for name in absent:
+        monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
+    found = doctor.examine()
+    results = {each.name: (each.passed, each.detail) for each in found.checks}
+    assert found.failure is None
+    assert results["backend native"] == (True, "loads, registers, runs")
+    assert results["self-test portable"] == (None, "onnx and onnx-ir not installed: `pip install onnx onnx-ir`")
+    assert results["backend extensions"][0] is None
+    passed, detail = results["packages"]
+    assert (passed, detail.startswith("rewritten models run; ")) == (True, True)
+    assert {*detail.split("`")[1].split()[2:]} == {*absent}
+
+
+def test_the_model_of_the_sessions() -> None:
+    """It is what the text says, with the version and all attributes of the operator."""
+    spec, model = OPERATORS["DynamicQuantize"], onnx.load_from_string(doctor.MODEL)
+    assert {each.domain: each.version for each in model.opset_import}[DOMAIN] == VERSION
+    (node,) = model.graph.node
+    attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    expected = {each.name: each.default for each in spec.attributes if each.default != ()}
+    assert (node.op_type, [*node.input]) == ("DynamicQuantize", ["x", "s", "z"])
+    assert {name: v.decode() if isinstance(v, bytes) else v for name, v in attributes.items()} == expected
+
+
+def test_a_broken_package_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is there, but a part of it cannot be imported: the error stays, and pip install is no advice."""
+    for name in ("onnx._cpp2py_export", "onnx", "google.protobuf"):  # the second is installed
+        found = with_advice_on_tools(ModuleNotFoundError(f"No module named {name!r}", name=name))
+        assert type(found) is ModuleNotFoundError
+        assert str(found).startswith(f"No module named {name!r}; `ort-dynq doctor` says ")
+    broken = ImportError("libprotobuf.so: undefined symbol", name="onnx")
+    assert str(with_advice_on_tools(broken)).startswith("libprotobuf.so: undefined symbol; `ort-dynq doctor` says ")
+    monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: (_ for _ in ()).throw(broken))
+    for call in (
+        lambda: ort_dynq.InferenceSession(MODEL, cache=False),
+        lambda: ort_dynq.InferenceSession(b"", cache=False),
+    ):
+        with pytest.raises(ImportError, match="undefined symbol; `ort-dynq doctor` says"):
+            call()
 
 
 def test_commands_without_a_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +228,9 @@ def test_commands_without_a_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"ort-dynq: error: onnx is not installed, .*: `pip install onnx .*`\n", done.stderr)
     done = without("numpy", "inspect", str(MODEL))
-    assert re.fullmatch(r"ort-dynq: error: .*numpy.*; `ort-dynq doctor` says which packages are missing\n", done.stderr)
+    assert re.fullmatch(
+        r"ort-dynq: error: .*numpy.*; `ort-dynq doctor` says which packages are missing or broken\n", done.stderr
+    )
     command = ("inspect", "--body", "DynamicQuantize")
     done = without("rich", *command)
     assert (done.returncode, done.stderr) == (0, "")

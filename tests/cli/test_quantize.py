@@ -40,7 +40,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines.pop(-2) == f"{system.cpu_name()}: {system.gain_of_integers(kernels.isa())}".split()
     before, after = ((folder / name).stat().st_size / 1e3 for name in ("float.onnx", "int8.onnx"))
     assert lines == [
-        ["float.onnx:", "1", "layers", "quantized,", "2", "unconverted"],
+        ["float.onnx:", "1", "layer", "quantized,", "2", "unconverted"],
         ["quantized", "operator", "becomes"],
         ["1", "MatMul", "QuantizedMatMul"],
         ["unconverted", "operator", "reason"],

@@ -67,6 +67,18 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["outputs"][0]["snr_db"] == found["snr_db"]
 
 
+def test_effects_of_the_layers_of_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "_MOST_LAYERS", 2)
+    onnx.save(with_three_forms(), "float.onnx")
+    text = text_of(capsys, *QUANTIZE, "--verify")
+    assert "and 1 layers. The effect on the outputs was measured for the 2 layers with the worst own SNR; " in text
+    layers = run_json(capsys, *QUANTIZE, "--verify")["accuracy"]["layers"]
+    assert len(layers) == 3
+    assert None not in [each["output_snr_db"] for each in layers]
+
+
 def test_generated_data_are_a_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
     assert SMOKE_TEST in text_of(capsys, *QUANTIZE, "--verify", "--shape", f"x=5x{K}")
     assert run_json(capsys, *QUANTIZE, "--verify")["accuracy"]["generated"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -95,3 +96,10 @@ def test_exhaustive(options: tuple[str, ...], tmp_path: Path) -> None:
 def test_an_exhaustive_run_without_an_instruction_set(options: tuple[str, ...], tmp_path: Path) -> None:
     status, shown = run(tmp_path, ISAS[-2], "-n", "0", "--exhaustive", *options)
     assert (status, f"FAILED: this machine has {ISAS[-2]}, but no test ran on it" in shown) == (1, True), shown
+
+
+def test_skipped_sanitizers_are_no_success() -> None:
+    """The compiler is there, but cannot build what is asked for: `.ci/run` then tries the other sanitizers."""
+    command = [Path(__file__).parents[1] / "native" / "run", "fuzz"]
+    done = subprocess.run(command, env={**os.environ, "CXX": "false"}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split(":")[0]) == (3, "skipped")

@@ -78,6 +78,39 @@ def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.node for each in faster.result.report.unconverted} == {*"acy"}
 
 
+def test_float_models_are_timed_with_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest model is the result: of integers, of floats with fusions, or the original. Times are made up."""
+    model = model_of()
+    gelu = """c = Constant<value_float = 1.4142135> () one = Constant<value_float = 1.0> ()
+        half = Constant<value_float = 0.5> () s = Div(a, c) e = Erf(s) f = Add(e, one) g = Mul(a, f) b = Mul(g, half)"""
+    source = parse("float[N, 256] x", "float[N, 192] y", f"a = MatMul(x, w1) {gelu} y = MatMul(b, w3)")
+    del source.opset_import[1]
+    source.graph.initializer.extend(each for each in model.graph.initializer if each.name != "w2")
+    options = checked("int8", None, "token", False, ())
+    times: dict[str, float] = {}
+
+    def name(each: Any) -> str:
+        return "original" if each is source else "integers" if products(each) else "fused"
+
+    monkeypatch.setattr(speed, "_times", lambda models, *_: [times[name(each)] for each, _ in models])
+    for best in ("integers", "fused", "original"):
+        times |= {"integers": 2.0, "fused": 2.5, "original": 3.0, best: 1.0}
+        result = speed.select_faster(source, lambda forms: quantize_layers(source, replace(options, forms=forms)), DATA)
+        operators = {node.op_type for node in result.result.model.graph}
+        assert result.is_float == (best != "integers")
+        assert ("Erf" in operators, bool(result.result.report.fused)) == (best == "original", best != "original")
+
+
+def test_nothing_is_timed_without_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(model_of(), tmp_path / "m.onnx")
+    arguments = ["quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), "--only-if-faster"]
+    assert cli.main([*arguments, "--exclude", "*", "--shape", "x=6x256"]) == 1
+    text = capsys.readouterr().out
+    assert "0 layers quantized" in text
+    assert "times as long" not in text
+    assert "ratio" not in text
+
+
 def test_weights_that_are_no_initializers() -> None:
     """Constants have shapes; layers whose weights nodes compute are kinds of their own."""
     model = model_of()

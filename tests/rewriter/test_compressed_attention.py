@@ -275,6 +275,10 @@ REPEATED = (  # a key head for two query heads
         f"n = Constant<value_ints = [1, {H}, 1, 1]>() ke = Expand(k, n) kt = Transpose<perm = [0, 1, 3, 2]>(ke)",
     ),
 )
+PLAIN_CASTS = (
+    f"{QUERY}, int8[B, {H}, T, {D}] kc, int8[B, {H}, T, {E}] vc",
+    "k = Cast<to = 1>(kc) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) v = Cast<to = 1>(vc)",
+)
 KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one scale for all, "
 
 
@@ -286,6 +290,10 @@ KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one sca
         (REPEATED, KEYS),
         (OTHER_HEADS, "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and "),
         (WIDE_CODES, KEYS),
+        (
+            PLAIN_CASTS,
+            "attention over codes: the keys are codes that are converted to floats and not scaled; multiply ",
+        ),
     ],
 )
 def test_what_stays(form: tuple[str, str], reason: str) -> None:

@@ -339,3 +339,5 @@ def test_einsum_of_heads(equation: str, shape: str, weights: tuple[int, ...]) ->
     for exact in (False, True):
         report = check(model, {"x": x.astype(F)}, exact=exact)
         assert [name for name in products(report) if name.startswith("QuantizedMatMul")], report
+        named = [(each.op_type, each.node) for each in report.rewritten if "MatMul" in (each.operator or "")]
+        assert named == [("Einsum", "e")]  # the node of the model

@@ -166,19 +166,38 @@ def test_a_rewritten_model_says_so() -> None:
     assert [each.unconverted and each.unconverted.reason for each in again.findings] == [Reason.ACTIVATION_FORM]
 
 
-HALF = "w16 = Cast<to = 10>(w) one16 = Cast<to = 10>(eps) l16 = Cast<to = 10>(low) h16 = Cast<to = 10>(high)"
+IN_FLOAT32 = "after Mul f: ONNX Runtime computes it in float16; quantize and dequantize in float32"
+NO_NUMBER = "no operand is known to be one number for each row, or for all; quantize after it, or export static shapes"
+LOST = {  # nodes from the codes c to g; the reason in float32, and in float16 if it is another one
+    "Relu": ("f = Mul(c, s) g = Relu(f)", "after Relu g: it is not affine; quantize after it", IN_FLOAT32),
+    "residual": ("f = Mul(c, s) g = Add(f, x)", f"after Add g: {NO_NUMBER}", ""),
+    "sum": ("f = Mul(c, s) g = CumSum(f, axis)", "after CumSum g: it is not affine; quantize after it", ""),
+    "cache": (
+        "f = Mul(c, s) h = Concat<axis = 0>(f, x) g = Identity(h)",
+        "after Concat h: its inputs are not all codes of the same kind times a scale; quantize after it",
+        "",
+    ),
+    "magnitudes": ("g = Mul(c, a)", f"after Mul g: {NO_NUMBER}", ""),
+    "integers": (
+        "e = Div(m, u) k = Div(x, e) z = Round(k) i = Cast<to = 6>(z) j = {cast}(i) g = Mul(j, e)",
+        "after Cast i: its input is not known to be integers of 32 bits; clip the codes before it",
+        "",
+    ),
+}
 
 
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("is_inner", [False, True])
-@pytest.mark.parametrize("lost", ["Relu(f)", "Add(f, x)", "CumSum(f, axis)"])
+@pytest.mark.parametrize("lost", LOST)
 def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bool) -> None:
-    """The reason names the node where codes stop to be codes times a scale."""
-    dtype = "float16" if is_half else "float"
-    cast = "Cast<to = 10>" if is_half else "Identity"
-    nodes = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) t = {0}(eps) o = Max(m, t) u = {0}(c127) s = Div(o, u)"
-    nodes += " d = Div(x, s) r = Round(d) l = {0}(low) c = Clip(r, l, u) f = Mul(c, s) axis = Constant<value_int = 1>()"
-    nodes = nodes.format(cast) + f" g = {lost} v = {cast}(w) y = MatMul(g, v)"
+    """The reason names the value of the model where codes stop to be codes times a scale, and says what to change."""
+    dtype, cast = ("float16", "Cast<to = 10>") if is_half else ("float", "Cast<to = 1>")
+    body, in_float32, in_float16 = LOST[lost]
+    nodes = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) t = {cast}(eps) o = Max(m, t) u = {cast}(c127)"
+    nodes += (
+        " s = Div(o, u) d = Div(x, s) r = Round(d) l = {cast}(low) c = Clip(r, l, u) axis = Constant<value_int = 1>()"
+    )
+    nodes = f"{nodes} {body} v = {{cast}}(w) y = MatMul(g, v)".replace("{cast}", cast)
     if is_inner:
         nodes = f"y = If(b) <then_branch = then () => ({dtype}[N, M] y) {{ {nodes} }},"
         nodes += f" else_branch = otherwise () => ({dtype}[N, M] n) {{ n = Identity(x) }}>"
@@ -188,13 +207,26 @@ def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bo
     (finding,) = [each for each in rewrite(model).report.unconverted if each.op_type == "MatMul"]
     assert finding.unconverted is not None
     assert finding.unconverted.reason == Reason.FORM_LOST
-    is_computed_in_half = is_half and lost.startswith("Relu")  # so are the nodes before it
-    assert f"after {'Mul f' if is_computed_in_half else lost[: lost.index('(')] + ' g'}" in finding.reason
-    assert ("in float16" in finding.reason) == is_computed_in_half
+    expected = (is_half and in_float16) or in_float32
+    assert (finding.node, finding.reason) == ("y", f"its activation is no longer codes times a scale {expected}")
 
 
-def test_operators_of_tensorrt() -> None:
-    model = model_of("q, s = trt.TRT_MXFP8DynamicQuantize(x) d = trt.TRT_MXFP8DequantizeLinear(q, s) y = MatMul(d, w)")
+def test_dequantized_weights_and_codes_that_are_lost() -> None:
+    """The note says that the activation was codes, and where it is none any more."""
+    (finding, *_) = report_of(f"{FAKE} t = Relu(f) u = DequantizeLinear(wq, eps) y = MatMul(t, u)").rewritten
+    assert finding.node == "y"
+    assert finding.reason.endswith("after Relu t: it is not affine; quantize after it")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "q, s = trt.TRT_MXFP8DynamicQuantize(x) d = trt.TRT_MXFP8DequantizeLinear(q, s) y = MatMul(d, w)",
+        "d = trt.TRT_FP8DequantizeLinear(wu, eps) y = MatMul(x, d)",
+    ],
+)
+def test_operators_of_tensorrt(nodes: str) -> None:
+    model = model_of(nodes)
     model.opset_import.append(helper.make_opsetid("trt", 1))
     (finding,) = rewrite(model).report.unconverted
     assert finding.unconverted is not None

@@ -45,3 +45,15 @@ def test_results_lie_within_the_bounds(body: str) -> None:
         assert low <= finite.min(), output.name
         assert finite.max() <= high, output.name
         assert not is_integer or (finite == np.rint(finite)).all(), output.name
+
+
+@pytest.mark.parametrize("number", [2**24 - 254, 2**31 - 1])
+def test_sums_of_integers_that_float32_rounds(number: int) -> None:
+    """255 + 16776962 is 2**24 + 1; larger sums wrap around. The bounds of such sums are not known."""
+    model = parse("c = Cast<to = 6>(q) s = Add(c, b) y = Sub(s, b)", inputs="uint8[N] q", outputs="int32[N] y")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int32(number), "b"))
+    (result,) = stock_session(model).run(None, {"q": np.arange(256, dtype=np.uint8)})
+    with Facts(ir.from_proto(model)) as facts:
+        known = Values(facts).known(facts.model.graph.outputs[0])
+    assert known.low <= result.min() < result.max() <= known.high
+    assert result.max() == 255

@@ -200,14 +200,23 @@ def test_a_rewritten_model_runs_without_the_tools(tmp_path: Path) -> None:
     ort_dynq.rewrite(source).save(tmp_path / "fast.onnx")
     program = """import sys
 for name in ("onnx", "onnx_ir", "rich", "jinja2", "shtab"): sys.modules[name] = None
-import numpy, onnxruntime, ort_dynq
+import importlib, numpy, onnxruntime, ort_dynq
 fast, source = sys.argv[1:]
 for backend in ("native", "extensions"):
     registered = onnxruntime.InferenceSession(fast, ort_dynq.register(onnxruntime.SessionOptions(), backend))
     ours = ort_dynq.InferenceSession(fast, backend=backend)
     feeds = {"x": numpy.linspace(-1, 1, 160, dtype=numpy.float32).reshape(1, 8, 20)}
     assert (registered.run(None, feeds)[0] == ours.run(None, feeds)[0]).all()
-for call in (lambda: ort_dynq.InferenceSession(source), lambda: ort_dynq.rewrite(source)):
+def refuse(*_, **__): raise AssertionError("opened")
+onnxruntime.InferenceSession.__init__ = refuse
+for call in (
+    lambda: ort_dynq.InferenceSession(source),
+    lambda: ort_dynq.rewrite(source),
+    lambda: importlib.import_module("ort_dynq.genai"),
+    lambda: importlib.import_module("ort_dynq.accuracy"),
+    lambda: ort_dynq.InferenceSession(None),
+    lambda: ort_dynq.InferenceSession("absent.onnx"),
+):
     try: call()
     except ort_dynq.DynqError as error: print(error)
 """
@@ -215,4 +224,7 @@ for call in (lambda: ort_dynq.InferenceSession(source), lambda: ort_dynq.rewrite
         [sys.executable, "-c", program, tmp_path / "fast.onnx", source], capture_output=True, text=True
     )
     advice = "onnx is not installed, and only rewritten models run without it: "
-    assert done.stdout.splitlines() == [f"{advice}`pip install onnx onnx-ir rich jinja2 shtab`"] * 2, done.stderr
+    *missing, other, absent = done.stdout.splitlines()
+    assert missing == [f"{advice}`pip install onnx onnx-ir rich jinja2 shtab`"] * 4, done.stderr
+    assert other.startswith("a NoneType is not a model: ")
+    assert absent == "there is no file absent.onnx"

@@ -7,8 +7,10 @@
 
 constexpr int64_t kPairColumns = 2 * V::kLanes;  // also of a panel
 static_assert(kMostPanelColumns % kPairColumns == 0);
-constexpr int kTileRows = 6;         // of words, with two vectors of sums each
-constexpr int64_t kStreamPairs = 4;  // pairs of rows of codes that are read at once
+constexpr int kTileRows = 6;                 // of words, with two vectors of sums each
+constexpr int64_t kStreamPairs = 4;          // pairs of rows of codes that are read at once
+constexpr int64_t kFewSums = 4;              // that are not worth a vector
+constexpr int kShiftedHalves = kHalves + 1;  // by row: the second row of each pair begins within a byte
 
 inline V::I pair_of_words(const int16_t* words, int64_t count) {  // the second word is 0 if count < 2
   int32_t pair = static_cast<int32_t>(static_cast<uint16_t>(words[0]));
@@ -20,12 +22,14 @@ inline void store_sums(int32_t* to, V::I sums) { memcpy(to, &sums, sizeof sums);
 
 template <int kKind>
 constexpr int64_t bytes_of(int64_t codes) {
-  return kKind == kWords ? 2 * codes : kKind == kHalves ? codes / 2 : codes;
+  return kKind == kWords ? 2 * codes : kKind >= kHalves ? codes / 2 : codes;
 }
 
 template <int kKind>
-inline V::I words_at(const uint8_t* codes) {
-  if constexpr (kKind == kWords)
+inline V::I words_at(const uint8_t* codes, [[maybe_unused]] V::I flips) {
+  if constexpr (kKind == kHalves)
+    return V::words_of_halves(codes, flips);
+  else if constexpr (kKind == kWords)
     return V::load(static_cast<const void*>(codes));
   else
     return V::words<static_cast<CodeKind>(kKind)>(codes);
@@ -34,8 +38,8 @@ inline V::I words_at(const uint8_t* codes) {
 // The pairs of 2 * kLanes columns, in the order that in_order() changes to that of the columns.
 template <int kKind>
 inline void pairs_at(const uint8_t* first, const uint8_t* second, [[maybe_unused]] V::I flips, V::I& low, V::I& high) {
-  if constexpr (kKind == kHalves)
-    V::half_pairs(first, second, flips, low, high);
+  if constexpr (kKind >= kHalves)
+    V::half_pairs<kKind == kShiftedHalves>(first, second, flips, low, high);
   else if constexpr (kKind == kWords)
     V::zip_words(V::load(static_cast<const void*>(first)), V::load(static_cast<const void*>(second)), low, high);
   else
@@ -44,13 +48,25 @@ inline void pairs_at(const uint8_t* first, const uint8_t* second, [[maybe_unused
 
 template <int kKind>
 inline void in_order(V::I& low, V::I& high) {
-  if constexpr (kKind == kHalves)
+  if constexpr (kKind >= kHalves)
     V::zip_lanes(low, high);
   else if constexpr (kKind != kWords)
     V::order_pairs(low, high);
 }
 
 inline V::I flips_of(const WordProduct& p) { return V::set1(static_cast<int32_t>(p.flipped * 0x01010101u)); }
+
+// Row d of codes.
+template <int kKind>
+inline const uint8_t* codes_of_row(const void* codes, int64_t stride, int64_t d) {
+  return static_cast<const uint8_t*>(codes) + bytes_of<kKind>(d * stride);
+}
+
+// What takes the place of a second row after the last one, `first`: a row that may be read as a second one.
+template <int kKind>
+inline const uint8_t* no_second_row(const void* codes, int64_t stride, const uint8_t* first) {
+  return kKind == kShiftedHalves ? codes_of_row<kKind>(codes, stride, 1) : first;
+}
 
 // kPairColumns columns of kCount rows.
 template <int kKind, int kCount>
@@ -61,8 +77,10 @@ inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
   const auto add = [&](int64_t d, int64_t count) ORT_DYNQ_INLINE_LAMBDA {
-    const uint8_t* first = codes + d * stride;  // a number of bytes
-    pairs_at<kKind>(first, count >= 2 ? first + stride : first, flips, low, high);
+    const uint8_t* first = codes_of_row<kKind>(codes, stride, d);
+    const uint8_t* second =
+        count >= 2 ? codes_of_row<kKind>(codes, stride, d + 1) : no_second_row<kKind>(codes, stride, first);
+    pairs_at<kKind>(first, second, flips, low, high);
 #pragma GCC unroll 6
     for (int r = 0; r < kCount; ++r) {
       const V::I pair = pair_of_words(words + r * p.word_stride + d, count);
@@ -105,8 +123,6 @@ void tiles_by_row(const WordProduct& p, const uint8_t* codes, int64_t stride, in
 // the sums stay in the first-level cache.
 template <int kKind>
 void stream_by_row(const WordProduct& p, int64_t cols) {
-  const auto* codes = static_cast<const uint8_t*>(p.codes);
-  const int64_t stride = bytes_of<kKind>(p.code_stride);
   const V::I flips = flips_of(p);
   for (int64_t d = 0; d < p.depth; d += 2 * kStreamPairs) {
     V::I pairs[kStreamPairs];
@@ -114,8 +130,9 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
     for (int64_t i = 0; i < kStreamPairs; ++i) {
       const int64_t at = d + 2 * i, rest = p.depth - at;
       pairs[i] = rest > 0 ? pair_of_words(p.words + at, rest) : V::set1(int32_t{0});
-      first[i] = codes + (rest > 0 ? at : d) * stride;
-      second[i] = rest > 1 ? first[i] + stride : first[i];
+      first[i] = codes_of_row<kKind>(p.codes, p.code_stride, rest > 0 ? at : d);
+      second[i] = rest > 1 ? codes_of_row<kKind>(p.codes, p.code_stride, at + 1)
+                           : no_second_row<kKind>(p.codes, p.code_stride, first[i]);
     }
     for (int64_t c = 0; c < cols; c += kPairColumns) {
       V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})}, low, high;
@@ -137,48 +154,87 @@ void stream_by_row(const WordProduct& p, int64_t cols) {
 }
 
 template <int kKind>
+inline int32_t code_at(const WordProduct& p, int64_t i) {
+  if constexpr (kKind >= kHalves)
+    return (static_cast<const uint8_t*>(p.codes)[i / 2] >> i % 2 * 4 ^ p.flipped) & 15;
+  else if constexpr (kKind == kWords)
+    return dynq::load(static_cast<const int16_t*>(p.codes) + i);
+  else if constexpr (kKind == kU8)
+    return static_cast<const uint8_t*>(p.codes)[i];
+  else
+    return static_cast<const int8_t*>(p.codes)[i];
+}
+
+// `count` codes of a row from a column on, which is even, as bytes in `to`.
+template <int kKind>
+inline void copy_codes(const WordProduct& p, int64_t d, int64_t column, int64_t count, uint8_t* to) {
+  const uint8_t* const from = codes_of_row<kKind>(p.codes, p.code_stride, d) + bytes_of<kKind>(column);
+  if (kKind == kShiftedHalves && d % 2 != 0) {
+    for (int64_t i = 0; i < count; i += 2)
+      to[i / 2] = static_cast<uint8_t>(from[i / 2] >> 4 | (i + 1 < count ? from[i / 2 + 1] << 4 : 0));
+    return;
+  }
+  memcpy(to, from, static_cast<size_t>(bytes_of<kKind>(count + (kKind >= kHalves ? count % 2 : 0))));
+}
+
+template <int kKind>
 void product_by_row(const WordProduct& p) {
-  const auto* const all = static_cast<const uint8_t*>(p.codes);
-  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole,
-                stride = bytes_of<kKind>(p.code_stride);
+  constexpr int kInBytes = kKind == kShiftedHalves ? kHalves : kKind;
+  const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole;
   if (p.rows == 1 && p.depth > 0) {
     stream_by_row<kKind>(p, whole);
   } else {
+    const auto* const all = static_cast<const uint8_t*>(p.codes);
     for (int64_t c = 0; c < whole; c += kPairColumns)
       for (int64_t r = 0; r < p.rows; r += kTileRows)
-        tiles_by_row<kKind>(p, all + bytes_of<kKind>(c), stride, r, p.rows - r < kTileRows ? p.rows - r : kTileRows,
-                            p.sums + r * p.sum_stride + c, p.sum_stride);
+        tiles_by_row<kKind>(p, all + bytes_of<kKind>(c), p.code_stride, r,
+                            p.rows - r < kTileRows ? p.rows - r : kTileRows, p.sums + r * p.sum_stride + c,
+                            p.sum_stride);
   }
   if (rest == 0) return;
+  if (p.rows * rest <= kFewSums) {
+    for (int64_t r = 0; r < p.rows; ++r)
+      for (int64_t c = whole; c < p.cols; ++c) {
+        int32_t sum = 0;
+        for (int64_t d = 0; d < p.depth; ++d)
+          sum += p.words[r * p.word_stride + d] * code_at<kKind>(p, d * p.code_stride + c);
+        p.sums[r * p.sum_stride + c] = sum;
+      }
+    return;
+  }
   constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
-  const auto used = static_cast<size_t>(bytes_of<kKind>(rest + (kKind == kHalves ? rest % 2 : 0)));
   uint8_t codes[kMostProducts * kRow];
   for (int64_t d = 0; d < p.depth; ++d) {
     memset(codes + d * kRow, 0, kRow);
-    memcpy(codes + d * kRow, all + d * stride + bytes_of<kKind>(whole), used);
+    copy_codes<kKind>(p, d, whole, rest, codes + d * kRow);
   }
   for (int64_t r = 0; r < p.rows; r += kTileRows) {
     int32_t sums[kTileRows * kPairColumns];
     const int64_t count = p.rows - r < kTileRows ? p.rows - r : kTileRows;
-    tiles_by_row<kKind>(p, codes, kRow, r, count, sums, kPairColumns);
+    tiles_by_row<kInBytes>(p, codes, kPairColumns, r, count, sums, kPairColumns);
     for (int64_t i = 0; i < count; ++i)
       memcpy(p.sums + (r + i) * p.sum_stride + whole, sums + i * kPairColumns,
              static_cast<size_t>(rest) * sizeof(int32_t));
   }
 }
 
+void halves_product_by_row(const WordProduct& p) {
+  p.code_stride % 2 != 0 && p.depth > 1 ? product_by_row<kShiftedHalves>(p) : product_by_row<kHalves>(p);
+}
+
 // kCount rows of words and kLanes / kCount columns, as many as `cols`: each sum is a vector, whose lanes are added
 // last.
 template <int kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
-  constexpr int64_t kColumns = V::kLanes / kCount, kBytes = bytes_of<kKind>(1);
+  constexpr int64_t kColumns = V::kLanes / kCount;
   const int64_t whole = p.depth / kPairColumns * kPairColumns, rest = p.depth - whole;
   const int64_t cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const int16_t* words = p.words + row * p.word_stride;
+  const V::I flips = flips_of(p);
   const uint8_t* codes[kColumns];
   V::I sums[V::kLanes];
   for (int64_t c = 0; c < kColumns; ++c)
-    codes[c] = static_cast<const uint8_t*>(p.codes) + (column + (c < cols ? c : 0)) * p.code_stride * kBytes;
+    codes[c] = codes_of_row<kKind>(p.codes, p.code_stride, column + (c < cols ? c : 0));
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) sums[i] = V::set1(int32_t{0});
   for (int64_t d = 0; d < whole; d += kPairColumns) {
@@ -187,7 +243,7 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
     for (int r = 0; r < kCount; ++r) left[r] = V::load(static_cast<const void*>(words + r * p.word_stride + d));
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      const V::I right = words_at<kKind>(codes[c] + d * kBytes);
+      const V::I right = words_at<kKind>(codes[c] + bytes_of<kKind>(d), flips);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) sums[r * kColumns + c] = V::dot_words(sums[r * kColumns + c], right, left[r]);
     }
@@ -195,9 +251,9 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
   if (rest > 0) {
 #pragma GCC unroll 16
     for (int64_t c = 0; c < kColumns; ++c) {
-      uint8_t last[kPairColumns * kBytes] = {};
-      memcpy(last, codes[c] + whole * kBytes, static_cast<size_t>(rest * kBytes));
-      const V::I right = words_at<kKind>(last);
+      uint8_t last[bytes_of<kKind>(kPairColumns)] = {};
+      memcpy(last, codes[c] + bytes_of<kKind>(whole), static_cast<size_t>(bytes_of<kKind>(rest)));
+      const V::I right = words_at<kKind>(last, flips);
 #pragma GCC unroll 2
       for (int r = 0; r < kCount; ++r) {
         const V::I left = V::load(static_cast<const void*>(words + r * p.word_stride + whole));
@@ -225,6 +281,7 @@ void product_by_column(const WordProduct& p) {
 constexpr int64_t kQuarter = kPairColumns;      // words in a vector
 constexpr int64_t kHalvesBlock = 4 * kQuarter;  // codes in a vector
 static_assert(kMostProducts % kHalvesBlock == 0);
+constexpr int64_t kLeastHalves = 64;  // that fill enough of kHalvesBlock
 
 // As tile_by_column, of halves. Of each four words, `words` has the first ones, then the second ones, and so on, of
 // each kHalvesBlock.
@@ -272,6 +329,7 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
 }
 
 void halves_product_by_column(const WordProduct& p) {
+  if (p.depth < kLeastHalves) return product_by_column<kHalves>(p);
   for (int64_t row = 0; row < p.rows; row += 2) {
     const int64_t count = p.rows - row < 2 ? 1 : 2;
     int16_t words[2][kMostProducts] = {};
@@ -531,7 +589,7 @@ float powers_of_2(const PowerRow& row) {
 }
 
 constexpr CompressedKernels compressed_kernels() {
-  return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>, product_by_row<kHalves>},
+  return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>, halves_product_by_row},
           {product_by_column<kU8>, product_by_column<kS8>, product_by_column<kWords>, halves_product_by_column},
           quantize_words,
           {scale_scores<kU8>, scale_scores<kS8>},

@@ -147,12 +147,23 @@ struct Elementwise256 : Vector256 {
   }
   static void order_pairs(I&, I&) {}
   static I flip(I codes, I flips) { return _mm256_xor_si256(codes, flips); }
+  static __m128i shifted_halves(__m128i bytes, __m128i next) {
+    const __m128i low = _mm_set1_epi8(15);
+    return _mm_or_si128(_mm_and_si128(low, _mm_srli_epi16(bytes, 4)), _mm_andnot_si128(low, _mm_slli_epi16(next, 4)));
+  }
+  template <bool kIsShifted>
   static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
-    const __m128i both = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
-                                           _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second)));
+    __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));
+    if constexpr (kIsShifted) b = shifted_halves(b, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second + 1)));
+    const __m128i both = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)), b);
     const I pairs = _mm256_cvtepu8_epi16(_mm_xor_si128(both, _mm256_castsi256_si128(flips)));
     low = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
     high = _mm256_srli_epi16(pairs, 4);
+  }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    const I pairs = _mm256_cvtepu8_epi32(_mm_xor_si128(bytes, _mm256_castsi256_si128(flips)));
+    return _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12)), _mm256_set1_epi16(15));
   }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm256_set1_epi16(15);

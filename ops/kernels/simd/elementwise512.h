@@ -133,14 +133,25 @@ struct Elementwise512 : Vector512 {
     high = second;
   }
   static I flip(I codes, I flips) { return _mm512_xor_si512(codes, flips); }
+  static __m128i shifted_halves(__m128i bytes, __m128i next) {
+    const __m128i low = _mm_set1_epi8(15);
+    return _mm_or_si128(_mm_and_si128(low, _mm_srli_epi16(bytes, 4)), _mm_andnot_si128(low, _mm_slli_epi16(next, 4)));
+  }
+  template <bool kIsShifted>
   static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
-    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first)),
-                  b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first));
+    __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
+    if constexpr (kIsShifted) b = shifted_halves(b, _mm_loadu_si128(reinterpret_cast<const __m128i*>(second + 1)));
     const __m256i both =
         _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(a, b)), _mm_unpackhi_epi8(a, b), 1);
     const I pairs = _mm512_cvtepu8_epi16(_mm256_xor_si256(both, _mm512_castsi512_si256(flips)));
     low = _mm512_and_si512(pairs, _mm512_set1_epi16(15));
     high = _mm512_srli_epi16(pairs, 4);
+  }
+  static I words_of_halves(const uint8_t* codes, I flips) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    const I pairs = _mm512_cvtepu8_epi32(_mm_xor_si128(bytes, _mm512_castsi512_si128(flips)));
+    return _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12)), _mm512_set1_epi16(15));
   }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm512_set1_epi16(15);

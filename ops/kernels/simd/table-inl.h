@@ -83,9 +83,12 @@ struct VectorMembers {
   void (*word_pairs)(const uint8_t*, const uint8_t*, I& low, I& high) = V::word_pairs<kU8>;
   void (*order_pairs)(I& low, I& high) = V::order_pairs;
   // Of codes of 4 bits: those of two rows, the even columns and the odd ones; and the first, second, third and fourth
-  // of each four, as int16. `flips` are bits to flip.
-  void (*half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs;
+  // of each four, as int16. `flips` are bits to flip. With true, the second row begins at the high half of its first
+  // byte.
+  void (*half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs<false>;
+  void (*shifted_half_pairs)(const uint8_t*, const uint8_t*, I flips, I& even, I& odd) = V::half_pairs<true>;
   void (*half_words)(I codes, I (&words)[4]) = V::half_words;
+  I (*words_of_halves)(const uint8_t*, I flips) = V::words_of_halves;  // 2 * kLanes codes in their order
   I (*flip)(I codes, I flips) = V::flip;
   void (*zip_lanes)(I& even, I& odd) = V::zip_lanes;  // int32, as zip_words
   // The first int16 of each, the second ones, and so on.

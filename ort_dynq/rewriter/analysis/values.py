@@ -27,6 +27,7 @@ from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_range, large
 from .nodes import cast_to, producer_of
 
 INF = math.inf
+_LARGEST_INTEGER = 2**24  # float32 represents integers up to this one
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
 MOVES = frozenset(
     {"Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice"}
@@ -186,6 +187,9 @@ class Values:
                 found = found.within(0, INF)
             if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
                 found = self._with_sign(magnitude)
+            is_float = value.dtype is None or value.dtype.is_floating_point()
+            if not is_float and max(-found.low, found.high) >= _LARGEST_INTEGER:
+                return Interval(is_integer=True)  # the bounds were rounded, or the integers wrap around
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
         return Interval()
 

@@ -7,7 +7,7 @@ from collections import ChainMap
 import onnx
 import onnx_ir as ir
 
-from ...graphs import RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs, values_of
+from ...graphs import NAME_IN_MODEL, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs, values_of
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
 from ..analysis.types import CODE_TYPES
@@ -201,6 +201,7 @@ class GraphCasts:
         narrow_cast = narrow.producer()
         assert narrow_cast is not None
         narrow_cast.replace_input_with(0, value)
+        value.meta[NAME_IN_MODEL] = name
         value.name, narrow.name = narrow.name, name
         narrow.type, narrow.doc_string = ir.TensorType(ir.DataType.FLOAT16), value.doc_string
         value.type, value.doc_string = ir.TensorType(ir.DataType.FLOAT), None

@@ -145,7 +145,8 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
     for what, given, operand in (("keys", key_value, key), ("values", value_value, value)):
         if operand is None or (operand.scale is None and _dequantizes(given)):
-            raise Unconverted(Reason.CODES_SCALES, what=what)
+            is_scaled = _uncast(given) is None
+            raise Unconverted(Reason.CODES_SCALES if is_scaled else Reason.CODES_NOT_SCALED, what=what)
     assert key is not None
     assert value is not None
     has_float_columns = key.scale is None and is_transposed  # it takes longer to quantize them than it saves

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
@@ -74,6 +74,9 @@ PRODUCTS = frozenset(
 )
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _COPIES = ("Identity", "Dropout")
+_LATER = "quantize after it"  # what to change in the export
+_LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
+_CLIP = "clip the codes before it"
 _CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
 
 
@@ -176,7 +179,7 @@ class AffineForms(OfOnePhase):
             return self._moved(node, value)
         return self._lose(node)
 
-    def _lose(self, node: ir.Node, why: str = "it is not affine") -> Unconverted | None:
+    def _lose(self, node: ir.Node, why: str = f"it is not affine; {_LATER}") -> Unconverted | None:
         """Returns why a form is lost at a node, if one of its inputs has a form or has lost it; None for a product."""
         is_of_product = node.op_type == "Add" and ADDED in node.metadata_props  # adds the product of an offset
         if node.op_type in PRODUCTS or is_of_product:
@@ -190,12 +193,16 @@ class AffineForms(OfOnePhase):
             rounded = None if each is None or not self._is_rounded(each) else each.producer()
             if rounded is not None and each is not None:
                 is_typed = each.dtype in _ROOT_TYPES or each.dtype is None
-                text = "not proven to fit 8 bits" if is_typed else f"of the type {str(each.dtype).lower()}"
+                text = (
+                    "not proven to fit 8 bits; clip them after the rounding"
+                    if is_typed
+                    else f"of the type {str(each.dtype).lower()}; quantize in float32 or float16"
+                )
                 return self._lost(rounded, f"the codes are {text}")
         return None
 
     def _lost(self, node: ir.Node, why: str) -> Unconverted:
-        return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=node.outputs[0].name or "", why=why)
+        return Unconverted(Reason.FORM_LOST, operator=node.op_type, name=name_in_model(node.outputs[0]), why=why)
 
     # Dequantizations
 
@@ -260,9 +267,11 @@ class AffineForms(OfOnePhase):
             divisor = None if known.is_regular else divisor_of(source, self.values)
             bits = min(32, int(to.itemsize * 8))
             if bits < 32 and all_bounds_of(source).value is source:
-                return self._lose(node, "its input is not clipped, so that infinite codes may become any integers")
+                return self._lose(
+                    node, f"its input is not clipped, so that infinite codes may become any integers; {_CLIP}"
+                )
             if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
-                return self._lose(node, f"its input is not known to be integers of {bits} bits")
+                return self._lose(node, f"its input is not known to be integers of {bits} bits; {_CLIP}")
             form = replace(form, divisor=divisor, mark=None)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
@@ -285,7 +294,7 @@ class AffineForms(OfOnePhase):
             if form is None or param is None or (node.op_type == "Div" and i == 1):
                 continue
             if form.is_rounded:
-                return self._lose(node, "its input is rounded to float16")
+                return self._lose(node, "its input is rounded to float16; leave out the Cast before it")
             if node.op_type == "Mul":
                 return self._times(form, param, value)
             if node.op_type == "Div":
@@ -296,10 +305,12 @@ class AffineForms(OfOnePhase):
                 form = self._times(form, Param(np.array(-1, np.float32)), value)
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
         if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
-            return self._lose(node, "in x + (y - x), x is not known to lie within the range of the codes of y")
+            why = "in x + (y - x), x is not known to lie within the range of the codes of y; export y alone"
+            return self._lose(node, why)
         if value.dtype == ir.DataType.FLOAT16:
-            return self._lose(node, "ONNX Runtime computes it in float16, expected float32")
-        return self._lose(node, f"no operand is known to be one number for each row, or for all{_repeated(node)}")
+            return self._lose(node, "ONNX Runtime computes it in float16; quantize and dequantize in float32")
+        remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
+        return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
 
     @staticmethod
     def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
@@ -374,13 +385,13 @@ class AffineForms(OfOnePhase):
         if node.op_type == "Concat":
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
             if len(others) != len(node.inputs) - 1 or any(each.shift != form.shift for each in others):
-                return self._lose(node, "its inputs are not all codes of the same kind times a scale")
+                return self._lose(node, f"its inputs are not all codes of the same kind times a scale; {_LATER}")
             parts = (form, *others)
             for name in ("scale", "zero point", "offset"):
                 if len({each.param(name) is None for each in parts}) > 1:
-                    return self._lose(node, f"only some of its inputs have a {name}")
+                    return self._lose(node, f"only some of its inputs have a {name}; {_LATER}")
             if len({self._exceptions(each) for each in parts}) > 1:
-                return self._lose(node, "only some of its inputs may be NaN or infinite, or are rounded")
+                return self._lose(node, f"only some of its inputs may be NaN or infinite, or are rounded; {_LATER}")
             low, high = min(each.low for each in parts), max(each.high for each in parts)
             mark = None if any(each.mark is None for each in parts) else form.mark
             form = replace(form, low=low, high=high, mark=mark)
@@ -391,7 +402,7 @@ class AffineForms(OfOnePhase):
             found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
             if found is None:
-                raise self._lost(node, f"the {name} is not known to belong to rows after it")
+                raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found
 
         found = form.mapped(value, moved_param)
@@ -409,7 +420,7 @@ def _repeated(node: ir.Node) -> str:
     for each in node.inputs:
         whole = None if each is None else unreshaped(each).producer()
         if whole is not None and whole.op_type in ("Expand", "ScatterElements", "ScatterND", "Tile"):
-            name = whole.outputs[0].name
+            name = name_in_model(whole.outputs[0])
             return (
                 f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"
             )

@@ -105,6 +105,8 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
     if dequantizer is None or is_dequantized(node.inputs[0]) or forms.of(node.inputs[0]) is not None:
         return None
     fate = Unconverted(context.shared(_Fates).of(node, dequantizer))
+    if (lost := forms.lost(node.inputs[0])) is not None:  # its activation was codes before
+        fate = fate.then(lost)
     if context.exact:
         raise Unconverted(Reason.EXACT).then(fate)
     if dequantizer.other_type:

@@ -2,7 +2,7 @@
 
 MatMul | Gemm | Conv | ... of data that were quantized before it    -> unconverted
 Conv of com.microsoft.nchwc                                         -> unconverted
-Quantization of domain trt (ModelOpt)                               -> unconverted
+First operators of domain trt (ModelOpt) on a way                   -> unconverted
 
 The reason is the first value on the way from the codes to the product that is not codes times a scale (affine.py).
 A product that multiplies weights only, or floats that were never quantized, is not reported.
@@ -33,7 +33,7 @@ _QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
 
 def _match(node: ir.Node, context: Context) -> None:
     """Reports a product of data that were quantized before it."""
-    if node.domain == TENSORRT and node.op_type.endswith(("Quantize", "QuantizeLinear", "QDQ")):
+    if node.domain == TENSORRT and all(each.domain != TENSORRT for each in node.predecessors()):
         raise Unconverted(Reason.TENSORRT)
     if node.domain == NCHWC and node.op_type == "Conv":
         raise Unconverted(Reason.NCHWC)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ...graphs import values_read
+from ...graphs import name_in_model, values_read
 from ...operators.program import MOST_STEPS, OPERANDS, Program
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
@@ -62,7 +62,7 @@ class _Problem(Exception):
 
 
 def _reason(reason: Reason, node: ir.Node, **details: object) -> Unconverted:
-    return Unconverted(reason, operator=node.op_type, name=node.outputs[0].name or "", **details)
+    return Unconverted(reason, operator=node.op_type, name=name_in_model(node.outputs[0]), **details)
 
 
 def region_of(

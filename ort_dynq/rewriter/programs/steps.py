@@ -1,6 +1,6 @@
 """Which steps of a program a node is.
 
-Integers are float32 numbers in a program. So a node of integers is a step only if they are known to be below 2**24,
+Integers are float32 numbers in a program. So a node of integers is a step only if they are known to be at most 2**24,
 which float32 represents, or to fit the 8 bits of their type.
 
 Example: Cast(q) + 16776960 of uint8 codes in int32 is a step; Cast(q) + 16776962 is none: it may be 2**24 + 1.
@@ -51,7 +51,7 @@ SUMS = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2")
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
 """The steps that a Cast of numbers of this type is, if they fit the type."""
-_LARGEST_INTEGER = 2.0**24 - 1  # bounds are rounded: that of 2**24 + 1 is 2**24
+_LARGEST_INTEGER = 2.0**24
 _16_BITS = "-32768.0", "32767.0"
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
 _ENDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
