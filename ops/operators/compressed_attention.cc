@@ -248,7 +248,7 @@ class Unit {
         for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
         if (uses_halves_of_key()) offset = sum * (key_.operand.is_signed() ? kSignOfHalves : 0);
         for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
-          offset += words[i] * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
+          offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
         to.sums[static_cast<size_t>(at)] = sum;
         to.offsets[static_cast<size_t>(at)] = offset;
         if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);

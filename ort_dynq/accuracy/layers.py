@@ -354,9 +354,10 @@ class _Found:
 
 
 def _weights(node: ir.Node) -> int:
-    """Returns the number of weights of a layer: they are its largest constant."""
+    """Returns the number of weights of a layer: they are its largest constant, of bytes."""
     constants = (value.const_value for value in node.inputs if value is not None)
-    return max((tensor.size for tensor in constants if tensor is not None), default=0)
+    size = max((tensor.size for tensor in constants if tensor is not None), default=0)
+    return size * 8 // node.attributes.get_int("bits", 8)
 
 
 def _is_float(value: Any) -> bool:

@@ -86,6 +86,8 @@ class Behind:
         cut = model.clone()
         nodes = list(cut.graph) if part.is_whole else _nodes_behind(cut, part.results)
         computed = {value for node in nodes for value in node.outputs}
+        outputs = [output for output in cut.graph.outputs if output in computed]
+        cut.graph.outputs[:] = outputs  # the others may be values that the part reads
         read = _read(cut, nodes)
         self._reads = list(map(name_of, read))
         for value in read:
@@ -95,8 +97,6 @@ class Behind:
             ir.convenience.replace_all_uses_with([value], [given])
             value.name = None
             cut.graph.inputs.append(given)
-        outputs = [output for output in cut.graph.outputs if output in computed]
-        cut.graph.outputs[:] = outputs
         kept = {*nodes}
         cut.graph.remove([node for node in cut.graph if node not in kept and node.op_type != "Constant"])
         for name, value in list(cut.graph.initializers.items()):

@@ -328,7 +328,7 @@ _OPERATOR = Operator(
             _FLOAT_TYPES,
             "[B, H, S, E], of the type of `query`, rounded once. NaN in rows in which every score is -infinity, one is "
             "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row, "
-            "also of a hidden one, is NaN or infinity.",
+            "also of a hidden one, is NaN or infinity. All NaN if T is 0.",
         ),
     ),
     (

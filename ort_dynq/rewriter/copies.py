@@ -14,8 +14,9 @@ def without_copies(model: ir.Model) -> bool:
     """Lets nodes read what an Identity or a Cast from float32 to float32 copies, as ONNX Runtime does.
 
     A copy stays if it is an output of a graph; nodes read its source nevertheless. An Identity of a computed float16
-    value stays, too: it rounds. So does the copy of a constant for the products that read it: without optimizations,
-    ONNX Runtime packs weights that are constants, and its kernel for packed weights adds in another order.
+    value stays, too: it rounds. So does the copy of a constant for the products that read it, and for all nodes of
+    com.microsoft: without optimizations, ONNX Runtime packs weights that are constants, and its kernel for packed
+    weights adds in another order.
 
     Args:
         model: The model, which is changed. Its types are known.
@@ -32,7 +33,8 @@ def without_copies(model: ir.Model) -> bool:
             copy = node.outputs[0]
             is_constant = source.is_initializer() or producer_of(source, "Constant") is not None
             for use in list(copy.uses()):
-                if not (is_constant and use.node.op_type in _PACKING):
+                is_packing = use.node.domain == "com.microsoft" or use.node.op_type in _PACKING
+                if not (is_constant and is_packing):
                     use.node.replace_input_with(use.idx, source)
                     found = True
             if not copy.uses() and not copy.is_graph_output():

@@ -137,6 +137,9 @@ def _index(node: ir.Node, op_types: Sequence[str]) -> npt.NDArray[np.int64] | No
     a, b = (constant_array(each) for each in node.inputs)
     if a is None or b is None or not a.dtype == b.dtype == np.int64 or (node.op_type == "Mod" and not b.all()):
         return None
-    if node.op_type == "Reshape":
-        return a.reshape(b) if (b > 0).all() or b.tolist() == [-1] else None
-    return np.asarray(np.mod(a, b) if node.op_type == "Mod" else a + b)
+    try:
+        if node.op_type == "Reshape":
+            return a.reshape(b) if (b > 0).all() or b.tolist() == [-1] else None
+        return np.asarray(np.mod(a, b) if node.op_type == "Mod" else a + b)
+    except ValueError:  # the shapes do not fit: a branch that no input takes
+        return None

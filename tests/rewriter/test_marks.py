@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import onnx
 import pytest
 from helpers import Array, make_session, stock_session
+from onnx import helper
 from rewriting import products
 from test_products import F, model_of
 
@@ -44,6 +48,8 @@ FORMS = {
     "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
     + "mx = Max(m0, zero) mn = Min(l0, zero) "
     + ASYMMETRIC,
+    "signed zero point": ENDS
+    + ASYMMETRIC.replace("n = Round(g)", "n0 = Round(g) n = Add(n0, low)").replace("zero, c255", "low, high"),
     "NaN replaced": RANGE
     + "s = Div(m, c127) t = Div(x, s) n = Round(t) i = IsNaN(n) o = Where(i, zero, n) c = Clip(o, low, high)"
     " y0 = Mul(c, s) ",
@@ -71,19 +77,60 @@ def data() -> Array:
     return x
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
-    model, x = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS), data()
-    result = rewrite(model)
-    assert products(result.report) == ["QuantizedMatMul"]
+def check_rows(model: onnx.ModelProto, x: Array) -> Array:
+    """Checks which rows are finite and their numbers against ONNX Runtime's; returns these."""
+    result = rewrite(model).to_proto()
     (expected,) = stock_session(model).run(None, {"x": x})
-    assert np.isfinite(expected).any(-1).sum() > 24
-    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+    for session in (make_session(result, "native"), stock_session(result)):
         (actual,) = session.run(None, {"x": x})
-        assert (np.isfinite(actual) == np.isfinite(expected)).all()
         finite = np.isfinite(expected)
+        assert (np.isfinite(actual) == finite).all()
         most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
         assert (np.abs(actual - expected) <= 1e-5 * most + 2.0**-126)[finite].all()
+    return np.asarray(expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
+    model = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
+
+
+def part_of(form: str, i: int) -> str:
+    """Returns a form of p0, p1, .. instead of x, with names of its own."""
+    body = FORMS[form]
+    names = {*re.findall(r"(\w+) = \w+[(<]", body)}
+    return re.sub(r"\b[a-z]\w*\b", lambda m: f"p{i}" if m[0] == "x" else m[0] + f"_{i}" * (m[0] in names), body)
+
+
+@pytest.mark.parametrize(
+    "forms", [("quotient", "signed zero point"), ("signed zero point", "quotient"), ("NaN replaced", "quotient")]
+)
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_parts_of_different_forms(forms: tuple[str, str], axis: int) -> None:
+    """Only some parts of a Concat have a zero point, or may be NaN: the others' numbers hold for these only."""
+    parts = {"parts": CONSTANTS["parts"] if axis == -1 else np.array([5, 7])}
+    body = f"p0, p1 = Split<axis = {axis}>(x, parts) " + part_of(forms[0], 0) + part_of(forms[1], 1)
+    body += f"y0 = Concat<axis = {axis}>(y0_0, y0_1) " + PRODUCT
+    check_rows(model_of(body, {**CONSTANTS, **parts}, inputs=INPUTS), data())
+
+
+def test_a_constant_condition_brings_nan_back() -> None:
+    body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
+    expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
+    assert np.isnan(expected).any()
+
+
+def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
+    """Codes of an infinite scale are the zero point, so that their sums need not be 0."""
+    x = data()
+    x[0, 0, 3], x[0, 1, 4], x[0, 2, :2] = np.inf, -np.inf, (-3e38, 3e38)
+    model = model_of(FORMS["signed zero point"] + PRODUCT, CONSTANTS, inputs=INPUTS)
+    (expected,) = stock_session(model).run(None, {"x": x})
+    (actual,) = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})
+    assert np.isnan(expected[0, :3]).all()
+    assert (np.isnan(actual) == np.isnan(expected)).all()
 
 
 def test_a_bounded_range_behind_a_reshape() -> None:
@@ -119,15 +166,26 @@ def test_parts_with_other_numbers_of_groups() -> None:
         assert np.allclose(session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_copies_of_weights_keep_the_kernel_of_products_that_stay() -> None:
+@pytest.mark.parametrize("product", ["MatMul", "com.microsoft.FusedMatMul"])
+def test_copies_of_weights_keep_the_kernel_of_products_that_stay(product: str) -> None:
     """Without optimizations, ONNX Runtime packs constants only, and adds in another order."""
-    weights = np.random.default_rng(8).normal(0, 1, (K, 64)).astype(F)
-    body = FORMS["quotient"] + "v = Identity(w) y = MatMul(y0, v)"
-    model = model_of(body, {**CONSTANTS, "w": weights}, inputs=INPUTS)
-    x = np.random.default_rng(9).normal(0, 1, (3, 40, K)).astype(F)
+    weights = np.random.default_rng(8).normal(0, 1, (512, 512)).astype(F)
+    body = FORMS["quotient"] + f"v = Identity(w) y = {product}(y0, v)"
+    model = model_of(body, {**CONSTANTS, "w": weights}, inputs="float[M, 512] x")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    x = np.random.default_rng(9).normal(0, 1, (4, 512)).astype(F)
     (expected,) = stock_session(model).run(None, {"x": x})
     (actual,) = make_session(rewrite(model, exact=True).to_proto(), "native").run(None, {"x": x})
     assert np.array_equal(actual, expected)
+
+
+def test_indices_that_do_not_fit_in_a_branch_that_no_input_takes() -> None:
+    body = (
+        "n = Size(x) no = Less(n, n) y0 = Relu(x) d = If (no) <then_branch = yes () => (int64[A] k) {"
+        " a = Constant<value_ints = [4, 8]>() b = Constant<value_ints = [5, 6, 7]>() k = Mod(a, b) },"
+        " else_branch = other () => (int64[B] l) { l = Constant<value_ints = [1]>() }> " + PRODUCT
+    )
+    rewrite(model_of(body, CONSTANTS, inputs=INPUTS))
 
 
 def test_shapes_of_torch() -> None:

@@ -225,14 +225,15 @@ def _has_no_nan(value: ir.Value) -> bool:
         node = producer_of(value, *_BOUNDING)
         if node is None or not node.inputs:
             return False
-        others = [each for each in node.inputs if each is not None and constant_scalar(each) is None]
+        given = node.inputs[1:] if node.op_type == "Where" else node.inputs  # a condition has no NaN to pass on
+        numbers = [None if each is None else constant_scalar(each) for each in given]
+        others = [each for each, number in zip(given, numbers, strict=True) if each is not None and number is None]
         if node.op_type == "Where":
             condition = producer_of(node.inputs[0], "IsNaN")
             if condition is not None and condition.inputs[0] is node.inputs[2]:
                 number = constant_scalar(node.inputs[1])
                 return number is not None and math.isfinite(number)
-            others = others[1:]
-        if len(others) != 1:
+        if len(others) != 1 or any(number is not None and math.isnan(number) for number in numbers):
             return False
         value = others[0]
     return False

@@ -386,6 +386,15 @@ class AffineForms(OfOnePhase):
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
             if len(others) != len(node.inputs) - 1 or any(each.shift != form.shift for each in others):
                 return self._lose(node, f"its inputs are not all codes of the same kind times a scale; {_LATER}")
+            parts = (form, *others)
+            for name in ("scale", "zero point", "offset"):
+                if len({each.param(name) is None for each in parts}) > 1:
+                    return self._lose(node, f"only some of its inputs have a {name}; {_LATER}")
+            if len({self._exceptions(each) for each in parts}) > 1:
+                return self._lose(node, f"only some of its inputs may be NaN or infinite, or are rounded; {_LATER}")
+            low, high = min(each.low for each in parts), max(each.high for each in parts)
+            mark = None if any(each.mark is None for each in parts) else form.mark
+            form = replace(form, low=low, high=high, mark=mark)
         index, data = list(node.outputs).index(value), form.value
 
         def moved_param(name: str, param: Param) -> Param:
@@ -398,6 +407,12 @@ class AffineForms(OfOnePhase):
 
         found = form.mapped(value, moved_param)
         return replace(found, moves=(*form.moves, Rearrangement(node, index, others)))
+
+    def _exceptions(self, form: Affine) -> object:
+        """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
+        has_nan = form.root.dtype not in CODE_TYPES and not self.values.known(form.root).is_regular
+        is_bounded = self.values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
+        return form.is_rounded, form.divisor, has_nan, is_bounded
 
 
 def _repeated(node: ir.Node) -> str:

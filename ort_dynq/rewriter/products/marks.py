@@ -79,6 +79,8 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         smallest = _smallest_magnitude(value, number, facts)
         sides = (smallest, number) if before is value else (number, smallest)
         mark = combined(node.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)
+        if marks:  # codes of an infinite scale are the zero point: the row is 0 * infinity, but codes add up to any sum
+            marks.append(combined("Mul" if node.op_type == "Div" else "Div", Param(_ZERO), number))
         for each in marks:
             mark = combined("Add", mark, each)
         return mark
