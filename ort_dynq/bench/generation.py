@@ -106,8 +106,8 @@ class GenerationBench:
         rewritten: The path of the rewritten folder; empty if it was rewritten here.
         timings: One for each case.
         stock, ours: The files.
-        greedy: The greedy tokens that both have in common with float activations; None if ONNX Runtime has none for
-            this model, or a decoder does not generate tokens.
+        greedy: The greedy tokens that both have in common with float activations; None if they are not measured.
+        greedy_problem: Why they are not measured; empty if they are.
         rewrite_report: What the rewriter did; None if the rewritten folder was given.
     """
 
@@ -117,11 +117,12 @@ class GenerationBench:
     stock: DecoderFile
     ours: DecoderFile
     greedy: GreedyTokens | None
+    greedy_problem: str
     rewrite_report: Report | None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        names = ("folder", "rewritten", "timings", "stock", "ours", "greedy")
+        names = ("folder", "rewritten", "timings", "stock", "ours", "greedy", "greedy_problem")
         report = None if self.rewrite_report is None else self.rewrite_report.to_dict()
         return {name: plain(getattr(self, name)) for name in names} | {"rewrite_report": report}
 
@@ -167,13 +168,13 @@ def bench_generation(
         else:
             ours, report = open_folder(rewritten), None
         same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
-        greedy = _greedy_tokens(folder, ours, tokens, settings.backend, track)
+        greedy, problem = _greedy_tokens(folder, ours, tokens, settings.backend, track)
         timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         timings = [_with_same_tokens(each, same) for each in timings]
         files = decoder_of(folder), decoder_of(ours)
         openings = measure_opening(*files, settings.backend)
         before, after = (DecoderFile(storage.size(file), each) for file, each in zip(files, openings, strict=True))
-    return GenerationBench(str(path), str(rewritten or ""), tuple(timings), before, after, greedy, report)
+    return GenerationBench(str(path), str(rewritten or ""), tuple(timings), before, after, greedy, problem, report)
 
 
 def decoder_of(folder: Folder) -> Path:
@@ -239,11 +240,15 @@ def _same_tokens(
     return found
 
 
-def _greedy_tokens(folder: Folder, ours: Folder, tokens: Array, backend: Backend, track: Track) -> GreedyTokens | None:
+def _greedy_tokens(
+    folder: Folder, ours: Folder, tokens: Array, backend: Backend, track: Track
+) -> tuple[GreedyTokens | None, str]:
+    """Returns the tokens, or why they are not measured: a decoder may be timed that does not generate tokens."""
     try:
-        return greedy_tokens(folder, decoder_of(folder), decoder_of(ours), tokens, backend=backend, track=track)
-    except DynqError:
-        return None
+        found = greedy_tokens(folder, decoder_of(folder), decoder_of(ours), tokens, backend=backend, track=track)
+    except DynqError as error:
+        return None, str(error)
+    return found, "" if found else "ONNX Runtime has no float activations for this decoder"
 
 
 def _with_same_tokens(timing: GenerationTiming, same: Mapping[tuple[int, int], tuple[int, int]]) -> GenerationTiming:

@@ -21,6 +21,7 @@ from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
 from ..measuring.timing import Machine, Settings, latency, machine
+from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import program_of
 from ..rewriter.loop import op_counts
 from ..storage import load, size, size_of
@@ -57,7 +58,7 @@ class Pair:
             the medians of `samples`; None for a model that does not run.
         fusions: The time of the fusions in both profiles, by groups of equal layers.
         changes: One example of each kind of nodes that the new model has in place of others.
-        problem: Why one of the models does not run; empty if both run.
+        problem: Why one of the models does not run, or why its times are no measure; empty if both run.
     """
 
     model: str
@@ -163,7 +164,7 @@ def measure_pair(
         return Pair(**facts)
     next(steps)
     samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
-    facts |= {"samples": samples, "problem": samples.problem}
+    facts |= {"samples": samples, "problem": samples.problem or _problem(result.report)}
     profiling: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
     try:
         next(steps)
@@ -181,6 +182,16 @@ def measure_pair(
         raise DynqError(f"{os.fspath(source)} does not run with ONNX Runtime's profiler: {error}") from error
     next(steps, None)
     return Pair(**facts)
+
+
+def _problem(report: rewriter.Report) -> str:
+    """Returns why the times are no comparison with stock ONNX Runtime, if the model was made by a rewrite."""
+    if not any(operator.startswith(f"{DOMAIN}.") for operator in report.before):
+        return ""
+    return (
+        "the model has operators of ort_dynq already: before, stock ONNX Runtime runs their functions, which is slow; "
+        "give the original model to compare with it"
+    )
 
 
 def _report_of(a: ir.Model, b: ir.Model, accuracy: Accuracy) -> rewriter.Report:

@@ -57,6 +57,7 @@ class Command:
         examples: Complete command lines.
         arguments: Adds the arguments to a parser.
         run: Runs the subcommand.
+        verifies: Whether it can print all comparisons of a verification.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Command:
     examples: tuple[str, ...]
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Outcome]
+    verifies: bool = False
 
 
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -192,12 +194,12 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
             formatter_class=_KeepExamples,
         )
         command.arguments(subparser)
-        _add_output(subparser)
+        _add_output(subparser, verifies=command.verifies)
         subparser.set_defaults(run=command.run)
     return parser
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser, *, verifies: bool) -> None:
     """Adds --json, --verbose and --quiet."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     amount = parser.add_mutually_exclusive_group()
@@ -205,7 +207,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         *("-v", "--verbose"),
         action="count",
         default=0,
-        help="print all comparisons of a verification, and a log on stderr; -vv logs each unconverted node",
+        help=("print all comparisons of a verification, and " if verifies else "print ")
+        + "a log on stderr; -vv logs each unconverted node",
     )
     amount.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors and JSON")
 

@@ -172,4 +172,5 @@ COMMAND = Command(
     ),
     _arguments,
     _run,
+    verifies=True,
 )

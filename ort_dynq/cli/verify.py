@@ -49,7 +49,7 @@ def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
         a, b: What the user calls the models.
     """
     text, _ = _VERDICTS[verification.status]
-    reason = _renamed({"A": a, "B": b}, verification.reason)
+    reason = renamed({"A": a, "B": b}, verification.reason)
     return one_line(f"{text}: {reason}") if reason else text
 
 
@@ -91,7 +91,7 @@ def verification_text(
     if verification.passed and not verbose:
         yield from _summary(verification)
         return
-    say = functools.partial(_renamed, {"A": a, "B": b})
+    say = functools.partial(renamed, {"A": a, "B": b})
     yield from _products(verification, say)
     if verification.outputs:
         given = f", with {a}'s results of these products" if verification.end_to_end else ""
@@ -104,7 +104,7 @@ def verification_text(
         yield from _comparisons(verification.default_outputs, "", say)
 
 
-def _renamed(names: Mapping[str, str], text: str) -> str:
+def renamed(names: Mapping[str, str], text: str) -> str:
     """Returns a sentence on the models A and B with other names. An output A, before a colon, keeps its name."""
     return re.sub(r"(?<![\w/.])[AB](?=[ ',;]|$)", lambda found: names[found[0]], text)
 
@@ -223,4 +223,5 @@ COMMAND = Command(
     ("ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",),
     _arguments,
     _run,
+    verifies=True,
 )

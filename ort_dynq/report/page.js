@@ -3,11 +3,12 @@ document.documentElement.classList.add("js");
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button.copy");
   if (!button) return;
+  const name = JSON.parse(button.dataset.name);
   try {
-    await navigator.clipboard.writeText(button.dataset.name);
+    await navigator.clipboard.writeText(name);
   } catch {
     const area = document.createElement("textarea");
-    area.value = button.dataset.name;
+    area.value = name;
     document.body.append(area);
     area.select();
     document.execCommand("copy");

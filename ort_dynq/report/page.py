@@ -85,8 +85,13 @@ def _operators(counts: Mapping[str, int]) -> str:
 
 
 def _operator(name: str) -> str:
-    """Writes an operator's name, which a table does not break, up to a length that fits."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    """Writes an operator's name, which a table does not break, up to a length that fits; the title has all of it."""
+    import markupsafe
+
+    if len(name) <= _LONGEST:
+        return name
+    short = f"{name[: _LONGEST - 1]}…"
+    return markupsafe.Markup('<span title="{}">{}</span>').format(printable(name), printable(short))
 
 
 def _decibels(ratio: float | None) -> str:

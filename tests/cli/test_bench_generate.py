@@ -72,6 +72,14 @@ def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert text.count(" of 32</td>") == 3  # greedy tokens as with float activations, of both, and those of a timing
 
 
+def test_a_folder_of_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice of other commands, to give one of its models, would be wrong here; the reason reaches the text."""
+    (tmp_path / "model.onnx").touch()
+    assert cli.main(["bench-generate", str(tmp_path)]) == 2
+    error = f"ort-dynq: error: {tmp_path} has no genai_config.json, so it is not a folder of onnxruntime-genai\n"
+    assert capsys.readouterr().err == error
+
+
 def test_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are those of ONNX Runtime on the tokens that are given."""
     tokens = np.random.default_rng(5).integers(0, VOCABULARY, 40)
@@ -114,10 +122,15 @@ def test_greedy_tokens_of_two_terms(
 ) -> None:
     """They stay, also where ONNX Runtime alone makes level 4; experts of 8 bits have no float activations there."""
     folder = genai_folders.filled(name, tmp_path / name) if name == "qdq" else FOLDERS / name
-    greedy = run_bench_json(capsys, "generate", str(folder), "--tokens", "1", "--context", "1", *options)["greedy"]
+    page = tmp_path / "page.html"
+    arguments = ("generate", str(folder), "--tokens", "1", "--context", "1", "--report", str(page), *options)
+    data = run_bench_json(capsys, *arguments)
+    greedy = data["greedy"]
     if name == "gpt_oss":
-        assert greedy is None
+        assert (greedy, data["greedy_problem"]) == (None, "ONNX Runtime has no float activations for this decoder")
+        assert f"Greedy tokens are not measured: {data['greedy_problem']}." in page.read_text()
     else:
+        assert data["greedy_problem"] == ""
         assert (greedy["stock"] < 32, greedy["ours"]) == (True, 32)
 
 
@@ -127,6 +140,8 @@ def test_tokens_that_cannot_be_generated(tmp_path: Path) -> None:
     edit_config(folder, lambda config: config["model"].pop("context_length"))
     opened, tokens = open_folder(folder), np.zeros(251, np.int64)
     assert generation._same_tokens(opened, opened, tokens, [(3, 0), (1, 250)], "native") == {(3, 0): (3, 3)}
+    reason = "the text has 1 tokens, too few to predict; give a longer one"
+    assert generation._greedy_tokens(opened, opened, tokens[:1], "native", iter) == (None, reason)
 
 
 def test_a_rewritten_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

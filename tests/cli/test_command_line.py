@@ -348,3 +348,13 @@ def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pyt
             for _ in track(["first step", "second step"]):
                 time.sleep(0.1)
         assert ("2 of 2: second step (0 min)\n" in capfd.readouterr().err) != is_silent
+
+
+def test_verbose_is_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only two commands print comparisons of a verification; all log."""
+    for name in ("rewrite", "verify", "doctor", "inspect", "quantize", "bench", "bench-quantize", "bench-generate"):
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("comparisons of a verification" in text) == (name in ("rewrite", "verify"))
+        assert "a log on stderr; -vv" in text

@@ -452,7 +452,41 @@ def test_names_are_escaped(report: ModelReport, evil: Path) -> None:
     assert "<b>bold.onnx" in page.text
     assert r"\x1b[31m\x07\x00\u202e" in page.text
     assert not {*CONTROL} & {*text} - {*"[31m"}
+    copied = [json.loads(value or "") for name, value in page.attributes if name == "data-name"]
+    assert any({*CONTROL} <= {*name} for name in copied)  # the real names
     assert "\u00d7<wbr>" in text  # what the page itself has is HTML
+
+
+def test_long_operators_and_patterns(report: ModelReport) -> None:
+    """What is cut has a title, and the button of a group says that it copies a pattern."""
+    name = 'org.example."quoted".AnOperatorWithAVeryLongName'
+    operators = (dataclasses.replace(report.operators[0], op_type=name),)
+    page = _Page(dataclasses.replace(report, operators=operators).to_html())
+    assert ("title", name) in page.attributes
+    assert name not in page.text
+    for (_, copied), title in zip(page.attributes, (value for _, value in page.attributes[1:]), strict=False):
+        if title in ("copy this pattern", "copy this name"):
+            assert ("*" in (copied or "")) == (title == "copy this pattern")
+    assert {"copy this pattern", "copy this name"} <= {value for _, value in page.attributes}
+
+
+def test_a_rewritten_model_is_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ort_dynq.rewrite(ENCODER).save(tmp_path / "fast.onnx")
+    assert cli.main(["report", str(tmp_path / "fast.onnx"), "-o", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 0
+    text, page = capsys.readouterr().out, (tmp_path / "r.html").read_text()
+    assert "give the original model to compare with it" in text
+    assert "give the original model to compare with it" in page
+    assert "<h1>The model was rewritten before</h1>" in page
+    assert "x speed" not in text
+
+
+def test_errors_name_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of `report` has no A and B."""
+    other, page = MODELS / "torch_token" / "model.onnx", str(tmp_path / "r.html")
+    assert cli.main(["report", str(ENCODER), "--quantized", str(other), "-o", page]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ort-dynq: error: {ENCODER} and {other} are not interchangeable: only {ENCODER} has ")
+    assert f"; only {other} has " in error
 
 
 def test_bars_fit_their_column(report: ModelReport) -> None:
@@ -531,6 +565,8 @@ def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil:
                 button = window.locator("button.copy").first
                 button.click()
                 window.wait_for_function("document.querySelector('button.copy').textContent == 'copied'")
-                assert window.evaluate("navigator.clipboard.readText()") == button.get_attribute("data-name")
+                assert window.evaluate("navigator.clipboard.readText()") == json.loads(
+                    button.get_attribute("data-name") or ""
+                )
             assert messages == [(tmp_path / name).as_uri(), "data:,"] or messages == [(tmp_path / name).as_uri()]
         browser.close()
