@@ -14,11 +14,6 @@ constexpr int64_t kTransposedRows = 16;   // rows of float keys that are read at
 constexpr int64_t kWidenedColumns = 512;  // of codes of 4 bits, for panels
 static_assert(kWidenedColumns % kMostPanelColumns == 0);
 
-template <class T>
-std::unique_ptr<T[]> memory(int64_t count) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
-}
-
 CodeKind kind_of(Type type) { return type == kInt8 || type == kInt4 ? kS8 : kU8; }
 
 // Codes of 4 bits [first, first + count), which may begin in the middle of a byte, as codes of 8 bits.
@@ -80,11 +75,11 @@ constexpr void (*turn_scales[kMostTurned + 1])(const float*, int64_t, float*) = 
 void turn_words(const int16_t* words, int64_t tokens, int64_t size, int64_t columns, int16_t* panels) {
   const int64_t stride = round_up(size, 2) * columns;
   for (int64_t t = 0; t < round_up(tokens, columns); ++t) {
-    const int16_t* const row = words + t * size;
+    const int16_t* const row = t < tokens ? words + t * size : nullptr;
     int16_t* to = panels + t / columns * stride + t % columns * 2;
     for (int64_t d = 0; d < size; d += 2, to += 2 * columns) {
-      to[0] = t < tokens ? row[d] : int16_t{0};
-      to[1] = t < tokens && d + 1 < size ? row[d + 1] : int16_t{0};
+      to[0] = row != nullptr ? row[d] : int16_t{0};
+      to[1] = row != nullptr && d + 1 < size ? row[d + 1] : int16_t{0};
     }
   }
 }

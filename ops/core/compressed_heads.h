@@ -91,8 +91,8 @@ struct CompressedHead {
   // do not fit int32.
   void pack(bool is_key);
 
-  // Codes of 4 bits from `first` on, which is at a byte; or a copy of some, which need not be.
   bool is_at_byte(int64_t first) const { return number_of(first) % 2 == 0; }
+  // Codes of 4 bits from `first` on, which is at a byte; or a copy of some, which need not be.
   const uint8_t* halves(int64_t first) const {
     return static_cast<const uint8_t*>(operand.codes_.data) + number_of(first) / 2;
   }

@@ -7,6 +7,12 @@
 
 namespace dynq {
 
+// Memory that is not initialized; std::make_unique sets all values to 0.
+template <class T>
+std::unique_ptr<T[]> memory(int64_t count) {
+  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
+}
+
 // kSmall or fewer values need no allocation. The memory serves until the next call of allocate().
 template <class T, int64_t kSmall>
 class Scratch {

@@ -18,6 +18,7 @@
 #include "core/formats.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
+#include "core/scratch.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
 
@@ -44,11 +45,6 @@ static_assert(kWordUnit % kMostPanelColumns == 0);
 
 enum Input { kQuery, kKey, kKeyScale, kKeyZeroPoint, kValue, kValueScale, kValueZeroPoint, kBias, kFactor };
 
-template <class T>
-std::unique_ptr<T[]> memory(int64_t count) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
-}
-
 // Values have sums for blocks of kMostProducts keys, each with its own step of words.
 int64_t blocks_of(int64_t keys) { return divide_up(keys, kMostProducts); }
 
@@ -63,11 +59,11 @@ struct Run {
 };
 
 // Keys [first, end).
-struct Range {
+struct Keys {
   int64_t first, end;
 
   int64_t count() const { return end - first; }
-  Range part(const Range& other) const { return {std::max(first, other.first), std::min(end, other.end)}; }
+  Keys part(const Keys& other) const { return {std::max(first, other.first), std::min(end, other.end)}; }
 };
 
 // Words of rows of query.
@@ -161,7 +157,7 @@ class Unit {
 
   // The products of the queries with keys [first, first + count). Threads may score other keys at the same time.
   void score(int64_t first, int64_t count) {
-    const Range range = seen_.part({first, first + count});
+    const Keys range = seen_.part({first, first + count});
     if (range.count() <= 0) return;
     const CompressedOperand& key = run_.key;
     if (!key.is_per_channel()) {
@@ -201,7 +197,7 @@ class Unit {
 
   // Adds the products of the words with values [first, first + count) to totals [rows, E], one block after the other.
   void add_values(int64_t first, int64_t count, float* totals) const {
-    const Range range = seen_.part({first, first + count});
+    const Keys range = seen_.part({first, first + count});
     if (range.count() <= 0) return;
     if (value_.is_packed())
       add_packed_values(range, totals);
@@ -261,8 +257,8 @@ class Unit {
 
   // The keys between the first and the last that a row sees. The others have a bias of -infinity in every row; they
   // change nothing if all scores and all scales of values are finite.
-  Range seen() const {
-    const Range all = {0, n_.t};
+  Keys seen() const {
+    const Keys all = {0, n_.t};
     if (run_.bias.strides[3] == 0 || !(value_.largest_scale < kInfinity)) return all;
     const double largest = largest_magnitude(query(0), rows_ * n_.d);
     const double products = static_cast<double>(n_.d) * static_cast<double>(run_.key.largest_code());
@@ -277,7 +273,7 @@ class Unit {
       first = std::min(first, hidden(bias, 0, first, 1));
       end = std::max(end, n_.t - hidden(bias, n_.t - 1, n_.t - end, -1));
     }
-    return first < end ? Range{first / kWordUnit * kWordUnit, end} : all;
+    return first < end ? Keys{first / kWordUnit * kWordUnit, end} : all;
   }
 
   // How many of `count` biases from bias[from] on, in a direction, are -infinity before the first other one.
@@ -295,14 +291,14 @@ class Unit {
   }
 
   // `part_first`: the first key of the token group.
-  void score_range(const Queries& queries, Range range, int64_t token_group, int64_t part_first) {
+  void score_range(const Queries& queries, Keys range, int64_t token_group, int64_t part_first) {
     if (key_.is_packed())
       score_packed(queries, range, token_group, part_first);
     else
       score_stored(queries, range);
   }
 
-  void score_packed(const Queries& queries, Range range, int64_t token_group, int64_t part_first) {
+  void score_packed(const Queries& queries, Keys range, int64_t token_group, int64_t part_first) {
     const CompressedOperand& key = run_.key;
     const int64_t columns = kernels().panel_columns, groups = key.groups();
     const int64_t panel = (range.first - part_first) / columns, first = part_first + panel * columns;
@@ -320,7 +316,7 @@ class Unit {
     }
   }
 
-  void score_stored(const Queries& queries, Range range) {
+  void score_stored(const Queries& queries, Keys range) {
     const CompressedOperand& key = run_.key;
     const int64_t size = key.group_size(), word_rows = key.word_rows();
     const bool is_by_row = key.is_transposed() && !key.is_float();
@@ -376,7 +372,7 @@ class Unit {
     return word_steps_.data() + (group * blocks_of(n_.t) + t / kMostProducts) * rows_;
   }
 
-  void add_packed_values(Range range, float* totals) const {
+  void add_packed_values(Keys range, float* totals) const {
     const CompressedOperand& value = run_.value;
     const int64_t size = value.group_size(), columns = kernels().panel_columns;
     for (int64_t t = range.first; t < range.end; t = end_of_block(t))
@@ -394,7 +390,7 @@ class Unit {
       }
   }
 
-  void add_stored_values(Range range, float* totals) const {
+  void add_stored_values(Keys range, float* totals) const {
     const CompressedOperand& value = run_.value;
     const int64_t size = value.group_size(), word_rows = value.word_rows();
     const auto sums = memory<int32_t>(rows_ * word_rows * size), zero_sums = memory<int32_t>(rows_);
@@ -507,7 +503,7 @@ class Unit {
   const int64_t head_, row_, rows_;
   const CompressedHead &key_, &value_;
   const int64_t padded_;
-  Range seen_ = {};
+  Keys seen_ = {};
   Queries& queries_;
   float* const scores_;
   std::vector<float>& inverses_;

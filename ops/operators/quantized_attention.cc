@@ -12,6 +12,7 @@
 #include "core/attention_bias.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
+#include "core/scratch.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
 
@@ -28,12 +29,6 @@ constexpr int64_t kMostDepth = 4096;  // of a head
 struct Sizes {
   int64_t b, h, s, t, d, e;
 };
-
-// Memory that is not initialized.
-template <class T>
-std::unique_ptr<T[]> memory(int64_t count) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
-}
 
 // The codes of query, key and value, in their shapes.
 struct Codes {

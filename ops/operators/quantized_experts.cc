@@ -34,8 +34,9 @@ namespace {
 constexpr const char* kName = "QuantizedExperts";
 constexpr int64_t kRowsAtOnce = 256;  // of experts: their results stay in the caches
 constexpr size_t kExpertsAtOnce = 8;
-constexpr int64_t kReading = 2, kLeastWork = 1 << 21;  // of experts with one task each that run together: 10 us or more
-constexpr float kLeastWeight = 1e-8f;                  // experts with smaller weights are left out
+constexpr int64_t kReading = 2;          // products that take as long as reading a weight
+constexpr int64_t kLeastWork = 1 << 21;  // products of experts with one task each that run together: 10 us on a Zen 5
+constexpr float kLeastWeight = 1e-8f;    // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
     "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); step = Div(Sub(high, low), 255.0); "
@@ -382,7 +383,7 @@ class QuantizedExperts : public Node {
   void multiply(Context& context, const Codes& codes, const std::vector<Part>& parts, const Weights& weights,
                 float* dst) const {
     const Tensor no_sums = {kInt32, shape_of({0, weights.columns}), nullptr};
-    int64_t work = 0;  // in products; reading a weight takes as long as some
+    int64_t work = 0;  // in products
     for (const Part& part : parts) work += (part.rows * terms_ + kReading) * weights.depth * weights.columns;
     const bool has_many = parts.size() > 1 && work >= kLeastWork;
     const Together together(context, parts.size(), has_many, [&](size_t i, Context& outer) {

@@ -13,6 +13,7 @@
 #include "core/parallel.h"
 #include "core/program.h"
 #include "core/rounding.h"
+#include "core/scratch.h"
 #include "core/sums.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
@@ -188,12 +189,6 @@ class QuantizedRecurrence : public Node {
     }
 
    private:
-    // Memory that is not initialized.
-    template <class T>
-    static std::unique_ptr<T[]> memory(int64_t count) {
-      return std::unique_ptr<T[]>(new T[static_cast<size_t>(count)]);
-    }
-
     void copy(const float* from, float* to) const {
       std::memcpy(static_cast<void*>(to), from, static_cast<size_t>(n_.size) * sizeof(float));
     }

@@ -236,7 +236,6 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
   }
 }
 
-// QuantizedMatMul: the attributes that its shapes depend on, and the number of columns.
 // CompressedAttention: the sizes and groups.
 struct CompressedCache {
   static constexpr int64_t kKeysOfParts = 34 * 32;  // threads share these

@@ -239,6 +239,23 @@ Problem make_highest_problem(Random& random, int64_t depth, int8_t weight, int32
   return problem;
 }
 
+// As many groups as kernels of few rows have memory for, or one more.
+Problem make_problem_of_groups(Random& random, int64_t groups, int64_t rows, bool zps_vary) {
+  for (;;) {
+    Problem problem;
+    problem.bits = 4;
+    problem.rows = rows;
+    problem.cols = problem.columns = 4 * kBlockColumns;
+    problem.depth = 16 * groups;
+    problem.groups = problem.row_groups = problem.column_groups = groups;
+    problem.order = dynq::kColumnFirst;
+    problem.zps_vary = zps_vary;
+    problem.weight_zp = 7;
+    problem.fill(random);
+    if (problem.has_exact_sums) return problem;
+  }
+}
+
 std::vector<uint8_t> rows_of_codes(const Problem& problem, int64_t depth, int64_t stride) {
   // The last row ends with its codes.
   std::vector<uint8_t> packed(static_cast<size_t>(problem.rows == 0 ? 0 : (problem.rows - 1) * stride + depth), 0);
@@ -528,6 +545,10 @@ int main(int count, char** arguments) {
       for (const int8_t weight : {int8_t{0}, int8_t{15}})
         counter.check_everywhere(make_highest_problem(random, depth, weight, weight_zp),
                                  conv_check::make_problem(random), random);
+  for (const int64_t groups : {512, 513})
+    for (const int64_t rows : {1, 2})
+      counter.check_everywhere(make_problem_of_groups(random, groups, rows, rows == 1),
+                               conv_check::make_problem(random), random);
   if (tile_stand_in::unit.products == 0) fail("the stand-in of AMX computed nothing");
   for (const auto& [name, blocks] : counter.blocks) std::printf("%s %d\n", name.c_str(), blocks);
 }

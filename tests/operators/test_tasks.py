@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import assert_same
+from cases.quantized_experts import expert_inputs
+from functions import run_function
+from helpers import assert_same, make_session, parse, with_one_nan
 
 from ort_dynq import kernels
+from ort_dynq.operators import OPERATORS
 from ort_dynq.operators.encodings import CodeType
 
 TASK = 32768  # kTaskElements in ops/core/parallel.h
@@ -44,3 +47,21 @@ def test_nan_at_the_start_of_a_part(isa: str) -> None:
         assert_same(result[0], np.where(np.isnan(src), 0, np.rint(src / result[4])).astype(np.int8))
         assert_same(result[1], np.rint([[np.nanmin(-src)]]).astype(np.int8))
         assert_same(result[4], np.float32([[largest / np.float32(127)]]))
+
+
+@pytest.mark.parametrize("attributes", [{"bits": 4, "group_size": 32}, {"bits": 8, "terms": 2}], ids=str)
+def test_experts_of_one_task(attributes: dict[str, int]) -> None:
+    """Products of several experts, of one task each, run together: they have 2^21 products or more."""
+    program, given = "dst = Clip(x, 0.0, inf)", {"k": 2, **attributes}
+    kinds = {name: value for name, value in attributes.items() if name != "terms"}
+    inputs = expert_inputs(np.random.default_rng(0), (24, 256), 11, 256, program=program, **kinds)
+    expected = with_one_nan(run_function("QuantizedExperts", inputs, program=program, **given)[0])
+    names = [value.name for value in OPERATORS["QuantizedExperts"].inputs]
+    types = {np.dtype(np.float32): "float", np.dtype(np.int8): "int8"}
+    heads = ", ".join(f"{types[array.dtype]}[] {name}" for array, name in zip(inputs, names, strict=True))
+    text = ", ".join([f'program = "{program}"', *(f"{name} = {value}" for name, value in given.items())])
+    model = parse(heads, "float[] dst", f"dst = ort_dynq.QuantizedExperts<{text}>({', '.join(names)})")
+    for threads in (1, 2, 3):
+        opened = make_session(model, "native", threads=threads)
+        (actual,) = opened.run(None, dict(zip(names, inputs, strict=True)))
+        assert_same(with_one_nan(np.asarray(actual)), expected)

@@ -1,6 +1,7 @@
 """Kernels in C++ alone. Every product kernel returns the bits of loops over its definition
-(tests/native/products_check.cc), every kernel of programs those of the portable one (tests/native/programs_check.cc),
-and every elementwise kernel for ARM those of the portable kernels on this machine (tests/native/kernels_check.cc).
+(tests/native/products_check.cc), every kernel of programs and of attention over codes those of the portable one
+(tests/native/programs_check.cc, tests/native/compressed_check.cc), and every elementwise kernel for ARM those of the
+portable kernels on this machine (tests/native/kernels_check.cc).
 
 Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
 same instruction in the encoding of AVX-512. CPUs with AVX-512 VNNI also run the machine code of the AMX kernels, with
@@ -161,11 +162,19 @@ def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="test_aarch64 runs programs on other CPUs")
-def test_programs_of_this_machine(tmp_path: Path) -> None:
+def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
     require("g++", "g++")
-    parts = kernel_files("x86_64", "ProductKernels|ElementwiseKernels")
-    program = build(tmp_path, "g++", parts, "-DORT_DYNQ_X86", check="programs_check")
-    check_programs(program, tuple(kernels.supported_isas()))
+    parts, isas = kernel_files("x86_64", "ProductKernels|ElementwiseKernels"), tuple(kernels.supported_isas())
+    checks = ("programs_check", "compressed_check")
+    programs, compressed = build_all(tmp_path, "g++", parts, "-DORT_DYNQ_X86", checks=checks)
+    check_programs(programs, isas)
+    assert compressed_kinds(isas) <= ran(compressed, 2000)
+
+
+def compressed_kinds(isas: tuple[str, ...]) -> set[str]:
+    products = [f"{form} of kind {kind}" for form in ("by_row", "by_column") for kind in range(4)]
+    kinds = [*products, "quantize_words", "scores", "powers", "pack and panel_scores"]
+    return {f"{isa} {kind}" for isa in isas for kind in kinds}
 
 
 # Emulated CPUs with and without the instructions of ARMv8.2 and later, and the instruction sets that they have.
@@ -201,8 +210,9 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
     here = hashes(build(tmp_path / "here", "g++", [], check="kernels_check"))["portable"]
     assert len(here) == len(set(here.values())) > 75  # every kernel is there, and no two are the same
     parts = [*kernel_files("aarch64"), (KERNELS / "amx.cc", AMX_STAND_IN + PORTABLE_FALLBACK)]
-    flags, checks = ("-static", "-DORT_DYNQ_ARM"), ("products_check", "kernels_check", "programs_check")
-    products, elementwise, programs = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, *flags, checks=checks)
+    checks = ("products_check", "kernels_check", "programs_check", "compressed_check")
+    built = build_all(tmp_path, "aarch64-linux-gnu-g++", parts, "-static", "-DORT_DYNQ_ARM", checks=checks)
+    products, elementwise, programs, compressed = built
     # As test_library.py for x86: files of instruction sets share no inline functions.
     symbols = {path: run_nm(path) for path in tmp_path.glob("*.o")}
     of_isas = [found for found in symbols.values() if any("kNeon" in name for name in found["D"])]
@@ -213,6 +223,7 @@ def test_aarch64(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         assert tuple(there) == isas
         assert [(isa, name) for isa in isas for name in here if here[name] != there[isa].get(name)] == []
         check_programs(programs, isas, "qemu-aarch64", "-cpu", cpu)
+        assert compressed_kinds(isas) <= ran(compressed, 100, "qemu-aarch64", "-cpu", cpu)
         names = ran(products, 100, "qemu-aarch64", "-cpu", cpu)
         assert all_kinds(*isas, "amx-stand-in") <= names
         record.extend(("products", f"{name} (aarch64)") for name in {name.split()[0] for name in names})
@@ -231,15 +242,21 @@ def test_a_contraction_is_found(tmp_path: Path) -> None:
 
 def test_every_kernel_of_a_table_is_checked() -> None:
     """A new one needs a check in tests/native/, or an operator whose function test_functions.py compares with it."""
-    by_operators = {"softmax": "QuantizedAttention", "compressed": "CompressedAttention"}
+    by_operators = {"softmax": "QuantizedAttention"}
     checks = "".join(path.read_text() for path in (ROOT / "tests" / "native").glob("*_check.*"))
     found = set()
-    tables = ("elementwise.h", "ElementwiseKernels"), ("products.h", "ProductKernels"), ("dispatch.h", "InstructionSet")
+    tables = (
+        ("elementwise.h", "ElementwiseKernels"),
+        ("products.h", "ProductKernels"),
+        ("compressed.h", "CompressedKernels"),
+        ("dispatch.h", "InstructionSet"),
+    )
     for name, table in tables:
         struct = re.search(rf"^struct {table} \{{(.*?)^\}};", (KERNELS / name).read_text(), re.S | re.M)
         assert struct
-        members = re.findall(r"^  (?:const )?\w+Kernels?\*? ([\w, ]+)", struct[1], re.M)
-        assert len(members) >= (3 if table == "InstructionSet" else 10)
+        text = re.sub(r"\[\w+\]", "", struct[1])
+        members = re.findall(r"^  (?:const )?\w+Kernels?\*? ([\w, ]+)", text, re.M)
+        assert len(members) >= {"InstructionSet": 3, "CompressedKernels": 6}.get(table, 10)
         found |= {member for each in members for member in each.split(", ")}
     assert {member for member in found if not re.search(rf"\b{member}\b", checks)} == by_operators.keys()
     assert by_operators.keys() <= found

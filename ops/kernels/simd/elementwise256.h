@@ -1,6 +1,7 @@
 // The V of elementwise kernels, eight lanes: table-inl.h lists its members. Needs AVX2, FMA and F16C.
 #pragma once
 
+#include "kernels/simd/vector128.h"
 #include "kernels/simd/vector256.h"
 
 namespace dynq {
@@ -147,10 +148,6 @@ struct Elementwise256 : Vector256 {
   }
   static void order_pairs(I&, I&) {}
   static I flip(I codes, I flips) { return _mm256_xor_si256(codes, flips); }
-  static __m128i shifted_halves(__m128i bytes, __m128i next) {
-    const __m128i low = _mm_set1_epi8(15);
-    return _mm_or_si128(_mm_and_si128(low, _mm_srli_epi16(bytes, 4)), _mm_andnot_si128(low, _mm_slli_epi16(next, 4)));
-  }
   template <bool kIsShifted>
   static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
     __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));

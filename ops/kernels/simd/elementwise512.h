@@ -1,6 +1,7 @@
 // The V of elementwise kernels, sixteen lanes: table-inl.h lists its members. Needs AVX-512 F, BW, VL and DQ.
 #pragma once
 
+#include "kernels/simd/vector128.h"
 #include "kernels/simd/vector512.h"
 
 namespace dynq {
@@ -133,10 +134,6 @@ struct Elementwise512 : Vector512 {
     high = second;
   }
   static I flip(I codes, I flips) { return _mm512_xor_si512(codes, flips); }
-  static __m128i shifted_halves(__m128i bytes, __m128i next) {
-    const __m128i low = _mm_set1_epi8(15);
-    return _mm_or_si128(_mm_and_si128(low, _mm_srli_epi16(bytes, 4)), _mm_andnot_si128(low, _mm_slli_epi16(next, 4)));
-  }
   template <bool kIsShifted>
   static void half_pairs(const uint8_t* first, const uint8_t* second, I flips, I& low, I& high) {
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first));

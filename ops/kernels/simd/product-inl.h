@@ -55,8 +55,10 @@ struct ProductMembers {
 };
 
 constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
-constexpr int kVectors = kBlockColumns / P::kLanes;                                 // of a block
-constexpr bool kIsBlock = kVectors == 1 && P::kSteps == 1 && !P::kUnsignedWeights;  // so has one vector its sums
+constexpr int kVectors = kBlockColumns / P::kLanes;  // of a block
+constexpr bool kIsBlock =
+    kVectors == 1 && P::kSteps == 1 && !P::kUnsignedWeights;  // then one vector has the sums of a block
+static_assert(!kIsBlock || P::kGroupBlocks == 2, "gemm_whole() takes two blocks");
 constexpr int64_t kLine = 64, kBlockBytes = kBlockColumns * kQuad;  // a quad of 8-bit weights, two of 4-bit weights
 
 inline P::F scaled(P::F real, P::F row_scale, P::F column_scale, ScaleOrder order) {
@@ -89,14 +91,15 @@ inline void add(P::I (&sums)[kRows][kSums], const P::I (&others)[kRows][kSums]) 
     for (int v = 0; v < kSums; ++v) sums[r][v] = P::add(sums[r][v], others[r][v]);
 }
 
-// Up to kFewRows rows are memory-bound. If P::kBytesAhead is not 0, they prefetch their weights: hardware reads too few
-// lines ahead.
-inline void prefetch_at(const int8_t* weights, int64_t bytes) {
-  // No pointer: it leaves the weights behind the last quads.
-  const uintptr_t address = reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(bytes);
+// Prefetches array[index], which may be behind the end of the array: no pointer may be.
+template <class T>
+inline void prefetch_at(const T* array, int64_t index) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(index) * sizeof(T);
   ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
 }
 
+// Up to kFewRows rows are memory-bound. If P::kBytesAhead is not 0, they prefetch their weights: hardware reads too few
+// lines ahead.
 template <int kLines>
 inline void prefetch_ahead(const int8_t* weights) {
   if constexpr (P::kBytesAhead > 0)
@@ -332,22 +335,22 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t ahead = first_ahead; ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
       for (int64_t b = 0; b < kBlocks; ++b) {
-        if (column_sums != nullptr) ORT_DYNQ_PREFETCH(column_sums + b * gap + ahead);
-        if (column_varies && halves == nullptr) ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
-        if (column_varies && halves != nullptr) ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
+        if (column_sums != nullptr) prefetch_at(column_sums, b * gap + ahead);
+        if (column_varies && halves == nullptr) prefetch_at(column_scales, b * gap + ahead);
+        if (column_varies && halves != nullptr) prefetch_at(halves, b * gap + ahead);
       }
     for (int64_t b = 0; b < kBlocks && row == 0 && column_varies && group + kGroupsAhead < groups; ++b) {
       const int64_t ahead = b * gap + kGroupsAhead * block.columns.scales_stride;
       if (halves == nullptr)
-        ORT_DYNQ_PREFETCH(column_scales + ahead);
+        prefetch_at(column_scales, ahead);
       else
-        ORT_DYNQ_PREFETCH(halves + ahead);
+        prefetch_at(halves, ahead);
     }
     if (!kOneGroup && kRows > kFewRows && row == 0) {
       const int64_t bytes = quads * kBlockBytes * kBits / 8,
                     ahead = group * bytes + kBlocksAhead * block.weights.stride;
       for (int64_t b = 0; b < kBlocks; ++b)
-        for (int64_t line = 0; line < bytes; line += kLine) ORT_DYNQ_PREFETCH(weights.of[b] + ahead + line);
+        for (int64_t line = 0; line < bytes; line += kLine) prefetch_at(weights.of[b], ahead + line);
     }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);

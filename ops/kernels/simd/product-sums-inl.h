@@ -168,16 +168,16 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
     for (int64_t ahead = first_ahead; column_varies && ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
       for (int64_t b = 0; b < kBlocks; ++b) {
         if (halves == nullptr)
-          ORT_DYNQ_PREFETCH(column_scales + b * gap + ahead);
+          prefetch_at(column_scales, b * gap + ahead);
         else
-          ORT_DYNQ_PREFETCH(halves + b * gap + ahead);
+          prefetch_at(halves, b * gap + ahead);
       }
     for (int64_t b = 0; b < kBlocks && column_varies && group + kGroupsAhead < block.groups; ++b) {
       const int64_t ahead = b * gap + kGroupsAhead * block.columns.scales_stride;
       if (halves == nullptr)
-        ORT_DYNQ_PREFETCH(column_scales + ahead);
+        prefetch_at(column_scales, ahead);
       else
-        ORT_DYNQ_PREFETCH(halves + ahead);
+        prefetch_at(halves, ahead);
     }
     const int64_t parameter = row_varies ? group : 0;
     typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
@@ -257,7 +257,7 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
   for (const RowTerms* const end = terms + kRows * block.groups; terms != end; terms += kRows) {
     // Hardware does not prefetch the next line of a row of scales, which two blocks share.
 #pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) ORT_DYNQ_PREFETCH(halves + b * gap + 2 * kBlockColumns);
+    for (int b = 0; b < kBlocks; ++b) prefetch_at(halves, b * gap + 2 * kBlockColumns);
     typename P::I sums[2][kRows][kBlocks] = {}, of_weights[2][kBlocks] = {};
     const uint8_t* const end_of_codes = codes + units * kGroupUnit;
     while (codes != end_of_codes) {

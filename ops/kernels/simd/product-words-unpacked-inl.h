@@ -143,9 +143,8 @@ bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_
   const bool scales_vary = block.columns.scale_groups > 1, in_groups = scales_vary || block.codes.scale_groups > 1;
   auto beyond = P::set1(0);
   for (int64_t i = 0; i < count; ++i) {
-    if (is_given) ORT_DYNQ_PREFETCH(block.columns.sums + (first + i) * block.columns.sums_stride + kBlockColumns);
-    if (scales_vary)
-      ORT_DYNQ_PREFETCH(block.columns.scales + (first + i) * block.columns.scales_stride + kBlockColumns);
+    if (is_given) prefetch_at(block.columns.sums, (first + i) * block.columns.sums_stride + kBlockColumns);
+    if (scales_vary) prefetch_at(block.columns.scales, (first + i) * block.columns.scales_stride + kBlockColumns);
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {

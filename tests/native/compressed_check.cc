@@ -1,0 +1,306 @@
+// Compares every kernel of attention over codes that this machine can run (kernels/compressed.h) with the portable one,
+// bit for bit, and products of words also with their exact integers. Prints how many problems each of them computed.
+//
+//   compressed_check [PROBLEMS]   the number of random problems of each kernel: 200 unless given
+//
+// Arrays end directly before a protected page or begin directly after one.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "kernels/dispatch.h"
+#include "random.h"
+
+namespace {
+
+using dynq::CompressedKernels;
+using Bits = std::vector<uint32_t>;  // of results
+
+constexpr int64_t kLargestWord = static_cast<int64_t>(dynq::kLargestWord);
+constexpr int64_t kDepths[] = {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 250, 254, 255, 256};
+
+Random source{1};
+std::map<std::string, int> problems;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// run(kernels) returns the results as bits.
+template <class Run>
+void compare(const std::string& kernel, const std::string& problem, const Run& run) {
+  const Bits expected = run(dynq::kPortableCompressed);
+  for (size_t i = 0; const char* name = dynq::supported_isa(i); ++i) {
+    dynq::select_isa(name);
+    if (run(*dynq::active_isa().compressed) != expected) fail(name + (" " + kernel) + ", " + problem);
+    ++problems[name + (" " + kernel)];
+  }
+}
+
+template <class T>
+T* place(const std::vector<T>& values, size_t number) {
+  static Arena arenas[5];
+  return arenas[number].place(values, source.one_in(2), 0);
+}
+
+Bits bits_of_floats(const float* values, int64_t count) {
+  Bits bits;
+  for (int64_t i = 0; i < count; ++i) bits.push_back(bits_of(dynq::load(values + i)));
+  return bits;
+}
+
+// Numbers of one kind: ordinary ones, special ones, tiny ones, any bits, and so on.
+constexpr int kOrdinary = 0, kNumberKinds = 9;
+float number(int kind) {
+  const auto of_bits = [](uint64_t bits) {
+    const auto low = static_cast<uint32_t>(bits);
+    float value;
+    std::memcpy(&value, &low, sizeof value);
+    return value;
+  };
+  switch (kind) {
+    case kOrdinary:
+      return static_cast<float>(source.integer(-1000000, 1000000)) * 1e-6f;
+    case 1:
+      return source.of(kSpecials);
+    case 2:
+      return source.of(kScales);
+    case 3:
+      return of_bits(source.next());
+    case 4:
+      return of_bits(source.next() & 0x80ffffffu);  // below 2^-124
+    case 5:
+      return static_cast<float>(source.integer(-100, 100)) * 1e-45f;
+    case 6:
+      return source.one_in(2) ? 0.0f : -0.0f;
+    case 7:
+      return source.one_in(2) ? 3.4028235e38f : -3.4028235e38f;
+    default:
+      return static_cast<float>(source.integer(-5, 5));
+  }
+}
+
+int number_kind() { return source.one_in(2) ? kOrdinary : static_cast<int>(source.integer(0, kNumberKinds - 1)); }
+
+std::vector<float> numbers(int64_t count, int kind) {
+  const bool are_few = source.one_in(3);  // among ordinary ones
+  std::vector<float> result;
+  for (int64_t i = 0; i < count; ++i) result.push_back(number(are_few && !source.one_in(20) ? kOrdinary : kind));
+  return result;
+}
+
+int16_t word(bool is_extreme, int64_t low = -kLargestWord, int64_t high = kLargestWord) {
+  return static_cast<int16_t>(!is_extreme ? source.integer(low, high) : source.one_in(2) ? high : low);
+}
+
+// Rows of `stride` words, of which `depth` are multiplied; the last row ends after `last` words. Words of a row beyond
+// its depth are 0 up to `padded`.
+std::vector<int16_t> rows_of_words(int64_t rows, int64_t depth, int64_t padded, int64_t stride, int64_t last,
+                                   bool is_split, bool is_extreme) {
+  std::vector<int16_t> words;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t d = 0; d < (r < rows - 1 ? stride : last); ++d)
+      words.push_back(d >= depth  ? (d < padded ? int16_t{0} : word(false))
+                      : !is_split ? word(is_extreme)
+                      : r % 2 > 0 ? word(is_extreme, 0, dynq::kHighByte - 1)
+                                  : word(is_extreme, -127, 127));
+  return words;
+}
+
+std::vector<uint8_t> codes_of_kind(int kind, int64_t count, bool is_extreme) {
+  std::vector<uint8_t> codes;
+  for (int64_t i = 0; i < count && kind == dynq::kWords; ++i) {
+    const auto bits = static_cast<uint16_t>(word(is_extreme));
+    codes.push_back(static_cast<uint8_t>(bits & 255));
+    codes.push_back(static_cast<uint8_t>(bits >> 8));
+  }
+  const uint8_t lowest = kind == dynq::kS8 ? 128 : 0, highest = kind == dynq::kS8 ? 127 : 255;
+  const int64_t bytes = kind == dynq::kHalves ? (count + 1) / 2 : count;
+  for (int64_t i = 0; i < bytes && kind != dynq::kWords; ++i)
+    codes.push_back(!is_extreme ? static_cast<uint8_t>(source.next()) : source.one_in(2) ? highest : lowest);
+  return codes;
+}
+
+int64_t code_at(int kind, const std::vector<uint8_t>& codes, int64_t index, uint8_t flipped) {
+  const auto byte = [&](int64_t i) { return codes[static_cast<size_t>(i)]; };
+  if (kind == dynq::kHalves) return (byte(index / 2) ^ flipped) >> index % 2 * 4 & 15;
+  if (kind == dynq::kWords) return static_cast<int16_t>(byte(2 * index) | byte(2 * index + 1) << 8);
+  return kind == dynq::kS8 ? static_cast<int8_t>(byte(index)) : byte(index);
+}
+
+void check_product() {
+  const int kind = static_cast<int>(source.integer(0, dynq::kFactorKinds - 1));
+  const bool is_by_row = source.one_in(2), is_extreme = source.one_in(3);
+  const int64_t rows = source.integer(1, source.one_in(4) ? 20 : 4),
+                cols = source.integer(1, source.one_in(5) ? 200 : 70);
+  int64_t depth = source.one_in(3) ? source.of(kDepths) : source.integer(1, dynq::kMostProducts);
+  if (kind == dynq::kHalves && !is_by_row) depth = round_up(depth, 2);
+  const int64_t padded = round_up(depth, dynq::kWordUnit),
+                word_stride = padded + dynq::kWordUnit * source.integer(0, 2);
+  const std::vector<int16_t> words = rows_of_words(rows, depth, is_by_row ? depth : padded, word_stride,
+                                                   is_by_row ? depth : padded, kind == dynq::kWords, is_extreme);
+  const int64_t length = is_by_row ? cols : depth, count = is_by_row ? depth : cols;
+  int64_t code_stride = length + source.integer(0, 3) * source.integer(0, 20);
+  if (kind == dynq::kHalves && !is_by_row) code_stride = round_up(code_stride, 2);
+  const std::vector<uint8_t> codes = codes_of_kind(kind, (count - 1) * code_stride + length, is_extreme);
+  dynq::WordProduct product = {};
+  product.words = place(words, 0);
+  product.word_stride = word_stride;
+  product.rows = rows;
+  product.depth = depth;
+  product.cols = cols;
+  product.codes = place(codes, 1);
+  product.code_stride = code_stride;
+  product.flipped = kind == dynq::kHalves && source.one_in(2) ? 0x88 : 0;
+  product.sum_stride = cols + source.integer(0, 5);
+  const std::vector<int32_t> untouched(static_cast<size_t>((rows - 1) * product.sum_stride + cols), 0x5a5a5a5a);
+  const auto run = [&](const CompressedKernels& kernels) {
+    product.sums = place(untouched, 2);
+    (is_by_row ? kernels.by_row : kernels.by_column)[kind](product);
+    return Bits(product.sums, product.sums + untouched.size());
+  };
+  const std::string name = is_by_row ? "by_row" : "by_column";
+  const std::string problem = "kind " + std::to_string(kind) + ", " + std::to_string(rows) + "x" +
+                              std::to_string(depth) + "x" + std::to_string(cols) + ", stride " +
+                              std::to_string(code_stride);
+  const Bits sums = run(dynq::kPortableCompressed);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) {
+      int64_t exact = 0;
+      for (int64_t d = 0; d < depth; ++d) {
+        const int64_t at = is_by_row ? d * code_stride + c : c * code_stride + d;
+        exact += code_at(kind, codes, at, product.flipped) * words[static_cast<size_t>(r * word_stride + d)];
+      }
+      if (static_cast<int32_t>(sums[static_cast<size_t>(r * product.sum_stride + c)]) != exact)
+        fail("portable " + name + ", " + problem);
+    }
+  compare(name + " of kind " + std::to_string(kind), problem, run);
+}
+
+void check_quantization() {
+  const int64_t count = source.integer(0, source.one_in(4) ? 300 : 70);
+  const float* const x = place(numbers(count, number_kind()), 0);
+  const float* const factors = source.one_in(2) ? nullptr : place(numbers(count, number_kind()), 1);
+  compare("quantize_words", std::to_string(count) + " numbers", [&](const CompressedKernels& kernels) {
+    int16_t* const words = place(std::vector<int16_t>(static_cast<size_t>(count), 0x5a5a), 2);
+    Bits bits = {bits_of(kernels.quantize_words(x, factors, count, words))};
+    for (int64_t i = 0; i < count; ++i) {
+      if (words[i] > kLargestWord || words[i] < -kLargestWord) fail("quantize_words: a word is too large");
+      bits.push_back(static_cast<uint32_t>(words[i]));
+    }
+    return bits;
+  });
+}
+
+void check_scores() {
+  const int64_t count = source.integer(1, source.one_in(4) ? 300 : 70);
+  const bool is_split = source.one_in(3);
+  const int kind = static_cast<int>(source.integer(0, 1)), numbers_of = number_kind();
+  const auto integers = [&](int64_t most) {
+    std::vector<int32_t> result;
+    for (int64_t i = 0; i < count; ++i) result.push_back(static_cast<int32_t>(source.integer(-most, most)));
+    return result;
+  };
+  dynq::ScoreBlock block = {};
+  block.sums = place(integers(1000000000), 0);
+  if (is_split) block.low_sums = place(integers(INT32_MAX), 1);
+  block.offset = static_cast<int32_t>(source.integer(-60000000, 60000000));
+  if (!is_split && source.one_in(2)) block.zero_points = place(codes_of_kind(dynq::kU8, count, false), 2);
+  block.word_sum = static_cast<int32_t>(source.integer(-4000000, 4000000));
+  block.step = number(numbers_of);
+  if (source.one_in(2)) block.scales = place(numbers(count, numbers_of), 3);
+  block.count = count;
+  block.adds = source.one_in(2);
+  const std::vector<float> before = numbers(count, numbers_of);
+  compare("scores", std::to_string(count) + " sums", [&](const CompressedKernels& kernels) {
+    block.scores = place(before, 4);
+    kernels.scores[kind](block);
+    return bits_of_floats(block.scores, count);
+  });
+}
+
+void check_powers() {
+  const int64_t count = source.integer(1, source.one_in(10) ? 5000 : source.one_in(3) ? 300 : 40);
+  std::vector<float> scores = numbers(count, number_kind());
+  const float size = source.one_in(2) ? 1.0f : static_cast<float>(source.integer(1, 1000));
+  for (float& score : scores) score *= size;
+  dynq::PowerRow row = {};
+  row.count = count;
+  row.factor = number(number_kind());
+  row.bias_is_vector = source.one_in(2);
+  std::vector<float> bias = numbers(row.bias_is_vector ? count : 1, number_kind());
+  const bool hides_all = source.one_in(6);
+  for (float& value : bias)
+    if (row.bias_is_vector && (hides_all || source.one_in(4))) value = -kInfinity;
+  if (!row.bias_is_vector && source.one_in(2)) bias[0] = number(6);
+  if (source.one_in(2)) row.bias = place(bias, 1);
+  compare("powers", std::to_string(count) + " scores", [&](const CompressedKernels& kernels) {
+    row.scores = place(scores, 0);
+    const float result = kernels.powers(row);
+    if (std::isnan(result)) return Bits{bits_of(result)};  // so is what is multiplied by it
+    Bits bits = bits_of_floats(row.scores, count);
+    bits.push_back(bits_of(result));
+    return bits;
+  });
+}
+
+void check_panels() {
+  const int kind = static_cast<int>(source.integer(0, dynq::kHalves - 1)), per_row = kind == dynq::kWords ? 2 : 1;
+  const bool is_extreme = source.one_in(3), is_of_rows = source.one_in(2);
+  const int64_t rows = source.integer(1, 15), cols = source.integer(1, source.one_in(3) ? 100 : 40),
+                depth = source.integer(1, dynq::kMostProducts), padded = round_up(depth, 2);
+  dynq::PanelPack pack = {};
+  pack.code_stride = cols + source.integer(0, 9);
+  pack.codes = place(codes_of_kind(kind, (depth - 1) * pack.code_stride + cols, is_extreme), 0);
+  pack.depth = depth;
+  pack.cols = cols;
+  if (kind != dynq::kWords && source.one_in(2))
+    pack.zero_points = place(codes_of_kind(kind, is_of_rows ? depth : cols, is_extreme), 1);
+  pack.of_row = is_of_rows ? 1 : 0;
+  pack.of_column = is_of_rows ? 0 : 1;
+  const int64_t word_stride = padded + source.integer(0, 9);
+  const std::vector<int16_t> words =
+      rows_of_words(rows * per_row, depth, padded, word_stride, padded, kind == dynq::kWords, is_extreme);
+  const int numbers_of = number_kind();
+  const std::vector<float> steps = numbers(rows, kOrdinary), scales = numbers(cols, numbers_of);
+  dynq::PanelScores block = {};
+  block.product.word_stride = word_stride;
+  block.product.rows = rows * per_row;
+  block.product.depth = depth;
+  block.product.cols = cols;
+  block.is_split = kind == dynq::kWords;
+  block.steps = steps.data();
+  block.scales = source.one_in(2) ? nullptr : scales.data();
+  block.adds = source.one_in(2);
+  block.score_stride = cols + source.integer(0, 5);
+  const std::vector<float> before = numbers((rows - 1) * block.score_stride + cols, kOrdinary);
+  const std::string problem = "kind " + std::to_string(kind) + ", " + std::to_string(rows) + "x" +
+                              std::to_string(depth) + "x" + std::to_string(cols);
+  compare("pack and panel_scores", problem, [&](const CompressedKernels& kernels) {
+    const int64_t columns = kernels.panel_columns;
+    pack.panel_stride = block.product.panel_stride = padded * columns;
+    const int64_t size = round_up(cols, columns) / columns * pack.panel_stride;
+    pack.panels = place(std::vector<int16_t>(static_cast<size_t>(size), 0x5a5a), 2);
+    kernels.pack[kind](pack);
+    block.product.panels = pack.panels;
+    block.product.words = place(words, 3);
+    block.scores = place(before, 4);
+    kernels.panel_scores(block);
+    return bits_of_floats(block.scores, static_cast<int64_t>(before.size()));
+  });
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  for (int left = count > 1 ? std::atoi(arguments[1]) : 200; left > 0; --left) {
+    check_product();
+    check_quantization();
+    check_scores();
+    check_powers();
+    check_panels();
+  }
+  for (const auto& [name, number_of] : problems) std::printf("%s %d\n", name.c_str(), number_of);
+}
