@@ -46,7 +46,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         metavar="FILE",
         help="compare the tokens of both decoders on this text in UTF-8, or on the numbers of tokens in a .npy file "
-        "(default: random tokens); besides --time, up to 32 tokens are generated after each of 16 prompts: by both "
+        "(default: random tokens); besides --seconds, up to 32 tokens are generated after each of 16 prompts: by both "
         "decoders, and by the original with float activations",
     )
     add_page(parser)
