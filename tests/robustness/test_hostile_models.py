@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -346,14 +345,8 @@ def test_a_full_disk(external: bool, folder: Path) -> None:
     onnx.save(model, "model.onnx", save_as_external_data=external, location="weights", size_threshold=0)
     Path("elsewhere").mkdir()
     command = [sys.executable, "-m", "ort_dynq", "rewrite", "model.onnx", "-o", "elsewhere/fast.onnx", "--no-timing"]
-    limit = 100_000
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=hostile_models.environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+    command = hostile_models.with_small_files(command, 195)
+    done = subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ort-dynq: error: elsewhere/fast.onnx cannot be written: File too large\n"
     assert not list(Path("elsewhere").iterdir())

@@ -27,11 +27,10 @@ ADVICE = "free some space there, or set the environment variable TMPDIR to anoth
 def test_a_full_folder(tmp_path: Path) -> None:
     """The rewriter asks ONNX Runtime where it rounds a float16 model; it used to leave the chains without an answer."""
     done = subprocess.run(
-        [sys.executable, "-m", "ort_dynq", "inspect", str(HALF)],
+        hostile_models.with_small_files([sys.executable, "-m", "ort_dynq", "inspect", str(HALF)], 2),
         capture_output=True,
         text=True,
         env={**hostile_models.environment(), "TMPDIR": str(tmp_path)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"ort-dynq: error: the temporary folder {tmp_path}/tmp")
