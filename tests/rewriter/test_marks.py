@@ -133,15 +133,6 @@ def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
     assert (np.isnan(actual) == np.isnan(expected)).all()
 
 
-def test_the_mark_of_a_scale_from_elsewhere_is_computed_with_the_codes() -> None:
-    """The program reads x once, although nothing but the scale joins the mark to the codes."""
-    body = "s = Slice(x, none, first, one) t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) " + PRODUCT
-    model = model_of(body, {**CONSTANTS, "none": np.array([0]), "first": np.array([1])}, inputs=INPUTS)
-    kinds = {each.op_type for each in rewrite(model).to_proto().graph.node}
-    assert kinds == {"Slice", "Constant", "RowProgram", "QuantizedMatMul"}
-    assert np.isnan(check_rows(model, data())).any()
-
-
 def test_a_bounded_range_behind_a_reshape() -> None:
     """Codes are not clipped, and the Clip of the range makes it finite: the row of an infinite x is not finite."""
     body = (

@@ -122,18 +122,12 @@ def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> tuple[list[ir.N
 
 
 def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
-    """Yields the nodes whose elements a node reads, those that read its own, and marks of the tensor that it reads."""
+    """Yields the nodes whose elements a node reads, and those that read its own."""
     for value in elements_of(node):
         if (producer := value.producer()) is not None:
             yield producer
-        yield from (use.node for use in value.uses() if _is_of_mark(use.node))
     for output in node.outputs:
         yield from (use.node for use in output.uses())
-
-
-def _is_of_mark(node: ir.Node) -> bool:
-    """Returns whether a node begins a mark, as of products/marks.py, which is joined to a chain by its scale only."""
-    return node.op_type == "Abs" and {use.node.op_type for use in node.outputs[0].uses()} == {"ReduceMin"}
 
 
 def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]], rows: Rows) -> list[ir.Node]:
