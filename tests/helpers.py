@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -350,16 +351,25 @@ def assert_same(actual: Array, expected: Array, src: Array | None = None) -> Non
         )
 
 
+def with_small_files(command: Sequence[str], blocks: int) -> list[str]:
+    """Returns a command that cannot write files of more than so many blocks of 512 bytes.
+
+    A preexec_fn would do the same, but copies this process, which fails if the tests before it used much memory.
+    """
+    return ["sh", "-c", f'ulimit -f {blocks} && exec "$@"', "sh", *command]
+
+
 @contextlib.contextmanager
 def of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
     """A temporary folder that all workers of a run share; one at a time has it."""
-    import fcntl  # not on Windows
-
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if sys.platform != "win32":  # Windows has no flock: there, one worker runs these tests
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 

@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -420,14 +420,6 @@ def _reports(stdout: Any) -> Iterator[tuple[int, str, str]]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(ort_dynq.__file__).parent.parent)}
-
-
-def with_small_files(command: Sequence[str], blocks: int) -> list[str]:
-    """Returns a command that cannot write files of more than so many blocks of 512 bytes.
-
-    A preexec_fn would do the same, but copies this process, which fails if the tests before it used much memory.
-    """
-    return ["sh", "-c", f'ulimit -f {blocks} && exec "$@"', "sh", *command]
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from helpers import with_small_files
 from onnx import numpy_helper
 
 import ort_dynq
@@ -345,7 +346,7 @@ def test_a_full_disk(external: bool, folder: Path) -> None:
     onnx.save(model, "model.onnx", save_as_external_data=external, location="weights", size_threshold=0)
     Path("elsewhere").mkdir()
     command = [sys.executable, "-m", "ort_dynq", "rewrite", "model.onnx", "-o", "elsewhere/fast.onnx", "--no-timing"]
-    command = hostile_models.with_small_files(command, 195)
+    command = with_small_files(command, 195)
     done = subprocess.run(command, capture_output=True, text=True, env=hostile_models.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ort-dynq: error: elsewhere/fast.onnx cannot be written: File too large\n"

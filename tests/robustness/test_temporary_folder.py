@@ -13,6 +13,7 @@ import hostile_models
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers import with_small_files
 
 import ort_dynq
 from ort_dynq import runtime, storage
@@ -27,7 +28,7 @@ ADVICE = "free some space there, or set the environment variable TMPDIR to anoth
 def test_a_full_folder(tmp_path: Path) -> None:
     """The rewriter asks ONNX Runtime where it rounds a float16 model; it used to leave the chains without an answer."""
     done = subprocess.run(
-        hostile_models.with_small_files([sys.executable, "-m", "ort_dynq", "inspect", str(HALF)], 2),
+        with_small_files([sys.executable, "-m", "ort_dynq", "inspect", str(HALF)], 2),
         capture_output=True,
         text=True,
         env={**hostile_models.environment(), "TMPDIR": str(tmp_path)},
