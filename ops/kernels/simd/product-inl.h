@@ -91,20 +91,21 @@ inline void add(P::I (&sums)[kRows][kSums], const P::I (&others)[kRows][kSums]) 
     for (int v = 0; v < kSums; ++v) sums[r][v] = P::add(sums[r][v], others[r][v]);
 }
 
-// Prefetches array[index], which may be behind the end of the array: no pointer may be.
+// Prefetches lines from array[index] on, which may be behind the end of the array: no pointer may be.
 template <class T>
-inline void prefetch_at(const T* array, int64_t index) {
-  const uintptr_t address = reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(index) * sizeof(T);
-  ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+inline void prefetch_at(const T* array, int64_t index, int64_t bytes = kLine) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(index) * sizeof(T);
+  for (int64_t line = 0; line < bytes; line += kLine) {
+    const uintptr_t address = first + static_cast<uintptr_t>(line);
+    ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+  }
 }
 
 // Up to kFewRows rows are memory-bound. If P::kBytesAhead is not 0, they prefetch their weights: hardware reads too few
 // lines ahead.
 template <int kLines>
 inline void prefetch_ahead(const int8_t* weights) {
-  if constexpr (P::kBytesAhead > 0)
-#pragma GCC unroll 8
-    for (int line = 0; line < kLines; ++line) prefetch_at(weights, P::kBytesAhead + line * kLine);
+  if constexpr (P::kBytesAhead > 0) prefetch_at(weights, P::kBytesAhead, kLines * kLine);
 }
 
 template <int kStep, int kRows, int kBlocks, class Sums>
@@ -349,8 +350,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
     if (!kOneGroup && kRows > kFewRows && row == 0) {
       const int64_t bytes = quads * kBlockBytes * kBits / 8,
                     ahead = group * bytes + kBlocksAhead * block.weights.stride;
-      for (int64_t b = 0; b < kBlocks; ++b)
-        for (int64_t line = 0; line < bytes; line += kLine) prefetch_at(weights.of[b], ahead + line);
+      for (int64_t b = 0; b < kBlocks; ++b) prefetch_at(weights.of[b], ahead, bytes);
     }
     typename P::I sums[kRows][kSums];
     const int32_t* row_zps = block.codes.zps + row * block.codes.scale_groups + (row_varies ? group : 0);
