@@ -9,7 +9,7 @@ namespace {
 
 struct P : Vector512, ProductX86 {
   static constexpr int kSteps = 1, kBlocks = 4, kGroupBlocks = 2, kSplit = 4;
-  static constexpr int64_t kBytesAhead = 4096;  // measured on Zen 5
+  static constexpr int64_t kBytesAhead = 4096;  // measured on Zen 5 (family 26, model 2)
   static constexpr int kConvRows = 8, kConvChannels = 8, kConvSums = 24;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 
