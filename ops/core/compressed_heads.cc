@@ -298,10 +298,10 @@ void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) cons
   int64_t i = 0;
   for (; i + 8 < bytes; i += 8) {  // eight bytes, of which the first is the lowest
     constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
-    uint64_t first, second;
-    std::memcpy(&first, from + i, 8);
-    std::memcpy(&second, from + i + 1, 8);
-    const uint64_t codes = (first >> 4 & kLow) | (second << 4 & ~kLow);
+    uint64_t eight, next;
+    std::memcpy(&eight, from + i, 8);
+    std::memcpy(&next, from + i + 1, 8);
+    const uint64_t codes = (eight >> 4 & kLow) | (next << 4 & ~kLow);
     std::memcpy(to + i, &codes, 8);
   }
   for (; i < bytes - 1; ++i) to[i] = static_cast<uint8_t>(from[i] >> 4 | from[i + 1] << 4);

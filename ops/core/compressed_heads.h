@@ -45,7 +45,7 @@ class CompressedOperand {
   int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
   bool has_zero_points() const;
   // Halves have no sign: a code of a type with a sign is one of kSignOfHalves more, if this bit is flipped.
-  bool is_signed() const { return codes_.type == kInt8 || codes_.type == kInt4; }
+  bool is_signed() const { return kind_ == kS8; }
   uint8_t flipped() const { return is_signed() ? 17 * kSignOfHalves : 0; }
 
  private:

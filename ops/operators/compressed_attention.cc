@@ -237,7 +237,7 @@ class Unit {
   // The words of the rows, times scales of channels if there are some.
   void quantize(const float* scales, const uint8_t* zero_points, Queries& to) const {
     const int64_t groups = run_.key.groups(), size = run_.key.group_size();
-    const bool is_signed = run_.key.kind() == kS8;
+    const bool is_signed = run_.key.is_signed();
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t r = 0; r < rows_; ++r) {
         const int64_t at = group * rows_ + r;
@@ -246,7 +246,7 @@ class Unit {
         to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
         int64_t sum = 0, offset = 0;
         for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
-        if (uses_halves_of_key()) offset = sum * (key_.operand.is_signed() ? kSignOfHalves : 0);
+        if (uses_halves_of_key()) offset = sum * (is_signed ? kSignOfHalves : 0);
         for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
           offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
         to.sums[static_cast<size_t>(at)] = sum;
@@ -476,7 +476,7 @@ class Unit {
 
   void scale_sums(const int32_t* sums, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
     const auto at = static_cast<size_t>(group * rows_ + r);
-    kernels().scores[run_.key.kind() == kS8 ? kS8 : kU8](
+    kernels().scores[run_.key.is_signed() ? kS8 : kU8](
         {sums, run_.key.is_float() ? sums + cols : nullptr, static_cast<int32_t>(queries.offsets[at]),
          zero_points_of(group, t), static_cast<int32_t>(queries.sums[at]), queries.steps[at], scales_of(group, t), cols,
          group > 0, scores_ + r * n_.t + t});
@@ -485,7 +485,7 @@ class Unit {
   // The same of sums beyond int32.
   void scale_totals(const double* totals, const Queries& queries, int64_t group, int64_t r, int64_t t, int64_t cols) {
     const auto at = static_cast<size_t>(group * rows_ + r);
-    const bool is_signed = run_.key.kind() == kS8;
+    const bool is_signed = run_.key.is_signed();
     const uint8_t* zero_points = zero_points_of(group, t);
     const float* scales = scales_of(group, t);
     for (int64_t i = 0; i < cols; ++i) {
