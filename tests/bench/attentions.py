@@ -25,7 +25,7 @@ HEADS = 32
 
 @dataclass(frozen=True)
 class Form:
-    """Attention of 32 heads.
+    """Attention of one token or of a prompt.
 
     Attributes:
         queries, keys, size: The rows of query, those of key and value, and the elements of a head.

@@ -32,10 +32,11 @@ namespace dynq {
 extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
 
 #ifdef ORT_DYNQ_X86
+// dispatch.cc names these; avx512.cc has no products.
 extern const ElementwiseKernels kAvx512Kernels;
 extern const CompressedKernels kAvx512Compressed;
 const ElementwiseKernels kAvx512Kernels = {};
-const CompressedKernels kAvx512Compressed = {};  // dispatch.cc names it; avx512.cc has no products
+const CompressedKernels kAvx512Compressed = {};
 #endif
 
 }  // namespace dynq
