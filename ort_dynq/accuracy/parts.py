@@ -36,10 +36,6 @@ class Part:
     reads: tuple[str, ...]
     is_whole: bool = False
 
-    def disjoint(self, results: Collection[str]) -> bool:
-        """Returns whether none of these results is of the part."""
-        return not any(name in results for name in self.results)
-
 
 def parts_of(model: ir.Model, results: Collection[str], layers: int = _LAYERS) -> list[Part]:
     """Returns the parts of a model with layers of these results, in topological order, with so many layers each."""

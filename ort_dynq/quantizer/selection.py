@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
-_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
-
 # What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
 _TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
 
@@ -150,8 +148,7 @@ def select(
         # All of them at once, without products: their noise is small.
         joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
         layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
-    one_term = (each for each in layers.values() if each.terms == 1)
-    products = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
+    products = frozenset(each.name for each in layers.values() if each.terms == 1 and product_of(each.operator))
     with_two_terms: dict[str, LayerAccuracy] = {}
     if products:
         found = layers_of(quantize(Forms(products, frozenset(layers) - products)).model)
