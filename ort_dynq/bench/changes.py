@@ -8,6 +8,7 @@ number; constants are left out.
 
 from __future__ import annotations
 
+import graphlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..operators import DOMAIN
 from ..rewriter.grouping import pattern, pattern_key
 
 INPUT, OUTPUT = "input", "output"
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "Einsum")
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Recurrence", "Einsum", "MoE", "Experts")
 _MOST_BOXES = 40
 
 
@@ -97,7 +98,7 @@ def _patterns(names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Region:
-    """Connected nodes in topological order, and the names of the values that others read."""
+    """Connected nodes, and the names of the values that others read."""
 
     nodes: tuple[ir.Node, ...]
     results: frozenset[str]
@@ -121,8 +122,13 @@ class _Region:
         return _merged(labels, edges, len(self.nodes))
 
 
+def is_product(op_type: str) -> bool:
+    """Returns whether an operator, of ONNX Runtime or of ort_dynq, mostly computes products."""
+    return any(name in op_type for name in _PRODUCTS)
+
+
 def _kind(node: ir.Node) -> str:
-    if any(name in node.op_type for name in _PRODUCTS):
+    if is_product(node.op_type):
         return "products"
     return "ours" if node.domain == DOMAIN else "others"
 
@@ -163,15 +169,8 @@ def _neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 def _sorted(nodes: Iterable[int], before: Mapping[int, Collection[int]]) -> list[int]:
     """Returns the nodes in topological order: by the longest path to each, so that a box is after all before it."""
     depth: dict[int, int] = {}
-    for start in nodes:
-        todo = [start]
-        while todo:
-            missing = [each for each in before.get(todo[-1], ()) if each not in depth]
-            if missing:
-                todo += missing
-                continue
-            each = todo.pop()
-            depth[each] = 1 + max((depth[other] for other in before.get(each, ())), default=-1)
+    for each in graphlib.TopologicalSorter({each: before.get(each, ()) for each in nodes}).static_order():
+        depth[each] = 1 + max((depth[other] for other in before.get(each, ())), default=-1)
     return sorted(depth, key=lambda each: (depth[each], each))
 
 
