@@ -25,13 +25,24 @@ import onnx_ir as ir
 from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
+from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
 _ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
+
+
+def has_nan_codes(form: Affine, values: Values) -> bool:
+    """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
+    return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
+
+
+def has_bounded_codes(form: Affine, values: Values) -> bool:
+    """Returns whether codes fit 8 bits for any x, also an infinite one."""
+    return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
 def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
