@@ -30,7 +30,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
 from .epilogue import check_sums
-from .tied_embedding import reads_table, root_of
+from .tied_tables import reads_table, root_of
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
@@ -262,7 +262,7 @@ def check_unshared(weights: ir.Value, node: ir.Node, inputs: slice, *, tables: b
         weights: The weights.
         node: The node.
         inputs: All inputs of the node that belong to weights: codes, scales and so on.
-        tables: Whether nodes may also gather rows of them, see tied_embedding.py.
+        tables: Whether nodes may also gather rows of them, see tied_tables.py.
 
     Raises:
         Unconverted: Nodes that have other weights or attributes also read them.

@@ -18,7 +18,7 @@ from ..shared_initializers import SharedInitializers
 from .float_activations import FloatActivations
 from .nbits import NBits
 from .provenance import note_activation
-from .tied_embedding import TiedTable, TiedTables
+from .tied_tables import TiedTable, TiedTables
 
 
 @dataclass(frozen=True)
