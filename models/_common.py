@@ -98,6 +98,11 @@ def grid_weights(rng: np.random.Generator, *shape: int) -> Array:
     return (rng.integers(-60, 61, shape) / 64).astype(np.float32)
 
 
+def int8_weights(rng: np.random.Generator, *shape: int) -> Array:
+    """Returns int8 codes of weights, without -128."""
+    return rng.integers(-127, 128, shape).astype(np.int8)
+
+
 def parse(text: str, opset: int, domains: Sequence[str] = (), /, **constants: npt.ArrayLike) -> onnx.ModelProto:
     """Parses a graph in ONNX's text syntax. `constants` become initializers of the model."""
     imports = ", ".join(f'"{domain}" : {version}' for domain, version in (("", opset), *((d, 1) for d in domains)))
@@ -106,6 +111,19 @@ def parse(text: str, opset: int, domains: Sequence[str] = (), /, **constants: np
         numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
     )
     return model
+
+
+def two_layers(name: str, rng: np.random.Generator, depth: int, hidden: int, columns: int) -> onnx.ModelProto:
+    """Returns a model of opset 21: two matrix products with weights of a normal distribution, Add and Relu between."""
+    return parse(
+        f"""{name} (float[batch, tokens, {depth}] x) => (float[batch, tokens, {columns}] y) {{
+            h = MatMul(x, w1)  h1 = Add(h, b1)  a = Relu(h1)  y = MatMul(a, w2)
+        }}""",
+        21,
+        w1=rng.normal(0, 0.1, (depth, hidden)).astype(np.float32),
+        b1=grid_weights(rng, hidden),
+        w2=rng.normal(0, 0.1, (hidden, columns)).astype(np.float32),
+    )
 
 
 def strip(model: onnx.ModelProto) -> None:

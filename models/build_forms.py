@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from _common import Array, Example, activations, grid_weights, main, parse
-
-
-def int8_weights(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.integers(-127, 128, shape).astype(np.int8)
+from _common import Example, activations, grid_weights, int8_weights, main, parse
 
 
 def image_decoder() -> Example:

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-from _common import Array, Example, activations, grid_weights, main, parse
+from _common import Array, Example, activations, grid_weights, int8_weights, main, parse
 from onnx import TensorProto, helper, numpy_helper
-
-
-def int8_weights(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.integers(-127, 128, shape).astype(np.int8)
 
 
 def tf2onnx(axis: int, *, signed: bool = True, opset: int = 13) -> Example:

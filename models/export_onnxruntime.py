@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from _common import HERE, Example, activations, grid_weights, main, parse
+from _common import HERE, Example, activations, grid_weights, main, parse, two_layers
 from bench import transformers as networks
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
@@ -281,15 +281,7 @@ def nbits() -> Example:
     MatMulNBitsQuantizer leaves a bias as an Add. onnxruntime-genai's builder makes it an input, as here the second one.
     """
     rng = np.random.default_rng(11)
-    model = parse(
-        """nbits (float[batch, tokens, 72] x) => (float[batch, tokens, 37] y) {
-            h = MatMul(x, w1)  h1 = Add(h, b1)  a = Relu(h1)  y = MatMul(a, w2)
-        }""",
-        21,
-        w1=rng.normal(0, 0.1, (72, 48)).astype(np.float32),
-        b1=grid_weights(rng, 48),
-        w2=rng.normal(0, 0.1, (48, 37)).astype(np.float32),
-    )
+    model = two_layers("nbits", rng, 72, 48, 37)
     model.graph.node[-1].name = "second"
     for bits, block_size, excluded in ((4, 32, ["second"]), (8, 16, [])):
         quantizer = MatMulNBitsQuantizer(

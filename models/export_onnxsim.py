@@ -5,22 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxsim  # type: ignore[import-not-found,unused-ignore]
-from _common import Example, activations, grid_weights, main, parse
+from _common import Example, activations, main, two_layers
 
 
 def weights() -> Example:
     """Two layers: 4 bits in blocks, and 8 bits with a scale for each channel, since its K is no multiple of 32."""
-    rng = np.random.default_rng(13)
-    model = parse(
-        """weights (float[batch, tokens, 256] x) => (float[batch, tokens, 256] y) {
-            h = MatMul(x, w1)  h1 = Add(h, b1)  a = Relu(h1)  y = MatMul(a, w2)
-        }""",
-        21,
-        w1=rng.normal(0, 0.1, (256, 272)).astype(np.float32),
-        b1=grid_weights(rng, 272),
-        w2=rng.normal(0, 0.1, (272, 256)).astype(np.float32),
-    )
-    model = onnx.shape_inference.infer_shapes(model)  # onnxsim quantizes products of known types
+    # onnxsim quantizes products of known types.
+    model = onnx.shape_inference.infer_shapes(two_layers("weights", np.random.default_rng(13), 256, 272, 256))
     quantized = onnxsim.quantize_weight_only(onnxsim.quantize_weight_only_int4(model))
     names = {name for node in quantized.graph.node for name in node.input}
     for initializer in [each for each in quantized.graph.initializer if each.name not in names]:

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-DEPENDENCIES = (
-    *("numpy", "ml-dtypes", "onnx", "onnxruntime", "onnxruntime-extensions", "onnx-ir"),
-    *("rich", "jinja2", "shtab"),
-)
+_NOT_NEEDED_TO_RUN = (*TOOLS, "onnxruntime-extensions")
+"""The packages without which rewritten models run, see docs/deployment.md."""
+DEPENDENCIES = ("numpy", "ml-dtypes", "onnxruntime", *_NOT_NEEDED_TO_RUN)
 """The packages that ort_dynq needs, as pyproject.toml lists them."""
-_NOT_NEEDED_TO_RUN = (*TOOLS.values(), "onnxruntime-extensions")
-"""Those of them without which rewritten models run, see docs/deployment.md."""
 _PACKAGES = ("onnxruntime", "onnxruntime-extensions", "onnx", "onnx-ir", "numpy")
 
 

@@ -3,8 +3,8 @@
 import importlib.util
 import re
 
-TOOLS = {"onnx": "onnx", "onnx_ir": "onnx-ir", "rich": "rich", "jinja2": "jinja2", "shtab": "shtab"}
-"""The modules and packages that are needed to change models and to describe them, not to run them."""
+TOOLS = ("onnx", "onnx-ir", "rich", "jinja2", "shtab")
+"""The packages that are needed to change models and to describe them, not to run them."""
 
 
 class DynqError(Exception):
@@ -13,14 +13,15 @@ class DynqError(Exception):
 
 def with_advice_on_tools(error: ImportError) -> Exception:
     """Returns a DynqError that says what to install if a tool is missing; else the same error and who explains it."""
-    name = error.name or ""
+    module = error.name or ""
+    package = module.replace("_", "-")
     kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
     # A package that is there but cannot be imported is broken: to install it once more changes nothing.
-    if kind is ImportError or name not in TOOLS or importlib.util.find_spec(name):
+    if kind is ImportError or package not in TOOLS or importlib.util.find_spec(module):
         advice = "`ort-dynq doctor` says which packages are missing or broken"
         return kind(f"{error}; {advice}", name=error.name, path=error.path)
-    command = f"pip install {' '.join(TOOLS.values())}"
-    return DynqError(f"{TOOLS[name]} is not installed, and only rewritten models run without it: `{command}`")
+    command = f"pip install {' '.join(TOOLS)}"
+    return DynqError(f"{package} is not installed, and only rewritten models run without it: `{command}`")
 
 
 def message(error: BaseException) -> str:

@@ -83,14 +83,6 @@ def proto_with_subgraphs(graph: ProtoGraph) -> Iterator[ProtoGraph]:
             yield from proto_with_subgraphs(subgraph)
 
 
-def proto_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph or function of a ModelProto, each followed by those of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for _, subgraph in proto_subgraphs(node):
-            yield from proto_nodes(subgraph)
-
-
 def label(node: ir.Node) -> str:
     """Returns the name of a node, the name of its first named output, or its operator type."""
     return node.name or next(filter(None, map(name_in_model, node.outputs)), None) or node.op_type

@@ -24,6 +24,7 @@ from ort_dynq.rewriter.metadata import ACTIVATION
 from ort_dynq.rewriter.programs import row_program
 from ort_dynq.rewriter.rule import Rule
 from ort_dynq.rewriter.rules import PHASES
+from ort_dynq.verification.products import Product
 
 F = np.float32
 _RANGE = reductions.RULE.name
@@ -229,6 +230,30 @@ def check_verification(name: str, exact: bool = False) -> None:
         verification = ort_dynq.verify(load(name), content, inputs=inputs)
         assert verification.passed, verification
         assert len(verification.products) + verification.unreachable == products_there
+
+
+def verified_product(original: onnx.ModelProto, model: onnx.ModelProto, inputs: dict[str, Array]) -> Product:
+    """Verifies a rewrite of a model with one product, which the verdict is of."""
+    found = ort_dynq.verify(original, model, inputs=inputs)
+    assert not found.failure
+    (product,) = found.products
+    assert found.passed == (not product.problem)
+    return product
+
+
+def check_tight(product: Product, *, b_error: float, noise: float) -> None:
+    """Checks that the bounds of a correct product are not far from what happens, and that B has less noise than A.
+
+    Args:
+        product: The product.
+        b_error: The least of B's error / its bound.
+        noise: The most that A may have, in decibels.
+    """
+    assert b_error < product.b_error <= product.allowed == 1
+    assert 0.01 < product.a_error <= 1
+    assert product.a_noise is not None
+    assert product.b_noise is not None
+    assert product.b_noise < product.a_noise < noise
 
 
 def is_valid(model: onnx.ModelProto, results: list[Any]) -> bool:

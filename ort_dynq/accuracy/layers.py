@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -189,9 +189,10 @@ class _Recorded:
     opening: float = 0.0
     sets: list[tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=list)
 
-    def keep(self, results: Collection[str]) -> None:
+    def keep(self, results: set[str]) -> None:
         """Forgets the errors of all other results, and the values that only their parts read."""
-        self.parts = larger([part for part in self.parts if not part.disjoint(results)], len(results), self.opening)
+        kept_parts = [part for part in self.parts if not results.isdisjoint(part.results)]
+        self.parts = larger(kept_parts, len(results), self.opening)
         read = {name for part in self.parts for name in part.reads}
         for known, errors in self.sets:
             for values, kept in ((known, read), (errors, results)):

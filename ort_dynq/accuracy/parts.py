@@ -36,15 +36,11 @@ class Part:
     reads: tuple[str, ...]
     is_whole: bool = False
 
-    def disjoint(self, results: Collection[str]) -> bool:
-        """Returns whether none of these results is of the part."""
-        return not any(name in results for name in self.results)
 
-
-def parts_of(model: ir.Model, results: Collection[str], layers: int = _LAYERS) -> list[Part]:
-    """Returns the parts of a model with layers of these results, in topological order, with so many layers each."""
+def parts_of(model: ir.Model, results: Collection[str]) -> list[Part]:
+    """Returns the parts of a model with layers of these results, in topological order."""
     ordered = [name for value in values_of(model.graph) if (name := name_of(value)) in results]
-    groups = [tuple(ordered[i : i + layers]) for i in range(0, len(ordered), layers)]
+    groups = [tuple(ordered[i : i + _LAYERS]) for i in range(0, len(ordered), _LAYERS)]
     return [Part(group, tuple(map(name_of, _read(model, _nodes_behind(model, group))))) for group in groups]
 
 

@@ -8,7 +8,8 @@ number; constants are left out.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import graphlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,11 @@ import onnx_ir as ir
 
 from ..graphs import graphs, label
 from ..operators import DOMAIN
+from ..rewriter.analysis.nodes import is_standard, producer_of
 from ..rewriter.grouping import pattern, pattern_key
 
 INPUT, OUTPUT = "input", "output"
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "Einsum")
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Recurrence", "Einsum", "MoE", "Experts")
 _MOST_BOXES = 40
 
 
@@ -97,7 +99,7 @@ def _patterns(names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Region:
-    """Connected nodes in topological order, and the names of the values that others read."""
+    """Connected nodes, and the names of the values that others read."""
 
     nodes: tuple[ir.Node, ...]
     results: frozenset[str]
@@ -121,8 +123,13 @@ class _Region:
         return _merged(labels, edges, len(self.nodes))
 
 
+def is_product(op_type: str) -> bool:
+    """Returns whether an operator, of ONNX Runtime or of ort_dynq, mostly computes products."""
+    return any(name in op_type for name in _PRODUCTS)
+
+
 def _kind(node: ir.Node) -> str:
-    if any(name in node.op_type for name in _PRODUCTS):
+    if is_product(node.op_type):
         return "products"
     return "ours" if node.domain == DOMAIN else "others"
 
@@ -163,15 +170,8 @@ def _neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 def _sorted(nodes: Iterable[int], before: Mapping[int, Collection[int]]) -> list[int]:
     """Returns the nodes in topological order: by the longest path to each, so that a box is after all before it."""
     depth: dict[int, int] = {}
-    for start in nodes:
-        todo = [start]
-        while todo:
-            missing = [each for each in before.get(todo[-1], ()) if each not in depth]
-            if missing:
-                todo += missing
-                continue
-            each = todo.pop()
-            depth[each] = 1 + max((depth[other] for other in before.get(each, ())), default=-1)
+    for each in graphlib.TopologicalSorter({each: before.get(each, ()) for each in nodes}).static_order():
+        depth[each] = 1 + max((depth[other] for other in before.get(each, ())), default=-1)
     return sorted(depth, key=lambda each: (depth[each], each))
 
 
@@ -179,12 +179,13 @@ def _regions(old: ir.Graph | ir.Function, new: ir.Graph | ir.Function) -> Iterab
     """Yields what is different in two graphs: the nodes of both that compute the same from the same values."""
     before = {value.name: value for node in old for value in node.outputs if value.name}
     given = {value.name for value in old.inputs}
-    same = Counter((label(node), node.domain, node.op_type) for node in old)
-    added = [node for node in new if not _is_constant(node) and not same[label(node), node.domain, node.op_type]]
+    same = {(label(node), node.domain, node.op_type) for node in old}
+    others = [node for node in new if (label(node), node.domain, node.op_type) not in same]
+    added = [node for node in others if not is_standard(node, "Constant")]
     kept = {label(node) for node in new} - {label(node) for node in added}
     for nodes in _connected(added, {*before, *given}):
         members = {*nodes}
-        inside = {value for node in nodes for value in node.outputs}
+        inside = dict.fromkeys(value for node in nodes for value in node.outputs)  # in order, unlike a set of objects
         reads = {value.name for node in nodes for value in node.inputs if value is not None and value not in inside}
         results = [before[value.name] for value in inside if value.name in before and _is_read(value, members)]
         replaced = _between(results, reads - {value.name for value in results}, kept)
@@ -214,14 +215,10 @@ def _between(results: Iterable[ir.Value], reads: Collection[str | None], kept: C
     todo = list(results)
     for value in todo:
         node = value.producer()
-        if node is not None and node not in found and not _is_constant(node) and label(node) not in kept:
+        if node is not None and node not in found and not is_standard(node, "Constant") and label(node) not in kept:
             found[node] = None
             todo += [each for each in node.inputs if each is not None and each.name not in reads]
     return list(found)
-
-
-def _is_constant(node: ir.Node) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
 
 
 def _is_read(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
@@ -230,5 +227,4 @@ def _is_read(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
 
 
 def _is_fixed(value: ir.Value) -> bool:
-    producer = value.producer()
-    return value.const_value is not None or (producer is not None and _is_constant(producer))
+    return value.const_value is not None or producer_of(value, "Constant") is not None

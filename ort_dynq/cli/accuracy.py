@@ -165,7 +165,8 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
     yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
     if len(layers) > _MOST_LAYERS:
         measured = sum(each.output_snr_db is not None for each in layers)
-        others = f"... and {len(layers) - _MOST_LAYERS} layers"
+        more = len(layers) - _MOST_LAYERS
+        others = f"... and {more} layer{'s' if more != 1 else ''}"
         if measured < len(layers):
             others += f". The effect on the outputs was measured for the {measured} layers with the worst own SNR"
         yield f"{others}; --json has all"

@@ -142,12 +142,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
     check_versions(quantized)
     rules = [rule(options) for rule in RULES]
     embeddings = embedding.rule(options)
-    phases: list[Sequence[Rule[Any]]] = [
-        (CHAINS,),
-        rules,
-        (dynamic_quantize_linear.RULE, tails.RULE),
-        (embeddings,),
-    ]
+    phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS

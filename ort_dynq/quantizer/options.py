@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..graphs import NCHWC, STANDARD_DOMAINS, graphs, label
+from ..graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, graphs, label
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM
 
@@ -179,7 +179,7 @@ def is_layer(node: ir.Node) -> bool:
         return node.op_type in LAYERS
     if node.domain == NCHWC:
         return node.op_type == "Conv"
-    return node.domain == "com.microsoft" and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC_LSTM)
+    return node.domain == MICROSOFT and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC_LSTM)
 
 
 def is_embedding(node: ir.Node) -> bool:

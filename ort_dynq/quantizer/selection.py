@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from ..backends.options import Backend
 
-_OF_TWO_TERMS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
-
 # What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
 _TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
 
@@ -150,8 +148,7 @@ def select(
         # All of them at once, without products: their noise is small.
         joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
         layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
-    one_term = (each for each in layers.values() if each.terms == 1)
-    products = frozenset(each.name for each in one_term if each.operator in _OF_TWO_TERMS)
+    products = frozenset(each.name for each in layers.values() if each.terms == 1 and product_of(each.operator))
     with_two_terms: dict[str, LayerAccuracy] = {}
     if products:
         found = layers_of(quantize(Forms(products, frozenset(layers) - products)).model)
@@ -169,12 +166,12 @@ def select(
 
     runs = math.ceil(math.log2(max(2, len(steps))))
     shown = iter(track([f"choosing forms, run {i + 1}" for i in range(2 * runs)]))
-    # `low` steps are too few, `high` are enough; all of them leave only idle layers quantized.
-    high = _bisect(0, len(steps), lambda count: suffices(_forms(steps[:count])), shown)
+    # All steps leave only idle layers quantized.
+    high = _bisect(len(steps), lambda count: suffices(_forms(steps[:count])), shown)
     if result is None and idle:
         suffices(_forms(steps))
     useful = sorted(_last_of_layers(steps[:high]), key=lambda step: -step.harm_removed)
-    kept = useful[: _bisect(0, len(useful), lambda count: suffices(_forms(useful[:count])), shown)]
+    kept = useful[: _bisect(len(useful), lambda count: suffices(_forms(useful[:count])), shown)]
     for _ in shown:  # the rest
         pass
     if result is None:
@@ -244,20 +241,20 @@ def _costs(layer: LayerAccuracy) -> tuple[float, float]:
 
 
 def _last_of_layers(steps: Sequence[_Step]) -> list[_Step]:
-    """Returns one step for each layer, which removes what all of its steps remove."""
+    """Returns one step for each layer, to the form after its last step, which removes what all of its steps remove."""
     found: dict[str, _Step] = {}
     for step in steps:
-        before = found.get(step.name)
-        found[step.name] = step._replace(
-            order=step.order if before is None else before.order,
-            stays_float=step.stays_float or (before is not None and before.stays_float),
-            harm_removed=step.harm_removed + (0.0 if before is None else before.harm_removed),
-        )
+        if (before := found.get(step.name)) is not None:
+            harm_removed = before.harm_removed + step.harm_removed
+            found[step.name] = before._replace(stays_float=step.stays_float, harm_removed=harm_removed)
+        else:
+            found[step.name] = step
     return list(found.values())
 
 
-def _bisect(low: int, high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) -> int:
-    """Returns the smallest count that suffices, if more of them always do; `low` does not, `high` does."""
+def _bisect(high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) -> int:
+    """Returns the smallest count up to `high` that suffices, if more of them always do; 0 does not, `high` does."""
+    low = 0
     while high - low > 1:
         next(shown, None)
         middle = (low + high) // 2

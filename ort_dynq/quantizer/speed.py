@@ -121,11 +121,11 @@ def select_faster(
     in_float = quantize(Forms(slow=frozenset(quantized)))
     floats = [_original(model, in_float), *([in_float] if in_float.report.fused else [])]
     models = [(model, None), *((each.model, backend) for each in (*floats[1:], *results))]
-    times = _times(models, feeds, 2 * seconds)
-    float_times, times = times[: len(floats)], times[len(floats) :]
-    best, best_float = (min(range(len(each)), key=each.__getitem__) for each in (times, float_times))
-    faster = FasterLayers(results[best], tuple(found), float_times[best_float] / times[best])
-    return replace(faster, result=floats[best_float]) if faster.is_float else faster
+    timed = [*zip(_times(models, feeds, 2 * seconds), (*floats, *results), strict=True)]
+    groups = timed[: len(floats)], timed[len(floats) :]
+    (float_time, fastest_float), (time, fastest) = (min(each, key=lambda pair: pair[0]) for each in groups)
+    faster = FasterLayers(fastest, tuple(found), float_time / time)
+    return replace(faster, result=fastest_float) if faster.is_float else faster
 
 
 def _original(model: Model, in_float: Result) -> Result:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import doctor, rewriter
+from ..bench.changes import is_product
 from ..bench.models import Samples
 from ..bench.pair import Pair
 from ..inputs import Array
@@ -29,7 +30,6 @@ _MAX_PICTURES = 8  # of kinds of changes
 _MAX_FINDINGS = 40  # groups that the page shows without a click
 
 OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _side(found: Profile, replaced: Collection[str]) -> Side:
 
 
 def _kind(node: NodeTime, replaced: Collection[str]) -> str:
-    if any(name in node.op_type for name in _PRODUCTS):  # of both models, so that they can be compared
+    if is_product(node.op_type):  # of both models, so that they can be compared
         return PRODUCTS
     if node.op_type in OPERATORS:
         return OURS

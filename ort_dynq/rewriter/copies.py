@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..graphs import with_subgraphs
+from ..graphs import MICROSOFT, with_subgraphs
 from .analysis.nodes import copied, producer_of
 
 _PACKING = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
@@ -33,7 +33,7 @@ def without_copies(model: ir.Model) -> bool:
             copy = node.outputs[0]
             is_constant = source.is_initializer() or producer_of(source, "Constant") is not None
             for use in list(copy.uses()):
-                is_packing = use.node.domain == "com.microsoft" or use.node.op_type in _PACKING
+                is_packing = use.node.domain == MICROSOFT or use.node.op_type in _PACKING
                 if not (is_constant and is_packing):
                     use.node.replace_input_with(use.idx, source)
                     found = True

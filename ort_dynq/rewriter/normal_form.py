@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import DynqError, message
-from ..graphs import functions, named
+from ..graphs import MICROSOFT, functions, named
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
@@ -22,7 +22,7 @@ from .loop_invariants import without_carried_invariants
 from .report import Report
 
 _OF_INDICES = ("Mod", "Add", "Reshape")
-_KEPT = ("ai.onnx", "com.microsoft", "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
+_KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 
 def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:

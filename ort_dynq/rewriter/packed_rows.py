@@ -12,13 +12,12 @@ import onnx_ir as ir
 from ..operators.packing import BLOCK_COLUMNS, QUAD
 from .edit import Edit
 
-_PER_BYTE = {8: 1, 4: 2}
-BITS = tuple(_PER_BYTE)
+_PER_BYTE = {8: 1, 4: 2}  # codes, by their bits
 
 
 def is_whole(depth: int, bits: int) -> bool:
     """Returns whether packed weights of so many rows have no padding there."""
-    return bits in BITS and depth % (QUAD * _PER_BYTE[bits]) == 0
+    return bits in _PER_BYTE and depth % (QUAD * _PER_BYTE[bits]) == 0
 
 
 def gathered_codes(packed: ir.Value, ids: ir.Value, count: int, depth: int, bits: int, edit: Edit) -> ir.Value:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .. import runtime
 from ..errors import DynqError
-from ..graphs import graphs, proto_nodes
+from ..graphs import graphs, proto_with_subgraphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.edit import constant
@@ -91,7 +91,8 @@ def _may_have_products(model: Model) -> bool:
     if not isinstance(model, onnx.ModelProto):
         return True
     bodies = (model.graph, *(function for function in model.functions if function.domain != DOMAIN))
-    return any(node.op_type in _NAMES for body in bodies for node in proto_nodes(body))
+    found = (node for body in bodies for graph in proto_with_subgraphs(body) for node in graph.node)
+    return any(node.op_type in _NAMES for node in found)
 
 
 def _is_product(node: ir.Node) -> bool:

@@ -73,7 +73,7 @@ def test_effects_of_the_layers_of_the_table(
     monkeypatch.setattr(accuracy, "_MOST_LAYERS", 2)
     onnx.save(with_three_forms(), "float.onnx")
     text = text_of(capsys, *QUANTIZE, "--verify")
-    assert "and 1 layers. The effect on the outputs was measured for the 2 layers with the worst own SNR; " in text
+    assert "and 1 layer. The effect on the outputs was measured for the 2 layers with the worst own SNR; " in text
     layers = run_json(capsys, *QUANTIZE, "--verify")["accuracy"]["layers"]
     assert len(layers) == 3
     assert None not in [each["output_snr_db"] for each in layers]

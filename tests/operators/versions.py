@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from rewriting import MODELS
 
 import ort_dynq
-from ort_dynq.graphs import proto_nodes
+from ort_dynq.graphs import proto_with_subgraphs
 from ort_dynq.operators import DOMAIN, OPERATORS, Operator
 
 HERE = Path(__file__).parent
@@ -111,7 +111,8 @@ def main() -> None:
 def calls(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of the domain ort_dynq."""
     places = [model.graph, *(each for each in model.functions if each.domain != DOMAIN)]
-    return (node for place in places for node in proto_nodes(place) if node.domain == DOMAIN)
+    found = (node for place in places for graph in proto_with_subgraphs(place) for node in graph.node)
+    return (node for node in found if node.domain == DOMAIN)
 
 
 def rewritten(folders: Iterable[Path]) -> Iterator[Frozen]:

@@ -46,34 +46,45 @@ def documented() -> list[str]:
 
 
 def prepare(command: list[str]) -> None:
-    """Writes the files that a command reads, with the shape that it gives."""
-    name, _, sizes = next((each for each in command if re.match(r"\w+=\d+(x\d+)+$", each)), "x=1x4x256").partition("=")
-    shape = [int(size) for size in sizes.split("x")]
-    dims = ", ".join("nt"[: len(shape) - 1])
-    text = f'<ir_version: 8, opset_import: ["" : 21]> g (float[{dims}, {shape[-1]}] {name}) => (float[{dims}, 256] y)'
-    model = onnx.parser.parse_model(f"{text} {{ m = MatMul({name}, w) y = Relu(m) }}")
-    rng = np.random.default_rng(0)
-    weights = rng.standard_normal((shape[-1], 256), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    if "--tokens" in command:
-        model = transformers.encoder("float", layers=1, hidden=64, heads=2)
-    for file in ("float", "static", "minilm", "encoder", "lstm", "a"):
-        onnx.save(model, f"{file}.onnx")
-    (given, *_) = model.graph.input
-    values = [size.dim_value or n for size, n in zip(given.type.tensor_type.shape.dim, shape, strict=True)]
-    sets = rng.standard_normal((2, *values), np.float32)
-    np.savez("samples.npz", **{given.name: sets})
-    shutil.copyfile("samples.npz", "sentences.npz")
-    np.save("x.npy", sets[0])
-    shutil.copyfile("a.onnx", "b.onnx")
-    ort_dynq.quantize("float.onnx").save("int8.onnx")
-    shutil.copyfile("int8.onnx", "vad.onnx")
-    quantize_dynamic("float.onnx", "q.onnx")
-    shutil.copyfile("q.onnx", "model.onnx")
+    """Copies the files that a command reads, with the shape that it gives, into the working folder."""
+    shape = next((each for each in command if re.match(r"\w+=\d+(x\d+)+$", each)), "x=1x4x256")
+    is_encoder = "--tokens" in command
+    folder = Path(f"files of {'encoder' if is_encoder else shape}")
+    if not folder.exists():
+        write(folder, shape, is_encoder)
+    shutil.copytree(folder, ".", dirs_exist_ok=True)
     if {"--program", "--values"} & {*command}:
         shutil.copyfile(ROOT / "models" / "kv_cache_float_bias" / "model.onnx", "model.onnx")
     if "--weights-only" in command:
         shutil.copyfile(ROOT / "models" / "ort_nbits" / "model.onnx", "model.onnx")
+
+
+def write(folder: Path, text: str, is_encoder: bool) -> None:
+    """Writes models, and data for their input: of an encoder, or of a product whose input has the shape of the text."""
+    folder.mkdir()
+    name, _, sizes = text.partition("=")
+    shape = [int(size) for size in sizes.split("x")]
+    dims = ", ".join("nt"[: len(shape) - 1])
+    header = f'<ir_version: 8, opset_import: ["" : 21]> g (float[{dims}, {shape[-1]}] {name}) => (float[{dims}, 256] y)'
+    model = onnx.parser.parse_model(f"{header} {{ m = MatMul({name}, w) y = Relu(m) }}")
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((shape[-1], 256), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    if is_encoder:
+        model = transformers.encoder("float", layers=1, hidden=64, heads=2)
+    for file in ("float", "static", "minilm", "encoder", "lstm", "a", "b"):
+        onnx.save(model, folder / f"{file}.onnx")
+    (given, *_) = model.graph.input
+    values = [size.dim_value or n for size, n in zip(given.type.tensor_type.shape.dim, shape, strict=True)]
+    sets = rng.standard_normal((2, *values), np.float32)
+    for file in ("samples", "sentences"):
+        np.savez(folder / f"{file}.npz", **{given.name: sets})
+    np.save(folder / "x.npy", sets[0])
+    result = ort_dynq.quantize(folder / "float.onnx")
+    for file in ("int8", "vad"):
+        result.save(folder / f"{file}.onnx")
+    for file in ("q", "model"):
+        quantize_dynamic(folder / "float.onnx", folder / f"{file}.onnx")
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +99,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     Path("notes.txt").write_text("Sphinx of black quartz, judge my vow. " * 4)
     done = documented()
     assert len(done) > 50
+    ran = set[tuple[str, ...]]()
     for line in done:
         _, command, *rest = shlex.split(line)
         if command == "quantize" and rest[0] in ("FOLDER", "float"):
@@ -99,8 +111,12 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         if command in ("rewrite", "quantize") and "-o" in rest and not rest[rest.index("-o") + 1].endswith(".onnx"):
             rest[rest.index("-o") + 1] = "new"
             shutil.rmtree("new", ignore_errors=True)
+        arguments = (command, *rest, *SHORT.get(command, []))
+        if arguments in ran:  # they differ only in the names of the reader's files
+            continue
+        ran.add(arguments)
         prepare(rest)
-        status = cli.main([command, *rest, *SHORT.get(command, [])])
+        status = cli.main(arguments)
         error = capsys.readouterr().err
         if NETWORKS.keys() & {*rest}:
             assert status == 0 or (status == 2 and "pip install" in error), (line, error)

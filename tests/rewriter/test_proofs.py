@@ -6,12 +6,13 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from helpers import Array
 from rewriting import parse
 
 from ort_dynq import rewriter
@@ -209,12 +210,25 @@ def estimates() -> None:
 
 
 def marks() -> None:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for x, s, is_nan in (([0, 3], 0, True), ([1, 3], 0, False), ([0, 3], 1, False)):
-            row, scale = np.float32(x), np.float32(s)
-            codes = np.clip(np.rint(row / scale), -128, 127)
-            mark = np.clip(np.abs(row).min() / scale, 0, 1) * 0
-            assert np.isnan(mark) == np.isnan(codes).any() == is_nan
+    functions: dict[str, Callable[..., Array]] = {"Abs": np.abs, "Clip": np.clip, "Div": np.divide, "Mul": np.multiply}
+    functions["ReduceMin"] = lambda x, axes: np.min(x, tuple(axes), keepdims=True)
+
+    def computed(term: Any) -> Any:
+        if isinstance(term, Op):
+            return functions[term.op_type](*map(computed, term.inputs))
+        return given[term.name] if isinstance(term, ir.Value) else term
+
+    with model(
+        "a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) q = Div(x, s) r = Round(q) y = Clip(r, low, high)"
+    ) as m:
+        form = m.form("y")
+    assert form is not None
+    assert form.mark is not None
+    for x, s, is_nan in (([0, 3], 0, True), ([1, 3], 0, False), ([0, 3], 1, False)):
+        given = {"x": np.float32([x]), "s": np.float32([[s]])}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            codes = np.clip(np.rint(given["x"] / given["s"]), -128, 127)
+            assert np.isnan(computed(form.mark.term)).all() == np.isnan(codes).any() == is_nan
 
 
 def merged_rows() -> None:

@@ -60,7 +60,6 @@ FAKE = f"{CODES} f = Mul(c, s)"
 LINEAR = "q, s, z = DynamicQuantizeLinear(x)"
 HIDDEN = "float[tokens, 48] x"
 LONG = " ".join(f"n{i + 1} = {('Reciprocal', 'Sqrt')[i % 2]}(n{i})" for i in range(70))
-MAXIMA = " ".join(f"k{i} = Constant<value_float = {i}.5>()" for i in range(70))
 ATTENTION = "d = MatMul(x, k) p = Softmax<axis = -1>(d) y = MatMul(p, v)"
 FUNCTION = "ort_dynq.rewriter.chains"
 

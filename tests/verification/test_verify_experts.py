@@ -12,6 +12,7 @@ import pytest
 from helpers import Array
 from onnx import numpy_helper
 from qmoe import HIDDEN, Case, make
+from rewriting import check_tight, verified_product
 
 import ort_dynq
 from ort_dynq.verification import experts
@@ -31,11 +32,7 @@ def rewritten(case: Case, **options: Any) -> onnx.ModelProto:
 
 
 def verified(case: Case, model: onnx.ModelProto) -> Product:
-    found = ort_dynq.verify(case.model, model, inputs=case.feeds)
-    assert not found.failure
-    (product,) = found.products
-    assert found.passed == (not product.problem)
-    return product
+    return verified_product(case.model, model, case.feeds)
 
 
 @pytest.mark.parametrize("options", [{}, TWO_TERMS], ids=str)
@@ -46,12 +43,7 @@ def test_correct(options: dict[str, Any]) -> None:
     assert product.name == "experts"
     assert product.elements == len(case.feeds["x"]) * HIDDEN
     assert product.skipped == 0
-    # The bounds are not far from what happens.
-    assert 0.001 < product.b_error <= product.allowed == 1
-    assert 0.01 < product.a_error <= 1
-    assert product.a_noise is not None
-    assert product.b_noise is not None
-    assert product.b_noise < product.a_noise < -30
+    check_tight(product, b_error=0.001, noise=-30)
 
 
 def test_tiny_tokens_of_two_terms() -> None:

@@ -12,12 +12,12 @@ import pytest
 from helpers import Array, assert_same, stock_session
 from onnx import helper, numpy_helper
 from recurrence import decibels, dynamic, layer
+from rewriting import check_tight, verified_product
 
 import ort_dynq
 from ort_dynq.runtime import open_session, session_options
 from ort_dynq.storage import load, to_proto
 from ort_dynq.verification import recurrent
-from ort_dynq.verification.products import Product
 from ort_dynq.verification.recurrent import Bounded
 from ort_dynq.verification.saturation import without_saturation
 
@@ -31,28 +31,15 @@ def case(directions: int = 2, **given: Any) -> tuple[onnx.ModelProto, onnx.Model
     return original, ort_dynq.rewrite(original).to_proto(), feeds
 
 
-def verified(original: onnx.ModelProto, model: onnx.ModelProto, feeds: dict[str, Array]) -> Product:
-    found = ort_dynq.verify(original, model, inputs=feeds)
-    assert not found.failure
-    (product,) = found.products
-    assert found.passed == (not product.problem)
-    return product
-
-
 def test_correct() -> None:
     original, model, feeds = case()
-    product = verified(original, model, feeds)
+    product = verified_product(original, model, feeds)
     assert product.problem == ""
     assert product.name == "layer_quant"
     assert product.depth == 136
     assert product.elements == 7 * 2 * 3 * 136
     assert product.skipped == 0
-    # The bounds are not far from what happens.
-    assert 0.01 < product.b_error <= product.allowed == 1
-    assert 0.01 < product.a_error <= 1
-    assert product.a_noise is not None
-    assert product.b_noise is not None
-    assert product.b_noise < product.a_noise < -34
+    check_tight(product, b_error=0.01, noise=-34)
 
 
 def test_generated_inputs() -> None:
@@ -122,7 +109,7 @@ def test_reference_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         return Bounded(*(np.concatenate(parts, 1) for parts in zip(i, f, o, g, strict=True)))
 
     monkeypatch.setattr(recurrent._Steps, "_gates", in_another_order)
-    assert verified(original, model, feeds).problem.startswith("A's states are")
+    assert verified_product(original, model, feeds).problem.startswith("A's states are")
 
 
 # Wrong models
@@ -155,7 +142,7 @@ def change_scale(array: Array) -> None:
 def test_wrong_number(position: int, change: Callable[[Array], None]) -> None:
     original, model, feeds = case()
     edit(model, position, change)
-    assert verified(original, model, feeds).problem.startswith("B's error is")
+    assert verified_product(original, model, feeds).problem.startswith("B's error is")
 
 
 def replaced(model: onnx.ModelProto, name: str, old: Any, new: Any) -> None:
@@ -171,13 +158,13 @@ def test_wrong_cell() -> None:
     """The forget gate and the output gate change places: as a program, or as a branch of the function."""
     original, model, feeds = case(given=[])
     replaced(model, "program", "Sigmoid(tensor3)", "Sigmoid(tensor2)")
-    assert verified(original, model, feeds).problem.startswith("B's error is")
+    assert verified_product(original, model, feeds).problem.startswith("B's error is")
 
 
 def test_wrong_direction() -> None:
     original, model, feeds = case(1)
     replaced(model, "direction", 0, 1)
-    assert verified(original, model, feeds).problem.startswith("B's error is")
+    assert verified_product(original, model, feeds).problem.startswith("B's error is")
 
 
 @pytest.mark.parametrize("position", [5, 6, 7])
@@ -190,7 +177,7 @@ def test_input_that_is_not_read(position: int) -> None:
     else:
         model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 1, 1), np.float32), "other"))
     node.input[position] = "other"
-    assert verified(original, model, feeds).problem.startswith("B's error is")
+    assert verified_product(original, model, feeds).problem.startswith("B's error is")
 
 
 def test_wrong_steps() -> None:
@@ -199,14 +186,14 @@ def test_wrong_steps() -> None:
     (inputs,) = (node for node in model.graph.node if node.op_type == "RowProgram")
     (text,) = (each for each in inputs.attribute if each.name == "program")
     text.s = text.s.replace(b"r1), 255.0)", b"r1), 60.0)")
-    assert verified(original, model, feeds).problem.startswith("B's inputs are further from A's")
+    assert verified_product(original, model, feeds).problem.startswith("B's inputs are further from A's")
 
 
 def test_other_layer_in_a() -> None:
     """A has a float LSTM, which B was not made from."""
     float_model, feeds = layer("LSTM", given=[])
     model = ort_dynq.rewrite(dynamic(float_model)).to_proto()
-    assert verified(float_model, model, feeds).problem == "A has no such float product"
+    assert verified_product(float_model, model, feeds).problem == "A has no such float product"
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf])

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from nbits import Array, Case, make, rewritten, run
 from onnx import numpy_helper
+from rewriting import verified_product
 
 import ort_dynq
 from ort_dynq.verification import nbits
@@ -34,11 +35,7 @@ def options_of(given: dict[str, Any]) -> dict[str, str]:
 
 
 def verified(case: Case, model: onnx.ModelProto, x: Array | None = None) -> Product:
-    found = ort_dynq.verify(case.model, model, inputs={"x": case.x if x is None else x})
-    assert not found.failure
-    (product,) = found.products
-    assert found.passed == (not product.problem)
-    return product
+    return verified_product(case.model, model, {"x": case.x if x is None else x})
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)

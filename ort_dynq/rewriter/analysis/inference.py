@@ -148,9 +148,7 @@ class Facts:
             value.type, value.shape = type_, _merged(shape, value.shape, names)
 
 
-def _merged(
-    declared: ir.Shape | None, inferred: ir.Shape | None, names: Container[int | ir.SymbolicDim]
-) -> ir.Shape | None:
+def _merged(declared: ir.Shape | None, inferred: ir.Shape | None, names: Container[_Dim]) -> ir.Shape | None:
     """Returns a declared shape, with the inferred lengths, and the inferred dimensions that have one of these names.
 
     Inference makes up other names of dimensions. Declared names may be made up, too, if a tool wrote them.
@@ -174,7 +172,7 @@ def _error_of(inference: ShapeInference) -> str:
     return f"declared shapes hide an error of the model from ONNX Runtime: {node}: {found[3]}"
 
 
-def _names_of_inputs(model: ir.Model) -> set[int | ir.SymbolicDim]:
+def _names_of_inputs(model: ir.Model) -> set[_Dim]:
     """Returns the names of the dimensions of the model's inputs."""
     dims = (dim for value in model.graph.inputs for dim in value.shape or ())
     return {dim for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
@@ -189,7 +187,7 @@ def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
     """
     found, names = [], _names_of_inputs(model)
     for _, graph in graphs(model):
-        same: dict[ir.SymbolicDim, int | ir.SymbolicDim] = {}  # the length of a dimension with a name that is made up
+        same: dict[_Dim, _Dim] = {}  # the length of a dimension with a name that is made up
         for node in graph:
             if node.domain not in STANDARD_DOMAINS or not node.inputs:
                 continue
@@ -198,7 +196,7 @@ def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
                 _note_broadcast(node, names, same)
             if node.op_type != "Reshape" or vector is None or vector.shape is None or output.shape is None:
                 continue
-            lengths = [dim if isinstance(dim, int) else same.get(dim, dim) for dim in vector.shape if dim != 1]
+            lengths = [same.get(dim, dim) for dim in vector.shape if dim != 1]
             places = [i for i, dim in enumerate(output.shape) if dim != 1]
             if len(lengths) != 1 or len(places) != 1 or isinstance(output.shape[places[0]], int):
                 continue
@@ -211,22 +209,20 @@ def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
     return found
 
 
-def _note(
-    same: dict[ir.SymbolicDim, int | ir.SymbolicDim], dim: int | ir.SymbolicDim, is_: int | ir.SymbolicDim
-) -> None:
+def _note(same: dict[_Dim, _Dim], dim: _Dim, length: _Dim) -> None:
     if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-        same[dim] = is_
+        same[dim] = length
 
 
-def _note_broadcast(
-    node: ir.Node, names: Container[int | ir.SymbolicDim], same: dict[ir.SymbolicDim, int | ir.SymbolicDim]
-) -> None:
+def _note_broadcast(node: ir.Node, names: Container[_Dim], same: dict[_Dim, _Dim]) -> None:
     """Notes what dimensions of a result are, whose names inference has made up, if the operands agree on them."""
-    shapes, output = [each.shape for each in node.inputs if each is not None], node.outputs[0].shape
-    for i in range(-len(output), 0) if output is not None and None not in shapes else ():
-        dims = [shape[i] for shape in shapes if shape is not None and len(shape) >= -i]
-        lengths = {dim if isinstance(dim, int) else same.get(dim, dim) for dim in dims} - {1}
-        if output is not None and len(lengths) == 1 and output[i] not in names:
+    operands, output = [each for each in node.inputs if each is not None], node.outputs[0].shape
+    shapes = [each.shape for each in operands if each.shape is not None]
+    if output is None or len(shapes) < len(operands):
+        return
+    for i in range(-len(output), 0):
+        lengths = {same.get(shape[i], shape[i]) for shape in shapes if len(shape) >= -i} - {1}
+        if len(lengths) == 1 and output[i] not in names:
             (length,) = lengths
             _note(same, output[i], length)
 
@@ -289,11 +285,11 @@ def _broadcast(lead: Dims, stack: Dims) -> Dims:
     return [b if a == 1 or (b != 1 and not isinstance(a, int)) else a for a, b in pairs]
 
 
-def _times(length: int | ir.SymbolicDim, factor: int) -> int | ir.SymbolicDim:
+def _times(length: _Dim, factor: int) -> _Dim:
     return length * factor if isinstance(length, int) else ir.SymbolicDim(None)
 
 
-def _divided(length: int | ir.SymbolicDim, divisor: int) -> int | ir.SymbolicDim:
+def _divided(length: _Dim, divisor: int) -> _Dim:
     return length // divisor if isinstance(length, int) else ir.SymbolicDim(None)
 
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 import onnx.parser
 import onnx_ir as ir
 
-from ...graphs import NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
+from ...graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
 
-_MICROSOFT, _BLOCKED = "com.microsoft", NCHWC
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
 _WINDOW = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -227,46 +226,46 @@ _ELEMENTWISE = (
 _STAND_INS: dict[tuple[str, str], _StandIn] = {
     ("", "LayerNormalization"): _LIKE_INPUT,
     ("", "SimplifiedLayerNormalization"): "o0 = CastLike(i0, i1)",
-    **{(_MICROSOFT, name): _LIKE_INPUT for name in _ELEMENTWISE},
-    (_MICROSOFT, "SkipLayerNormalization"): _LIKE_INPUT_AND_SUM,
-    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _LIKE_INPUT_AND_SUM,
-    (_MICROSOFT, "FusedMatMul"): _product,
-    (_MICROSOFT, "TransposeMatMul"): _product,
-    (_MICROSOFT, "FusedGemm"): lambda node: f"o0 = Gemm{_given(node, 'transA', 'transB')}(i0, i1)",
-    (_MICROSOFT, "DynamicQuantizeMatMul"): "o0 = MatMul(i0, i1)",
-    (_MICROSOFT, "MatMulInteger16"): "p = MatMul(i0, i1) o0 = Cast<to = 6>(p)",
-    (_MICROSOFT, "MatMulIntegerToFloat"): "p = MatMul(i0, i1) o0 = CastLike(p, i2)",
-    (_MICROSOFT, "MatMulNBits"): _packed_product,
-    (_MICROSOFT, "MatMulBnb4"): _packed_product,
-    (_MICROSOFT, "Attention"): _attention,
-    (_MICROSOFT, "QAttention"): (
+    **{(MICROSOFT, name): _LIKE_INPUT for name in _ELEMENTWISE},
+    (MICROSOFT, "SkipLayerNormalization"): _LIKE_INPUT_AND_SUM,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _LIKE_INPUT_AND_SUM,
+    (MICROSOFT, "FusedMatMul"): _product,
+    (MICROSOFT, "TransposeMatMul"): _product,
+    (MICROSOFT, "FusedGemm"): lambda node: f"o0 = Gemm{_given(node, 'transA', 'transB')}(i0, i1)",
+    (MICROSOFT, "DynamicQuantizeMatMul"): "o0 = MatMul(i0, i1)",
+    (MICROSOFT, "MatMulInteger16"): "p = MatMul(i0, i1) o0 = Cast<to = 6>(p)",
+    (MICROSOFT, "MatMulIntegerToFloat"): "p = MatMul(i0, i1) o0 = CastLike(p, i2)",
+    (MICROSOFT, "MatMulNBits"): _packed_product,
+    (MICROSOFT, "MatMulBnb4"): _packed_product,
+    (MICROSOFT, "Attention"): _attention,
+    (MICROSOFT, "QAttention"): (
         "all = MatMul(i0, i1) q, k, v = Split<axis = -1, num_outputs = 3>(all) o0 = CastLike(v, i3)"
     ),
-    (_MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
-    (_MICROSOFT, "GroupQueryAttention"): _group_query_attention,
-    (_MICROSOFT, "EmbedLayerNormalization"): "o0 = Gather(i2, i0) o2 = Identity(o0)",
-    (_MICROSOFT, "QEmbedLayerNormalization"): "g = Gather(i2, i0) o0 = Cast<to = 1>(g)",
-    (_MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
-    (_MICROSOFT, "FusedConv"): _windows("Conv", "i1"),
-    (_MICROSOFT, "NhwcMaxPool"): _windows("MaxPool"),
-    (_MICROSOFT, "QLinearConv"): _windows("Conv", "i3"),
-    (_MICROSOFT, "QLinearAveragePool"): _windows("AveragePool"),
-    (_MICROSOFT, "QLinearGlobalAveragePool"): _global_average,
-    (_MICROSOFT, "QLinearAdd"): "o0 = Add(i0, i3)",
-    (_MICROSOFT, "QLinearMul"): "o0 = Add(i0, i3)",
-    (_MICROSOFT, "QLinearWhere"): "o0 = Where(i0, i1, i4)",
-    (_MICROSOFT, "QLinearConcat"): _concat,
-    (_MICROSOFT, "QGemm"): _quantized_gemm,
-    (_MICROSOFT, "DynamicQuantizeLSTM"): _lstm,
-    (_MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
-    (_MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
-    (_BLOCKED, "ReorderInput"): (  # the number of channels is rounded up: it is unknown
+    (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    (MICROSOFT, "GroupQueryAttention"): _group_query_attention,
+    (MICROSOFT, "EmbedLayerNormalization"): "o0 = Gather(i2, i0) o2 = Identity(o0)",
+    (MICROSOFT, "QEmbedLayerNormalization"): "g = Gather(i2, i0) o0 = Cast<to = 1>(g)",
+    (MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
+    (MICROSOFT, "FusedConv"): _windows("Conv", "i1"),
+    (MICROSOFT, "NhwcMaxPool"): _windows("MaxPool"),
+    (MICROSOFT, "QLinearConv"): _windows("Conv", "i3"),
+    (MICROSOFT, "QLinearAveragePool"): _windows("AveragePool"),
+    (MICROSOFT, "QLinearGlobalAveragePool"): _global_average,
+    (MICROSOFT, "QLinearAdd"): "o0 = Add(i0, i3)",
+    (MICROSOFT, "QLinearMul"): "o0 = Add(i0, i3)",
+    (MICROSOFT, "QLinearWhere"): "o0 = Where(i0, i1, i4)",
+    (MICROSOFT, "QLinearConcat"): _concat,
+    (MICROSOFT, "QGemm"): _quantized_gemm,
+    (MICROSOFT, "DynamicQuantizeLSTM"): _lstm,
+    (MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
+    (MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
+    (NCHWC, "ReorderInput"): (  # the number of channels is rounded up: it is unknown
         "k = NonZero(i0) n = Squeeze(k) c = Cast<to = 9>(n) o0 = Compress<axis = 1>(i0, c)"
     ),
-    (_BLOCKED, "ReorderOutput"): _unblocked,
-    (_BLOCKED, "Conv"): _windows("Conv", "i1"),
-    (_BLOCKED, "MaxPool"): _windows("MaxPool"),
-    (_BLOCKED, "AveragePool"): _windows("AveragePool"),
-    (_BLOCKED, "GlobalMaxPool"): "o0 = GlobalMaxPool(i0)",
-    (_BLOCKED, "GlobalAveragePool"): "o0 = GlobalAveragePool(i0)",
+    (NCHWC, "ReorderOutput"): _unblocked,
+    (NCHWC, "Conv"): _windows("Conv", "i1"),
+    (NCHWC, "MaxPool"): _windows("MaxPool"),
+    (NCHWC, "AveragePool"): _windows("AveragePool"),
+    (NCHWC, "GlobalMaxPool"): "o0 = GlobalMaxPool(i0)",
+    (NCHWC, "GlobalAveragePool"): "o0 = GlobalAveragePool(i0)",
 }

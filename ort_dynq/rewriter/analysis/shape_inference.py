@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
-from ...graphs import graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
+from ...graphs import Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import constant_array
 from .microsoft import add_stand_ins
@@ -93,7 +93,7 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     return proto
 
 
-def _add_constants_from_outside(graph: ir.Graph | ir.Function, copy: onnx.GraphProto | onnx.FunctionProto) -> None:
+def _add_constants_from_outside(graph: Graph, copy: ProtoGraph) -> None:
     """Gives a subgraph the small constants that it reads from graphs around it: inference does not look there."""
     if not isinstance(graph, ir.Graph) or not isinstance(copy, onnx.GraphProto):
         return
@@ -126,10 +126,8 @@ def _adopt(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto) -> N
         value = named.get(info.name)
         if value is None:
             continue
-        shape, type_ = (
-            ir.serde.deserialize_type_proto_for_shape(info.type),
-            ir.serde.deserialize_type_proto_for_type(info.type),
-        )
+        shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+        type_ = ir.serde.deserialize_type_proto_for_type(info.type)
         if shape is not None and shape != value.shape:
             value.shape = shape
         if type_ is not None and type_.dtype != value.dtype:

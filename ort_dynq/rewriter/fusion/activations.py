@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
@@ -31,7 +32,6 @@ from ..rule import Context, Rule
 _Elements = npt.NDArray[np.float64]
 _Function = Callable[..., _Elements]
 
-_DOMAIN = "com.microsoft"
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _ANCHORS = ("Erf", "Tanh", "Sigmoid", "Exp", "Gelu", "Swish")
 _MOST_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
@@ -68,8 +68,8 @@ def _match(node: ir.Node, context: Context) -> _ActivationFunction | None:
 def _build(match: _ActivationFunction, edit: Edit) -> None:
     last = match.result.producer()
     assert last is not None
-    edit.facts.model.graph.opset_imports.setdefault(_DOMAIN, 1)
-    main = ir.node(match.operator, [match.x], match.attributes, domain=_DOMAIN)
+    edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    main = ir.node(match.operator, [match.x], match.attributes, domain=MICROSOFT)
     edit.replace(match.result, edit.insert_main(main, before=last, origin=last))
 
 

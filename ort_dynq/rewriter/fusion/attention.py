@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, only_use
@@ -55,7 +56,6 @@ from .scores import (
     unscaled,
 )
 
-_DOMAIN = "com.microsoft"
 _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
 _REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax are an input
 
@@ -144,10 +144,10 @@ def _build(match: _ExportedAttention, edit: Edit) -> None:
         factor = edit.add_constant(np.float32(match.factor), before=before)
         main = call("QuantizedAttention", [q, k, v, bias, factor], num_heads=query.heads)
     else:
-        edit.facts.model.graph.opset_imports.setdefault(_DOMAIN, 1)
+        edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
         inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
         attributes = {"num_heads": query.heads, "scale": match.factor}
-        main = ir.node("MultiHeadAttention", inputs, attributes, domain=_DOMAIN)
+        main = ir.node("MultiHeadAttention", inputs, attributes, domain=MICROSOFT)
     y = edit.insert_main(main, before=before)
     if match.result.reshape is not None and keeps is None:
         # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew

@@ -12,10 +12,10 @@ from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.shapes import unreshaped
-from ..analysis.types import CODE_TYPES
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, Op, Term, combined, divisor_of, dtype_of, like, marked, quotient_of, scaled_value
+from .marks import has_bounded_codes, has_nan_codes
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     """
     if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    may_be_nan = form.divisor is None and (_has_nan_codes(form, values) or _has_nan_zero_points(form, values))
+    may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
     marked_form = _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
@@ -105,11 +105,6 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     return found
 
 
-def _has_nan_codes(form: Affine, values: Values) -> bool:
-    """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
-    return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
-
-
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:
     """Returns whether zero points that stay floats may be NaN."""
     zero = form.zero_point
@@ -127,16 +122,16 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
     """
     if form.scale is None:
         return None
-    has_nan_codes = _has_nan_codes(form, values)
-    if not has_nan_codes or form.mark is not None:
-        marks = [form.mark] if has_nan_codes else []
+    may_be_nan = has_nan_codes(form, values)
+    if not may_be_nan or form.mark is not None:
+        marks = [form.mark] if may_be_nan else []
         if form.zero_point is not None and _has_nan_zero_points(form, values):
             marks.append(form.zero_point.of("Mul", np.zeros((), np.float32)))
         scale = form.scale
         for mark in marks:
             scale = scale if mark is None else combined("Add", scale, like(mark, scale))
         return replace(form, scale=scale, mark=None)
-    if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
+    if has_bounded_codes(form, values):
         raise Unconverted(Reason.NAN_CODES)
     divisor = divisor_of(form.root, values)
     if divisor is None or not isinstance(form.scale.term, Op):
@@ -153,7 +148,7 @@ def _with_infinite_rows(form: Affine, values: Values) -> Affine:
     """
     if form.root.dtype != ir.DataType.FLOAT or form.scale is None:
         return form
-    if values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift):
+    if has_bounded_codes(form, values):
         return form
     if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
         raise Unconverted(Reason.CODES_NOT_PROVEN)

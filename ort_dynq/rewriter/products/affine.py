@@ -51,7 +51,7 @@ from .affine_form import (
     unsqueezed,
 )
 from .estimates import is_estimate
-from .marks import mark_of
+from .marks import has_bounded_codes, has_nan_codes, mark_of
 from .merged_rows import with_merged_rows
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
@@ -410,9 +410,8 @@ class AffineForms(OfOnePhase):
 
     def _exceptions(self, form: Affine) -> object:
         """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
-        has_nan = form.root.dtype not in CODE_TYPES and not self.values.known(form.root).is_regular
-        is_bounded = self.values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
-        return form.is_rounded, form.divisor, has_nan, is_bounded
+        exceptions = has_nan_codes(form, self.values), has_bounded_codes(form, self.values)
+        return form.is_rounded, form.divisor, *exceptions
 
 
 def _repeated(node: ir.Node) -> str:

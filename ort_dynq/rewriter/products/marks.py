@@ -15,6 +15,7 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +25,24 @@ import onnx_ir as ir
 from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
+from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
 _ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
+
+
+def has_nan_codes(form: Affine, values: Values) -> bool:
+    """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
+    return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
+
+
+def has_bounded_codes(form: Affine, values: Values) -> bool:
+    """Returns whether codes fit 8 bits for any x, also an infinite one."""
+    return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
 def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
@@ -49,7 +61,29 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     is_bounded = known.high - known.low <= 255
     if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
         return None
-    value, marks = codes, list[Param]()
+    found = _quotient_of(codes, param_of, values, facts)
+    if found is None:
+        return None
+    quotient, x, number, zero_points = found
+    is_divided = quotient.op_type == "Div"
+    if not is_bounded:
+        range_ = _range_of(number.term, is_divisor=is_divided)
+        mark = None if range_ is None else param_of(range_, x)
+        return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
+    smallest = _smallest_magnitude(x, number, facts)
+    sides = (smallest, number) if quotient.inputs[0] is x else (number, smallest)
+    marks = [combined(quotient.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)]
+    if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
+        marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
+        marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
+    return functools.reduce(functools.partial(combined, "Add"), marks)
+
+
+def _quotient_of(
+    codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts
+) -> tuple[ir.Node, ir.Value, Param, list[Param]] | None:
+    """Returns the Div or Mul of x by a number of rows that codes are rounded from, x, the number and zero points."""
+    value, zero_points = codes, list[Param]()
     for _ in range(_DEEPEST):
         value = values.estimated_exactly(value) or all_bounds_of(value).value
         node = value.producer()
@@ -69,21 +103,9 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         value, number = pair
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
-        if node.op_type in ("Add", "Sub"):  # a zero point: where it is infinite, so is a quotient, and the sum is NaN
-            marks.append(number.of("Mul", _ZERO))
-            continue
-        if not is_bounded:
-            range_ = _range_of(number.term, is_divisor=node.op_type == "Div")
-            mark = None if range_ is None else param_of(range_, value)
-            return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-        smallest = _smallest_magnitude(value, number, facts)
-        sides = (smallest, number) if before is value else (number, smallest)
-        mark = combined(node.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)
-        if marks:  # codes of an infinite scale are the zero point: the row is 0 * infinity, but codes add up to any sum
-            marks.append(combined("Mul" if node.op_type == "Div" else "Div", Param(_ZERO), number))
-        for each in marks:
-            mark = combined("Add", mark, each)
-        return mark
+        if node.op_type not in ("Add", "Sub"):
+            return node, value, number, zero_points
+        zero_points.append(number)
     return None
 
 

@@ -100,9 +100,8 @@ def scales_and_bias(epilogue: Epilogue, codes: Codes, edit: Edit) -> tuple[ir.Va
         row = edit.insert(ir.node("Expand", [row, row_shape]), before=epilogue.last_node)
     column = np.ones(size, np.float32) if epilogue.column is None else epilogue.column
     column = column.reshape(size) if epilogue.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
-    bias = (
-        np.full(size, -0.0, np.float32) if epilogue.bias is None else epilogue.bias
-    )  # -0 + x is x for every x; 0 + -0 is not
+    # -0 + x is x for every x; 0 + -0 is not.
+    bias = np.full(size, -0.0, np.float32) if epilogue.bias is None else epilogue.bias
     if not isinstance(bias, ir.Value):
         bias = bias.reshape(*stack, epilogue.channels.columns)
     return row, shared.of(column, edit), bias if isinstance(bias, ir.Value) else shared.of(bias, edit)

@@ -1,4 +1,7 @@
-"""Tables of embeddings that are the weights of a MatMulNBits, too: GatherBlockQuantized reads the same codes."""
+"""Tables of embeddings that are the weights of a MatMulNBits, too: GatherBlockQuantized reads the same codes.
+
+The weights of products note them here, and the rule of tied_embedding.py finds them, so that weights know no rule.
+"""
 
 from __future__ import annotations
 

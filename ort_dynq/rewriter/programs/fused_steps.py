@@ -12,6 +12,7 @@ import math
 import onnx_ir as ir
 
 from ...errors import DynqError
+from ...graphs import MICROSOFT
 from ...operators import DOMAIN
 from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
@@ -21,7 +22,6 @@ from .rows import Kind, Rows, axis_of
 from .steps import SUMS, Translation, elements_of
 
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-_MICROSOFT = "com.microsoft"
 _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
 _EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
@@ -31,12 +31,12 @@ _TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
 
 def is_norm(node: ir.Node) -> bool:
     """Returns whether a node is a normalization, perhaps of a sum."""
-    return is_standard(node, *_NORMS) or (node.domain == _MICROSOFT and node.op_type in _SKIP_NORMS)
+    return is_standard(node, *_NORMS) or (node.domain == MICROSOFT and node.op_type in _SKIP_NORMS)
 
 
 def is_activation(node: ir.Node) -> bool:
     """Returns whether a node is a function of each element that has an arithmetic of its own in programs."""
-    return is_standard(node, "Sigmoid") or (node.domain == _MICROSOFT and node.op_type in _ACTIVATIONS)
+    return is_standard(node, "Sigmoid") or (node.domain == MICROSOFT and node.op_type in _ACTIVATIONS)
 
 
 def is_quantization(node: ir.Node) -> bool:
