@@ -131,19 +131,11 @@ def past_factors(epilogue: Epilogue, facts: Facts) -> Epilogue:
 
 def _past_factor(epilogue: Epilogue, facts: Facts) -> Epilogue | None:
     step = epilogue.next_step()
-    bias = (
-        Channels(epilogue.channels.size).vector(epilogue.bias, np.float32, facts)
-        if isinstance(epilogue.bias, ir.Value)
-        else epilogue.bias
-    )
-    if epilogue.bias is None:
-        bias = np.zeros(1, np.float32)
-    if (
-        step is None
-        or bias is None
-        or epilogue.column is None
-        or (found := _factor_and_shift(step, epilogue.channels, facts)) is None
-    ):
+    bias = np.zeros(1, np.float32) if epilogue.bias is None else epilogue.constant_bias(facts)
+    if step is None or bias is None or epilogue.column is None:
+        return None
+    found = _factor_and_shift(step, epilogue.channels, facts)
+    if found is None:
         return None
     factor, shift = found
     with np.errstate(all="ignore"):

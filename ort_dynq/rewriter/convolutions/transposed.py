@@ -101,9 +101,8 @@ def phases_of(activation: ir.Value, weights: Weights, axes: Axes, epilogue: Epil
     Raises:
         Unconverted: The bias is not one constant for each channel.
     """
-    channels, bias = weights.channels, epilogue.bias
-    numbers = Channels(channels.size).vector(bias, np.float32, facts) if isinstance(bias, ir.Value) else bias
-    if bias is not None and numbers is None:
+    channels, bias = weights.channels, epilogue.constant_bias(facts)
+    if epilogue.bias is not None and bias is None:
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
     phases = math.prod(axes.strides)
     assert epilogue.column is not None
@@ -111,7 +110,7 @@ def phases_of(activation: ir.Value, weights: Weights, axes: Axes, epilogue: Epil
         epilogue,
         channels=Channels(channels.size * phases, channels.spatial_rank),
         column=np.repeat(np.broadcast_to(epilogue.column.reshape(-1), channels.size), phases),
-        bias=None if numbers is None else np.repeat(numbers, phases),
+        bias=None if bias is None else np.repeat(bias, phases),
     )
     ones = [1] * channels.spatial_rank
     table = np.array([axes.taps, ones, ones, *axes.pads], np.int32)

@@ -113,6 +113,12 @@ class Epilogue:
         bias = self.channels.bias(step.operand, facts)
         return self if bias is None else self.past(step, bias=bias)
 
+    def constant_bias(self, facts: Facts) -> npt.NDArray[np.float32] | None:
+        """Returns the bias of a convolution as numbers, float32 [N]; None if it has none, or one of run time."""
+        if not isinstance(self.bias, ir.Value):
+            return self.bias
+        return Channels(self.channels.size).vector(self.bias, np.float32, facts)
+
     def past_integers(self, step: Step, facts: Facts) -> Epilogue:
         """Returns the epilogue up to the end of a step that adds or subtracts integers.
 
