@@ -66,19 +66,18 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         with with_advice(backend):
             if entry is None or found is None or not self._opens(found, options, *args, **kwargs):
                 rewritten = functools.partial(_rewritten, model, backend, **flags)
+                opened, missing = model, None
                 try:
                     result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
+                    opened = result.model
                 except ImportError as error:
-                    advice = with_advice_on_tools(error)
-                    if not isinstance(advice, DynqError) or not _may_be_rewritten(model):
-                        raise advice from error
-                    result = None
-                with openable(
-                    model if result is None else result.model, options, shared=sess_options is not None
-                ) as source:
+                    missing = with_advice_on_tools(error)
+                    if not isinstance(missing, DynqError) or not _may_be_rewritten(model):
+                        raise missing from error
+                with openable(opened, options, shared=sess_options is not None) as source:
                     super().__init__(source, options, *args, **kwargs)
-                if result is None and not self._is_rewritten():
-                    raise advice
+                if missing is not None and not self._is_rewritten():
+                    raise missing
         self._has_four_bits = has_four_bits(self)
 
     def _opens(self, path: Path, *args: Any, **kwargs: Any) -> bool:
