@@ -82,6 +82,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_key_half": {"ort_dynq.DynamicDequantize": 1},
     "compressed_mlp": {"ort_dynq.DynamicDequantize": 3},
     "compressed_mlp_half": {"ort_dynq.DynamicDequantize": 3},
+    "compressed_repeated": {},
     "compressed_tensors_asymmetric": PROGRAM,
     "compressed_tensors_module": PRODUCT,
     "compressed_tensors_symmetric": PROGRAM,
@@ -135,8 +136,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "loop_states": PROGRAM,
     "masked_attention": PRODUCT,
-    "moved_codes": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 8},
-    "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
+    "moved_codes": {"ort_dynq.RowProgram": 5, "ort_dynq.QuantizedMatMul": 10},
+    "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
     "ort_dynamic": DYNAMIC_PRODUCTS,
     "ort_dynamic_attention": {
         "ort_dynq.DynamicQuantizeLinear": 6,
@@ -275,6 +276,7 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
         *("compressed_4_bits", "compressed_both", "compressed_causal", "compressed_key", "compressed_key_channel"),
         *(
             "compressed_groups",
+            "compressed_repeated",
             "compressed_4_bits_half",
             "compressed_both_half",
             "compressed_causal_half",
