@@ -8,7 +8,6 @@ Example: Clip(Round(x), -128, 127) + 128 are integers from 0 to 255.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -102,15 +101,15 @@ class Values:
                 for output in node.outputs:
                     self.known(output)
 
-    @functools.cached_property
+    @property
     def of_any_inputs(self) -> AnyValues:
         """The bounds that hold for infinite inputs, too."""
-        return AnyValues(self._facts)
+        return self._facts.shared(AnyValues)
 
-    @functools.cached_property
+    @property
     def near(self) -> NearValues:
         """The bounds that hold for all but denormal ranges."""
-        return NearValues(self._facts)
+        return self._facts.shared(NearValues)
 
     def known(self, value: ir.Value | None) -> Interval:
         """Returns what is known of a value; nothing of an absent one."""
