@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from ...graphs import Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import constant_array
 from .microsoft import add_stand_ins
@@ -89,8 +92,54 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     copies = [(original, copy) for (_, original), copy in zip(graphs(model), proto_graphs(proto), strict=False)]
     for original, copy in copies:
         _add_constants_from_outside(original, copy)
+    for _, copy in copies:
+        _fold_integers(copy)
     add_stand_ins(proto, model, copies)
     return proto
+
+
+_MOST_INTEGERS = 64
+_INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Mod": np.mod,
+    "Neg": np.negative,
+    "Identity": np.asarray,
+    "Reshape": lambda integers, shape: integers.reshape(shape),
+    "Gather": lambda integers, indices: integers[indices] if integers.ndim == 1 else None,
+}
+
+
+def _fold_integers(graph: ProtoGraph) -> None:
+    """Makes Constants of the integers that nodes compute from constants: data_prop does not follow all operators.
+
+    torch computes the axis of an Unflatten as Mod(-1 + rank, rank), for example.
+    """
+    known: dict[str, npt.NDArray[np.int64]] = {}
+    for tensor in graph.initializer if isinstance(graph, onnx.GraphProto) else ():
+        if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) <= 1 and tensor.dims[:1] <= [_MOST_INTEGERS]:
+            known[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.domain not in STANDARD_DOMAINS:
+            continue
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].t.data_type == onnx.TensorProto.INT64:
+            elements = numpy_helper.to_array(node.attribute[0].t)
+        elif node.op_type in _INTEGER_FUNCTIONS and not node.attribute and all(name in known for name in node.input):
+            try:
+                elements = _INTEGER_FUNCTIONS[node.op_type](*(known[name] for name in node.input))
+            except (ArithmeticError, LookupError, ValueError):  # a wrong model
+                continue
+            if elements is None or np.size(elements) > _MOST_INTEGERS:
+                continue
+            constant = helper.make_node(
+                "Constant", [], node.output, value=numpy_helper.from_array(np.asarray(elements))
+            )
+            node.CopyFrom(constant)
+        else:
+            continue
+        if np.size(elements) <= _MOST_INTEGERS:
+            known[node.output[0]] = elements
 
 
 def _add_constants_from_outside(graph: Graph, copy: ProtoGraph) -> None:

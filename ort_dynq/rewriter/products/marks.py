@@ -4,7 +4,8 @@
    model's row is NaN if one of its elements is 0; else it consists of the lowest and the highest code.
 2. Codes without bounds, which fit 8 bits because of their range: if x is infinite, so are the model's codes, but the
    scale is not if the range is bounded.
-3. As 1, rounded by a straight-through estimator q + (round(q) - q): it is NaN wherever the quotient is not finite.
+3. As 1, but without bounds after a NaN, or rounded by a straight-through estimator q + (round(q) - q): they are not
+   finite wherever the quotient is not.
 
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
@@ -17,6 +18,7 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
+from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
@@ -60,21 +63,24 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
-    if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
+    if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
         return None
     found = _quotient_of(codes, param_of, values, facts)
     if found is None:
         return None
     quotient, x, number, zero_points, is_estimated = found
     is_divided = quotient.op_type == "Div"
-    if not is_bounded:
-        range_ = _range_of(number.term, is_divisor=is_divided)
-        mark = None if range_ is None else param_of(range_, x)
+    range_ = _range_of(number.term, is_divisor=is_divided) if known.is_regular else None
+    if range_ is not None:
+        mark = param_of(range_, x)
         return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-    magnitude = _magnitude("ReduceMax" if is_estimated else "ReduceMin", x, number, facts)
+    is_exact = is_estimated or not is_bounded
+    if not is_bounded and not _is_finite_factor(number.term, values, is_divisor=is_divided):
+        return None  # the scale of these rows shows them
+    magnitude = _magnitude("ReduceMax" if is_exact else "ReduceMin", x, number, facts)
     sides = (magnitude, number) if quotient.inputs[0] is x else (number, magnitude)
     end = combined(quotient.op_type, *sides)
-    marks = [(end if is_estimated else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
+    marks = [(end if is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
     if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
         marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
         marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
@@ -130,6 +136,14 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
             return _Quotient(node, value, number, zero_points, is_estimated)
         zero_points.append(number)
     return None
+
+
+def _is_finite_factor(term: Term, values: Values, *, is_divisor: bool) -> bool:
+    """Returns whether a divisor is known not to be near 0, or a factor to be finite, unless it is NaN."""
+    if not isinstance(term, ir.Value):
+        return False
+    known = values.known(term)
+    return known.low >= SMALLEST_DIVISOR if is_divisor else math.isfinite(known.high)
 
 
 def _range_of(term: Term, *, is_divisor: bool) -> ir.Value | None:
