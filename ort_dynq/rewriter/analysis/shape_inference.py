@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Container
 from typing import Any, Final, cast
 
 import numpy as np
@@ -92,8 +93,9 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     copies = [(original, copy) for (_, original), copy in zip(graphs(model), proto_graphs(proto), strict=False)]
     for original, copy in copies:
         _add_constants_from_outside(original, copy)
+    given = {value.name for value in model.graph.inputs}
     for _, copy in copies:
-        _fold_integers(copy)
+        _fold_integers(copy, given)
     add_stand_ins(proto, model, copies)
     return proto
 
@@ -111,14 +113,19 @@ _INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _fold_integers(graph: ProtoGraph) -> None:
+def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
     """Makes Constants of the integers that nodes compute from constants: data_prop does not follow all operators.
 
     torch computes the axis of an Unflatten as Mod(-1 + rank, rank), for example.
+
+    Args:
+        graph: The graph.
+        given: The names of the model's inputs, whose initializers are only defaults.
     """
     known: dict[str, npt.NDArray[np.int64]] = {}
     for tensor in graph.initializer if isinstance(graph, onnx.GraphProto) else ():
-        if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) <= 1 and tensor.dims[:1] <= [_MOST_INTEGERS]:
+        is_small = tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= _MOST_INTEGERS
+        if is_small and tensor.name not in given:
             known[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
         if node.domain not in STANDARD_DOMAINS:
@@ -127,7 +134,8 @@ def _fold_integers(graph: ProtoGraph) -> None:
             elements = numpy_helper.to_array(node.attribute[0].t)
         elif node.op_type in _INTEGER_FUNCTIONS and not node.attribute and all(name in known for name in node.input):
             try:
-                elements = _INTEGER_FUNCTIONS[node.op_type](*(known[name] for name in node.input))
+                with np.errstate(all="raise"):
+                    elements = _INTEGER_FUNCTIONS[node.op_type](*(known[name] for name in node.input))
             except (ArithmeticError, LookupError, ValueError):  # a wrong model
                 continue
             if elements is None or np.size(elements) > _MOST_INTEGERS:
