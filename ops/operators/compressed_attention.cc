@@ -183,14 +183,16 @@ class Unit {
       const bool is_vector = run_.bias.strides[3] != 0;
       const float* biases = bias_of(r) + (is_vector ? first : 0);
       inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, count, run_.factor, biases, is_vector});
-      for (int64_t group = 0; group < groups; ++group) {
-        int16_t* const to = words_ + (group * rows_ + r) * word_rows * padded_;
-        for (int64_t t = first; t < seen_.end; t = end_of_block(t))
-          word_steps_[static_cast<size_t>((group * blocks_of(n_.t) + t / kMostProducts) * rows_ + r)] =
-              kernels().quantize_words(scores_ + r * n_.t + t, value_.scales + group * n_.t + t, end_of_block(t) - t,
-                                       to + t);
-        std::fill(to + seen_.end, to + seen_.end + padding, int16_t{0});
-        if (word_rows == 2) split_words(to + first, count + padding, to + padded_ + first);
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      int16_t* const words = words_ + group * rows_ * word_rows * padded_;
+      for (int64_t t = first; t < seen_.end; t = end_of_block(t))
+        kernels().quantize_words({scores_ + t, n_.t, value_.scales + group * n_.t + t, rows_, end_of_block(t) - t,
+                                  words + t, word_rows * padded_, steps_of(group, t)});
+      for (int64_t r = 0; r < rows_; ++r) {
+        int16_t* const of_row = words + r * word_rows * padded_;
+        std::fill(of_row + seen_.end, of_row + seen_.end + padding, int16_t{0});
+        if (word_rows == 2) split_words(of_row + first, count + padding, of_row + padded_ + first);
       }
     }
   }
@@ -224,6 +226,13 @@ class Unit {
     for (int64_t i = 0; i < count; ++i) totals[i] += static_cast<double>(sums[i]) * weight;
   }
 
+  // Of at most kMostProducts words. Compilers use vectors for sums of int32.
+  static int32_t sum_of(const int16_t* words, int64_t count) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += words[i];
+    return sum;
+  }
+
   int64_t end_of_block(int64_t t) const { return std::min(seen_.end, (t / kMostProducts + 1) * kMostProducts); }
 
   const float* query(int64_t r) const { return run_.query + (head_ * n_.rows() + row_ + r) * n_.d; }
@@ -238,14 +247,18 @@ class Unit {
   void quantize(const float* scales, const uint8_t* zero_points, Queries& to) const {
     const int64_t groups = run_.key.groups(), size = run_.key.group_size();
     const bool is_signed = run_.key.is_signed();
-    for (int64_t group = 0; group < groups; ++group)
+    const int64_t word_stride = run_.key.word_rows() * to.stride;
+    for (int64_t group = 0; group < groups; ++group) {
+      int16_t* const words_of_group = to.words.get() + group * rows_ * word_stride;
+      kernels().quantize_words({query(0) + group * size, n_.d, scales, rows_, size, words_of_group, word_stride,
+                                to.steps.data() + group * rows_});
       for (int64_t r = 0; r < rows_; ++r) {
         const int64_t at = group * rows_ + r;
-        int16_t* const words = to.words.get() + at * run_.key.word_rows() * to.stride;
+        int16_t* const words = words_of_group + r * word_stride;
         std::fill(words + size, words + to.stride, int16_t{0});
-        to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
         int64_t sum = 0, offset = 0;
-        for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
+        for (int64_t i = 0; i < size && !key_.is_packed(); i += kMostProducts)
+          sum += sum_of(words + i, std::min(kMostProducts, size - i));
         if (uses_halves_of_key()) offset = sum * (is_signed ? kSignOfHalves : 0);
         for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
           offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
@@ -253,17 +266,18 @@ class Unit {
         to.offsets[static_cast<size_t>(at)] = offset;
         if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);
       }
+    }
   }
 
   // The keys between the first and the last that a row sees. The others have a bias of -infinity in every row; they
   // change nothing if all scores and all scales of values are finite.
   Keys seen() const {
     const Keys all = {0, n_.t};
-    if (run_.bias.strides[3] == 0 || !(value_.largest_scale < kInfinity)) return all;
+    if (run_.bias.strides[3] == 0 || !(value_.largest_scale() < kInfinity)) return all;
     const double largest = largest_magnitude(query(0), rows_ * n_.d);
     const double products = static_cast<double>(n_.d) * static_cast<double>(run_.key.largest_code());
     const double factor = std::max(1.0f, std::fabs(run_.factor));
-    if (!(largest * products * key_.largest_scale * factor < kFarFromOverflow)) return all;
+    if (!(largest * products * key_.largest_scale() * factor < kFarFromOverflow)) return all;
     int64_t first = n_.t, end = 0;
     const float* last = nullptr;
     for (int64_t r = rows_ - 1; r >= 0; --r) {  // the last row of a causal mask sees most
@@ -368,7 +382,7 @@ class Unit {
     }
   }
 
-  const float* steps_of(int64_t group, int64_t t) const {
+  float* steps_of(int64_t group, int64_t t) const {
     return word_steps_.data() + (group * blocks_of(n_.t) + t / kMostProducts) * rows_;
   }
 
@@ -425,8 +439,7 @@ class Unit {
         for (int64_t r = 0; r < rows_; ++r) {
           const int32_t* const of_row = sums.get() + r * word_rows * size;
           int32_t offset = zero_sums[static_cast<size_t>(r)];
-          for (int64_t i = 0; i < depth && is_half && value.is_signed(); ++i)
-            offset += product.words[r * padded_ + i] * kSignOfHalves;
+          if (is_half && value.is_signed()) offset += sum_of(product.words + r * padded_, depth) * kSignOfHalves;
           kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset, nullptr, 0,
                                  steps_of(group, t)[r], nullptr, size, true, totals + r * n_.e + group * size});
         }
