@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..genai import Folder, FolderResult
     from ..genai.decoding import TextAccuracy
     from ..rewriter import Result
+    from ..storage import ModelFile
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
@@ -49,12 +50,12 @@ class Original:
     is_replaced: bool
 
 
-def original_of(source: Path, target: Path) -> Original:
+def original_of(source: Path, target: Path, model: ModelFile) -> Original:
     """Measures a model before another one is made from it, perhaps in its place."""
     from ..storage import size
 
     try:
-        count = size(source)
+        count = size(model)
     except OSError:  # external data are missing: what reads them says so
         count = 0
     return Original(source, count, target.exists() and target.samefile(source))

@@ -125,6 +125,16 @@ def test_a_constant_condition_brings_nan_back() -> None:
     assert np.isnan(expected).any()
 
 
+@pytest.mark.parametrize(
+    "guard", ["e = Equal(s0, zero) s = Where(e, c255, s0)", "e = Greater(s0, zero) s = Where(e, s0, c255)"]
+)
+def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
+    body = FORMS["quotient"].replace("s = Div(m, c127)", "s0 = Div(m, c127) " + guard)
+    model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
+    check_rows(model, data())
+    assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
+
+
 def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
     """Codes of an infinite scale are the zero point, so that their sums need not be 0."""
     x = data()

@@ -14,6 +14,7 @@ from ...operators.program import OUTPUTS
 from .folding import folded_values
 from .nodes import producer_of
 from .shape_inference import ShapeInference
+from .shared import Shared
 
 _Dim: TypeAlias = "int | ir.SymbolicDim"
 Dims: TypeAlias = "list[_Dim]"
@@ -33,6 +34,7 @@ class Facts:
             model: The model. It may be edited while the context manager is open.
         """
         self.model = model
+        self.shared = Shared(self)
         self._folded: set[ir.Value] = set()
         self._names: set[str | None] = set()
         self._replaced: dict[ir.Value, ir.Value] = {}

@@ -25,7 +25,9 @@ SMALLEST_DIVISOR = 2.0**-100
 _MOST_STEPS = 24
 
 
-class _Bounds(Protocol):
+class AnyBounds(Protocol):
+    """The bounds of a value."""
+
     @property
     def low(self) -> float: ...
     @property
@@ -43,7 +45,7 @@ class _Multiples(NamedTuple):
 
 
 def largest_quotient(
-    node: ir.Node, known: Callable[[ir.Value | None], _Bounds], smallest: float = SMALLEST_DIVISOR
+    node: ir.Node, known: Callable[[ir.Value | None], AnyBounds], smallest: float = SMALLEST_DIVISOR
 ) -> float | None:
     """Returns a bound of the magnitude of a Div or Mul, if it divides x by a range of x; else None.
 
@@ -65,7 +67,7 @@ def largest_quotient(
 def largest_ratio(
     x: ir.Value,
     scale: ir.Value,
-    known: Callable[[ir.Value | None], _Bounds],
+    known: Callable[[ir.Value | None], AnyBounds],
     smallest: float = SMALLEST_DIVISOR,
     *,
     is_inverse: bool = False,
@@ -112,7 +114,7 @@ class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
     def __init__(
-        self, x: ir.Value, factor: float, known: Callable[[ir.Value | None], _Bounds], smallest: float
+        self, x: ir.Value, factor: float, known: Callable[[ir.Value | None], AnyBounds], smallest: float
     ) -> None:
         self._x, self._factor, self._known = x, factor, known
         self._smallest = smallest

@@ -14,7 +14,20 @@ from ..analysis.constants import constant_scalar
 from ..analysis.shapes import unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Op, Term, combined, divisor_of, dtype_of, like, marked, quotient_of, scaled_value
+from .affine_form import (
+    Affine,
+    CodesOf,
+    Op,
+    Param,
+    Term,
+    combined,
+    divisor_of,
+    dtype_of,
+    like,
+    marked,
+    quotient_of,
+    scaled_value,
+)
 from .marks import has_bounded_codes, has_nan_codes
 
 
@@ -77,8 +90,9 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
-    if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
+    if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
+    form = _with_runs(form)
     may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
     marked_form = _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
@@ -103,6 +117,26 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
+
+
+def _with_runs(form: Affine) -> Affine:
+    """Returns a form with as many zero points as scales, if there are several, each for adjacent elements.
+
+    Raises:
+        Unconverted: It is not known how to repeat them.
+    """
+    move = form.moves[-1] if form.moves else None
+    codes = CodesOf(form.root if move is None else move.node.outputs[move.output])
+    several = [each for each in (form.scale, form.zero_point) if each is not None and not each.is_one]
+    last = max((-2 if each.axes is None else max(each.axes, default=-2) for each in several), default=-2)
+
+    def as_runs(_: str, param: Param) -> Param:
+        found = param.as_runs(form.value.shape, codes, last)
+        if found is None:
+            raise Unconverted(Reason.ACTIVATION_SCALES)
+        return found
+
+    return form.mapped(form.value, as_runs)
 
 
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:

@@ -30,10 +30,10 @@ from ..analysis.shapes import (
     unexpanded,
     unreshaped,
 )
+from ..analysis.shared import OfOnePhase
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
-from ..edit import OfOnePhase
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import (
@@ -86,7 +86,7 @@ class AffineForms(OfOnePhase):
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
         self._facts = facts
-        self.values = Values(facts)
+        self.values = facts.shared(Values)
         self._found: dict[ir.Value, Affine | Unconverted | None] = {}
         for _, graph in with_subgraphs(facts.model.graph):
             for node in graph:

@@ -43,9 +43,9 @@ class Op:
 
 @dataclass(frozen=True)
 class CodesOf:
-    """The codes of a value after a move."""
+    """The codes before all moves, or after one."""
 
-    moved: ir.Value
+    value: ir.Value
 
 
 Term = ir.Value | Op | CodesOf | np.ndarray[Any, Any]
@@ -91,6 +91,28 @@ class Param:
             return True
         lead = () if shape is None else range(-len(shape), max(self.axes))
         return shape is not None and all(axis in self.axes or shape[axis] == 1 for axis in lead)
+
+    def as_runs(self, shape: ir.Shape | None, codes: CodesOf, last: int) -> Param | None:
+        """Returns the numbers, repeated where the elements of one are not adjacent; None if that is not known.
+
+        Args:
+            shape: The shape of the value that they belong to.
+            codes: Codes of this shape, whose dimensions are used if one is not known.
+            last: An axis, negative, up to which there are numbers for each index; those that there are, if beyond it.
+        """
+        if self.axes is None or not self.axes or (self.is_of_runs(shape) and max(self.axes) >= last):
+            return self
+        if shape is None or self.rank is None:
+            return None
+        rank, runs = len(shape), lead(len(shape), max(*self.axes, last) + 1)
+        gaps = {axis: shape[axis] for axis in runs - self.axes}
+        if all(isinstance(dim, int) for dim in gaps.values()):
+            lengths: Term = np.array([gaps.get(axis, 1) for axis in range(-rank, 0)])
+        else:
+            i64, ends = ir.DataType.INT64, (np.array([0]), np.array([len(runs)]))
+            dims = Op("Slice", (Op("Shape", (codes,), i64), *ends), i64)
+            lengths = Op("Concat", (dims, np.ones(rank - len(runs), np.int64)), i64, (("axis", 0),))
+        return replace(self.of("Expand", lengths), axes=runs, rank=rank)
 
     def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
         """Returns the result of an operator that this is the first input of."""

@@ -55,7 +55,7 @@ class ActivationCodes:
         """Starts without any codes."""
         self._facts = facts
         self._of_root: dict[ir.Value, ir.Value] = {}
-        self.moved: dict[ir.Value, ir.Value] = {}
+        self._moved: dict[ir.Value, ir.Value] = {}
         self._found: dict[tuple[object, ...], Codes] = {}
 
     def of(self, activation: Activation, edit: Edit) -> Codes:
@@ -94,18 +94,22 @@ class ActivationCodes:
             self._facts.note(codes, ir.DataType.UINT8, form.root.shape)
         return self._of_root[form.root]
 
+    def after(self, value: ir.Value) -> ir.Value:
+        """Returns the codes of an activation that were built: its root, or after a move."""
+        return self._moved.get(value) or self._of_root[value]
+
     def _codes(self, form: Affine, edit: Edit) -> ir.Value:
         codes = self.root(form, edit)
         for move in form.moves:
             node, moved = move.node, move.node.outputs[move.output]
-            if moved not in self.moved:
+            if moved not in self._moved:
                 others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
                 new = ir.node(node.op_type, [codes, *others], dict(node.attributes), num_outputs=len(node.outputs))
                 edit.insert(new, before=node, origin=node)
                 for old, output in zip(node.outputs, new.outputs, strict=True):
-                    self.moved[old] = output
+                    self._moved[old] = output
                     self._facts.note(output, ir.DataType.UINT8, old.shape)
-            codes = self.moved[moved]
+            codes = self._moved[moved]
         return codes
 
     def _zero_point(
@@ -196,7 +200,7 @@ class _Terms:
         if isinstance(term, np.ndarray):
             return self.constant(term)
         if isinstance(term, CodesOf):
-            return self._codes.moved[term.moved]
+            return self._codes.after(term.value)
         moved = len(term.inputs) if term.op_type == "Concat" else 1  # the others are lengths, indices or shapes
         inputs = [self._of(each, as_code if i < moved else None) for i, each in enumerate(term.inputs)]
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)

@@ -223,6 +223,8 @@ def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison) -> npt.NDArr
     ratios = np.abs(few[:, todo]) / largest[todo]
     for code in map(np.float32, _LARGEST_CODES):
         near = _near_integers(ratios, code)
+        if not near.size:
+            continue
         is_done = np.zeros(todo.size, np.bool_)
         for which in range(3):
             near = near[~is_done[near]]
