@@ -72,7 +72,7 @@ def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
     if node.attributes.get_int("transposed_key", 0):
         operands[:3], k_offset = [each.swapaxes(-1, -2) for each in operands[:3]], k_offset.swapaxes(-1, -2)
     (k, k_scale, k_offset), (v, v_scale, v_offset) = (
-        _grouped(*operands[i : i + 3], offset, is_float=bool(node.attributes.get_int(name, 0)))
+        _grouped(operands[i], operands[i + 1], operands[i + 2], offset, is_float=bool(node.attributes.get_int(name, 0)))
         for i, offset, name in ((0, k_offset, "float_key"), (3, v_offset, "float_value"))
     )
     repeats = q.shape[1] // max(k.shape[1], 1)
