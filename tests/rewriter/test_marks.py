@@ -47,6 +47,12 @@ FORMS = {
     "magnitude and sign": RANGE
     + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
     " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "estimator": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
+    "estimator of clipped codes": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) d = Sub(k, t) c = Add(d, t) y0 = Mul(c, s) ",
+    "estimator, zero point": ENDS
+    + ASYMMETRIC.replace("n1 = Round(t) u = Add(n1, z)", "n0 = Round(t) d = Sub(n0, t) n1 = Add(t, d) u = Add(n1, z)"),
     "zero point": ENDS + ASYMMETRIC,
     "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
     + "mx = Max(m0, zero) mn = Min(l0, zero) "

@@ -70,6 +70,7 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _BOUNDING = ("Clip", "Max", "Min", "Where")
 _MOST_BOUNDS = 8
 _FIXED = {
@@ -131,6 +132,8 @@ class Values:
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
             return _of_constant(value) or of_type
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Interval()
+        if found.low < 0 and value.dtype in _FLOATS and _is_not_negative(node, self.known):
+            found = replace(found, low=0.0)
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
@@ -300,6 +303,20 @@ def _are_integers(*numbers: float) -> bool:
     return all(math.isinf(number) or number.is_integer() for number in numbers)
 
 
+def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]) -> bool:
+    """Returns whether a node computes a square, a norm, or a sum or a mean of numbers that are not negative."""
+    if node.domain not in STANDARD_DOMAINS:
+        return False
+    if node.op_type in ("ReduceMean", "ReduceSum"):
+        return known(node.inputs[0]).low >= 0
+    if node.op_type == "Pow":
+        power = constant_scalar(node.inputs[1])
+        return known(node.inputs[0]).low >= 0 or (power is not None and power % 2 == 0)
+    if node.op_type == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    return node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus")
+
+
 def _union(each: Sequence[Interval]) -> Interval:
     if not each:
         return Interval()
@@ -366,7 +383,6 @@ _MONOTONIC: dict[str, Callable[[Interval], Interval]] = {
     "Sqrt": lambda x: Interval(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
     "Exp": lambda x: Interval(0.0, INF),
     "Reciprocal": lambda x: _corners(operator.truediv, Interval(1, 1), x),
-    "ReduceMean": lambda x: Interval(),
 }
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
