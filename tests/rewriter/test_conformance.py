@@ -75,6 +75,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_both_half": {"ort_dynq.DynamicDequantize": 2},
     "compressed_causal": {"ort_dynq.DynamicDequantize": 2},
     "compressed_causal_half": {"ort_dynq.DynamicDequantize": 2},
+    "compressed_floats": {"ort_dynq.AffineDequantize": 1},
     "compressed_groups": {"ort_dynq.AffineDequantize": 2},
     "compressed_key": {"ort_dynq.DynamicDequantize": 1},
     "compressed_key_channel": {"ort_dynq.DynamicDequantize": 1},
@@ -280,6 +281,7 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
     for name in (
         *("compressed_4_bits", "compressed_both", "compressed_causal", "compressed_key", "compressed_key_channel"),
         *(
+            "compressed_floats",
             "compressed_groups",
             "compressed_4_bits_half",
             "compressed_both_half",
