@@ -47,6 +47,12 @@ FORMS = {
     "magnitude and sign": RANGE
     + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
     " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "estimator": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
+    "estimator of clipped codes": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) d = Sub(k, t) c = Add(d, t) y0 = Mul(c, s) ",
+    "estimator, zero point": ENDS
+    + ASYMMETRIC.replace("n1 = Round(t) u = Add(n1, z)", "n0 = Round(t) d = Sub(n0, t) n1 = Add(t, d) u = Add(n1, z)"),
     "zero point": ENDS + ASYMMETRIC,
     "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
     + "mx = Max(m0, zero) mn = Min(l0, zero) "
@@ -123,6 +129,16 @@ def test_a_constant_condition_brings_nan_back() -> None:
     body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
     expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
     assert np.isnan(expected).any()
+
+
+@pytest.mark.parametrize(
+    "guard", ["e = Equal(s0, zero) s = Where(e, c255, s0)", "e = Greater(s0, zero) s = Where(e, s0, c255)"]
+)
+def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
+    body = FORMS["quotient"].replace("s = Div(m, c127)", "s0 = Div(m, c127) " + guard)
+    model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
+    check_rows(model, data())
+    assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
 
 
 def test_infinite_rows_beside_a_zero_point_are_nan() -> None:

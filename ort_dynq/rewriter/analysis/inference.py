@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -181,11 +182,11 @@ def _names_of_inputs(model: ir.Model) -> set[_Dim]:
 
 
 def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
-    """Returns the shapes of vectors after a Reshape to dimensions of 1 and -1, such as one number for each image.
+    """Returns the shapes after a Reshape with one dimension that inference does not know, but the number of elements.
 
-    All other dimensions are 1, so the length is that of the vector. Inference makes up another name for it, and further
-    names where such a vector is broadcast. Only names of the inputs' dimensions count: others are made up again by each
-    inference.
+    [b, t, 64] becomes [b, t, 2, 32], and a vector of one number for each image [n, 1, 1, 1]. Inference makes up a name
+    for such a dimension, and further names where the result is broadcast. Only names of the inputs' dimensions count:
+    others are made up again by each inference.
     """
     found, names = [], _names_of_inputs(model)
     for _, graph in graphs(model):
@@ -198,17 +199,33 @@ def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
                 _note_broadcast(node, names, same)
             if node.op_type != "Reshape" or vector is None or vector.shape is None or output.shape is None:
                 continue
-            lengths = [same.get(dim, dim) for dim in vector.shape if dim != 1]
-            places = [i for i, dim in enumerate(output.shape) if dim != 1]
-            if len(lengths) != 1 or len(places) != 1 or isinstance(output.shape[places[0]], int):
-                continue
-            (length,), (place,) = lengths, places
-            if length != output.shape[place] and (isinstance(length, int) or length in names):
+            place, length = _missing(vector.shape, output.shape, names, same)
+            if length is not None and length != output.shape[place]:
                 shape = output.shape.copy()
                 _note(same, shape[place], length)
                 shape[place] = length
                 found.append((output, shape))
     return found
+
+
+def _missing(
+    before: ir.Shape, after: ir.Shape, names: Container[_Dim], same: Mapping[_Dim, _Dim]
+) -> tuple[int, _Dim | None]:
+    """Returns the place of the one dimension after a Reshape that is not known, and its length; None if not known."""
+    dims, results = ([same.get(dim, dim) for dim in shape] for shape in (before, after))
+    places = [i for i, dim in enumerate(results) if not isinstance(dim, int) and dim not in names]
+    if len(places) != 1:
+        return 0, None
+    named = [dim for dim in dims if not isinstance(dim, int)]
+    for dim in results[: places[0]] + results[places[0] + 1 :]:
+        if not isinstance(dim, int):
+            if dim not in named:
+                return 0, None
+            named.remove(dim)
+    whole, rest = (math.prod(dim for dim in each if isinstance(dim, int)) for each in (dims, results))
+    if not rest or whole % rest or len(named) > 1 or (named and (whole != rest or named[0] not in names)):
+        return 0, None
+    return places[0], named[0] if named else whole // rest
 
 
 def _note(same: dict[_Dim, _Dim], dim: _Dim, length: _Dim) -> None:

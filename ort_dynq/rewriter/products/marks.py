@@ -4,6 +4,8 @@
    model's row is NaN if one of its elements is 0; else it consists of the lowest and the highest code.
 2. Codes without bounds, which fit 8 bits because of their range: if x is infinite, so are the model's codes, but the
    scale is not if the range is bounded.
+3. As 1, but without bounds after a NaN, or rounded by a straight-through estimator q + (round(q) - q): they are not
+   finite wherever the quotient is not.
 
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
@@ -16,14 +18,16 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
+from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
@@ -59,33 +63,58 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
-    if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
+    if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
         return None
     found = _quotient_of(codes, param_of, values, facts)
     if found is None:
         return None
-    quotient, x, number, zero_points = found
+    quotient, x, number, zero_points, is_estimated = found
     is_divided = quotient.op_type == "Div"
-    if not is_bounded:
-        range_ = _range_of(number.term, is_divisor=is_divided)
-        mark = None if range_ is None else param_of(range_, x)
+    range_ = _range_of(number.term, is_divisor=is_divided) if known.is_regular else None
+    if range_ is not None:
+        mark = param_of(range_, x)
         return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-    smallest = _smallest_magnitude(x, number, facts)
-    sides = (smallest, number) if quotient.inputs[0] is x else (number, smallest)
-    marks = [combined(quotient.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)]
+    is_exact = is_estimated or not is_bounded
+    if not is_bounded and not _is_finite_factor(number.term, values, is_divisor=is_divided):
+        return None  # the scale of these rows shows them
+    magnitude = _magnitude("ReduceMax" if is_exact else "ReduceMin", x, number, facts)
+    sides = (magnitude, number) if quotient.inputs[0] is x else (number, magnitude)
+    end = combined(quotient.op_type, *sides)
+    marks = [(end if is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
     if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
         marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
         marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
     return functools.reduce(functools.partial(combined, "Add"), marks)
 
 
-def _quotient_of(
-    codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts
-) -> tuple[ir.Node, ir.Value, Param, list[Param]] | None:
-    """Returns the Div or Mul of x by a number of rows that codes are rounded from, x, the number and zero points."""
-    value, zero_points = codes, list[Param]()
+class _Quotient(NamedTuple):
+    """The quotient that codes are rounded from.
+
+    Attributes:
+        node: A Div or Mul.
+        x: What it divides.
+        number: The other operand, a number of rows.
+        zero_points: What is added to it or to its rounding.
+        is_estimated: Whether q + (round(q) - q) rounds it, which is NaN for an infinite q.
+    """
+
+    node: ir.Node
+    x: ir.Value
+    number: Param
+    zero_points: list[Param]
+    is_estimated: bool
+
+
+def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> _Quotient | None:
+    """Returns the quotient that codes are rounded from; None if they are computed in another way."""
+    value, zero_points, is_estimated = codes, list[Param](), False
     for _ in range(_DEEPEST):
-        value = values.estimated_exactly(value) or all_bounds_of(value).value
+        if (y := values.estimated_exactly(value)) is not None:
+            value, is_estimated = y, True
+            continue
+        if (bounded := all_bounds_of(value)).value is not value:
+            value = bounded.value
+            continue
         node = value.producer()
         before = None if node is None or not node.inputs else node.inputs[0]
         if node is None or before is None:
@@ -104,9 +133,17 @@ def _quotient_of(
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
         if node.op_type not in ("Add", "Sub"):
-            return node, value, number, zero_points
+            return _Quotient(node, value, number, zero_points, is_estimated)
         zero_points.append(number)
     return None
+
+
+def _is_finite_factor(term: Term, values: Values, *, is_divisor: bool) -> bool:
+    """Returns whether a divisor is known not to be near 0, or a factor to be finite, unless it is NaN."""
+    if not isinstance(term, ir.Value):
+        return False
+    known = values.known(term)
+    return known.low >= SMALLEST_DIVISOR if is_divisor else math.isfinite(known.high)
 
 
 def _range_of(term: Term, *, is_divisor: bool) -> ir.Value | None:
@@ -140,8 +177,8 @@ def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] 
     return None
 
 
-def _smallest_magnitude(x: ir.Value, like: Param, facts: Facts) -> Param:
-    """Returns the smallest magnitude among the elements of x that share a number."""
+def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns the smallest or largest magnitude among the elements of x that share a number."""
     rank = rank_of(x)
     axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
@@ -150,5 +187,5 @@ def _smallest_magnitude(x: ir.Value, like: Param, facts: Facts) -> Param:
         inputs.append(np.array(axes))
     elif axes is not None:
         attributes["axes"] = tuple(axes)
-    term = Op("ReduceMin", tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
+    term = Op(reduction, tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
     return Param(term, like.axes, 0 if like.is_one else rank)
