@@ -14,21 +14,11 @@ from ..analysis.constants import constant_scalar
 from ..analysis.shapes import unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import (
-    Affine,
-    CodesOf,
-    Op,
-    Param,
-    Term,
-    combined,
-    divisor_of,
-    dtype_of,
-    like,
-    marked,
-    quotient_of,
-    scaled_value,
-)
+from .affine_form import Affine, divisor_of, marked, quotient_of, scaled_value
 from .marks import has_bounded_codes, has_nan_codes
+from .terms import Op, Param, Quotient, Term, combined, dtype_of, is_unnamed, lead, like
+
+_SELECTIONS = ("Gather", "Slice", "Split")
 
 
 @dataclass(frozen=True)
@@ -42,6 +32,7 @@ class Activation:
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
+        quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
     """
 
     form: Affine
@@ -50,6 +41,7 @@ class Activation:
     zero_point: int | None = None
     has_code_zero_point: bool = True
     may_be_nan: bool = False
+    quotient: Quotient | None = None
 
     @property
     def value(self) -> ir.Value:
@@ -78,7 +70,9 @@ class Activation:
         return self.groups > 1 and any(param is not None and param.block for param in params)
 
 
-def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int = 1) -> Activation:
+def activation_of(
+    form: Affine, values: Values, *, groups: int = 1, parts: int = 1, is_image: bool = False
+) -> Activation:
     """Returns an affine form as an activation.
 
     Args:
@@ -86,15 +80,20 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         values: The bounds of the model's values.
         groups: The number of scales for each row; see :func:`group_size_of`.
         parts: The number of equal parts into which the product cuts each group.
+        is_image: Whether it is that of a convolution. A sample is then NaN if one of its elements is.
 
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
+    has_marks_of_rows = is_image or _has_marks_of_its_rows(form)
     form = _with_runs(form)
     may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
-    marked_form = _with_marked_scale(form, values) if may_be_nan else None
+    quotient = None
+    if may_be_nan and not has_marks_of_rows and form.mark is not None and form.scale is not None:
+        quotient = form.quotient
+    marked_form = form if quotient is not None else _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
     if (may_be_nan and (form.is_rounded or values.known(form.root).overflows)) or (
@@ -113,7 +112,7 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         if is_code and known.low == known.high:
             number = int(known.low)
     form = form if marked_form is not None else _with_infinite_rows(form, values)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
@@ -125,18 +124,42 @@ def _with_runs(form: Affine) -> Affine:
     Raises:
         Unconverted: It is not known how to repeat them.
     """
-    move = form.moves[-1] if form.moves else None
-    codes = CodesOf(form.root if move is None else move.node.outputs[move.output])
     several = [each for each in (form.scale, form.zero_point) if each is not None and not each.is_one]
     last = max((-2 if each.axes is None else max(each.axes, default=-2) for each in several), default=-2)
 
     def as_runs(_: str, param: Param) -> Param:
-        found = param.as_runs(form.value.shape, codes, last)
+        found = param.as_runs(form.value.shape, form.codes, last)
         if found is None:
             raise Unconverted(Reason.ACTIVATION_SCALES)
         return found
 
     return form.mapped(form.value, as_runs)
+
+
+def _has_marks_of_its_rows(form: Affine) -> bool:
+    """Returns whether each mark is known to belong to one row, and to all elements that it is computed from."""
+    shape, whole = form.value.shape, form.root.shape
+    if form.mark is None or shape is None or whole is None or not len(shape) or not len(whole):
+        return False
+    axes = lead(len(shape), -1) if form.mark.axes is None else form.mark.axes
+    if not all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1)):
+        return False
+    if any(move.node.op_type in _SELECTIONS and not _keeps_rows(move.node) for move in form.moves):
+        return False
+    return _is_as_long(shape[-1], whole[-1])
+
+
+def _keeps_rows(node: ir.Node) -> bool:
+    before, after = (None if each is None else each.shape for each in (node.inputs[0], node.outputs[0]))
+    if before is None or after is None or not len(before) or not len(after):
+        return False
+    return _is_as_long(after[-1], before[-1])
+
+
+def _is_as_long(dim: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    if isinstance(dim, int) and isinstance(other, int):
+        return dim >= other
+    return dim == other and not is_unnamed(dim)
 
 
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:

@@ -36,23 +36,11 @@ from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import (
-    ROUNDINGS,
-    Affine,
-    Param,
-    Rearrangement,
-    combined,
-    concatenated,
-    divisor_of,
-    is_unnamed,
-    like,
-    moved,
-    rank_of,
-    unsqueezed,
-)
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, divisor_of, moved
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, mark_of
 from .merged_rows import with_merged_rows
+from .terms import Param, combined, is_unnamed, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -134,9 +122,8 @@ class AffineForms(OfOnePhase):
             known = self.values.near.known(value)  # a product of saturated codes differs by less than its roundings
         if known.high - known.low > 255:
             return None
-        return Affine(
-            value, value, int(known.low), int(known.high), mark=mark_of(value, self._param, self.values, self._facts)
-        )
+        mark, quotient = mark_of(value, self._param, self.values, self._facts)
+        return Affine(value, value, int(known.low), int(known.high), mark=mark, quotient=quotient)
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
@@ -401,6 +388,12 @@ class AffineForms(OfOnePhase):
             of_others = [each.param(name) for each in others]
             found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
+            if (
+                found is None
+                and not others
+                and (runs := param.as_runs(data.shape, form.codes, -2)) not in (None, param)
+            ):
+                found = moved(runs, node, index, value, data)
             if found is None:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found

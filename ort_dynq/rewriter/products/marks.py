@@ -15,7 +15,6 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,8 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import ROUNDINGS, Affine, scaled_value
+from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
@@ -45,7 +45,7 @@ def has_bounded_codes(form: Affine, values: Values) -> bool:
     return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
-def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
+def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> tuple[Param | None, Quotient | None]:
     """Returns NaN for the rows with codes that are not finite, and 0 for the others.
 
     Args:
@@ -55,34 +55,26 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         facts: Types and shapes.
 
     Returns:
-        None if all codes are finite, or they are computed in another way.
+        None if all codes are finite, or they are computed in another way; and what codes within bounds are rounded
+        from: it has the marks of single elements.
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
     if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
-        return None
+        return None, None
     found = _quotient_of(codes, param_of, values, facts)
     if found is None:
-        return None
-    quotient, x, number, zero_points = found
-    is_divided = quotient.op_type == "Div"
+        return None, None
     if not is_bounded:
-        range_ = _range_of(number.term, is_divisor=is_divided)
-        mark = None if range_ is None else param_of(range_, x)
-        return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-    smallest = _smallest_magnitude(x, number, facts)
-    sides = (smallest, number) if quotient.inputs[0] is x else (number, smallest)
-    marks = [combined(quotient.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)]
-    if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
-        marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
-        marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
-    return functools.reduce(functools.partial(combined, "Add"), marks)
+        range_ = _range_of(found.number.term, is_divisor=found.node.op_type == "Div")
+        mark = None if range_ is None else param_of(range_, found.x)
+        is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
+        return mark.of("Mul", _ZERO) if mark is not None and is_float else None, None
+    return found.marks(_smallest_magnitude(found.x, found.number, facts)), found
 
 
-def _quotient_of(
-    codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts
-) -> tuple[ir.Node, ir.Value, Param, list[Param]] | None:
-    """Returns the Div or Mul of x by a number of rows that codes are rounded from, x, the number and zero points."""
+def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
+    """Returns the Div or Mul of x by a number of rows that codes are rounded from; None if there is none."""
     value, zero_points = codes, list[Param]()
     for _ in range(_DEEPEST):
         value = values.estimated_exactly(value) or all_bounds_of(value).value
@@ -104,7 +96,7 @@ def _quotient_of(
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
         if node.op_type not in ("Add", "Sub"):
-            return node, value, number, zero_points
+            return Quotient(node, value, number, tuple(zero_points))
         zero_points.append(number)
     return None
 
