@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.shapes import unreshaped
+from ..analysis.shapes import RESHAPES, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, divisor_of, marked, quotient_of, scaled_value
@@ -138,28 +138,30 @@ def _with_runs(form: Affine) -> Affine:
 
 def _has_marks_of_its_rows(form: Affine) -> bool:
     """Returns whether each mark is known to belong to one row, and to all elements that it is computed from."""
-    shape, whole = form.value.shape, form.root.shape
-    if form.mark is None or shape is None or whole is None or not len(shape) or not len(whole):
+    shape = form.value.shape
+    if form.mark is None or shape is None or not len(shape):
         return False
     axes = lead(len(shape), -1) if form.mark.axes is None else form.mark.axes
     if not all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1)):
         return False
-    if any(move.node.op_type in _SELECTIONS and not _keeps_rows(move.node) for move in form.moves):
+    return _has_whole_rows(form, form.value)
+
+
+def _has_whole_rows(form: Affine, of: ir.Value) -> bool:
+    """Returns whether rows of a value are known to have all elements of the rows of its codes."""
+    selections = [move.node for move in form.moves if move.node.op_type in _SELECTIONS]
+    pairs = [(of, form.root), *((node.outputs[0], node.inputs[0]) for node in selections)]
+    if not all(_are_as_long(*pair) for pair in pairs):
         return False
-    return _is_as_long(shape[-1], whole[-1])
+    return all(_has_whole_rows(part, of) for move in form.moves for part in move.others)
 
 
-def _keeps_rows(node: ir.Node) -> bool:
-    before, after = (None if each is None else each.shape for each in (node.inputs[0], node.outputs[0]))
-    if before is None or after is None or not len(before) or not len(after):
+def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
+    """Returns whether the rows of a value are known to be as long as those of another one, or longer."""
+    if other is None or value.shape is None or other.shape is None or not len(value.shape) or not len(other.shape):
         return False
-    return _is_as_long(after[-1], before[-1])
-
-
-def _is_as_long(dim: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
-    if isinstance(dim, int) and isinstance(other, int):
-        return dim >= other
-    return dim == other and not is_unnamed(dim)
+    dim, least = value.shape[-1], other.shape[-1]
+    return dim >= least if isinstance(dim, int) and isinstance(least, int) else dim == least and not is_unnamed(dim)
 
 
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:
@@ -275,13 +277,19 @@ def _known(term: Term, values: Values) -> Interval:
         )
     if not isinstance(term, Op):
         return Interval(0, 255, True)
-    inputs = [_known(each, values) for each in term.inputs[: 2 if term.op_type in ("Add", "Sub") else 1]]
+    if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):
+        return Interval(0, 0, True)
+    count = {"Add": 2, "Sub": 2, "Concat": len(term.inputs)}.get(term.op_type, 1)
+    inputs = [_known(each, values) for each in term.inputs[:count]]
+    if term.op_type == "Concat":
+        low, high = min(each.low for each in inputs), max(each.high for each in inputs)
+        is_regular = all(each.is_regular for each in inputs)
+        return Interval(low, high, all(each.is_integer for each in inputs), is_regular)
     if term.op_type == "Neg":
         return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
     if term.op_type in ("Add", "Sub"):
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
         return Interval(low, high, a.is_integer and b.is_integer)
-    if term.op_type in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Split", "Slice", "Gather"):
-        return inputs[0]
-    return Interval()
+    is_moved = term.op_type in ("Cast", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
+    return inputs[0] if is_moved else Interval()

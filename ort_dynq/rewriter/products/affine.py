@@ -11,6 +11,7 @@ Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -373,7 +374,8 @@ class AffineForms(OfOnePhase):
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
             if len(others) != len(node.inputs) - 1 or any(each.shift != form.shift for each in others):
                 return self._lose(node, f"its inputs are not all codes of the same kind times a scale; {_LATER}")
-            parts = (form, *others)
+            form, *others_ = parts = _with_zero_points((form, *others))
+            others = tuple(others_)
             for name in ("scale", "zero point", "offset"):
                 if len({each.param(name) is None for each in parts}) > 1:
                     return self._lose(node, f"only some of its inputs have a {name}; {_LATER}")
@@ -405,6 +407,20 @@ class AffineForms(OfOnePhase):
         """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
         exceptions = has_nan_codes(form, self.values), has_bounded_codes(form, self.values)
         return form.is_rounded, form.divisor, *exceptions
+
+
+def _with_zero_points(parts: Sequence[Affine]) -> list[Affine]:
+    """Returns the parts of a Concat, with zero points of 0 if only others have some: as many as they have scales."""
+    given = next((each.zero_point for each in parts if each.zero_point is not None), None)
+    if given is None:
+        return list(parts)
+    nothing = np.zeros((), np.float32)
+    return [
+        part
+        if part.zero_point is not None or part.scale is None
+        else replace(part, zero_point=like(part.scale.of("Mul", nothing), given))
+        for part in parts
+    ]
 
 
 def _repeated(node: ir.Node) -> str:

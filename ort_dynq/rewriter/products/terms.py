@@ -1,7 +1,4 @@
-"""Terms: what computes the scales, zero points and offsets of affine forms, and along which axes they vary.
-
-Example: the scale max|x| / 127 of [2, 3, 8] has the axis -2 if max|x| is [1, 3, 1], and also -3 if it is [2, 3, 1].
-"""
+"""Terms: what computes the scales, zero points and offsets of affine forms, and along which axes they vary."""
 
 from __future__ import annotations
 
