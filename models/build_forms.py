@@ -39,6 +39,26 @@ def image_decoder() -> Example:
     return Example(model, [activations(1, 128, 6, 5, high=16.0, tensor=True)])
 
 
+def padded_images() -> Example:
+    """Convolutions of images with the channels last, and of images with a margin of zeros."""
+    rng = np.random.default_rng(32)
+    model = parse(
+        """padded (float[batch, height, 8, 16] x) => (float[batch, 12, rows, 8] y) {
+            codes, s, z = DynamicQuantizeLinear(x)  dx = DequantizeLinear(codes, s, z)
+            first = Transpose<perm = [0, 3, 1, 2]>(dx)
+            h = Conv<pads = [1, 1, 1, 1]>(first, w1)  a = Relu(h)
+            codes2, s2, z2 = DynamicQuantizeLinear(a)  da = DequantizeLinear(codes2, s2, z2)
+            padded = Pad(da, margin)  y = Conv(padded, w2, b2)
+        }""",
+        18,
+        w1=int8_weights(rng, 20, 16, 3, 3) * np.float32(0.005),
+        margin=np.array([0, 0, 1, 1, 0, 0, 2, 1]),
+        w2=int8_weights(rng, 12, 20, 3, 3) * np.float32(0.005),
+        b2=grid_weights(rng, 12),
+    )
+    return Example(model, [activations(1, 9, 8, 16, high=16.0, tensor=True)])
+
+
 def integer_zero_points() -> Example:
     """Integer products as compilers of integer networks write them: zero points are subtracted from the sums.
 
@@ -531,6 +551,7 @@ def weight_shapes() -> Example:
 MODELS: dict[str, Callable[[], Example]] = {
     "image_decoder": image_decoder,
     "integer_zero_points": integer_zero_points,
+    "padded_images": padded_images,
     "straight_through": straight_through,
     "loop_states": loop_states,
     "inverse_products": inverse_products,

@@ -195,7 +195,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if is_written:
         with working(f"writing {target}"):
             result.save(target)
-    closing = closing_of(arguments, original, target, result, accuracy) if is_written else None
+    data_of_both = None if reference is None else reference.data
+    closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
 
     def findings() -> Iterator[RenderableType]:
         yield _summary(source, report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ort_dynq"
 
 # Paths in the package, as patterns. Its other files are not examined.
-EXAMINED = ("operators/*", "rewriter/*")
+EXAMINED = ("accuracy/*", "genai/*", "operators/*", "quantizer/*", "report/*", "rewriter/*", "verification/*")
 
 # Functions that no model reaches, as patterns of `path::name`, and why they are there.
 UNREACHED = {
@@ -91,7 +92,14 @@ def functions() -> Iterator[Function]:
 
 
 def run_models() -> None:
-    """Rewrites every model with all options."""
+    """Rewrites and verifies every model, quantizes those of the quantizer's tests, and runs commands on some."""
+    sys.path[1:1] = [str(ROOT / "tests"), str(ROOT / "tests" / "quantizer")]
+    import test_networks
+    from genai_folders import NAMES, copy_of
+    from quantizing import every_size
+    from rewriting import FOLDERS, data_sets, load
+
+    from ort_dynq import cli, verify
     from ort_dynq.rewriter import rewrite
 
     options: list[dict[str, Any]] = [
@@ -101,9 +109,36 @@ def run_models() -> None:
         {"weights_only": "blocks"},
         {"weights_only": "two-term", "keep_fused": True},
     ]
-    for path in sorted(ROOT.glob("models/*/model.onnx")):
+    for name in FOLDERS:
         for each in options:
-            rewrite(path, **each).to_proto()
+            result = rewrite(load(name), **each)
+            verify(load(name), result.model, inputs=data_sets(name)[0][0])
+    for case in test_networks.CASES:
+        test_networks.quantized(case)
+
+    def run(command: str, model: str, *arguments: str) -> None:
+        source = model if Path(model).is_absolute() else str(ROOT / "models" / model / "model.onnx")
+        status = cli.main([command, source, *arguments, "--quiet"])
+        assert status == 0, (command, model, status)
+
+    encoder = "torch_encoder_u8"
+    with tempfile.TemporaryDirectory() as temporary, every_size():
+        target, page = f"{temporary}/new.onnx", f"{temporary}/page.html"
+        run("inspect", encoder)
+        run("inspect", encoder, "--values", "matmul_3")
+        run("inspect", encoder, "--program", "node_matmul_5")
+        run("report", encoder, "-o", page, "--seconds", "0.01")
+        for name, snr in (("float_recurrent", "30"), ("float_encoder", "40")):
+            data = "--data", str(ROOT / "models" / name)
+            run("quantize", name, "-o", target, "--verify", "--min-snr", snr, *data)
+            run("report", name, "--quantized", target, "-o", page, "--seconds", "0.01", *data)
+        run("quantize", name, "-o", target, "--only-if-faster", "--allow-none", *data)
+        run("bench-quantize", name, "--report", page, "--seconds", "0.01", *data)
+        for name in NAMES:
+            folder = str(copy_of(name, Path(temporary) / name))
+            run("rewrite", folder, "-o", f"{folder}-new", "--fuse", "--verify", "--no-timing")
+        run("quantize", str(Path(temporary) / "llama"), "-o", f"{temporary}/quantized", "--no-timing")
+        run("bench-generate", str(Path(temporary) / "llama"), "--report", page, "--seconds", "0.01")
 
 
 def unreached() -> list[Function]:

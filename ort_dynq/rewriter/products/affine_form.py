@@ -1,6 +1,8 @@
 """Affine forms and their scales, zero points and offsets: what computes them, and along which axes they vary.
 
 Example: Concat of rows of 32 and of 16 numbers, each with one scale: rows of 48 with 3 scales, in blocks of 16.
+
+More than 450 lines: the scopes of scales, and what each move does to all of them.
 """
 
 from __future__ import annotations
