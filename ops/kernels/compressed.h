@@ -63,10 +63,18 @@ struct PanelScores {
 };
 using PanelScoresKernel = void (*)(const PanelScores&);
 
-// words[i] = round(x[i] * factor[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
-// kSmallestStep) is the result. It is NaN, and the words are 0, if a number is NaN or infinite. `factors` may be null:
-// 1.
-using QuantizeWordsKernel = float (*)(const float* x, const float* factors, int64_t count, int16_t* words);
+// Of each row, words[i] = round(x[i] * factors[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
+// kSmallestStep). If a number is NaN or infinite, the step is NaN, and the words are 0. `factors` may be null: 1.
+struct WordRows {
+  const float* x;
+  int64_t stride;
+  const float* factors;
+  int64_t rows, count;
+  int16_t* words;
+  int64_t word_stride;
+  float* steps;
+};
+using QuantizeWordsKernel = void (*)(const WordRows&);
 
 // scores[i] = float(sums[i] - offset - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
 struct ScoreBlock {

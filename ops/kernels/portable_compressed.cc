@@ -31,6 +31,22 @@ int32_t panel_sum(const PanelProduct& p, int64_t r, int64_t c) {
   return sum;
 }
 
+float quantize_row(const float* x, const float* factors, int64_t count, int16_t* words) {
+  const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
+  float peak = 0;
+  bool is_finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = fabsf(number(i));
+    is_finite = is_finite && magnitude < kInfinity;
+    if (magnitude > peak) peak = magnitude;
+  }
+  const float quotient = peak / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
+  const float inverse = 1.0f / step;
+  for (int64_t i = 0; i < count; ++i)
+    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
+  return is_finite ? step : kNan;
+}
+
 }  // namespace
 
 template <int kKind, bool kByRow>
@@ -46,20 +62,10 @@ void portable_word_product(const WordProduct& p) {
     }
 }
 
-float portable_quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
-  const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
-  float peak = 0;
-  bool is_finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    const float magnitude = fabsf(number(i));
-    is_finite = is_finite && magnitude < kInfinity;
-    if (magnitude > peak) peak = magnitude;
-  }
-  const float quotient = peak / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
-  const float inverse = 1.0f / step;
-  for (int64_t i = 0; i < count; ++i)
-    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
-  return is_finite ? step : kNan;
+void portable_quantize_words(const WordRows& rows) {
+  for (int64_t r = 0; r < rows.rows; ++r)
+    store(rows.steps + r,
+          quantize_row(rows.x + r * rows.stride, rows.factors, rows.count, rows.words + r * rows.word_stride));
 }
 
 template <int kKind>

@@ -4,6 +4,7 @@
 //   compressed_check [PROBLEMS]   the number of random problems of each kernel: 200 unless given
 //
 // Arrays end directly before a protected page or begin directly after one.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -180,15 +181,36 @@ void check_product() {
 }
 
 void check_quantization() {
-  const int64_t count = source.integer(0, source.one_in(4) ? 300 : 70);
-  const float* const x = place(numbers(count, number_kind()), 0);
-  const float* const factors = source.one_in(2) ? nullptr : place(numbers(count, number_kind()), 1);
-  compare("quantize_words", std::to_string(count) + " numbers", [&](const CompressedKernels& kernels) {
-    int16_t* const words = place(std::vector<int16_t>(static_cast<size_t>(count), 0x5a5a), 2);
-    Bits bits = {bits_of(kernels.quantize_words(x, factors, count, words))};
-    for (int64_t i = 0; i < count; ++i) {
-      if (words[i] > kLargestWord || words[i] < -kLargestWord) fail("quantize_words: a word is too large");
-      bits.push_back(static_cast<uint32_t>(words[i]));
+  const int64_t rows = source.integer(1, source.one_in(3) ? 40 : 3),
+                count = source.integer(0, source.one_in(4) ? 300 : 70);
+  const int64_t stride = count + source.integer(0, 3), word_stride = count + source.integer(0, 3);
+  const std::vector<float> ordinary = numbers(rows * count, kOrdinary), others = numbers(rows * count, number_kind());
+  std::vector<float> x;
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool is_ordinary = source.one_in(2);
+    for (int64_t i = 0; i < (r + 1 < rows ? stride : count); ++i)
+      x.push_back((is_ordinary ? ordinary : others)[static_cast<size_t>(r * count + std::min(i, count - 1))]);
+  }
+  dynq::WordRows block = {};
+  block.x = place(x, 0);
+  block.stride = stride;
+  block.factors = source.one_in(2) ? nullptr : place(numbers(count, number_kind()), 1);
+  block.rows = rows;
+  block.count = count;
+  block.word_stride = word_stride;
+  const std::vector<int16_t> before(static_cast<size_t>((rows - 1) * word_stride + count), 0x5a5a);
+  const std::vector<float> no_steps(static_cast<size_t>(rows), 1.0f);
+  const std::string problem = std::to_string(rows) + "x" + std::to_string(count) + " numbers";
+  compare("quantize_words", problem, [&](const CompressedKernels& kernels) {
+    block.words = place(before, 2);
+    block.steps = place(no_steps, 3);
+    kernels.quantize_words(block);
+    Bits bits = bits_of_floats(block.steps, rows);
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      if (at % word_stride < count && std::abs(int{block.words[i]}) > kLargestWord)
+        fail("quantize_words: a word is too large");
+      bits.push_back(static_cast<uint32_t>(block.words[i]));
     }
     return bits;
   });

@@ -48,6 +48,12 @@ FORMS = {
     "magnitude and sign": RANGE
     + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
     " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "estimator": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
+    "estimator of clipped codes": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) d = Sub(k, t) c = Add(d, t) y0 = Mul(c, s) ",
+    "estimator, zero point": ENDS
+    + ASYMMETRIC.replace("n1 = Round(t) u = Add(n1, z)", "n0 = Round(t) d = Sub(n0, t) n1 = Add(t, d) u = Add(n1, z)"),
     "zero point": ENDS + ASYMMETRIC,
     "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
     + "mx = Max(m0, zero) mn = Min(l0, zero) "
@@ -121,6 +127,8 @@ SPELLINGS = {
     "quotient": SHARED + QUOTIENT,
     "inverse": INVERSE + " c = Clip(n, low, high) y0 = Div(c, i) ",
     "zero point": SHARED_ENDS + ASYMMETRIC,
+    "estimator": SHARED
+    + "t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
 }
 
 
@@ -169,7 +177,8 @@ def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None
     symmetric = "a = Abs(p0) m = ReduceMax<keepdims = 1>(a, one) r0 = Max(m, eps) s0 = Div(r0, c127) t0 = Div(p0, s0)"
     symmetric += " n0 = Round(t0) c0 = Clip(n0, low, high) q0 = Mul(c0, s0) "
     ends = ENDS.replace("x, one", "p1, one")
-    other = "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) r1 = Max(d, eps) s1 = Div(r1, c255) f = Div(l, s1) g = Round(f) i = Sub(low, g)"
+    other = "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) r1 = Max(d, eps) s1 = Div(r1, c255) f = Div(l, s1)"
+    other += " g = Round(f) i = Sub(low, g)"
     other += " z = Clip(i, low, high) t1 = Div(p1, s1) n1 = Round(t1) u = Add(n1, z) c1 = Clip(u, low, high)"
     other += " v = Sub(c1, z) q1 = Mul(v, s1) "
     both = "y0 = Concat<axis = {}>(q{}, q{}) ".format(axis, *order)
@@ -187,6 +196,16 @@ def test_a_constant_condition_brings_nan_back() -> None:
     body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
     expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
     assert np.isnan(expected).any()
+
+
+@pytest.mark.parametrize(
+    "guard", ["e = Equal(s0, zero) s = Where(e, c255, s0)", "e = Greater(s0, zero) s = Where(e, s0, c255)"]
+)
+def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
+    body = FORMS["quotient"].replace("s = Div(m, c127)", "s0 = Div(m, c127) " + guard)
+    model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
+    check_rows(model, data())
+    assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
 
 
 def test_infinite_rows_beside_a_zero_point_are_nan() -> None:

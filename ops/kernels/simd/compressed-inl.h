@@ -348,46 +348,86 @@ inline V::F numbers_at(const float* x, int64_t i, int64_t count) {
   return i + V::kLanes <= count ? V::load(x + i) : V::load_part(x + i, count - i);
 }
 
+// The numbers of a row that become words, times their factors.
 template <bool kHasFactors>
-float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
-  const int64_t whole = count / V::kLanes * V::kLanes;
-  const auto times = [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return kHasFactors ? V::mul(a, b) : a; };
-  const auto number = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
-    return times(V::load(x + i), kHasFactors ? V::load(factors + i) : V::set1(0.0f));
-  };
-  V::F rest = V::set1(0.0f);
-  if (whole < count) {
-    rest = V::load_part(x + whole, count - whole);
-    if constexpr (kHasFactors) rest = V::mul(rest, V::load_part(factors + whole, count - whole));
+struct RowOfNumbers {
+  const float *x, *factors;
+  int64_t count, whole;  // a multiple of V::kLanes
+
+  V::F at(int64_t i) const {
+    if constexpr (kHasFactors) return V::mul(V::load(x + i), V::load(factors + i));
+    return V::load(x + i);
   }
-  const V::F zero = V::set1(0.0f);
-  V::F peaks = V::abs(rest), nans = V::mul(rest, zero);  // NaN also of infinite numbers
-  peaks = V::max(peaks, zero);
+  V::F rest() const {
+    const int64_t n = count - whole;
+    if (n == 0) return V::set1(0.0f);
+    if constexpr (kHasFactors) return V::mul(V::load_part(x + whole, n), V::load_part(factors + whole, n));
+    return V::load_part(x + whole, n);
+  }
+
+  // The largest magnitudes in lanes; `nans` becomes NaN if a number is NaN or infinite.
+  V::F peaks(V::F& nans) const {
+    const V::F zero = V::set1(0.0f), last = rest();
+    V::F peaks = V::max(V::abs(last), zero);
+    nans = V::fmadd(last, zero, nans);
 #pragma GCC unroll 4
-  for (int64_t i = 0; i < whole; i += V::kLanes) {
-    const V::F a = number(i);
-    peaks = V::max(V::abs(a), peaks);
-    nans = V::fmadd(a, zero, nans);
+    for (int64_t i = 0; i < whole; i += V::kLanes) {
+      const V::F a = at(i);
+      peaks = V::max(V::abs(a), peaks);
+      nans = V::fmadd(a, zero, nans);
+    }
+    return peaks;
   }
-  if (V::has_nan(nans, nans)) {
-    memset(words, 0, static_cast<size_t>(count) * sizeof(int16_t));
-    return kNan;
-  }
-  const float quotient = V::highest(peaks) / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
-  const V::F inverse = V::set1(1.0f / step);
+
+  void store_words(int16_t* words, float step) const {
+    const V::F inverse = V::set1(1.0f / step);
 #pragma GCC unroll 4
-  for (int64_t i = 0; i < whole; i += V::kLanes) V::store_words(words + i, V::round(V::mul(number(i), inverse)));
-  if (whole < count) {
+    for (int64_t i = 0; i < whole; i += V::kLanes) V::store_words(words + i, V::round(V::mul(at(i), inverse)));
+    if (whole == count) return;
     int16_t last[V::kLanes];
-    V::store_words(last, V::round(V::mul(rest, inverse)));
+    V::store_words(last, V::round(V::mul(rest(), inverse)));
     memcpy(words + whole, last, static_cast<size_t>(count - whole) * sizeof(int16_t));
   }
-  return step;
+};
+
+// As many rows as a vector has lanes share the work on their steps.
+template <bool kHasFactors>
+void quantize_rows(const WordRows& p) {
+  const V::F zero = V::set1(0.0f), smallest = V::set1(kSmallestStep);
+  for (int64_t first = 0; first < p.rows; first += V::kLanes) {
+    const int64_t count = p.rows - first < V::kLanes ? p.rows - first : V::kLanes;
+    const auto row = [&](int64_t r) ORT_DYNQ_INLINE_LAMBDA {
+      return RowOfNumbers<kHasFactors>{p.x + (first + r) * p.stride, p.factors, p.count,
+                                       p.count / V::kLanes * V::kLanes};
+    };
+    V::F peaks[V::kLanes], nans = zero;
+    for (int64_t r = 0; r < count; ++r) peaks[r] = row(r).peaks(nans);
+    V::F largest;
+    if (count == 1) {
+      largest = V::set1(V::highest(peaks[0]));
+    } else {
+      for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = zero;
+      largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::max(a, b); });
+    }
+    float steps[V::kLanes];
+    V::store<false>(steps, V::max(V::div(largest, V::set1(kLargestWord)), smallest));
+    const bool are_finite = !V::has_nan(nans, nans);
+    for (int64_t r = 0; r < count; ++r) {
+      int16_t* const words = p.words + (first + r) * p.word_stride;
+      V::F of_row = zero;
+      if (!are_finite) row(r).peaks(of_row);
+      const bool is_finite = are_finite || !V::has_nan(of_row, of_row);
+      if (is_finite)
+        row(r).store_words(words, steps[r]);
+      else
+        memset(words, 0, static_cast<size_t>(p.count) * sizeof(int16_t));
+      dynq::store(p.steps + first + r, is_finite ? steps[r] : kNan);
+    }
+  }
 }
 
-float quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
-  return factors == nullptr ? quantize_words<false>(x, factors, count, words)
-                            : quantize_words<true>(x, factors, count, words);
+void quantize_words(const WordRows& rows) {
+  rows.factors == nullptr ? quantize_rows<false>(rows) : quantize_rows<true>(rows);
 }
 
 // kPairColumns columns of two rows of codes, minus zero points, as pairs.

@@ -269,8 +269,12 @@ class AffineForms(OfOnePhase):
         form = None if pair is None else self.of(pair[0])
         if pair is None or form is None or not same_shape(*pair):
             return None
-        is_estimated = self.values.estimated_exactly(value) is not None or is_estimate(form, pair[1], self.values)
-        return replace(form, value=value) if is_estimated else None
+        if self.values.estimated_exactly(value) is not None:
+            if form.value is form.root:  # of other rows than those of y
+                mark, quotient = mark_of(value, self._param, self.values, self._facts)
+                form = replace(form, mark=mark, quotient=quotient)
+            return replace(form, value=value)
+        return replace(form, value=value) if is_estimate(form, pair[1], self.values) else None
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
+from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
 from ..analysis.values import Values
 from .terms import CodesOf, Op, Param, Quotient, Term, dtype_of, is_unnamed, key_of, lead, rank_of, scope_of, unsqueezed
@@ -46,6 +47,8 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
         return _reshaped(param, axes, node, before.shape, after.shape)
     if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
         along = _sliced_axes(node, rank)
+        if op_type == "Slice" and param.block and along is not None and set(along) == {-1}:
+            return _sliced_blocks(param, node, before.shape[-1], after.shape[-1])
         if along is None or (param.block and -1 in along) or (along & axes and not along <= axes):
             return None
         if not along & axes:
@@ -100,6 +103,24 @@ def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | Non
     whole = params[0].of("Concat", axis=-1)
     assert isinstance(whole.term, Op)
     return replace(whole, term=replace(whole.term, inputs=tuple(terms)), axes=None, block=common)
+
+
+def _sliced_blocks(
+    param: Param, node: ir.Node, before: int | ir.SymbolicDim, after: int | ir.SymbolicDim
+) -> Param | None:
+    """Returns the numbers of blocks after a Slice of the last axis that does not cut a block; None for others."""
+    starts = known_lengths(node.inputs[1])
+    if not isinstance(before, int) or not isinstance(after, int) or starts is None or starts[0] is None:
+        return None
+    if len(node.inputs) > 4 and known_lengths(node.inputs[4]) != [1]:
+        return None
+    start = range(before)[starts[0] :].start
+    if start % param.block or after % param.block or not after:
+        return None
+    if after == before:
+        return param
+    first, last = start // param.block, (start + after) // param.block
+    return param.of("Slice", np.array([first]), np.array([last]), np.array([-1]))
 
 
 def _sliced_axes(node: ir.Node, rank: int) -> frozenset[int] | None:

@@ -256,8 +256,10 @@ def _with_marks(
     assert quotient is not None
     outside = _Terms(codes, before, edit)
     marked, plain = (_Branch(codes, before, edit) for _ in range(2))
-    limit = outside.of_rows(quotient.limits, activation)
-    if not quotient.number.is_one:
+    assert form.mark is not None
+    limits = form.mark if quotient.is_exact else quotient.limits
+    limit = outside.of_rows(limits, activation)
+    if not limits.is_one:
         limit = outside.insert("ReduceSum", limit, keepdims=0)
     condition = outside.insert("IsNaN", limit)
     edit.facts.note(condition, ir.DataType.BOOL, None)

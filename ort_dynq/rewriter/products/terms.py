@@ -176,23 +176,26 @@ def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
 
 @dataclass(frozen=True)
 class Quotient:
-    """What codes within bounds are rounded from: x divided or multiplied by a number, plus zero points.
+    """The quotient that codes are rounded from.
 
     Attributes:
-        node: The Div or Mul.
-        x: The operand that is quantized.
-        number: The other one, for rows or for all of x.
-        zero_points: What is added before or after the rounding.
+        node: A Div or Mul.
+        x: What it divides.
+        number: The other operand, a number of rows, or of all of x.
+        zero_points: What is added to it or to its rounding.
+        is_exact: Whether codes are not finite wherever it is not: q + (round(q) - q) is NaN for an infinite q.
+            Otherwise, bounds make codes of infinite ones, where a number is divided by 0.
     """
 
     node: ir.Node
     x: ir.Value
     number: Param
     zero_points: tuple[Param, ...] = ()
+    is_exact: bool = False
 
     @property
     def limits(self) -> Param:
-        """NaN where a number lets codes be NaN, else 0."""
+        """NaN where the number lets codes within bounds be NaN, else 0."""
         of_zero, of_infinity = combined("Div", Param(_ZERO), self.number), self.number.of("Mul", _ZERO)
         if self.zero_points:
             return combined("Add", of_zero, of_infinity)
@@ -202,7 +205,8 @@ class Quotient:
         """Returns NaN where codes of these magnitudes of x are not finite, else 0."""
         is_divided = self.node.op_type == "Div"
         sides = (magnitudes, self.number) if self.node.inputs[0] is self.x else (self.number, magnitudes)
-        marks = [combined(self.node.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)]
+        end = combined(self.node.op_type, *sides)
+        marks = [(end if self.is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
         if (
             self.zero_points
         ):  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
