@@ -70,6 +70,7 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
+_SELECTIONS = ("GatherElements", "GatherND", "TopK")  # their first outputs have elements of input 0
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _BOUNDING = ("Clip", "Max", "Min", "Where")
 _MOST_BOUNDS = 8
@@ -157,7 +158,7 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in MOVES:
+        if op_type in MOVES or (op_type in _SELECTIONS and value is node.outputs[0]):
             return _union(inputs if op_type == "Concat" else inputs[:1])
         if op_type in ("Max", "Min", "Clip"):
             return _bounded(node, inputs)
