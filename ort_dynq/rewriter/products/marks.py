@@ -31,7 +31,19 @@ from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import (
+    ROUNDINGS,
+    Affine,
+    Op,
+    Param,
+    Term,
+    combined,
+    dtype_of,
+    lead,
+    magnitude_beside_sign,
+    rank_of,
+    scaled_value,
+)
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
@@ -123,8 +135,8 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
         if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
             value = before
             continue
-        if node.op_type == "Mul" and producer_of(before, "Sign") is not None and node.inputs[1] is not None:
-            value = node.inputs[1]  # the magnitude
+        if (magnitude := magnitude_beside_sign(node)) is not None:
+            value = magnitude
             continue
         pair = _number_beside(node, param_of)
         if pair is None:
