@@ -1,4 +1,7 @@
-"""CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits."""
+"""CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits.
+
+More than 450 lines: one formula, whose parts share the names of its values.
+"""
 
 from __future__ import annotations
 

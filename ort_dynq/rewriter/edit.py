@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..graphs import subgraphs
 from ..operators import DOMAIN, OPERATORS
 from ..operators.program import OPERANDS
 from . import metadata
@@ -209,6 +210,9 @@ def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main:
     """
     for output in added.outputs:
         output.name = facts.new_name()
+    for _, graph in subgraphs(added):
+        for node in graph:
+            _stamp(node, origin, rule, facts, is_main=False)
     _note_constant(added, facts)
     inherited = origin.metadata_props.items()
     added.metadata_props.update({key: text for key, text in inherited if is_main or not metadata.is_ours(key)})

@@ -46,6 +46,12 @@ PLACES: dict[str, tuple[tuple[int, ...], list[int], str, str]] = {
         f"float[B, 2, T, {K}] x",
         "y = MatMul(dx, w)",
     ),
+    "heads that share a token's, flattened": (
+        (3, 2, 5, K),
+        [1, 3],
+        f"float[3, 2, 5, {K}] x",
+        "g = Flatten<axis = 3>(dx) y = MatMul(g, w)",
+    ),
     "batches that share a token's": ((3, 5, K), [0, 2], f"float[B, T, {K}] x", "y = MatMul(dx, w)"),
     "columns of an image, then rows": (
         (3, K, 5, 6),

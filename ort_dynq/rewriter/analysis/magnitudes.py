@@ -112,6 +112,18 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
         yield x, factor
 
 
+def _positive_multiples(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
+    """Yields a value, and the values that it is a positive multiple of, each with the factor, rounded up."""
+    factor = 1.0
+    yield value, factor
+    while (node := producer_of(value, "Mul", "Div")) is not None:
+        found = constant_operand(node, commutative=node.op_type == "Mul")
+        if found is None or found[1] <= 0:
+            return
+        value, factor = found[0], factor * _scaled(found[1], node) / _ROUNDED
+        yield value, factor
+
+
 class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
@@ -236,21 +248,27 @@ class _Proof:
 
     def _where(self, node: ir.Node, depth: int) -> _Multiples | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
-        mask, *values = node.inputs
+        mask, then, otherwise = node.inputs
         compared = None if mask is None else unreshaped(mask)
         condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-        for value, other in (values, values[::-1]):
+        for value, other in ((then, otherwise), (otherwise, then)):
             number = constant_scalar(other)
-            if condition is None or value is None or number is None or number <= 0:
+            if condition is None or mask is None or value is None or number is None or number <= 0:
                 continue
-            operands = [each for each in condition.inputs if each is not None]
-            limits = [constant_scalar(each) for each in operands]
-            compares = any(each is value for each in operands) and mask is compared
-            if not compares and mask is not None and same_shape(mask, value):  # both may be reshaped in the same way
-                compares = any(unreshaped(each) is unreshaped(value) for each in operands)
-            limit = next((each for each in limits if each is not None), None)
-            if compares and limit is not None and 0 <= limit <= number:
-                return self._cover(value, depth + 1)
+            limits = [constant_scalar(each) for each in condition.inputs]
+            i = next((i for i, each in enumerate(limits) if each is not None), None)
+            limit = None if i is None else limits[i]
+            is_first = i == 1  # the compared value stands before its limit
+            takes_large = condition.op_type.startswith("Greater" if is_first else "Less")
+            if i is None or limit is None or limit < 0 or (value is then) != takes_large:
+                continue  # the number would replace large values
+            of = condition.inputs[1 - i]
+            for each, scale in _positive_multiples(value):
+                compares = each is of and mask is compared
+                if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
+                    compares = unreshaped(each) is unreshaped(of)
+                if compares and limit * scale <= number:
+                    return self._cover(value, depth + 1)
         return None
 
     def _note(self, reduced: ir.Node) -> None:

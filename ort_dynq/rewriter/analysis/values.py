@@ -70,6 +70,7 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
+_SELECTIONS = ("GatherElements", "GatherND", "TopK")  # their first outputs have elements of input 0
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _BOUNDING = ("Clip", "Max", "Min", "Where")
 _MOST_BOUNDS = 8
@@ -131,6 +132,8 @@ class Values:
         node = value.producer()
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
             return _of_constant(value) or of_type
+        if self._facts.is_constant(value) and (constant := _of_constant(value)) is not None:
+            return constant
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Interval()
         if found.low < 0 and value.dtype in _FLOATS and _is_not_negative(node, self.known):
             found = replace(found, low=0.0)
@@ -157,7 +160,7 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in MOVES:
+        if op_type in MOVES or (op_type in _SELECTIONS and value is node.outputs[0]):
             return _union(inputs if op_type == "Concat" else inputs[:1])
         if op_type in ("Max", "Min", "Clip"):
             return _bounded(node, inputs)

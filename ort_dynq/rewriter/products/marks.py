@@ -17,10 +17,10 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -31,11 +31,12 @@ from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
+from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
-_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+_ZERO = np.zeros((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
 
 
@@ -49,7 +50,7 @@ def has_bounded_codes(form: Affine, values: Values) -> bool:
     return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
-def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
+def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> tuple[Param | None, Quotient | None]:
     """Returns NaN for the rows with codes that are not finite, and 0 for the others.
 
     Args:
@@ -59,53 +60,30 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         facts: Types and shapes.
 
     Returns:
-        None if all codes are finite, or they are computed in another way.
+        None if all codes are finite, or they are computed in another way; and what codes are rounded from, if it also
+        has the marks of single elements.
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
     if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
-        return None
+        return None, None
     found = _quotient_of(codes, param_of, values, facts)
     if found is None:
-        return None
-    quotient, x, number, zero_points, is_estimated = found
-    is_divided = quotient.op_type == "Div"
-    range_ = _range_of(number.term, is_divisor=is_divided) if known.is_regular else None
+        return None, None
+    is_divided = found.node.op_type == "Div"
+    range_ = _range_of(found.number.term, is_divisor=is_divided) if known.is_regular else None
     if range_ is not None:
-        mark = param_of(range_, x)
-        return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-    is_exact = is_estimated or not is_bounded
-    if not is_bounded and not _is_finite_factor(number.term, values, is_divisor=is_divided):
-        return None  # the scale of these rows shows them
-    magnitude = _magnitude("ReduceMax" if is_exact else "ReduceMin", x, number, facts)
-    sides = (magnitude, number) if quotient.inputs[0] is x else (number, magnitude)
-    end = combined(quotient.op_type, *sides)
-    marks = [(end if is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
-    if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
-        marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
-        marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
-    return functools.reduce(functools.partial(combined, "Add"), marks)
+        mark = param_of(range_, found.x)
+        is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
+        return (mark.of("Mul", _ZERO), None) if mark is not None and is_float else (None, None)
+    if not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=is_divided):
+        return None, None  # the scale of these rows shows them
+    found = replace(found, is_exact=found.is_exact or not is_bounded)
+    magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
+    return found.marks(magnitude), found
 
 
-class _Quotient(NamedTuple):
-    """The quotient that codes are rounded from.
-
-    Attributes:
-        node: A Div or Mul.
-        x: What it divides.
-        number: The other operand, a number of rows.
-        zero_points: What is added to it or to its rounding.
-        is_estimated: Whether q + (round(q) - q) rounds it, which is NaN for an infinite q.
-    """
-
-    node: ir.Node
-    x: ir.Value
-    number: Param
-    zero_points: list[Param]
-    is_estimated: bool
-
-
-def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> _Quotient | None:
+def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
     """Returns the quotient that codes are rounded from; None if they are computed in another way."""
     value, zero_points, is_estimated = codes, list[Param](), False
     for _ in range(_DEEPEST):
@@ -123,8 +101,8 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
         if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
             value = before
             continue
-        if node.op_type == "Mul" and producer_of(before, "Sign") is not None and node.inputs[1] is not None:
-            value = node.inputs[1]  # the magnitude
+        if (magnitude := magnitude_beside_sign(node)) is not None:
+            value = magnitude
             continue
         pair = _number_beside(node, param_of)
         if pair is None:
@@ -133,7 +111,7 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
         if node.op_type not in ("Add", "Sub"):
-            return _Quotient(node, value, number, zero_points, is_estimated)
+            return Quotient(node, value, number, tuple(zero_points), is_estimated)
         zero_points.append(number)
     return None
 
