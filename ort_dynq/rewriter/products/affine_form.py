@@ -83,7 +83,8 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
         return None
     if axis == -1 and param.is_of_rows:
         return _with_common_blocks(given, concat)
-    if any(each.block for each in given) or axis not in (lead(rank, -1) if param.axes is None else param.axes):
+    axes = lead(rank, -1) if param.axes is None else param.axes
+    if any(each.block != param.block for each in given) or axis not in axes:
         return None
     return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
 
