@@ -113,6 +113,7 @@ def run_models() -> None:
         for each in options:
             result = rewrite(load(name), **each)
             verify(load(name), result.model, inputs=data_sets(name)[0][0])
+        rewrite(result.model)
     for case in test_networks.CASES:
         test_networks.quantized(case)
 
