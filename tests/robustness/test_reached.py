@@ -43,10 +43,7 @@ OPEN = {
     "rewriter/analysis/shapes.py": "is_elementwise_of",
     "rewriter/analysis/types.py": "_hiding_operator",
     "rewriter/float16/casts.py": "_describe",
-    "rewriter/products/affine_form.py": "_sliced_blocks",
-    "rewriter/products/codes.py": "_with_marks __init__ insert_node constant marks_of_elements graph",
     "rewriter/products/integer_matmul.py": "_are_of_rows",
-    "rewriter/products/terms.py": "limits of_elements",
     "rewriter/reasons.py": "__eq__ __hash__",
 }
 
