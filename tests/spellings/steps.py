@@ -119,7 +119,7 @@ class Steps:
                 top = g.split("TopK", g("Abs", x), shapes=shapes, axis=-1, k=k)[0]
             return self.reduced("Min", top)
         odd = "max(-min, max)|max(abs(min), abs(max))|ReduceMax(max(x, -x))|-ReduceMin(-abs(x))|max(max, ReduceMax(-x))"
-        match self.draw("range", "ReduceMax(Abs)", f"{odd}|Sqrt(ReduceMax(x * x))"):
+        match self.draw("range", "ReduceMax(Abs)", odd):
             case "max(-min, max)":
                 return g("Max", g("Neg", self.reduced("Min", x)), self.reduced("Max", x))
             case "max(abs(min), abs(max))":
@@ -130,8 +130,6 @@ class Steps:
                 return g("Neg", self.reduced("Min", g("Neg", g("Abs", x))))
             case "max(max, ReduceMax(-x))":
                 return g("Max", self.reduced("Max", x), self.reduced("Max", g("Neg", x)))
-            case "Sqrt(ReduceMax(x * x))":
-                return g("Sqrt", self.reduced("Max", g("Mul", x, x)))
         return self.reduced("Max", g("Abs", x))
 
     def guarded(self, where: str, v: str) -> str:

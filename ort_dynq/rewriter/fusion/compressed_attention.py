@@ -586,7 +586,8 @@ def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value
 
     if codes.zero is None and middle == 0 and codes.offset is not None and not codes.is_subtracted:
         return _cast(codes.offset, ir.DataType.FLOAT, edit, before)
-    total = edit.add_constant(np.float32(middle), before=before)
+    # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters whose last dimension is 1.
+    total = edit.add_constant(np.full((1, 1, 1, 1), middle, np.float32), before=before)
     if codes.zero is not None:
         total = binary("Sub", total, _cast(codes.zero, ir.DataType.FLOAT, edit, before))
     total = binary("Mul", total, _cast(codes.scale, ir.DataType.FLOAT, edit, before))
