@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
-from .nodes import operand, producer_of
+from .nodes import producer_of
 from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
@@ -206,7 +206,7 @@ class _Proof:
             found_ = constant_operand(node, commutative=node.op_type == "Mul")
             inner = None if found_ is None or found_[1] <= 0 else self._cover(found_[0], depth + 1)
             return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
-        return self._where(node, depth) if node.op_type == "Where" else self._root(node)
+        return self._where(node, depth) if node.op_type == "Where" else None
 
     def _end(self, r: ir.Value) -> _Multiples | None:
         """Returns the cover of the magnitude, the maximum, the negated minimum, or the range of x."""
@@ -270,21 +270,6 @@ class _Proof:
                 if compares and limit * scale <= number:
                     return self._cover(value, depth + 1)
         return None
-
-    def _root(self, node: ir.Node) -> _Multiples | None:
-        """Returns the cover of Sqrt(ReduceMax(x * x)). Squares of numbers below 2**-62 lose bits, or are 0."""
-        reduced = None if node.op_type != "Sqrt" else producer_of(all_bounds_of(operand(node)).value, "ReduceMax")
-        square = None if reduced is None else producer_of(_first(reduced), "Mul", "Pow")
-        if reduced is None or square is None or None in square.inputs:
-            return None
-        x, other = (each for each in square.inputs if each is not None)
-        if not (other is x if square.op_type == "Mul" else constant_scalar(other) == 2) or not _is_of(
-            reduced, x, self._x
-        ):
-            return None
-        self._smallest, self._is_scaled = 2.0**-60 if self._smallest else 0, True
-        self._note(reduced)
-        return _Multiples(1, 1).times(1).times(1)
 
     def _note(self, reduced: ir.Node) -> None:
         """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""

@@ -88,7 +88,7 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
         expanded = [_for_each_row(each, concat, i, rank) for i, each in enumerate(given)]
         known = [each for each in expanded if each is not None]
         return _with_common_blocks(known, concat) if len(known) == len(given) else None
-    if not is_same or any(each.block for each in given):
+    if not is_same or any(each.block != param.block for each in given):
         return None
     if axis not in (lead(rank, -1) if param.axes is None else param.axes):
         return None
