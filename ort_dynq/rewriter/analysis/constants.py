@@ -14,6 +14,7 @@ from .nodes import cast_to, producer_of
 
 _FEW = 1024
 _MOST_COMPUTED = 16
+_DEEPEST = 6  # arithmetic nodes: each reads two operands, so a chain of n of them would take 2**n steps
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -25,11 +26,12 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 
-def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
+def constant_array(value: ir.Value | None, *, depth: int = _DEEPEST) -> npt.NDArray[Any] | None:
     """Returns the elements of a constant; None if they are not known without running a model.
 
     A constant is an initializer that is not a graph input, a Constant, a Cast or a reshaping of a constant, or the
-    result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1.
+    result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1, with at most `depth`
+    nodes of arithmetic in a row.
     """
     if value is None:
         return None
@@ -43,10 +45,10 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     if node is None:
         return None
     if node.op_type in _ARITHMETIC:
-        return _computed(node)
+        return _computed(node, depth - 1) if depth > 0 else None
     if node.op_type == "Constant":
         return _constant(node)
-    source = constant_array(node.inputs[0])
+    source = constant_array(node.inputs[0], depth=depth)
     if source is None or node.op_type == "Identity":
         return source
     if node.op_type == "Cast":
@@ -61,12 +63,14 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     return source.reshape(shape.numpy()) if source.size == np.prod(shape.numpy()) else None
 
 
-def _computed(node: ir.Node) -> npt.NDArray[Any] | None:
+def _computed(node: ir.Node, depth: int) -> npt.NDArray[Any] | None:
     """Returns the result of float arithmetic of few constants, which IEEE 754 or exact integers determine; or None."""
-    inputs = [constant_array(each) for each in node.inputs]
-    known = [each for each in inputs if each is not None and each.dtype in (np.float32, np.float64)]
-    if len(known) < len(inputs) or any(each.size > _MOST_COMPUTED for each in known):
-        return None
+    known = list[npt.NDArray[Any]]()
+    for value in node.inputs:
+        each = constant_array(value, depth=depth)
+        if each is None or each.dtype not in (np.float32, np.float64) or each.size > _MOST_COMPUTED:
+            return None
+        known.append(each)
     try:
         with np.errstate(all="ignore"):
             result = np.asarray(_ARITHMETIC[node.op_type](*known))
