@@ -480,6 +480,45 @@ def no_epsilon() -> Example:
     return Example(model, [activations(7, 48), activations(7, 48, seed=1, zero_row=True)])
 
 
+def shared_scales() -> Example:
+    """Rows that share a scale without an epsilon, the rows of a sample or all: those without zeros stay finite.
+
+    A quotient, of which some columns are multiplied; and x * (127 / range) with a Clip. Then some of the groups.
+    """
+    rng = np.random.default_rng(46)
+    codes = int8_weights(rng, 48, 16)
+    codes[0] = 127
+    model = parse(
+        """shared (float[batch, tokens, 48] x) => (float[batch, tokens, 16] y, float[batch, tokens, 16] u,
+            float[batch, tokens, 16] v) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, sample)  s = Div(m, c127)
+            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
+            part = Slice(f, start, end, last)  y = MatMul(part, half)
+            all = ReduceMax<keepdims = 0>(a)  inverse = Div(c127, all)
+            q2 = Mul(x, inverse)  r2 = Round(q2)  c2 = Clip(r2, low, c127)  f2 = Div(c2, inverse)  u = MatMul(f2, w)
+            g = Reshape(x, groups)  a3 = Abs(g)  m3 = ReduceMax<keepdims = 1>(a3, last)  l3 = Max(m3, epsilon)
+            s3 = Div(l3, c127)  q3 = Div(g, s3)  r3 = Round(q3)  c3 = Clip(r3, low, c127)  f3 = Mul(c3, s3)
+            joined = Reshape(f3, rows)  most = Slice(joined, first, depth, last)  v = MatMul(most, most_of_w)
+        }""",
+        18,
+        groups=np.array([0, 0, 3, 16]),
+        rows=np.array([0, 0, 48]),
+        first=np.array([16]),
+        depth=np.array([48]),
+        epsilon=np.float32(1e-5),
+        most_of_w=codes[:32] * np.float32(1 / 512),
+        sample=np.array([1, 2]),
+        last=np.array([-1]),
+        start=np.array([0]),
+        end=np.array([24]),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        half=codes[:24] * np.float32(1 / 1024),
+        w=codes * np.float32(1 / 1024),
+    )
+    return Example(model, [activations(2, 5, 48)])
+
+
 def floating_zero_point() -> Example:
     """Asymmetric codes as OmniQuant has them: the zero point is rounded, but no code, since the range may be without 0.
 
@@ -585,6 +624,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "saved_operators": saved_operators,
     "moved_codes": moved_codes,
     "no_epsilon": no_epsilon,
+    "shared_scales": shared_scales,
     "floating_zero_point": floating_zero_point,
     "integer_heads": integer_heads,
     "weight_shapes": weight_shapes,

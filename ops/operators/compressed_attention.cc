@@ -896,14 +896,15 @@ class CompressedAttention : public Node {
       fail(name + "_scale has shape " + scale.shape.text() + ", expected rank 4: " + std::to_string(n.b) + " or 1, " +
            std::to_string(n.k) + " or 1, then divisors of " + std::to_string(n.t) + " and " + std::to_string(size) +
            (is_transposed ? ", in the other order" : ""));
-    for (const Tensor* each : {&zero_point, &offset}) {
-      const Shape& shape = each->shape;
+    const auto check = [&](const Shape& shape, const char* what) {
       fits = shape.rank == 4;
       for (size_t i = 0; fits && i < 4; ++i) fits = shape.dims[i] == expected[i] || shape.dims[i] == 1;
       if (!fits)
-        fail(name + (each == &offset ? "_offset" : "_zero_point") + " has shape " + shape.text() +
-             ", expected rank 4, and dimensions of " + name + "_scale, or 1");
-    }
+        fail(name + what + " has shape " + shape.text() + ", expected rank 4, and dimensions of " + name +
+             "_scale, or 1");
+    };
+    check(zero_point.shape, "_zero_point");
+    check(offset.shape, "_offset");
   }
 
   bool transposed_key_, float_key_, float_value_, scale_query_, scale_result_;

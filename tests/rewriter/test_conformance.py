@@ -194,6 +194,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.DynamicQuantizeLinear": 1,
         "ort_dynq.QuantizedMatMul": 2,
     },
+    "shared_scales": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 3},
     "straight_through": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 2},
     "tf2onnx_channel_last": FAKE | MIN_MAX,
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
@@ -302,7 +303,7 @@ COMPRESSED = [
 OF_1_32 = (
     *("image_decoder", "inverse_products", "straight_through", "weight_blocks", "image_parts", "masked_attention"),
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
-    *("ort_dynamic_llama", "padded_images"),
+    *("ort_dynamic_llama", "padded_images", "shared_scales"),
 )
 
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.

@@ -153,6 +153,21 @@ def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
         assert 0 < np.isnan(expected).any(-1).sum() < expected[..., 0].size // 2
 
 
+@pytest.mark.parametrize("axes", [("tensor", "tensor"), ("sample", "one"), ("sample", "sample")])
+def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
+    body = "p0, p1 = Split<axis = -1>(x, parts) "
+    for i, each in enumerate(axes):
+        body += part_of("quotient", i).replace(", one)", f", {each})")
+    rng, shape = np.random.default_rng(4), (3, 12, K)
+    x = rng.choice(np.array([-1, 1], F), shape) * rng.integers(1, 60, shape).astype(F) * STEP
+    x[0, 0, 5], x[1, 2, K - 1] = 0, 0
+    constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2])}
+    model = model_of(body + "y0 = Concat<axis = -1>(y0_0, y0_1) " + PRODUCT, constants, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    check_rows(model, rng.normal(0, 1, shape).astype(F))
+    assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
+
+
 def part_of(form: str, i: int) -> str:
     """Returns a form of p0, p1, .. instead of x, with names of its own."""
     body = FORMS[form]
