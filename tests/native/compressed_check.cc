@@ -189,7 +189,7 @@ void check_quantization() {
   for (int64_t r = 0; r < rows; ++r) {
     const bool is_ordinary = source.one_in(2);
     for (int64_t i = 0; i < (r + 1 < rows ? stride : count); ++i)
-      x.push_back((is_ordinary ? ordinary : others)[static_cast<size_t>(r * count + std::min(i, count - 1))]);
+      x.push_back(i < count ? (is_ordinary ? ordinary : others)[static_cast<size_t>(r * count + i)] : dynq::kNan);
   }
   dynq::WordRows block = {};
   block.x = place(x, 0);

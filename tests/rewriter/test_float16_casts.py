@@ -254,6 +254,24 @@ def test_products(is_function: bool) -> None:
     assert len(found.products) == 1
 
 
+def test_a_reshaped_cast_to_float16_rounds() -> None:
+    """ONNX Runtime leaves out a Cast before another one, but not before an Unsqueeze: the MatMul reads float16."""
+    body = "f = Cast<to = 1>(x) a = Abs(f) m = ReduceMax<keepdims = 0>(a) s = Div(m, limit) d = Div(f, s)"
+    body += " r = Round(d) c = Clip(r, low, limit) h = Mul(c, s) i = Cast<to = 10>(h) u = Unsqueeze(i, first)"
+    body += " v = Squeeze(u, first) y = MatMul(v, w)"
+    head = '<ir_version: 9, opset_import: ["" : 18]>'
+    model = parser.parse_model(f"{head} g (float16[20, 64] x) => (float16[20, 48] y) {{ {body} }}")
+    weights = np.random.default_rng(1).normal(0, 1, (64, 48)).astype(np.float16)
+    constants = {"limit": np.float32(127), "low": np.float32(-128), "first": np.array([0])}
+    for name, array in {**constants, "w": weights}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    result = rewrite(model, exact=True)
+    assert "RowProgram" in {finding.operator for finding in result.report.rewritten}
+    x = {"x": rows(40, 64)[14:34]}
+    (expected,) = stock_session(model).run(None, x)
+    assert_same(make_session(result.to_proto(), "native").run(None, x)[0], expected)
+
+
 CONSTANTS = "one, limit, low, eps, third, levels, zero"
 
 

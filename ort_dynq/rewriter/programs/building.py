@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ...operators.program import OUTPUTS
 from ..analysis.nodes import Use, is_standard
+from ..analysis.shapes import RESHAPES
 from ..edit import Edit, constant
 from ..metadata import DEQUANTIZES
 from .region import Region
@@ -89,4 +90,7 @@ def _conversion(new: ir.Value, old: ir.Value, rows: Rows) -> Iterator[ir.Node]:
         yield from (axes, squeeze)
         new = squeeze.outputs[0]
     if old.dtype == ir.DataType.FLOAT16:
-        yield ir.node("Cast", [new], {"to": int(ir.DataType.FLOAT16)})
+        cast = ir.node("Cast", [new], {"to": int(ir.DataType.FLOAT16)})
+        yield cast
+        if (node := old.producer()) is not None and is_standard(node, *RESHAPES):
+            yield ir.node("Identity", [cast.outputs[0]])  # ONNX Runtime would leave out a Cast before another one
