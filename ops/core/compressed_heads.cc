@@ -60,11 +60,11 @@ void transpose_bytes(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
     for (int64_t j = 0; j < cols; ++j) to[j * to_stride + i] = from[i * stride + j];
 }
 
-// Scales [tokens, kGroups] as [kGroups, tokens]. With the number of groups at hand, compilers use vectors.
+// Scales [tokens, kGroups] as [kGroups, tokens]. Compilers unroll the inner loop.
 template <int64_t kGroups>
 void turn(const float* from, int64_t tokens, float* to) {
-  for (int64_t group = 0; group < kGroups; ++group)
-    for (int64_t t = 0; t < tokens; ++t) store(to + group * tokens + t, load(from + t * kGroups + group));
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t group = 0; group < kGroups; ++group) store(to + group * tokens + t, load(from + t * kGroups + group));
 }
 
 constexpr int64_t kMostTurned = 8;
@@ -215,8 +215,11 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, H
     scales = operand.scales(head, float_holder_);
     zero_points = operand.zero_points(head, byte_holder_);
   }
-  largest_scale = largest_magnitude(
-      scales, operand.is_per_channel() ? operand.token_groups() * operand.size() : operand.groups() * length);
+}
+
+float CompressedHead::largest_scale() const {
+  return largest_magnitude(
+      scales, operand.is_per_channel() ? operand.token_groups() * operand.size() : operand.groups() * operand.length());
 }
 
 void CompressedHead::pack(bool is_key) {

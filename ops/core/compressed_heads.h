@@ -108,8 +108,8 @@ struct CompressedHead {
   int64_t head;
   const float* scales;                   // [groups, T], or [token groups, size]
   const uint8_t* zero_points = nullptr;  // likewise; null: 0
-  float largest_scale;                   // infinite if a scale is NaN or infinite
 
+  float largest_scale() const;  // infinite if a scale is NaN or infinite
   bool is_packed() const { return panels_ != nullptr; }
   int64_t panel_stride() const { return panel_stride_; }
   // The panels of a part: a token group and group of a key, or a group of a value.

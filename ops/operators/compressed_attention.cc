@@ -224,6 +224,13 @@ class Unit {
     for (int64_t i = 0; i < count; ++i) totals[i] += static_cast<double>(sums[i]) * weight;
   }
 
+  // Of at most kMostProducts words. Compilers use vectors for sums of int32.
+  static int32_t sum_of(const int16_t* words, int64_t count) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += words[i];
+    return sum;
+  }
+
   int64_t end_of_block(int64_t t) const { return std::min(seen_.end, (t / kMostProducts + 1) * kMostProducts); }
 
   const float* query(int64_t r) const { return run_.query + (head_ * n_.rows() + row_ + r) * n_.d; }
@@ -245,7 +252,8 @@ class Unit {
         std::fill(words + size, words + to.stride, int16_t{0});
         to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
         int64_t sum = 0, offset = 0;
-        for (int64_t i = 0; i < size && !key_.is_packed(); ++i) sum += words[i];
+        for (int64_t i = 0; i < size && !key_.is_packed(); i += kMostProducts)
+          sum += sum_of(words + i, std::min(kMostProducts, size - i));
         if (uses_halves_of_key()) offset = sum * (is_signed ? kSignOfHalves : 0);
         for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
           offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
@@ -259,11 +267,11 @@ class Unit {
   // change nothing if all scores and all scales of values are finite.
   Keys seen() const {
     const Keys all = {0, n_.t};
-    if (run_.bias.strides[3] == 0 || !(value_.largest_scale < kInfinity)) return all;
+    if (run_.bias.strides[3] == 0 || !(value_.largest_scale() < kInfinity)) return all;
     const double largest = largest_magnitude(query(0), rows_ * n_.d);
     const double products = static_cast<double>(n_.d) * static_cast<double>(run_.key.largest_code());
     const double factor = std::max(1.0f, std::fabs(run_.factor));
-    if (!(largest * products * key_.largest_scale * factor < kFarFromOverflow)) return all;
+    if (!(largest * products * key_.largest_scale() * factor < kFarFromOverflow)) return all;
     int64_t first = n_.t, end = 0;
     const float* last = nullptr;
     for (int64_t r = rows_ - 1; r >= 0; --r) {  // the last row of a causal mask sees most
@@ -425,8 +433,7 @@ class Unit {
         for (int64_t r = 0; r < rows_; ++r) {
           const int32_t* const of_row = sums.get() + r * word_rows * size;
           int32_t offset = zero_sums[static_cast<size_t>(r)];
-          for (int64_t i = 0; i < depth && is_half && value.is_signed(); ++i)
-            offset += product.words[r * padded_ + i] * kSignOfHalves;
+          if (is_half && value.is_signed()) offset += sum_of(product.words + r * padded_, depth) * kSignOfHalves;
           kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset, nullptr, 0,
                                  steps_of(group, t)[r], nullptr, size, true, totals + r * n_.e + group * size});
         }
