@@ -139,20 +139,18 @@ const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint
 }
 
 void CompressedOperand::quantize(int64_t head, int16_t* words, float* scales) const {
-  const auto row_memory = memory<float>(is_transposed_ ? kTransposedRows * size_ : 0);
-  float* const rows = row_memory.get();
   const auto* from = static_cast<const float*>(codes_.data) + head * n_.t * size_;
   const QuantizeWordsKernel to_words = active_compressed().quantize_words;
-  for (int64_t t = 0; t < n_.t; ++t) {
-    const float* numbers = from + t * size_;
-    if (is_transposed_) {
-      const int64_t at = t % kTransposedRows, count = std::min(kTransposedRows, n_.t - t);
-      if (at == 0)
-        for (int64_t i = 0; i < size_; ++i)
-          for (int64_t j = 0; j < count; ++j) store(rows + j * size_ + i, load(from + i * n_.t + t + j));
-      numbers = rows + at * size_;
-    }
-    scales[t] = to_words(numbers, nullptr, size_, words + t * size_);
+  if (!is_transposed_) {
+    to_words({from, size_, nullptr, n_.t, size_, words, size_, scales});
+    return;
+  }
+  const auto rows = memory<float>(kTransposedRows * size_);
+  for (int64_t t = 0; t < n_.t; t += kTransposedRows) {
+    const int64_t count = std::min(kTransposedRows, n_.t - t);
+    for (int64_t i = 0; i < size_; ++i)
+      for (int64_t j = 0; j < count; ++j) store(rows.get() + j * size_ + i, load(from + i * n_.t + t + j));
+    to_words({rows.get(), size_, nullptr, count, size_, words + t * size_, size_, scales + t});
   }
 }
 

@@ -20,6 +20,7 @@ constexpr int kHighByte = 256;  // the weight of high bytes
 // Sums of products of words with codes:
 //   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts and, of halves by column,
 //   even
+// By column, this is done for `groups` of codes, one behind the other in each column.
 struct WordProduct {
   const int16_t* words;  // rows of `word_stride`; kernels by column read zeros up to a multiple of kWordUnit
   int64_t word_stride, rows, depth, cols;
@@ -28,6 +29,7 @@ struct WordProduct {
   uint8_t flipped;      // bits of each byte of halves that are flipped
   int32_t* sums;
   int64_t sum_stride;
+  int64_t groups, group_words, group_sums;  // by column: their number, and the strides of their words and sums
 };
 using WordProductKernel = void (*)(const WordProduct&);
 
@@ -63,10 +65,18 @@ struct PanelScores {
 };
 using PanelScoresKernel = void (*)(const PanelScores&);
 
-// words[i] = round(x[i] * factor[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
-// kSmallestStep) is the result. It is NaN, and the words are 0, if a number is NaN or infinite. `factors` may be null:
-// 1.
-using QuantizeWordsKernel = float (*)(const float* x, const float* factors, int64_t count, int16_t* words);
+// Of each row, words[i] = round(x[i] * factors[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
+// kSmallestStep). If a number is NaN or infinite, the step is NaN, and the words are 0. `factors` may be null: 1.
+struct WordRows {
+  const float* x;
+  int64_t stride;
+  const float* factors;
+  int64_t rows, count;
+  int16_t* words;
+  int64_t word_stride;
+  float* steps;
+};
+using QuantizeWordsKernel = void (*)(const WordRows&);
 
 // scores[i] = float(sums[i] - offset - zero_points[i] * word_sum) * step * scales[i], added to scores[i] if `adds`.
 struct ScoreBlock {

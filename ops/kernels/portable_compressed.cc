@@ -31,22 +31,7 @@ int32_t panel_sum(const PanelProduct& p, int64_t r, int64_t c) {
   return sum;
 }
 
-}  // namespace
-
-template <int kKind, bool kByRow>
-void portable_word_product(const WordProduct& p) {
-  const int64_t of_depth = kByRow ? p.code_stride : 1, of_column = kByRow ? 1 : p.code_stride;
-  for (int64_t r = 0; r < p.rows; ++r)
-    for (int64_t c = 0; c < p.cols; ++c) {
-      int32_t sum = 0;
-      for (int64_t d = 0; d < p.depth; ++d)
-        sum += p.words[r * p.word_stride + d] *
-               (code_at<kKind>(p.codes, d * of_depth + c * of_column) ^ (kKind == kHalves ? p.flipped & 15 : 0));
-      p.sums[r * p.sum_stride + c] = sum;
-    }
-}
-
-float portable_quantize_words(const float* x, const float* factors, int64_t count, int16_t* words) {
+float quantize_row(const float* x, const float* factors, int64_t count, int16_t* words) {
   const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
   float peak = 0;
   bool is_finite = true;
@@ -60,6 +45,29 @@ float portable_quantize_words(const float* x, const float* factors, int64_t coun
   for (int64_t i = 0; i < count; ++i)
     words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
   return is_finite ? step : kNan;
+}
+
+}  // namespace
+
+template <int kKind, bool kByRow>
+void portable_word_product(const WordProduct& p) {
+  const int64_t of_depth = kByRow ? p.code_stride : 1, of_column = kByRow ? 1 : p.code_stride;
+  for (int64_t group = 0; group < (kByRow ? 1 : p.groups); ++group)
+    for (int64_t r = 0; r < p.rows; ++r)
+      for (int64_t c = 0; c < p.cols; ++c) {
+        const int16_t* const words = p.words + group * p.group_words + r * p.word_stride;
+        int32_t sum = 0;
+        for (int64_t d = 0; d < p.depth; ++d)
+          sum += words[d] * (code_at<kKind>(p.codes, group * p.depth + d * of_depth + c * of_column) ^
+                             (kKind == kHalves ? p.flipped & 15 : 0));
+        p.sums[group * p.group_sums + r * p.sum_stride + c] = sum;
+      }
+}
+
+void portable_quantize_words(const WordRows& rows) {
+  for (int64_t r = 0; r < rows.rows; ++r)
+    store(rows.steps + r,
+          quantize_row(rows.x + r * rows.stride, rows.factors, rows.count, rows.words + r * rows.word_stride));
 }
 
 template <int kKind>

@@ -183,14 +183,16 @@ class Unit {
       const bool is_vector = run_.bias.strides[3] != 0;
       const float* biases = bias_of(r) + (is_vector ? first : 0);
       inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, count, run_.factor, biases, is_vector});
-      for (int64_t group = 0; group < groups; ++group) {
-        int16_t* const to = words_ + (group * rows_ + r) * word_rows * padded_;
-        for (int64_t t = first; t < seen_.end; t = end_of_block(t))
-          word_steps_[static_cast<size_t>((group * blocks_of(n_.t) + t / kMostProducts) * rows_ + r)] =
-              kernels().quantize_words(scores_ + r * n_.t + t, value_.scales + group * n_.t + t, end_of_block(t) - t,
-                                       to + t);
-        std::fill(to + seen_.end, to + seen_.end + padding, int16_t{0});
-        if (word_rows == 2) split_words(to + first, count + padding, to + padded_ + first);
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      int16_t* const words = words_ + group * rows_ * word_rows * padded_;
+      for (int64_t t = first; t < seen_.end; t = end_of_block(t))
+        kernels().quantize_words({scores_ + t, n_.t, value_.scales + group * n_.t + t, rows_, end_of_block(t) - t,
+                                  words + t, word_rows * padded_, steps_of(group, t)});
+      for (int64_t r = 0; r < rows_; ++r) {
+        int16_t* const of_row = words + r * word_rows * padded_;
+        std::fill(of_row + seen_.end, of_row + seen_.end + padding, int16_t{0});
+        if (word_rows == 2) split_words(of_row + first, count + padding, of_row + padded_ + first);
       }
     }
   }
@@ -245,12 +247,15 @@ class Unit {
   void quantize(const float* scales, const uint8_t* zero_points, Queries& to) const {
     const int64_t groups = run_.key.groups(), size = run_.key.group_size();
     const bool is_signed = run_.key.is_signed();
-    for (int64_t group = 0; group < groups; ++group)
+    const int64_t word_stride = run_.key.word_rows() * to.stride;
+    for (int64_t group = 0; group < groups; ++group) {
+      int16_t* const words_of_group = to.words.get() + group * rows_ * word_stride;
+      kernels().quantize_words({query(0) + group * size, n_.d, scales, rows_, size, words_of_group, word_stride,
+                                to.steps.data() + group * rows_});
       for (int64_t r = 0; r < rows_; ++r) {
         const int64_t at = group * rows_ + r;
-        int16_t* const words = to.words.get() + at * run_.key.word_rows() * to.stride;
+        int16_t* const words = words_of_group + r * word_stride;
         std::fill(words + size, words + to.stride, int16_t{0});
-        to.steps[static_cast<size_t>(at)] = kernels().quantize_words(query(r) + group * size, scales, size, words);
         int64_t sum = 0, offset = 0;
         for (int64_t i = 0; i < size && !key_.is_packed(); i += kMostProducts)
           sum += sum_of(words + i, std::min(kMostProducts, size - i));
@@ -261,6 +266,7 @@ class Unit {
         to.offsets[static_cast<size_t>(at)] = offset;
         if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);
       }
+    }
   }
 
   // The keys between the first and the last that a row sees. The others have a bias of -infinity in every row; they
@@ -331,7 +337,9 @@ class Unit {
     const bool fits = size <= kMostProducts;
     const bool is_copied = is_by_row && key.has_4_bits() && !begins_at_bytes(range.first);  // to the first-level cache
     const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
-    const auto sums = memory<int32_t>(rows_ * word_rows * block);
+    const int64_t at_once = !is_by_row && fits ? key.groups() : 1;  // groups
+    const int64_t group_rows = rows_ * word_rows;
+    const auto sums = memory<int32_t>(at_once * group_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
     const bool is_half = uses_halves_of_key();
     const auto holder = memory<uint8_t>(is_copied ? std::min(size, kMostProducts) * round_up(block, 2) / 2
@@ -342,14 +350,17 @@ class Unit {
       const void* rows = is_by_row ? nullptr
                          : is_half ? key_.halves(t * key.size())
                                    : key_.codes(t * key.size(), cols * key.size(), holder.get());
-      for (int64_t group = 0; group < key.groups(); ++group) {
+      for (int64_t group = 0; group < key.groups(); group += at_once) {
         std::fill(totals.begin(), totals.end(), 0.0);
         for (int64_t d = 0; d < size; d += kMostProducts) {
           const int64_t from = group * size + d;
           WordProduct product = {};
-          product.words = queries.words.get() + group * rows_ * word_rows * queries.stride + d;
+          product.groups = at_once;
+          product.group_words = group_rows * queries.stride;
+          product.group_sums = group_rows * cols;
+          product.words = queries.words.get() + group * product.group_words + d;
           product.word_stride = queries.stride;
-          product.rows = rows_ * word_rows;
+          product.rows = group_rows;
           product.depth = std::min(kMostProducts, size - d);
           product.cols = cols;
           product.sums = sums.get();
@@ -367,16 +378,16 @@ class Unit {
             add(sums.get() + r * cols, cols, word_rows == 2 && r % 2 == 0 ? kHighByte : 1,
                 totals.data() + r / word_rows * cols);
         }
-        for (int64_t r = 0; r < rows_; ++r)
+        for (int64_t i = 0; i < at_once * rows_; ++i)
           if (fits)
-            scale_sums(sums.get() + r * word_rows * cols, queries, group, r, t, cols);
+            scale_sums(sums.get() + i * word_rows * cols, queries, group + i / rows_, i % rows_, t, cols);
           else
-            scale_totals(totals.data() + r * cols, queries, group, r, t, cols);
+            scale_totals(totals.data() + i * cols, queries, group, i, t, cols);
       }
     }
   }
 
-  const float* steps_of(int64_t group, int64_t t) const {
+  float* steps_of(int64_t group, int64_t t) const {
     return word_steps_.data() + (group * blocks_of(n_.t) + t / kMostProducts) * rows_;
   }
 
@@ -416,7 +427,7 @@ class Unit {
         product.rows = rows_ * word_rows;
         product.depth = depth;
         if (value_.zero_points != nullptr) {
-          product.cols = 1;
+          product.cols = product.groups = 1;
           product.codes = value_.zero_points + group * n_.t + t;
           product.sums = zero_sums.get();
           product.sum_stride = 1;
