@@ -182,6 +182,37 @@ def grouped() -> Example:
     return Example(model, inputs)
 
 
+def with_floats() -> Example:
+    """A cache whose keys have minima, as KIVI has them, and whose values have zero points of floats, as HQQ has.
+
+    Both have scales of each channel and group of 8 tokens.
+    """
+    rng = np.random.default_rng(24)
+    groups, size = 3, 8
+    tokens = groups * size
+    parameters = (1, H, groups, 1, D)
+    k_codes, k_scales, _ = operand(rng, "uint8", "float", (1, H, groups, size, D), parameters)
+    v_codes, v_scales, _ = operand(rng, "uint8", "float", (1, H, groups, size, D), parameters)
+    minima = -k_scales * rng.uniform(126, 130, parameters).astype(np.float32)
+    zeros = rng.uniform(126, 130, parameters).astype(np.float32)
+    inputs = [random(rng, "float", 1, H, S, D), k_codes, k_scales, minima, v_codes, v_scales, zeros]
+    codes, numbers = (f"{kind}[1, {H}, {groups}, {rows}, {D}]" for kind, rows in (("uint8", size), ("float", 1)))
+    model = parse(
+        f"""with_floats (float[1, {H}, {S}, {D}] q, {codes} k_codes, {numbers} k_scales, {numbers} k_minima,
+            {codes} v_codes, {numbers} v_scales, {numbers} v_zeros) => (float[1, {H}, {S}, {D}] y) {{
+            k_numbers = Cast<to = 1>(k_codes)  k_scaled = Mul(k_numbers, k_scales)  k_parts = Add(k_scaled, k_minima)
+            k = Reshape(k_parts, joined)  kt = Transpose<perm = [0, 1, 3, 2]>(k)
+            v_numbers = Cast<to = 1>(v_codes)  v_moved = Sub(v_numbers, v_zeros)  v_parts = Mul(v_moved, v_scales)
+            v = Reshape(v_parts, joined)
+            products = MatMul(q, kt)  scores = Div(products, divisor)  p = Softmax<axis = 3>(scores)  y = MatMul(p, v)
+        }}""",
+        21,
+        joined=np.array([1, H, tokens, D]),
+        divisor=np.float32(D**0.5),
+    )
+    return Example(model, inputs)
+
+
 FORMS: dict[str, Callable[..., Example]] = {
     "compressed_key": partial(attention, "int8", None, 32),
     "compressed_key_channel": partial(attention, "int8", None, None),
@@ -197,7 +228,7 @@ MODELS = {
     for name, form in FORMS.items()
     for real, ending in (("float", ""), ("float16", "_half"))
 }
-MODELS["compressed_groups"] = grouped
+MODELS |= {"compressed_groups": grouped, "compressed_floats": with_floats}
 
 if __name__ == "__main__":
     main(MODELS)

@@ -1,4 +1,7 @@
-"""Writes graphs with several forms each, which no other model has: of convolutions, integers, training and loops."""
+"""Writes graphs with several forms each, which no other model has: of convolutions, integers, training and loops.
+
+More than 450 lines: one function for each model.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,26 @@ def image_decoder() -> Example:
         c255=np.float32(255),
     )
     return Example(model, [activations(1, 128, 6, 5, high=16.0, tensor=True)])
+
+
+def padded_images() -> Example:
+    """Convolutions of images with the channels last, and of images with a margin of zeros."""
+    rng = np.random.default_rng(32)
+    model = parse(
+        """padded (float[batch, height, 8, 16] x) => (float[batch, 12, rows, 8] y) {
+            codes, s, z = DynamicQuantizeLinear(x)  dx = DequantizeLinear(codes, s, z)
+            first = Transpose<perm = [0, 3, 1, 2]>(dx)
+            h = Conv<pads = [1, 1, 1, 1]>(first, w1)  a = Relu(h)
+            codes2, s2, z2 = DynamicQuantizeLinear(a)  da = DequantizeLinear(codes2, s2, z2)
+            padded = Pad(da, margin)  y = Conv(padded, w2, b2)
+        }""",
+        18,
+        w1=int8_weights(rng, 20, 16, 3, 3) * np.float32(0.005),
+        margin=np.array([0, 0, 1, 1, 0, 0, 2, 1]),
+        w2=int8_weights(rng, 12, 20, 3, 3) * np.float32(0.005),
+        b2=grid_weights(rng, 12),
+    )
+    return Example(model, [activations(1, 9, 8, 16, high=16.0, tensor=True)])
 
 
 def integer_zero_points() -> Example:
@@ -201,13 +224,346 @@ def weight_blocks() -> Example:
     return Example(model, [activations(2, 7, 256, zero_row=True)])
 
 
+def image_parts() -> Example:
+    """A quantized network of TensorFlow, as tf2onnx writes it: images with the channels last, a Transpose around each
+    convolution, and between them padding, parts of images and parts of channels.
+    """
+    rng = np.random.default_rng(36)
+
+    def conv(x: str, name: str) -> str:
+        return f"""{name}_t = Transpose<perm = [0, 3, 1, 2]>({x})  {name}_q, {name}_s, {name}_z =
+                DynamicQuantizeLinear({name}_t)
+            {name}_i = ConvInteger({name}_q, w_{name}, {name}_z)  {name}_f = Cast<to = 1>({name}_i)
+            {name}_k = Mul({name}_s, ws)  {name}_g = Mul({name}_f, {name}_k)
+            {name} = Transpose<perm = [0, 2, 3, 1]>({name}_g)"""
+
+    model = parse(
+        f"""parts (float[batch, 9, 7, 3] x) => (float[batch, rows, columns, 8] y) {{
+            {conv("x", "a")}
+            ab = Add(a, b)  ar = Relu(ab)  padded = Pad(ar, around, zero)
+            {conv("padded", "c")}
+            cb = Add(c, b)  cr = Relu(cb)  wide = Pad(cr, one_each, zero, middle)
+            {conv("wide", "d")}
+            joined = Concat<axis = -1>(d, c)  left, right = Split<axis = 3, num_outputs = 2>(joined)
+            sum = Add(left, right)  inner = Slice(sum, ones, ends, middle)  outer = Slice(inner, starts, lengths)
+            {conv("outer", "e")}
+            y = Add(e, b)
+        }}""",
+        18,
+        w_a=int8_weights(rng, 8, 3, 3, 3),
+        **{f"w_{name}": int8_weights(rng, 8, 8, 3, 3) for name in "cde"},
+        ws=np.float32(1 / 512),
+        b=grid_weights(rng, 8),
+        zero=np.float32(0),
+        around=np.array([0, 1, 1, 0, 0, 1, 1, 0]),
+        one_each=np.array([1, 1, 1, 1]),
+        middle=np.array([1, 2]),
+        ones=np.array([1, 1]),
+        ends=np.array([7, 5]),
+        starts=np.array([0, 1]),
+        lengths=np.array([9, 9]),
+    )
+    return Example(model, [activations(1, 9, 7, 3, tensor=True)])
+
+
+def masked_attention() -> Example:
+    """Attention of float keys and values, whose projections are quantized for each token.
+
+    The masks of torch's safe softmax, 0 in rows without keys, with keys of heads from outside; and of DistilBERT, whose
+    condition is expanded to the scores.
+    """
+    rng = np.random.default_rng(37)
+    weights = int8_weights(rng, 48, 24)
+    weights[0] = 127
+    model = parse(
+        """masked (float[batch, tokens, 48] x, float[batch, 3, keys, 8] k, float[batch, keys, 24] v,
+            bool[tokens, keys] visible, bool[batch, 1, 1, tokens] padding) => (float[batch, tokens, 24] y) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  l = Max(m, epsilon)  s = Div(l, c127)
+            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
+            p = MatMul(f, w)  ph = Reshape(p, heads)  qh = Transpose<perm = [0, 2, 1, 3]>(ph)
+            vr = Reshape(v, heads)  vh = Transpose<perm = [0, 2, 1, 3]>(vr)
+            kt = Transpose<perm = [0, 1, 3, 2]>(k)  scores = MatMul(qh, kt)  scaled = Mul(scores, root)
+            masked = Where(visible, scaled, none)  p0 = Softmax<axis = -1>(masked)
+            empty = IsNaN(p0)  probabilities = Where(empty, zero, p0)
+            h = MatMul(probabilities, vh)  ht = Transpose<perm = [0, 2, 1, 3]>(h)  rows = Reshape(ht, joined)
+
+            h2 = Reshape(rows, heads)  q2 = Transpose<perm = [0, 2, 1, 3]>(h2)  k2 = Transpose<perm = [0, 2, 3, 1]>(ph)
+            v2 = Transpose<perm = [0, 2, 1, 3]>(ph)
+            scores2 = MatMul(q2, k2)  shape = Shape(scores2)  expanded = Expand(padding, shape)
+            masked2 = Where(expanded, none, scores2)  p2 = Softmax<axis = -1>(masked2)
+            o = MatMul(p2, v2)  ot = Transpose<perm = [0, 2, 1, 3]>(o)  y = Reshape(ot, joined)
+        }""",
+        18,
+        last=np.array([-1]),
+        epsilon=np.float32(1e-5),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        w=weights * np.float32(1 / 4096),
+        heads=np.array([0, 0, 3, 8]),
+        joined=np.array([0, 0, 24]),
+        root=np.float32(0.35355338),
+        none=np.float32(-np.inf),
+        zero=np.float32(0),
+    )
+    visible = np.tri(7, 9, 2, np.bool_)
+    visible[3] = False
+    padding = np.zeros((2, 1, 1, 7), np.bool_)
+    padding[1, ..., 5:] = True
+    inputs = [activations(2, 7, 48, zero_row=True), rng.normal(0, 1, (2, 3, 9, 8)), rng.normal(0, 1, (2, 9, 24))]
+    return Example(model, [*(each.astype(np.float32) for each in inputs), visible, padding])
+
+
+def saved_operators() -> Example:
+    """Operators of ONNX Runtime, in models that it has saved: their results are quantized for each token or tensor."""
+    rng = np.random.default_rng(38)
+    model = parse(
+        """saved_operators (float[batch, tokens, 16] x, int32[batch] lengths, int32 total, uint8[batch, 8, 8, 4] image)
+            => (float[batch, tokens, 16] y, float[batch, tokens, 16] scores, float[batch, 16] u,
+                float[batch, 4, 4, 4] pooled) {
+            a = com.microsoft.Attention<num_heads = 2>(x, w_qkv, b_qkv)
+            b = com.microsoft.MultiHeadAttention<num_heads = 2>(a, a, a)
+            c = com.microsoft.Attention<num_heads = 2, qkv_hidden_sizes = [16, 16, 8]>(b, w_narrow, b_narrow)
+            packed = MatMul(c, w_packed)
+            d = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(packed, , , , , lengths, total)
+            fused = com.microsoft.FusedMatMul<transB = 1>(d, w_rows)
+            ab = Abs(fused)  m = ReduceMax<keepdims = 1>(ab, last)  l = Max(m, epsilon)  s = Div(l, c127)
+            q = Div(fused, s)  r = Round(q)  cl = Clip(r, low, c127)  f = Mul(cl, s)  y = MatMul(f, w)
+            scores = com.microsoft.FusedMatMul<transB = 1>(f, table)
+
+            i = com.microsoft.QLinearConv<channels_last = 1, auto_pad = "SAME_UPPER">
+                (image, si, zi, w_image, sw, zw, si, zi)
+            planes = Transpose<perm = [0, 3, 1, 2]>(i)
+            j = com.microsoft.QLinearConcat<axis = 1>(si, zi, planes, si, zi, planes, si, zi)
+            k = com.microsoft.QLinearGlobalAveragePool(j, si, zi, si, zi)  flat = Flatten(k)
+            g = com.microsoft.QGemm<transB = 1>(flat, si, zi, w_gemm, sw, zw, , si, zi)
+            real = DequantizeLinear(g, si, zi)  codes, sc, z = DynamicQuantizeLinear(real)
+            sums = MatMulInteger(codes, w_int, z)  fs = Cast<to = 1>(sums)  u = Mul(fs, sc)
+
+            planes_f = DequantizeLinear(planes, si, zi)
+            blocked = com.microsoft.nchwc.ReorderInput(planes_f)
+            maxima = com.microsoft.nchwc.MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(blocked)
+            pooled = com.microsoft.nchwc.ReorderOutput<channels = 4>(maxima)
+        }""",
+        18,
+        ("com.microsoft", "com.microsoft.nchwc"),
+        last=np.array([-1]),
+        epsilon=np.float32(1e-5),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        w_qkv=grid_weights(rng, 16, 48),
+        b_qkv=grid_weights(rng, 48),
+        w_narrow=grid_weights(rng, 16, 40),
+        b_narrow=grid_weights(rng, 40),
+        w_packed=grid_weights(rng, 8, 32),
+        w_rows=grid_weights(rng, 48, 16),
+        w=int8_weights(rng, 48, 16) * np.float32(1 / 4096),
+        table=grid_weights(rng, 16, 48),
+        si=np.float32(1 / 16),
+        zi=np.uint8(128),
+        sw=np.float32(1 / 64),
+        zw=np.int8(0),
+        w_image=int8_weights(rng, 4, 4, 3, 3),
+        w_gemm=int8_weights(rng, 16, 8),
+        w_int=int8_weights(rng, 16, 16),
+    )
+    inputs = [activations(2, 7, 16), np.array([6, 6], np.int32), np.array(7, np.int32)]
+    return Example(model, [*inputs, rng.integers(0, 256, (2, 8, 8, 4)).astype(np.uint8)])
+
+
+def moved_codes() -> Example:
+    """Codes that move before their products: parts of the tokens, heads, joined tokens, halves that change places.
+
+    The outliers of a row, its last channels, have a scale of their own, as in Atom.
+    The shape of the heads is computed as torch's `unflatten` computes it, with a remainder.
+    """
+    rng = np.random.default_rng(39)
+    weights = int8_weights(rng, 48, 16)
+    weights[0] = 127
+    model = parse(
+        """moved (float[batch, tokens, 48] x) => (float[batch, 2, 16] first, float[batch, 1, 16] pooled,
+            float[batch, before, 16] left, float[joined, 16] all, float[1, batch, tokens, 16] more,
+            float[batch, tokens, 16] heads, float[batch, tokens, 16] halves, float[batch, tokens, 16] mixed) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  l = Max(m, epsilon)  s = Div(l, c127)
+            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
+            two = Slice(f, from0, to2, tokens_axis)  first = MatMul(two, w)
+            one = Gather<axis = 1>(f, from0)  pooled = MatMul(one, w)
+            part, rest = Split<axis = 1, num_outputs = 2>(f)  left = MatMul(part, w)
+            rows = Reshape(f, to_rows)  all = Gemm(rows, w, b)
+            deep = Unsqueeze(f, from0)  more = MatMul(deep, w)
+
+            shape = Shape(f)  i = Mod(minus1, rank)  at = Reshape(i, last)  next = Add(i, unit)
+            end = Reshape(next, last)  lead = Slice(shape, from0, at)  tail = Slice(shape, end, most)
+            by_head = Concat<axis = 0>(lead, six_heads, tail)  h = Reshape(f, by_head)  back = Reshape(h, shape)
+            heads = MatMul(back, w)
+
+            n = ReduceMax<keepdims = 0>(a)  ln = Max(n, epsilon)  t = Div(ln, c127)
+            d = Div(x, t)  e = Round(d)  k = Clip(e, low, c127)  o = Sub(k, d)  v = Add(d, o)  g = Mul(v, t)
+            g1, g2 = Split<axis = 2, num_outputs = 2>(g)  turned = Concat<axis = 2>(g2, g1)  halves = MatMul(turned, w)
+
+            most_channels, outliers = Split<axis = -1>(x, widths)
+            a1 = Abs(most_channels)  m1 = ReduceMax<keepdims = 1>(a1, last)  l1 = Max(m1, epsilon)  s1 = Div(l1, c127)
+            d1 = Div(most_channels, s1)  r1 = Round(d1)  c1 = Clip(r1, low, c127)  f1 = Mul(c1, s1)
+            a2 = Abs(outliers)  m2 = ReduceMax<keepdims = 1>(a2, last)  l2 = Max(m2, epsilon)  s2 = Div(l2, c127)
+            d2 = Div(outliers, s2)  r2 = Round(d2)  c2 = Clip(r2, low, c127)  f2 = Mul(c2, s2)
+            row = Concat<axis = -1>(f1, f2)  mixed = MatMul(row, w)
+        }""",
+        18,
+        last=np.array([-1]),
+        epsilon=np.float32(1e-5),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        from0=np.array([0]),
+        to2=np.array([2]),
+        tokens_axis=np.array([1]),
+        to_rows=np.array([-1, 48]),
+        minus1=np.array([-1]),
+        rank=np.array([3]),
+        unit=np.array([1]),
+        most=np.array([2**63 - 1]),
+        widths=np.array([32, 16]),
+        six_heads=np.array([6, 8]),
+        w=weights * np.float32(1 / 1024),
+        b=grid_weights(rng, 16),
+    )
+    return Example(model, [activations(2, 7, 48, zero_row=True)])
+
+
+def no_epsilon() -> Example:
+    """Scales without an epsilon: rows of zeros are NaN, except for int8 codes, which they must not have.
+
+    int8 codes of a quotient; x * (127 / range) without a Clip, with weights that are codes / (127 / range), too.
+    """
+    rng = np.random.default_rng(40)
+    codes = int8_weights(rng, 48, 16)
+    codes[0] = 127
+    inverse = np.float32(127) / rng.uniform(0.1, 1, 16).astype(np.float32)
+    model = parse(
+        """no_epsilon (float[tokens, 48] x, float[tokens, 48] x2) => (float[tokens, 16] y, float[tokens, 16] u) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  s = Div(m, c127)
+            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  k = Cast<to = 3>(c)
+            f = Cast<to = 1>(k)  real = Mul(f, s)  y = MatMul(real, w)
+
+            a2 = Abs(x2)  m2 = ReduceMax<keepdims = 1>(a2, last)  inverse = Div(c127, m2)
+            q2 = Mul(x2, inverse)  r2 = Round(q2)  real2 = Div(r2, inverse)  u = MatMul(real2, w2)
+        }""",
+        18,
+        last=np.array([-1]),
+        c127=np.float32(127),
+        low=np.float32(-128),
+        w=codes * np.float32(1 / 1024),
+        w2=codes / inverse,
+    )
+    return Example(model, [activations(7, 48), activations(7, 48, seed=1, zero_row=True)])
+
+
+def floating_zero_point() -> Example:
+    """Asymmetric codes as OmniQuant has them: the zero point is rounded, but no code, since the range may be without 0.
+
+    The bounds of the codes are inside of the straight-through estimator. The second product has codes and sums of
+    integers, and zero points that are subtracted from the sums as floats.
+    """
+    rng = np.random.default_rng(41)
+    codes = int8_weights(rng, 48, 16)
+    codes[0] = 127
+    model = parse(
+        """floating (float[batch, tokens, 48] x) => (float[batch, tokens, 16] y, float[batch, tokens, 16] u) {
+            low = ReduceMin<keepdims = 1>(x, last)  high = ReduceMax<keepdims = 1>(x, last)
+            range = Sub(high, low)  wide = Div(range, c255)  s = Clip(wide, epsilon, most)
+            below = Div(low, s)  n = Neg(below)  zc = Clip(n, lowest, most)  z = Round(zc)
+            q = Div(x, s)  r = Round(q)  d = Sub(r, q)  t = Add(d, q)  a = Add(t, z)  c = Clip(a, zero, c255)
+            b = Sub(c, z)  f = Mul(b, s)  y = MatMul(f, w)
+
+            m = Min(low, zero)  k = Max(high, zero)  w0 = Sub(k, m)  w1 = Div(w0, c255)  s2 = Max(w1, epsilon)
+            b2 = Div(m, s2)  n2 = Neg(b2)  z2 = Round(n2)
+            q2 = Div(x, s2)  a2 = Add(q2, z2)  r2 = Round(a2)  c2 = Clip(r2, zero, c255)  u8 = Cast<to = 2>(c2)
+            p = MatMulInteger(u8, w8)  pf = Cast<to = 1>(p)  z8 = Cast<to = 2>(z2)  zf = Cast<to = 1>(z8)
+            of_zeros = Mul(zf, sums)  g = Sub(pf, of_zeros)  h = Mul(g, s2)  u = Mul(h, ws)
+        }""",
+        18,
+        last=np.array([-1]),
+        epsilon=np.float32(1e-5),
+        most=np.float32(1e4),
+        lowest=np.float32(-1e4),
+        zero=np.float32(0),
+        c255=np.float32(255),
+        w=codes * np.float32(1 / 1024),
+        w8=codes,
+        sums=codes.sum(0, dtype=np.int32).astype(np.float32),
+        ws=np.float32(1 / 1024),
+    )
+    x = activations(2, 7, 48, high=16.0)
+    x[1, 2] += 40  # a range without 0
+    return Example(model, [x])
+
+
+def integer_heads() -> Example:
+    """Attention of integers: int64 products of uint8 codes minus zero points, then sums over keys of any number."""
+    model = parse(
+        """heads (float[batch, 2, tokens, 16] x, float[batch, 2, keys, 16] v)
+            => (float[batch, 2, tokens, tokens] scores, float[batch, 2, tokens, 16] y) {
+            low = ReduceMin<keepdims = 0>(x)  low0 = Min(low, zero)  high = ReduceMax<keepdims = 0>(x)
+            high0 = Max(high, zero)  range = Sub(high0, low0)  raw = Div(range, c255)  s = Max(raw, epsilon)
+            below = Div(low0, s)  n = Neg(below)  zr = Round(n)  z8 = Cast<to = 2>(zr)
+            d = Div(x, s)  r = Round(d)  a = Add(r, zr)  c = Clip(a, zero, c255)  q = Cast<to = 2>(c)
+            wide = Cast<to = 7>(q)  z = Cast<to = 7>(z8)  moved = Sub(wide, z)
+            i = Einsum<equation = "bhsd,bhtd->bhst">(moved, moved)  f = Cast<to = 1>(i)  g = Mul(f, s)
+            scores = Mul(g, s)
+
+            av = Abs(v)  m = ReduceMax<keepdims = 0>(av)  l = Max(m, epsilon)  sv = Div(l, c127)
+            dv = Div(v, sv)  rv = Round(dv)  cv = Clip(rv, low127, c127)  kv = Cast<to = 3>(cv)  kw = Cast<to = 6>(kv)
+            vt = Transpose<perm = [0, 1, 3, 2]>(v)  p = MatMul(x, vt)  e = Softmax<axis = -1>(p)
+            de = Mul(e, c255)  re = Round(de)  ce = Clip(re, zero, c255)  qe = Cast<to = 2>(ce)  we = Cast<to = 6>(qe)
+            j = MatMul(we, kw)  fj = Cast<to = 1>(j)  gj = Mul(fj, sv)  y = Div(gj, c255)
+        }""",
+        18,
+        zero=np.float32(0),
+        c255=np.float32(255),
+        epsilon=np.float32(1e-5),
+        c127=np.float32(127),
+        low127=np.float32(-127),
+    )
+    return Example(model, [activations(2, 2, 7, 16, tensor=True), activations(2, 2, 9, 16, seed=1, tensor=True)])
+
+
+def weight_shapes() -> Example:
+    """Weights behind DequantizeLinear that are stored in another shape, as Neural Compressor writes blocks of 4 bits.
+
+    Before opset 21, each block is a row with one scale, and a Reshape follows. Then a Gemm of weights of columns.
+    """
+    rng = np.random.default_rng(42)
+    model = parse(
+        """shapes (float[tokens, 64] x) => (float[tokens, 32] y) {
+            blocks = DequantizeLinear<axis = 0>(codes, scales)  rows = Reshape(blocks, stored)
+            w = Transpose<perm = [1, 0]>(rows)  h = MatMul(x, w)  a = Relu(h)
+            w2 = DequantizeLinear<axis = 1>(codes2, scales2)  y = Gemm(a, w2, b)
+        }""",
+        17,
+        codes=rng.integers(-8, 8, (64 * 64 // 32, 32)).astype(np.int8),
+        scales=rng.uniform(0.001, 0.01, 64 * 64 // 32).astype(np.float32),
+        stored=np.array([64, 64]),
+        codes2=int8_weights(rng, 64, 32),
+        scales2=rng.uniform(0.001, 0.01, 32).astype(np.float32),
+        b=grid_weights(rng, 32),
+    )
+    return Example(model, [activations(7, 64, zero_row=True)])
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "image_decoder": image_decoder,
     "integer_zero_points": integer_zero_points,
+    "padded_images": padded_images,
     "straight_through": straight_through,
     "loop_states": loop_states,
     "inverse_products": inverse_products,
     "weight_blocks": weight_blocks,
+    "image_parts": image_parts,
+    "masked_attention": masked_attention,
+    "saved_operators": saved_operators,
+    "moved_codes": moved_codes,
+    "no_epsilon": no_epsilon,
+    "floating_zero_point": floating_zero_point,
+    "integer_heads": integer_heads,
+    "weight_shapes": weight_shapes,
 }
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from _common import HERE, Example, activations, grid_weights, main, parse, two_layers
 from bench import transformers as networks
 from onnx import numpy_helper
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import QuantizationMode
@@ -222,6 +222,30 @@ def attention(opset: int) -> onnx.ModelProto:
     )
 
 
+def llama(opset: int) -> onnx.ModelProto:
+    """Feed-forward blocks in float32 with operators that ONNX Runtime's optimizer writes.
+
+    SimplifiedLayerNormalization is not among them: ONNX Runtime has it in ONNX's domain, so the checker refuses it.
+    """
+    rng = np.random.default_rng(16)
+    return parse(
+        """llama (float[batch, tokens, 24] x) => (float[batch, tokens, 24] y) {
+            g1 = MatMul(x, w0)  a1 = com.microsoft.QuickGelu<alpha = 1.0>(g1)  u1 = MatMul(x, w1)  m1 = Mul(a1, u1)
+            d1 = MatMul(m1, w2)
+            n2, , , sum = com.microsoft.SkipSimplifiedLayerNormalization(d1, x, gain)
+            u2 = MatMul(n2, w3)  a2 = com.microsoft.Gelu(u2)  d2 = MatMul(a2, w4)  y = Add(d2, sum)
+        }""",
+        opset,
+        ("com.microsoft",),
+        gain=np.linspace(0.5, 2, 24, dtype=np.float32),
+        w0=grid_weights(rng, 24, 40),
+        w1=grid_weights(rng, 24, 40),
+        w2=grid_weights(rng, 40, 24),
+        w3=grid_weights(rng, 24, 40),
+        w4=grid_weights(rng, 40, 24),
+    )
+
+
 def large_mlp(opset: int) -> onnx.ModelProto:
     """Linear layers in float32, two of them of one activation, and a Gemm."""
     rng = np.random.default_rng(13)
@@ -245,6 +269,36 @@ def dynamic(model: onnx.ModelProto, *inputs: Any, **options: Any) -> Example:
         path = Path(folder) / "model.onnx"
         quantize_dynamic(model, path, **options)
         return Example(onnx.load(path), inputs)
+
+
+def static(opset: int) -> Example:
+    """Quantizes two layers with quantize_static, which removes the Relu: the codes have its bounds."""
+    rng = np.random.default_rng(15)
+    model = parse(
+        """static (float[batch, 3, 9, 11] x) => (float[batch, 7] y) {
+            h = Conv<pads = [1, 1, 1, 1]>(x, w1, b1)  a = Relu(h)
+            m = MaxPool<kernel_shape = [2, 2], strides = [3, 3]>(a)  r = Reshape(m, shape)
+            p = MatMul(r, w2)  y = Add(p, b2)
+        }""",
+        opset,
+        w1=grid_weights(rng, 5, 3, 3, 3),
+        b1=grid_weights(rng, 5),
+        shape=np.array([0, 60]),
+        w2=grid_weights(rng, 60, 7),
+        b2=grid_weights(rng, 7),
+    )
+
+    class Data(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.sets = iter([{"x": IMAGE}])
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.sets, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        quantize_static(model, path, Data(), weight_type=QuantType.QInt8, per_channel=True)
+        return Example(onnx.load(path), [IMAGE])
 
 
 def quantizer(opset: int, activation: QuantType, int8_range: float | None = None) -> Example:
@@ -454,6 +508,12 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_dynamic_channels_last": lambda: dynamic(channels_last(17), LAST_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_mobile": lambda: dynamic(mobile(17), LARGER_IMAGE, weight_type=QuantType.QUInt8),
     "ort_dynamic_speech": lambda: dynamic(speech(20), SIGNAL, weight_type=QuantType.QInt8, per_channel=True),
+    "ort_dynamic_llama": lambda: dynamic(
+        llama(17),
+        activations(2, 7, 24, zero_row=True),
+        weight_type=QuantType.QInt8,
+        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+    ),
     "ort_dynamic_lstm": lambda: dynamic(recurrent(17), *SEQUENCES),
     "ort_int8": partial(quantizer, 17, QuantType.QInt8, 127.5),
     "ort_int8_negative": partial(quantizer, 17, QuantType.QInt8),
@@ -461,6 +521,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "ort_nbits": nbits,
     "ort_mixture_of_experts": mixture_of_experts,
     "ort_optimized": optimized,
+    "ort_static": partial(static, 17),
     "ort_tied_embedding": tied_embedding,
     "ort_uint8_opset10": partial(quantizer, 10, QuantType.QUInt8),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -11,9 +13,18 @@ from helpers import Array, assert_same, make_session, stock_session
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_dynq.rewriter import Result
+from ort_dynq.rewriter.policy import cost
 
 F = np.float32
 K, N = 160, 320  # enough weights for a quantization to pay, also of one row; K is a multiple of 32 but not of 64
+
+
+@contextmanager
+def every_size() -> Iterator[None]:
+    """Layers of every size are quantized within the block, however little it saves."""
+    sizes = [name for name in vars(cost) if name.startswith("_FEWE") and name != "_FEWEST_PASSES_SAVED"]
+    with mock.patch.multiple(cost, **dict.fromkeys(sizes, 0)):
+        yield
 
 
 def floats(*shape: int, seed: int = 0) -> Array:

@@ -89,10 +89,12 @@ int64_t dim(const Tensor& tensor, size_t axis) { return tensor.shape.rank == 4 ?
 }  // namespace
 
 CompressedOperand::CompressedOperand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points,
-                                     const CompressedSizes& n, int64_t size, bool is_transposed, bool is_per_channel)
+                                     const Tensor& offsets, const CompressedSizes& n, int64_t size, bool is_transposed,
+                                     bool is_per_channel)
     : codes_(codes),
       scales_(scales),
       zero_points_(zero_points),
+      offsets_(offsets),
       storage_(storage_of(codes.type)),
       n_(n),
       size_(size),
@@ -111,16 +113,20 @@ bool CompressedOperand::has_zero_points() const {
   return code != 0;
 }
 
-const float* CompressedOperand::scales(int64_t head, std::unique_ptr<float[]>& holder) const {
-  const auto* data = static_cast<const float*>(scales_.data);
-  if (is_in_order(scales_)) return data + start(scales_, head);
-  holder = memory<float>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
-  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(scales_, 2) == n_.t && groups_ <= kMostTurned;
-  if (is_turned && dim(scales_, 3) == groups_) {
-    turn_scales[groups_](data + start(scales_, head), n_.t, holder.get());
+bool CompressedOperand::has_offsets() const {
+  return !is_float() && (offsets_.shape.elements() != 1 || load(static_cast<const float*>(offsets_.data)) != 0);
+}
+
+const float* CompressedOperand::floats(const Tensor& tensor, int64_t head, std::unique_ptr<float[]>& holder) const {
+  const auto* data = static_cast<const float*>(tensor.data);
+  if (is_in_order(tensor)) return data + start(tensor, head);
+  holder = memory<float>(parameters());
+  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(tensor, 2) == n_.t && groups_ <= kMostTurned;
+  if (is_turned && dim(tensor, 3) == groups_) {
+    turn_scales[groups_](data + start(tensor, head), n_.t, holder.get());
     return holder.get();
   }
-  each(scales_, head, [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = load(data + from); });
+  each(tensor, head, [&](int64_t to, int64_t from) { holder[static_cast<size_t>(to)] = load(data + from); });
   return holder.get();
 }
 
@@ -128,7 +134,7 @@ const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint
   if (!has_zero_points()) return nullptr;
   if (!has_4_bits_ && is_in_order(zero_points_))
     return static_cast<const uint8_t*>(zero_points_.data) + start(zero_points_, head);
-  holder = memory<uint8_t>(is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t);
+  holder = memory<uint8_t>(parameters());
   const int64_t count = dim(zero_points_, 2) * dim(zero_points_, 3);
   const auto codes = memory<uint8_t>(count);
   const int64_t first = start(zero_points_, head);
@@ -206,32 +212,37 @@ CompressedHead::CompressedHead(const CompressedOperand& operand, int64_t head, H
   const int64_t length = operand.length();
   if (operand.is_float()) {
     if (memory_.words == nullptr) memory_.words = memory<int16_t>(length * operand.size());
-    float_holder_ = memory<float>(length);
-    operand.quantize(head, memory_.words.get(), float_holder_.get());
-    scales = float_holder_.get();
+    scale_holder_ = memory<float>(length);
+    operand.quantize(head, memory_.words.get(), scale_holder_.get());
+    scales = scale_holder_.get();
   } else {
-    scales = operand.scales(head, float_holder_);
+    scales = operand.floats(operand.scales_, head, scale_holder_);
     zero_points = operand.zero_points(head, byte_holder_);
+    if (operand.has_offsets()) offsets = operand.floats(operand.offsets_, head, offset_holder_);
   }
 }
 
 float CompressedHead::largest_scale() const {
-  return largest_magnitude(
-      scales, operand.is_per_channel() ? operand.token_groups() * operand.size() : operand.groups() * operand.length());
+  const float largest = largest_magnitude(scales, operand.parameters());
+  return offsets == nullptr ? largest : std::max(largest, largest_magnitude(offsets, operand.parameters()));
 }
 
 void CompressedHead::pack(bool is_key) {
   const CompressedKernels& kernels = active_compressed();
   const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
   const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
-  // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed.
-  const int64_t depth = is_key ? group_size : length, cols = is_key ? tokens : group_size;
-  if (2 * cols < columns || (is_key && group_size > kMostProducts)) return;
+  // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed. Token groups of
+  // values whose scales are of channels are parts, which follow each other in each panel.
+  const bool has_parts_of_panels = !is_key && operand.token_groups() > 1;
+  const int64_t depth = is_key ? group_size : tokens, cols = is_key ? tokens : group_size;
+  if (2 * cols < columns || (is_key && group_size > kMostProducts) || (has_parts_of_panels && tokens % 2 != 0)) return;
   const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
-  const int64_t parts = is_key ? operand.token_groups() * operand.groups() : operand.groups();
-  panel_stride_ = round_up(depth, 2) * columns;
-  part_stride_ = divide_up(cols, columns) * panel_stride_;
-  if (memory_.panels == nullptr) memory_.panels = std::make_unique<AlignedArray<int16_t>>(parts * part_stride_);
+  const int64_t parts = operand.token_groups() * operand.groups(), panels_of_part = divide_up(cols, columns);
+  panel_stride_ = round_up(is_key ? group_size : length, 2) * columns;
+  part_stride_ = has_parts_of_panels ? tokens * columns : panels_of_part * panel_stride_;
+  if (memory_.panels == nullptr)
+    memory_.panels = std::make_unique<AlignedArray<int16_t>>(has_parts_of_panels ? panels_of_part * panel_stride_
+                                                                                 : parts * part_stride_);
   panels_ = memory_.panels->get();
   if (is_turned && operand.is_float()) {
     turn_words(memory_.words.get(), length, size, columns, panels_);
@@ -243,7 +254,8 @@ void CompressedHead::pack(bool is_key) {
   const int64_t stride = is_key ? length : size, widened = std::min(kWidenedColumns, stride);
   const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * widened);
   for (int64_t part = 0; part < parts; ++part) {
-    const int64_t group = is_key ? part % operand.groups() : part, token_group = is_key ? part / operand.groups() : 0;
+    const int64_t group = part % operand.groups(), token_group = part / operand.groups();
+    const int64_t row_of_values = token_group * tokens * size;
     int16_t* const panels = panels_ + part * part_stride_;
     for (int64_t first = 0; first < cols; first += kColumns) {
       PanelPack pack = {};
@@ -258,14 +270,14 @@ void CompressedHead::pack(bool is_key) {
         pack.codes = turned.get();
         pack.code_stride = kColumns;
       } else {
-        const int64_t at = is_key ? element * length + token : element + first;
+        const int64_t at = is_key ? element * length + token : row_of_values + element + first;
         pack.code_stride = stride;
         if (!operand.has_4_bits()) {
           pack.codes = codes(at, 0, nullptr);
         } else {
-          const int64_t column = first % widened, row = is_key ? element * length : 0;
+          const int64_t column = first % widened, row = is_key ? element * length : row_of_values;
           if (widened == stride) {
-            if (first == 0 && (is_key || part == 0)) codes(row, depth * stride, holder.get());
+            if (first == 0 && (is_key || group == 0)) codes(row, depth * stride, holder.get());
             pack.codes = holder.get() + at - row;
           } else {
             const int64_t count = std::min(widened, cols - first);
@@ -277,8 +289,8 @@ void CompressedHead::pack(bool is_key) {
         }
       }
       if (zero_points != nullptr) {
-        const bool is_of_rows = !is_key || operand.is_per_channel();
-        pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size
+        const bool is_of_rows = is_key == operand.is_per_channel();
+        pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size + (is_key ? 0 : first)
                                           : is_key                 ? group * length + token
                                                                    : group * length);
         pack.of_row = is_of_rows ? 1 : 0;

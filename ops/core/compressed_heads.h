@@ -1,4 +1,5 @@
-// The keys or values of attention over codes: the codes, scales and zero points of each head, and their packed form.
+// The keys or values of attention over codes: the codes, scales, zero points and offsets of each head, and their packed
+// form.
 #pragma once
 
 #include <memory>
@@ -24,10 +25,10 @@ constexpr int kSignOfHalves = 8;  // of codes of 4 bits
 class CompressedOperand {
  public:
   // `length` rows of `size` elements, or with `is_transposed` as many columns. The last dimensions of scales are
-  // token groups and groups along the head. `is_per_channel`: the scales are factors of the query, so they are
-  // expanded along the head instead of along the tokens.
-  CompressedOperand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points, const CompressedSizes& n,
-                    int64_t size, bool is_transposed, bool is_per_channel);
+  // token groups and groups along the head. `is_per_channel`: the scales are factors of the query or of the result, so
+  // they are expanded along the head instead of along the tokens.
+  CompressedOperand(const Tensor& codes, const Tensor& scales, const Tensor& zero_points, const Tensor& offsets,
+                    const CompressedSizes& n, int64_t size, bool is_transposed, bool is_per_channel);
 
   bool is_float() const { return codes_.type == kFloat; }
   bool has_4_bits() const { return has_4_bits_; }  // two codes in a byte
@@ -35,15 +36,18 @@ class CompressedOperand {
   bool is_per_channel() const { return is_per_channel_; }
   int64_t length() const { return n_.t; }
   int64_t size() const { return size_; }
-  // Parts of a head whose sums are scaled: all of it if the scales are factors of the query.
+  // Parts of a head with scales of their own: all of it if the scales are factors of the query or of the result.
   int64_t groups() const { return is_per_channel_ ? 1 : groups_; }
   int64_t group_size() const { return size_ / groups(); }
+  int64_t group_size_of_offsets() const { return is_per_channel_ ? 1 : group_size(); }
   int64_t token_groups() const { return is_per_channel_ ? token_groups_ : 1; }  // that have scales of channels
   int64_t token_group_size() const { return n_.t / token_groups(); }
   int64_t largest_code() const { return is_float() ? static_cast<int64_t>(kLargestWord) : 255; }
   int kind() const { return kind_; }                        // what the other words are multiplied by
   int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
   bool has_zero_points() const;
+  bool has_offsets() const;
+  int64_t parameters() const { return is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t; }  // of a head
   // Halves have no sign: a code of a type with a sign is one of kSignOfHalves more, if this bit is flipped.
   bool is_signed() const { return kind_ == kS8; }
   uint8_t flipped() const { return is_signed() ? 17 * kSignOfHalves : 0; }
@@ -51,9 +55,9 @@ class CompressedOperand {
  private:
   friend struct CompressedHead;
 
-  // The scales and zero points of a head: [groups, T], or [token groups, size] if they are of channels. `holder` has
-  // them if the tensor has another order.
-  const float* scales(int64_t head, std::unique_ptr<float[]>& holder) const;
+  // Scales or offsets, and zero points, of a head: [groups, T], or [token groups, size] if they are of channels.
+  // `holder` has them if the tensor has another order.
+  const float* floats(const Tensor& tensor, int64_t head, std::unique_ptr<float[]>& holder) const;
   const uint8_t* zero_points(int64_t head, std::unique_ptr<uint8_t[]>& holder) const;
   // The words of a head of floats, [T, size], and a scale for each row.
   void quantize(int64_t head, int16_t* words, float* scales) const;
@@ -66,7 +70,7 @@ class CompressedOperand {
   void each(const Tensor& tensor, int64_t head, const Copy& copy) const;
   void read_zero_points(int64_t first, int64_t count, uint8_t* to) const;
 
-  Tensor codes_, scales_, zero_points_;
+  Tensor codes_, scales_, zero_points_, offsets_;
   Storage storage_;
   CompressedSizes n_;
   int64_t size_;
@@ -81,14 +85,15 @@ struct HeadMemory {
   std::unique_ptr<AlignedArray<int16_t>> panels;
 };
 
-// An operand of one head: its scales and zero points, its words if it has floats, and its panels if it is packed.
+// An operand of one head: its scales, zero points and offsets, its words if it has floats, and its panels if it is
+// packed.
 struct CompressedHead {
   CompressedHead(const CompressedOperand& operand, int64_t head, HeadMemory& memory);
 
   // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [token
   // groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [groups, panels of elements,
-  // pairs of tokens]. Does nothing if padding would take more than half of each panel, or if the sums of a key's group
-  // do not fit int32.
+  // pairs of tokens]. Does nothing if padding would take more than half of each panel, if the sums of a key's group do
+  // not fit int32, or if a pair would have tokens of two groups whose scales are of channels.
   void pack(bool is_key);
 
   bool is_at_byte(int64_t first) const { return number_of(first) % 2 == 0; }
@@ -108,8 +113,9 @@ struct CompressedHead {
   int64_t head;
   const float* scales;                   // [groups, T], or [token groups, size]
   const uint8_t* zero_points = nullptr;  // likewise; null: 0
+  const float* offsets = nullptr;        // likewise; null: 0
 
-  float largest_scale() const;  // infinite if a scale is NaN or infinite
+  float largest_scale() const;  // or offset; infinite if one is NaN or infinite
   bool is_packed() const { return panels_ != nullptr; }
   int64_t panel_stride() const { return panel_stride_; }
   // The panels of a part: a token group and group of a key, or a group of a value.
@@ -120,7 +126,7 @@ struct CompressedHead {
 
   HeadMemory& memory_;
   std::unique_ptr<uint8_t[]> byte_holder_;
-  std::unique_ptr<float[]> float_holder_;
+  std::unique_ptr<float[]> scale_holder_, offset_holder_;
   int16_t* panels_ = nullptr;
   int64_t part_stride_ = 0, panel_stride_ = 0;
 };

@@ -15,7 +15,8 @@ namespace {
 
 // Positions whose quads are copied together: they share cache lines of the image.
 constexpr int64_t kPositions = 8;
-// The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty.
+// The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty. With VNNI, rows take
+// 0.17 to 0.98 of its time up to there, 0.6 to 1.05 with 16 to 20 positions (AMD EPYC, Zen 5, family 26, model 2).
 constexpr int64_t kFewPositions = 16;
 // Sums of fewer quads, or for fewer channels, do not pay for the copies.
 constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
@@ -53,7 +54,7 @@ bool takes_conv_rows(const ConvShape& shape) {
   const ConvRowsUse use = selected;
   if (use != ConvRowsUse::kByRule) return use == ConvRowsUse::kAlways && shape.groups == 1;
   const std::string isa = active_isa().name;
-  if (isa != "avx2" && isa != "avx512") return false;  // both multiply without dot products of bytes
+  if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
   if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;
   const ConvAxis(&axes)[kSpatialAxes] = shape.axes;
   if (isa == "avx2" && shape.quads >= kManyQuads) return true;

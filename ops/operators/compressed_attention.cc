@@ -43,10 +43,38 @@ static_assert(static_cast<int64_t>(kLargestWord) * static_cast<int64_t>(kLargest
                                                                                                            << 53);
 static_assert(kWordUnit % kMostPanelColumns == 0);
 
-enum Input { kQuery, kKey, kKeyScale, kKeyZeroPoint, kValue, kValueScale, kValueZeroPoint, kBias, kFactor };
+enum Input {
+  kQuery,
+  kKey,
+  kKeyScale,
+  kKeyZeroPoint,
+  kValue,
+  kValueScale,
+  kValueZeroPoint,
+  kBias,
+  kFactor,
+  kKeyOffset,
+  kValueOffset,
+  kInputs
+};
 
-// Values have sums for blocks of kMostProducts keys, each with its own step of words.
-int64_t blocks_of(int64_t keys) { return divide_up(keys, kMostProducts); }
+// Values have sums for blocks of at most kMostProducts keys, each with its own step of words. If their scales are of
+// channels, the keys of a block are of one token group. The words of each block begin at a multiple of kWordUnit.
+struct Blocks {
+  explicit Blocks(const CompressedOperand& value)
+      : part(value.token_group_size()),
+        of_part(divide_up(part, kMostProducts)),
+        stride(round_up(std::min(part, kMostProducts), kWordUnit)),
+        count(value.token_groups() * of_part) {}
+
+  int64_t number(int64_t t) const { return t / part * of_part + t % part / kMostProducts; }
+  int64_t start(int64_t t) const { return t - t % part % kMostProducts; }
+  int64_t end(int64_t t) const { return std::min(start(t) + kMostProducts, (t / part + 1) * part); }
+  int64_t word(int64_t t) const { return number(t) * stride + t - start(t); }
+  int64_t words() const { return (count - 1) * stride + round_up(part - (of_part - 1) * kMostProducts, kWordUnit); }
+
+  int64_t part, of_part, stride, count;
+};
 
 // What all units of a run share.
 struct Run {
@@ -85,22 +113,27 @@ struct Queries {
 // The memory of a unit of at most `rows` rows.
 struct Workspace {
   Workspace(const Run& run, int64_t rows)
-      : padded(round_up(run.n.t, kWordUnit)),
+      : blocks(run.value),
+        padded(blocks.words()),
         queries(run.key, run.key.is_per_channel() ? 0 : rows),
         scores(memory<float>(rows * run.n.t)),
         inverses(static_cast<size_t>(rows)),
         words(memory<int16_t>(run.value.groups() * rows * run.value.word_rows() * padded)),
-        word_steps(static_cast<size_t>(run.value.groups() * blocks_of(run.n.t) * rows)),
+        word_steps(static_cast<size_t>(run.value.groups() * blocks.count * rows)),
+        offsets(
+            static_cast<size_t>(!run.value.has_offsets() ? 0 : rows * (run.n.e / run.value.group_size_of_offsets()))),
         totals(memory<float>(rows * run.n.e)) {}
 
+  Blocks blocks;
   int64_t padded;
   Queries queries;                  // unless scales are factors of the query
   std::unique_ptr<float[]> scores;  // [rows, T], then powers
   std::vector<float> inverses;
   std::unique_ptr<int16_t[]> words;  // [groups, rows, word rows, padded]
   std::vector<float> word_steps;     // [groups, blocks, rows]
-  std::unique_ptr<float[]> totals;   // [rows, E]
-  HeadMemory heads[2];               // of key and of value
+  std::vector<float> offsets;  // sums of powers times offsets, [rows, groups], or [rows, E] if they are of channels
+  std::unique_ptr<float[]> totals;  // [rows, E]
+  HeadMemory heads[2];              // of key and of value
 };
 
 // Units use memory again: the system takes longer to give new pages than a unit does to fill them.
@@ -145,12 +178,14 @@ class Unit {
         rows_(rows),
         key_(key),
         value_(value),
+        blocks_(workspace.blocks),
         padded_(workspace.padded),
         queries_(workspace.queries),
         scores_(workspace.scores.get()),
         inverses_(workspace.inverses),
         words_(workspace.words.get()),
-        word_steps_(workspace.word_steps) {
+        word_steps_(workspace.word_steps),
+        offsets_(workspace.offsets) {
     if (!run.key.is_per_channel()) quantize(nullptr, nullptr, queries_);
     seen_ = seen();
   }
@@ -162,14 +197,17 @@ class Unit {
     const CompressedOperand& key = run_.key;
     if (!key.is_per_channel()) {
       score_range(queries_, range, 0, 0);
+      if (key_.offsets != nullptr) add_offsets_of_groups(range);
       return;
     }
     Queries queries(key, rows_);  // words of one token group after the other
     const int64_t size = key.token_group_size();
     for (int64_t token_group = range.first / size; token_group * size < range.end; ++token_group) {
+      const Keys part = range.part({token_group * size, (token_group + 1) * size});
       quantize(key_.scales + token_group * n_.d,
                key_.zero_points == nullptr ? nullptr : key_.zero_points + token_group * n_.d, queries);
-      score_range(queries, range.part({token_group * size, (token_group + 1) * size}), token_group, token_group * size);
+      score_range(queries, part, token_group, token_group * size);
+      if (key_.offsets != nullptr) add_offsets_of_channels(key_.offsets + token_group * n_.d, part, queries);
     }
   }
 
@@ -177,7 +215,6 @@ class Unit {
   void soften() {
     const int64_t groups = run_.value.groups(), word_rows = run_.value.word_rows();
     const int64_t count = seen_.count(), first = seen_.first;
-    const int64_t padding = std::min(round_up(seen_.end, kWordUnit), padded_) - seen_.end;
     for (int64_t r = 0; r < rows_; ++r) {
       float* const of_row = scores_ + r * n_.t + first;
       const bool is_vector = run_.bias.strides[3] != 0;
@@ -186,15 +223,20 @@ class Unit {
     }
     for (int64_t group = 0; group < groups; ++group) {
       int16_t* const words = words_ + group * rows_ * word_rows * padded_;
-      for (int64_t t = first; t < seen_.end; t = end_of_block(t))
-        kernels().quantize_words({scores_ + t, n_.t, value_.scales + group * n_.t + t, rows_, end_of_block(t) - t,
-                                  words + t, word_rows * padded_, steps_of(group, t)});
-      for (int64_t r = 0; r < rows_; ++r) {
-        int16_t* const of_row = words + r * word_rows * padded_;
-        std::fill(of_row + seen_.end, of_row + seen_.end + padding, int16_t{0});
-        if (word_rows == 2) split_words(of_row + first, count + padding, of_row + padded_ + first);
+      for (int64_t t = first; t < seen_.end; t = end_of_block(t)) {
+        const int64_t keys = end_of_block(t) - t, padding = round_up(keys, kWordUnit) - keys;
+        int16_t* const of_block = words + blocks_.word(t);
+        const float* const scales = run_.value.is_per_channel() ? nullptr : value_.scales + group * n_.t + t;
+        kernels().quantize_words(
+            {scores_ + t, n_.t, scales, rows_, keys, of_block, word_rows * padded_, steps_of(group, t)});
+        for (int64_t r = 0; r < rows_; ++r) {
+          int16_t* const of_row = of_block + r * word_rows * padded_;
+          std::fill(of_row + keys, of_row + keys + padding, int16_t{0});
+          if (word_rows == 2) split_words(of_row, keys + padding, of_row + padded_);
+        }
       }
     }
+    if (value_.offsets != nullptr) sum_offsets();
   }
 
   // Adds the products of the words with values [first, first + count) to totals [rows, E], one block after the other.
@@ -213,7 +255,13 @@ class Unit {
       const float* const from = totals + r * size;
       float* const to = run_.dst + (head_ * n_.rows() + row_ + r) * size;
       const float inverse = inverses_[static_cast<size_t>(r)];
-      for (int64_t i = 0; i < size; ++i) store(to + i, from[i] * inverse);
+      if (value_.offsets == nullptr) {
+        for (int64_t i = 0; i < size; ++i) store(to + i, from[i] * inverse);
+        continue;
+      }
+      const int64_t group_size = run_.value.group_size_of_offsets();
+      const float* const offsets = offsets_.data() + r * (size / group_size);
+      for (int64_t i = 0; i < size; ++i) store(to + i, (from[i] + offsets[i / group_size]) * inverse);
     }
   }
 
@@ -233,7 +281,13 @@ class Unit {
     return sum;
   }
 
-  int64_t end_of_block(int64_t t) const { return std::min(seen_.end, (t / kMostProducts + 1) * kMostProducts); }
+  static int64_t long_sum_of(const int16_t* words, int64_t count) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i += kMostProducts) sum += sum_of(words + i, std::min(kMostProducts, count - i));
+    return sum;
+  }
+
+  int64_t end_of_block(int64_t t) const { return std::min(seen_.end, blocks_.end(t)); }
 
   const float* query(int64_t r) const { return run_.query + (head_ * n_.rows() + row_ + r) * n_.d; }
 
@@ -257,8 +311,7 @@ class Unit {
         int16_t* const words = words_of_group + r * word_stride;
         std::fill(words + size, words + to.stride, int16_t{0});
         int64_t sum = 0, offset = 0;
-        for (int64_t i = 0; i < size && !key_.is_packed(); i += kMostProducts)
-          sum += sum_of(words + i, std::min(kMostProducts, size - i));
+        if (!key_.is_packed() || key_.offsets != nullptr) sum = long_sum_of(words, size);
         if (uses_halves_of_key()) offset = sum * (is_signed ? kSignOfHalves : 0);
         for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
           offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
@@ -269,8 +322,69 @@ class Unit {
     }
   }
 
+  // Adds the products of the queries with the offsets of keys, which are those of the sums of their words.
+  void add_offsets_of_groups(Keys range) {
+    constexpr int64_t kBlock = 256;
+    float totals[kBlock];
+    for (int64_t r = 0; r < rows_; ++r)
+      for (int64_t t = range.first; t < range.end; t += kBlock) {
+        const int64_t count = std::min(kBlock, range.end - t);
+        for (int64_t group = 0; group < run_.key.groups(); ++group) {
+          const auto at = static_cast<size_t>(group * rows_ + r);
+          const float sum = static_cast<float>(queries_.sums[at]) * queries_.steps[at];
+          const float* const offsets = key_.offsets + group * n_.t + t;
+          for (int64_t i = 0; i < count; ++i) {
+            const float product = sum * load(offsets + i);
+            totals[i] = group > 0 ? totals[i] + product : product;
+          }
+        }
+        float* const scores = scores_ + r * n_.t + t;
+        for (int64_t i = 0; i < count; ++i) scores[i] += totals[i];
+      }
+  }
+
+  // The same of offsets of channels, which are factors of the query as the scales are. `queries` has memory for words.
+  void add_offsets_of_channels(const float* offsets, Keys range, Queries& queries) {
+    kernels().quantize_words(
+        {query(0), n_.d, offsets, rows_, n_.d, queries.words.get(), queries.stride, queries.steps.data()});
+    for (int64_t r = 0; r < rows_; ++r) {
+      const float sum = static_cast<float>(long_sum_of(queries.words.get() + r * queries.stride, n_.d));
+      const float product = sum * queries.steps[static_cast<size_t>(r)];
+      float* const scores = scores_ + r * n_.t;
+      for (int64_t t = range.first; t < range.end; ++t) scores[t] += product;
+    }
+  }
+
+  // The sums of the powers times the offsets of values.
+  void sum_offsets() {
+    std::fill(offsets_.begin(), offsets_.end(), 0.0f);
+    if (run_.value.is_per_channel()) {
+      for (int64_t t = seen_.first; t < seen_.end; t = end_of_block(t))
+        for (int64_t r = 0; r < rows_; ++r) {
+          const auto sum = static_cast<float>(sum_of(words_ + r * padded_ + blocks_.word(t), end_of_block(t) - t));
+          const float product = sum * steps_of(0, t)[r];
+          const float* const offsets = value_.offsets + t / blocks_.part * n_.e;
+          float* const totals = offsets_.data() + r * n_.e;
+          for (int64_t i = 0; i < n_.e; ++i) totals[i] += product * load(offsets + i);
+        }
+      return;
+    }
+    const int64_t groups = run_.value.groups();
+    const auto words = memory<int16_t>(rows_ * kMostProducts);
+    std::vector<float> steps(static_cast<size_t>(rows_));
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t t = seen_.first; t < seen_.end; t = end_of_block(t)) {
+        const int64_t keys = end_of_block(t) - t;
+        kernels().quantize_words({scores_ + t, n_.t, value_.offsets + group * n_.t + t, rows_, keys, words.get(),
+                                  kMostProducts, steps.data()});
+        for (int64_t r = 0; r < rows_; ++r)
+          offsets_[static_cast<size_t>(r * groups + group)] +=
+              static_cast<float>(sum_of(words.get() + r * kMostProducts, keys)) * steps[static_cast<size_t>(r)];
+      }
+  }
+
   // The keys between the first and the last that a row sees. The others have a bias of -infinity in every row; they
-  // change nothing if all scores and all scales of values are finite.
+  // change nothing if all scores, and all scales and offsets of values, are finite.
   Keys seen() const {
     const Keys all = {0, n_.t};
     if (run_.bias.strides[3] == 0 || !(value_.largest_scale() < kInfinity)) return all;
@@ -287,7 +401,8 @@ class Unit {
       first = std::min(first, hidden(bias, 0, first, 1));
       end = std::max(end, n_.t - hidden(bias, n_.t - 1, n_.t - end, -1));
     }
-    return first < end ? Keys{first / kWordUnit * kWordUnit, end} : all;
+    if (first >= end) return all;
+    return {run_.value.is_per_channel() ? blocks_.start(first) : first / kWordUnit * kWordUnit, end};
   }
 
   // How many of `count` biases from bias[from] on, in a direction, are -infinity before the first other one.
@@ -388,7 +503,12 @@ class Unit {
   }
 
   float* steps_of(int64_t group, int64_t t) const {
-    return word_steps_.data() + (group * blocks_of(n_.t) + t / kMostProducts) * rows_;
+    return word_steps_.data() + (group * blocks_.count + blocks_.number(t)) * rows_;
+  }
+
+  // Null if they are factors of the weights.
+  const float* scales_of_result(int64_t t) const {
+    return run_.value.is_per_channel() ? value_.scales + t / blocks_.part * n_.e : nullptr;
   }
 
   void add_packed_values(Keys range, float* totals) const {
@@ -397,7 +517,7 @@ class Unit {
     for (int64_t t = range.first; t < range.end; t = end_of_block(t))
       for (int64_t group = 0; group < value.groups(); ++group) {
         PanelProduct product = {};
-        product.words = words_ + group * rows_ * value.word_rows() * padded_ + t;
+        product.words = words_ + group * rows_ * value.word_rows() * padded_ + blocks_.word(t);
         product.word_stride = padded_;
         product.rows = rows_ * value.word_rows();
         product.depth = end_of_block(t) - t;
@@ -405,7 +525,7 @@ class Unit {
         product.panels = value_.panels(group) + t * columns;
         product.panel_stride = value_.panel_stride();
         kernels().panel_scores(
-            {product, value.is_float(), steps_of(group, t), nullptr, true, totals + group * size, n_.e});
+            {product, value.is_float(), steps_of(group, t), scales_of_result(t), true, totals + group * size, n_.e});
       }
   }
 
@@ -422,11 +542,12 @@ class Unit {
       const void* codes = is_half ? value_.halves(t * n_.e) : value_.codes(t * n_.e, depth * n_.e, holder.get());
       for (int64_t group = 0; group < value.groups(); ++group) {
         WordProduct product = {};
-        product.words = words_ + group * rows_ * word_rows * padded_ + t;
+        product.words = words_ + group * rows_ * word_rows * padded_ + blocks_.word(t);
         product.word_stride = padded_;
         product.rows = rows_ * word_rows;
         product.depth = depth;
-        if (value_.zero_points != nullptr) {
+        const bool is_per_channel = value.is_per_channel();
+        if (value_.zero_points != nullptr && !is_per_channel) {
           product.cols = product.groups = 1;
           product.codes = value_.zero_points + group * n_.t + t;
           product.sums = zero_sums.get();
@@ -443,10 +564,14 @@ class Unit {
         kernels().by_row[is_half ? kHalves : value.kind()](product);
         for (int64_t r = 0; r < rows_; ++r) {
           const int32_t* const of_row = sums.get() + r * word_rows * size;
-          int32_t offset = zero_sums[static_cast<size_t>(r)];
-          if (is_half && value.is_signed()) offset += sum_of(product.words + r * padded_, depth) * kSignOfHalves;
-          kernels().scores[kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset, nullptr, 0,
-                                 steps_of(group, t)[r], nullptr, size, true, totals + r * n_.e + group * size});
+          const bool has_points = value_.zero_points != nullptr && is_per_channel;
+          const bool has_signs = is_half && value.is_signed();
+          const int32_t word_sum = has_points || has_signs ? sum_of(product.words + r * padded_, depth) : 0;
+          const int32_t offset = zero_sums[static_cast<size_t>(r)] + (has_signs ? word_sum * kSignOfHalves : 0);
+          const uint8_t* const points = has_points ? value_.zero_points + t / blocks_.part * n_.e : nullptr;
+          kernels().scores[value.is_signed() ? kS8 : kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset,
+                                                           points, word_sum, steps_of(group, t)[r], scales_of_result(t),
+                                                           size, true, totals + r * n_.e + group * size});
         }
       }
     }
@@ -520,6 +645,7 @@ class Unit {
   const CompressedSizes& n_;
   const int64_t head_, row_, rows_;
   const CompressedHead &key_, &value_;
+  const Blocks& blocks_;
   const int64_t padded_;
   Keys seen_ = {};
   Queries& queries_;
@@ -527,6 +653,7 @@ class Unit {
   std::vector<float>& inverses_;
   int16_t* const words_;
   std::vector<float>& word_steps_;
+  std::vector<float>& offsets_;
 };
 
 class CompressedAttention : public Node {
@@ -535,21 +662,26 @@ class CompressedAttention : public Node {
       : transposed_key_(flag(attributes, "transposed_key")),
         float_key_(flag(attributes, "float_key")),
         float_value_(flag(attributes, "float_value")),
-        scale_query_(flag(attributes, "scale_query")) {}
+        scale_query_(flag(attributes, "scale_query")),
+        scale_result_(flag(attributes, "scale_result")) {}
 
   void compute(Context& context) const override {
-    Tensor inputs[9];
-    for (size_t i = 0; i < 9; ++i) inputs[i] = context.input(i);
+    Tensor inputs[kInputs];
+    for (size_t i = 0; i < kInputs; ++i) inputs[i] = context.input(i);
     const CompressedSizes n = sizes_of(inputs);
     check_type(inputs[kKey], float_key_, "key");
     check_type(inputs[kValue], float_value_, "value");
-    for (const auto i : {kKey, kValue})
-      if (is_float(inputs[i].type) && (inputs[i + 1].shape.elements() != 1 || inputs[i + 2].shape.elements() != 1))
-        fail("a scale and a zero point of floats have the shapes " + inputs[i + 1].shape.text() + " and " +
-             inputs[i + 2].shape.text() + ", expected one element");
+    for (const auto i : {kKey, kValue}) {
+      const Shape &scale = inputs[i + 1].shape, &zero_point = inputs[i + 2].shape,
+                  &offset = inputs[i == kKey ? kKeyOffset : kValueOffset].shape;
+      if (is_float(inputs[i].type) && (scale.elements() != 1 || zero_point.elements() != 1 || offset.elements() != 1))
+        fail("a scale, a zero point and an offset of floats have the shapes " + scale.text() + ", " +
+             zero_point.text() + " and " + offset.text() + ", expected one element");
+    }
     if (scale_query_ && float_key_) fail("scale_query is 1, expected 0 because float_key is 1");
-    check_parameters(inputs[kKeyScale], inputs[kKeyZeroPoint], n, n.d, transposed_key_, "key");
-    check_parameters(inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false, "value");
+    if (scale_result_ && float_value_) fail("scale_result is 1, expected 0 because float_value is 1");
+    check_parameters(inputs[kKeyScale], inputs[kKeyZeroPoint], inputs[kKeyOffset], n, n.d, transposed_key_, "key");
+    check_parameters(inputs[kValueScale], inputs[kValueZeroPoint], inputs[kValueOffset], n, n.e, false, "value");
     if (inputs[kFactor].shape.elements() != 1)
       fail("scale has shape " + inputs[kFactor].shape.text() + ", expected one element");
     const AttentionBias bias = attention_bias(kName, inputs[kBias], {n.b, n.h, n.s, n.t});
@@ -558,13 +690,13 @@ class CompressedAttention : public Node {
     void* const dst = context.output(0, shape);
     if (shape.elements() == 0) return;
     const Storage storage = storage_of(inputs[kQuery].type);
-    std::unique_ptr<float[]> floats[6];  // 16-bit floats as float32
+    std::unique_ptr<float[]> floats[8];  // 16-bit floats as float32
     auto* results = static_cast<float*>(dst);
     if (storage.widen != nullptr) {
       floats[0] = memory<float>(shape.elements());
       results = floats[0].get();
       size_t used = 1;
-      for (const auto i : {kQuery, kKey, kKeyScale, kValue, kValueScale})
+      for (const auto i : {kQuery, kKey, kKeyScale, kKeyOffset, kValue, kValueScale, kValueOffset})
         if (is_float(inputs[i].type)) widen(context, inputs[i], storage, floats[used++]);
     }
     attend(context, inputs, n, bias, results);
@@ -596,13 +728,14 @@ class CompressedAttention : public Node {
   void attend(Context& context, const Tensor* inputs, const CompressedSizes& n, const AttentionBias& bias,
               float* dst) const {
     if (n.t == 0) {
-      for (int64_t i = 0; i < n.b * n.h * n.s * n.e; ++i) store(dst + i, kNan);
+      std::fill(dst, dst + n.b * n.h * n.s * n.e, 0.0f);
       return;
     }
     Run run = {n,
-               CompressedOperand(inputs[kKey], inputs[kKeyScale], inputs[kKeyZeroPoint], n, n.d, transposed_key_,
-                                 scale_query_),
-               CompressedOperand(inputs[kValue], inputs[kValueScale], inputs[kValueZeroPoint], n, n.e, false, false),
+               CompressedOperand(inputs[kKey], inputs[kKeyScale], inputs[kKeyZeroPoint], inputs[kKeyOffset], n, n.d,
+                                 transposed_key_, scale_query_),
+               CompressedOperand(inputs[kValue], inputs[kValueScale], inputs[kValueZeroPoint], inputs[kValueOffset], n,
+                                 n.e, false, scale_result_),
                bias,
                load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
                static_cast<const float*>(inputs[kQuery].data),
@@ -642,8 +775,10 @@ class CompressedAttention : public Node {
 
   // The parts of the keys: one if there are many units, since each part takes threads that wait for each other.
   static int64_t parts_of(const Run& run, int64_t units) {
-    // Parts that do not begin with a panel would write the same scores.
-    const bool has_parts = !run.key.is_per_channel() || run.key.token_group_size() % kWordUnit == 0;
+    // Parts that do not begin with a panel would write the same scores; those that do not begin with a block would
+    // round its words with other steps.
+    const bool has_parts = (!run.key.is_per_channel() || run.key.token_group_size() % kWordUnit == 0) &&
+                           (run.value.token_groups() == 1 || run.value.token_group_size() % kMostProducts == 0);
     if (units >= kFewUnits || !has_parts) return 1;
     return std::max<int64_t>(1, (run.n.t + kKeysOfPart / 2) / kKeysOfPart);
   }
@@ -690,7 +825,7 @@ class CompressedAttention : public Node {
     run_tasks(context, units * parts, [&](int64_t i) {
       const Unit& unit = *all[static_cast<size_t>(i / parts)];
       std::vector<float>& of_part = totals[static_cast<size_t>(i)];
-      const int64_t first = i % parts * kKeysOfPart, blocks_of_part = blocks_of(length(i % parts));
+      const int64_t first = i % parts * kKeysOfPart, blocks_of_part = divide_up(length(i % parts), kMostProducts);
       of_part.resize(static_cast<size_t>(blocks_of_part * unit.elements()));
       for (int64_t block = 0; block < blocks_of_part; ++block)
         unit.add_values(first + block * kMostProducts, kMostProducts, of_part.data() + block * unit.elements());
@@ -741,10 +876,10 @@ class CompressedAttention : public Node {
     return n;
   }
 
-  // Scales [B or 1, K or 1, token groups, groups], or with the last dimensions swapped, and zero points that broadcast
-  // to them. Those of floats have one element.
-  static void check_parameters(const Tensor& scale, const Tensor& zero_point, const CompressedSizes& n, int64_t size,
-                               bool is_transposed, const std::string& name) {
+  // Scales [B or 1, K or 1, token groups, groups], or with the last dimensions swapped, and zero points and offsets
+  // that broadcast to them. Those of floats have one element.
+  static void check_parameters(const Tensor& scale, const Tensor& zero_point, const Tensor& offset,
+                               const CompressedSizes& n, int64_t size, bool is_transposed, const std::string& name) {
     const size_t groups_axis = is_transposed ? 2 : 3, tokens_axis = 5 - groups_axis;
     int64_t expected[] = {n.b, n.k, n.t, n.t};
     bool fits = scale.shape.rank == 4;
@@ -759,15 +894,17 @@ class CompressedAttention : public Node {
       fail(name + "_scale has shape " + scale.shape.text() + ", expected rank 4: " + std::to_string(n.b) + " or 1, " +
            std::to_string(n.k) + " or 1, then divisors of " + std::to_string(n.t) + " and " + std::to_string(size) +
            (is_transposed ? ", in the other order" : ""));
-    fits = zero_point.shape.rank == 4;
-    for (size_t i = 0; fits && i < 4; ++i)
-      fits = zero_point.shape.dims[i] == expected[i] || zero_point.shape.dims[i] == 1;
-    if (!fits)
-      fail(name + "_zero_point has shape " + zero_point.shape.text() + ", expected rank 4, and dimensions of " + name +
-           "_scale, or 1");
+    for (const Tensor* each : {&zero_point, &offset}) {
+      const Shape& shape = each->shape;
+      fits = shape.rank == 4;
+      for (size_t i = 0; fits && i < 4; ++i) fits = shape.dims[i] == expected[i] || shape.dims[i] == 1;
+      if (!fits)
+        fail(name + (each == &offset ? "_offset" : "_zero_point") + " has shape " + shape.text() +
+             ", expected rank 4, and dimensions of " + name + "_scale, or 1");
+    }
   }
 
-  bool transposed_key_, float_key_, float_value_, scale_query_;
+  bool transposed_key_, float_key_, float_value_, scale_query_, scale_result_;
 };
 
 }  // namespace
@@ -779,9 +916,9 @@ Operator compressed_attention() {
     for (const Type key : operands)
       for (const Type value : operands)
         if (key != type || value != type)
-          signatures.push_back({{type, key, type, key, value, type, value, kFloat, kFloat}, {type}});
+          signatures.push_back({{type, key, type, key, value, type, value, kFloat, kFloat, type, type}, {type}});
   }
-  Operator op = {kName, 9, signatures, make_node<CompressedAttention>, type_of_input<kQuery>};
+  Operator op = {kName, kInputs, signatures, make_node<CompressedAttention>, type_of_input<kQuery>};
   op.columns_input = kValue;
   return op;
 }

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..accuracy import Accuracy
     from ..genai import Folder, FolderResult
     from ..genai.decoding import TextAccuracy
+    from ..measuring.data import Data
     from ..rewriter import Result
+    from ..storage import ModelFile
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
@@ -49,12 +51,12 @@ class Original:
     is_replaced: bool
 
 
-def original_of(source: Path, target: Path) -> Original:
+def original_of(source: Path, target: Path, model: ModelFile) -> Original:
     """Measures a model before another one is made from it, perhaps in its place."""
     from ..storage import size
 
     try:
-        count = size(source)
+        count = size(model)
     except OSError:  # external data are missing: what reads them says so
         count = 0
     return Original(source, count, target.exists() and target.samefile(source))
@@ -115,7 +117,12 @@ class Closing(_Facts):
 
 
 def closing_of(
-    arguments: argparse.Namespace, original: Original, target: Path, result: Result, accuracy: Accuracy | None = None
+    arguments: argparse.Namespace,
+    original: Original,
+    target: Path,
+    result: Result,
+    accuracy: Accuracy | None = None,
+    data: Data | None = None,
 ) -> Closing:
     """Measures a model that was written, and the one that it was made from.
 
@@ -125,13 +132,14 @@ def closing_of(
         target: The path of the new model.
         result: The new model and its report.
         accuracy: The accuracy of a quantized model, if it was measured.
+        data: What the models were compared on. Its first set is timed.
     """
     from ..storage import size
 
     speed, shapes, not_timed = None, dict[str, str](), ""
     if arguments.timing and result.report.rewritten and not original.is_replaced:
         try:
-            speed, shapes = _speed(arguments, original.path, target, accuracy)
+            speed, shapes = _speed(arguments, original.path, target, data)
         except DynqError as error:
             not_timed = str(error)
     return Closing(original.bytes, size(target), *result.report.layers, _finite_snr(accuracy), speed, shapes, not_timed)
@@ -220,15 +228,15 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
 
 
 def _speed(
-    arguments: argparse.Namespace, source: Path, target: Path, accuracy: Accuracy | None
+    arguments: argparse.Namespace, source: Path, target: Path, data: Data | None
 ) -> tuple[float | None, dict[str, str]]:
     with working("timing both models"):
         from ..bench.models import bench_model
         from ..measuring.timing import Settings
 
         shapes, inputs = given_data(arguments)
-        if accuracy is not None:  # on the first set of its data
-            shapes, inputs = {}, dict(accuracy.data.sets[0])
+        if data is not None:
+            shapes, inputs = {}, dict(data.sets[0])
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
     return found.timings[0].ratio, {each.name: format_shape(each.shape) for each in found.inputs}

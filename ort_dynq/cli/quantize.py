@@ -159,12 +159,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_target(source, target, force=arguments.force)
     check_data(arguments)
     from ..quantizer import quantize_layers
+    from ..storage import ModelFile
 
-    gain, options = _gain(), _options(arguments)
-    reference = reference_of(arguments, source) if compares else None
+    gain, options, model = _gain(), _options(arguments), ModelFile(source)
+    reference = reference_of(arguments, model) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
-        return quantize_layers(source, replace(options, forms=forms))
+        return quantize_layers(model, replace(options, forms=forms))
 
     selection, cost, accuracy, faster = None, None, None, None
     if reference is not None and arguments.only_if_faster:
@@ -172,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
         with progress() as track:
             feeds = reference.data.sets[0]
-            faster = select_faster(source, quantize, feeds, backend=arguments.backend, track=track)
+            faster = select_faster(model, quantize, feeds, backend=arguments.backend, track=track)
         result = faster.result
     elif reference is None or arguments.min_snr is None:
         with working(f"quantizing {source}"):
@@ -190,11 +191,12 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             accuracy = measure(
                 reference, result.model, backend=arguments.backend, effects=effects_of(arguments), track=track
             )
-    original = original_of(source, target)
+    original = original_of(source, target, model)
     if is_written:
         with working(f"writing {target}"):
             result.save(target)
-    closing = closing_of(arguments, original, target, result, accuracy) if is_written else None
+    data_of_both = None if reference is None else reference.data
+    closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
 
     def findings() -> Iterator[RenderableType]:
         yield _summary(source, report)

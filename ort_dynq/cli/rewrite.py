@@ -52,11 +52,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
+        from ..storage import ModelFile
 
-        result = rewrite(source, **changes_of(arguments))
-    verification = compare(arguments, source, result.model) if arguments.verify else None
+        model = ModelFile(source)
+        result = rewrite(model, **changes_of(arguments))
+    verification = compare(arguments, model, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
-    original = original_of(source, target)
+    original = original_of(source, target, model)
     if passed:
         with working(f"writing {target}"):
             result.save(target)

@@ -1,4 +1,7 @@
-"""CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits."""
+"""CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits.
+
+More than 450 lines: one formula, whose parts share the names of its values.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,17 @@ def _scores_of_groups(opset: int) -> str:
     group_axis = Constant<value = int32 {{2}}>()
     cumulated = CumSum(scores_of_groups, group_axis)
     cumulated_all = Slice(cumulated, last, end, n2)
-    scores_of_groups_all = {flat}(cumulated_all, scores_shape)"""
+    {_of_tokens("key_real_offset", "key_whole_offset", opset)}
+    key_offset_columns = Transpose<perm = [0, 1, 3, 2]>(key_whole_offset)
+    key_offset_rows = Unsqueeze(key_offset_columns, n3)
+    sums_of_words = ReduceSum<keepdims = 1>(query_factors, last)
+    real_sums_of_words = Cast<to = 1>(sums_of_words)
+    sums_by_step = Mul(real_sums_of_words, query_step)
+    offsets_of_groups = Mul(sums_by_step, key_offset_rows)
+    cumulated_offsets = CumSum(offsets_of_groups, group_axis)
+    cumulated_offsets_all = Slice(cumulated_offsets, last, end, n2)
+    with_offsets = Add(cumulated_all, cumulated_offsets_all)
+    scores_of_groups_all = {flat}(with_offsets, scores_shape)"""
 
 
 def _scores_of_channels(opset: int) -> str:
@@ -100,15 +113,20 @@ def _scores_of_channels(opset: int) -> str:
     flat = reshape(opset)
     return f"""rows_shape = Concat<axis = 0>(key_lead, n1, row_count, query_size)
     rows_of_query = {flat}(query_rows, rows_shape)
-    scale_5d = Unsqueeze(key_real_scale, n4)
-    widths = Concat<axis = 0>(n1, n1, n1, n1, key_group_size)
-    scale_repeated = Expand(scale_5d, widths)
-    scale_lead = Slice(key_scale_shape, n0, n3)
-    scale_rows_shape = Concat<axis = 0>(scale_lead, n1, query_size)
-    scale_rows = {flat}(scale_repeated, scale_rows_shape)
+    {_of_channels("key", "key_real_scale", "channel_scale", opset)}
+    scale_rows = Unsqueeze(channel_scale, n3)
     scaled_query = Mul(rows_of_query, scale_rows)
     {_words("scaled", "scaled_query", opset)}
     scaled_factors = Cast<to = 11>(scaled_words)
+    key_whole_offset = Expand(key_real_offset, key_scale_shape)
+    {_of_channels("key", "key_whole_offset", "channel_offset", opset)}
+    offset_rows = Unsqueeze(channel_offset, n3)
+    shifts = Mul(rows_of_query, offset_rows)
+    {_words("shift", "shifts", opset)}
+    shift_factors = Cast<to = 11>(shift_words)
+    shift_sums = ReduceSum<keepdims = 1>(shift_factors, last)
+    shift_sums_real = Cast<to = 1>(shift_sums)
+    offsets_of_blocks = Mul(shift_sums_real, shift_step)
     token_groups = Slice(key_scale_shape, n2, n3)
     token_divisor = Max(token_groups, n1)
     tokens_of_group = Div(key_count, token_divisor)
@@ -118,50 +136,146 @@ def _scores_of_channels(opset: int) -> str:
     block_columns = Cast<to = 11>(block_columns_real)
     exact_of_blocks = MatMul(scaled_factors, block_columns)
     real_of_blocks = Cast<to = 1>(exact_of_blocks)
-    scores_of_blocks = Mul(real_of_blocks, scaled_step)
+    products_of_blocks = Mul(real_of_blocks, scaled_step)
+    scores_of_blocks = Add(products_of_blocks, offsets_of_blocks)
     scores_by_row = Transpose<perm = [0, 1, 3, 2, 4]>(scores_of_blocks)
     scores_of_channels = {flat}(scores_by_row, scores_shape)"""
+
+
+def _of_channels(name: str, value: str, to: str, opset: int) -> str:
+    """Sets `to` to parameters [.., token groups, groups], repeated for the elements: [.., token groups, size]."""
+    return f"""{to}_5d = Unsqueeze({value}, n4)
+    {to}_widths = Concat<axis = 0>(n1, n1, n1, n1, {name}_group_size)
+    {to}_repeated = Expand({to}_5d, {to}_widths)
+    {to}_shape = Shape({value})
+    {to}_lead = Slice({to}_shape, n0, n3)
+    {to}_groups = Slice({to}_shape, n3, end)
+    {to}_size = Mul({to}_groups, {name}_group_size)
+    {to}_target = Concat<axis = 0>({to}_lead, {to}_size)
+    {to} = {reshape(opset)}({to}_repeated, {to}_target)"""
+
+
+def _value_factors(opset: int) -> str:
+    """Sets what the values and the sums of their products are multiplied by.
+
+    ``weights`` and ``offset_weights`` [B, K, groups, rows, T] are powers times scales and offsets, which have the shape
+    [1, 1, 1, 1] in ``sum_scales`` and ``sum_offsets`` [.., token groups, E]; or powers, if those have all of them.
+    ``value_parts`` is [B, K, groups, T, elements of a group].
+    """
+    flat = reshape(opset)
+    return f"""value_channel_flag = Constant<value_int: int = @scale_result>()
+    value_is_of_channels = Cast<to = 9>(value_channel_flag)
+    weights, offset_weights, value_parts, sum_scales, sum_offsets = If(value_is_of_channels) <
+        then_branch = value_of_channels () =>
+            (float[] powers_1, float[] powers_2, float[] values_1, float[] scales_1, float[] offsets_1) {{
+            powers_1 = Identity(powers)
+            powers_2 = Identity(powers)
+            values_shape = Concat<axis = 0>(key_lead, n1, key_count, value_size)
+            values_1 = {flat}(value_factors, values_shape)
+            {_of_channels("value", "value_real_scale", "scales_1", opset)}
+            value_whole_offset = Expand(value_real_offset, value_scale_shape)
+            {_of_channels("value", "value_whole_offset", "offsets_1", opset)}
+        }},
+        else_branch = value_of_groups () =>
+            (float[] weights_0, float[] weights_1, float[] values_0, float[] scales_0, float[] offsets_0) {{
+            value_scale_rows = Unsqueeze(value_scales, n3)
+            weights_0 = Mul(powers, value_scale_rows)
+            {_of_tokens("value_real_offset", "value_token_offset", opset)}
+            value_offset_columns = Transpose<perm = [0, 1, 3, 2]>(value_token_offset)
+            value_offset_rows = Unsqueeze(value_offset_columns, n3)
+            some_groups = Mul(powers, value_offset_rows)
+            weights_shape = Shape(weights_0)
+            weights_1 = Expand(some_groups, weights_shape)
+            values_0 = Transpose<perm = [0, 1, 3, 2, 4]>(value_factors)
+            one_4d = Constant<value_ints = [1, 1, 1, 1]>()
+            scales_0 = Expand(one, one_4d)
+            offsets_0 = Expand(one, one_4d)
+        }}
+    >
+    weight_groups_shape = Shape(weights)
+    weight_groups = Slice(weight_groups_shape, n2, n3)
+    value_part_shape = Shape(value_parts)
+    value_part_size = Slice(value_part_shape, n4, end)
+    sum_scales_shape = Shape(sum_scales)
+    value_token_groups = Slice(sum_scales_shape, n2, n3)
+    value_tokens = Div(key_count, value_token_groups)"""
+
+
+def _words_of_blocks(name: str, weights: str, opset: int) -> str:
+    """Sets ``{name}_factors`` [B, K, groups, blocks, rows, block], doubles, and ``{name}_steps_by_block``."""
+    flat = reshape(opset)
+    return f"""{name}_by_part = {flat}({weights}, parts_of_rows_shape)
+    {name}_padded = Pad({name}_by_part, pads_of_weights, zero)
+    {name}_of_rows = {flat}({name}_padded, blocks_of_rows_shape)
+    {name}_by_block = Transpose<perm = [0, 1, 2, 4, 3, 5]>({name}_of_rows)
+    {name}_merged = {flat}({name}_by_block, merged_shape)
+    {_words(name, f"{name}_merged", opset)}
+    {name}_apart = {flat}({name}_words, words_shape)
+    {name}_factors = Cast<to = 11>({name}_apart)
+    {name}_steps_by_block = {flat}({name}_step, steps_shape)"""
+
+
+def _of_blocks(name: str, value: str, opset: int) -> str:
+    """Sets `name` to parameters [.., token groups, size] of sums for all blocks: [.., 1, blocks, 1, size]."""
+    return f"""{name}_6d = Unsqueeze({value}, axes_of_blocks)
+    {name}_times = Concat<axis = 0>(n1, n1, n1, n1, blocks_of_part, n1, n1)
+    {name}_7d = Unsqueeze({name}_6d, n4)
+    {name}_repeated = Expand({name}_7d, {name}_times)
+    {name}_shape = Shape({value})
+    {name}_lead = Slice({name}_shape, n0, n2)
+    {name}_size = Slice({name}_shape, n3, end)
+    {name}_target = Concat<axis = 0>({name}_lead, n1, blocks, n1, {name}_size)
+    {name} = {reshape(opset)}({name}_repeated, {name}_target)"""
 
 
 def _sums_of_blocks(opset: int) -> str:
     """Sets ``sums_of_blocks``: of products of words of the weights with the values, of all blocks, in their order."""
     flat = reshape(opset)
-    return f"""block = Constant<value_ints = [{_BLOCK}]>()
-    rest_of_block = Constant<value_ints = [{_BLOCK - 1}]>()
-    most_keys = Add(key_count, rest_of_block)
-    whole_blocks = Div(most_keys, block)
-    blocks = Max(whole_blocks, n1)
-    keys_of_blocks = Mul(blocks, block)
-    padding = Sub(keys_of_blocks, key_count)
-    pads_of_weights = Mul(one_behind, padding)
-    padded_weights = Pad(weights, pads_of_weights, zero)
-    weights_shape = Concat<axis = 0>(key_lead, value_groups, row_count, blocks, block)
-    weights_of_rows = {flat}(padded_weights, weights_shape)
-    weights_by_block = Transpose<perm = [0, 1, 2, 4, 3, 5]>(weights_of_rows)
+    return f"""most_of_block = Constant<value_ints = [{_BLOCK}]>()
+    block = Min(most_of_block, value_tokens)
+    before_block = Sub(block, n1)
+    most_tokens = Add(value_tokens, before_block)
+    blocks_of_part = Div(most_tokens, block)
+    blocks = Mul(blocks_of_part, value_token_groups)
+    tokens_of_blocks = Mul(blocks_of_part, block)
+    padding = Sub(tokens_of_blocks, value_tokens)
+    one_behind_6d = Constant<value = int64[12] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
+    pads_of_weights = Mul(one_behind_6d, padding)
+    parts_of_rows_shape = Concat<axis = 0>(key_lead, weight_groups, row_count, value_token_groups, value_tokens)
+    blocks_of_rows_shape = Concat<axis = 0>(key_lead, weight_groups, row_count, blocks, block)
     rows_and_blocks = Mul(row_count, blocks)
-    merged_shape = Concat<axis = 0>(key_lead, value_groups, rows_and_blocks, block)
-    merged_weights = {flat}(weights_by_block, merged_shape)
-    {_words("weight", "merged_weights", opset)}
-    words_shape = Concat<axis = 0>(key_lead, value_groups, blocks, row_count, block)
-    words_by_block = {flat}(weight_words, words_shape)
-    weight_factors = Cast<to = 11>(words_by_block)
-    steps_shape = Concat<axis = 0>(key_lead, value_groups, blocks, row_count, n1)
-    steps_by_block = {flat}(weight_step, steps_shape)
-    value_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(value_factors)
-    one_below = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 1, 0}}>()
-    pads_of_values = Mul(one_below, padding)
-    padded_values = Pad(value_by_group, pads_of_values, zero)
-    value_blocks_shape = Concat<axis = 0>(key_lead, value_groups, blocks, block, value_group_size)
+    merged_shape = Concat<axis = 0>(key_lead, weight_groups, rows_and_blocks, block)
+    words_shape = Concat<axis = 0>(key_lead, weight_groups, blocks, row_count, block)
+    steps_shape = Concat<axis = 0>(key_lead, weight_groups, blocks, row_count, n1)
+    {_words_of_blocks("weight", "weights", opset)}
+    {_words_of_blocks("offset", "offset_weights", opset)}
+    parts_shape = Concat<axis = 0>(key_lead, weight_groups, value_token_groups, value_tokens, value_part_size)
+    values_of_parts = {flat}(value_parts, parts_shape)
+    one_below_6d = Constant<value = int64[12] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0}}>()
+    pads_of_values = Mul(one_below_6d, padding)
+    padded_values = Pad(values_of_parts, pads_of_values, zero)
+    value_blocks_shape = Concat<axis = 0>(key_lead, weight_groups, blocks, block, value_part_size)
     value_blocks = {flat}(padded_values, value_blocks_shape)
     value_columns = Cast<to = 11>(value_blocks)
+    axes_of_blocks = Constant<value_ints = [2, 4]>()
+    {_of_blocks("block_scales", "sum_scales", opset)}
+    {_of_blocks("block_offsets", "sum_offsets", opset)}
     exact_result = MatMul(weight_factors, value_columns)
     real_result = Cast<to = 1>(exact_result)
-    result_by_step = Mul(real_result, steps_by_block)
+    result_by_step = Mul(real_result, weight_steps_by_block)
+    scaled_result = Mul(result_by_step, block_scales)
     block_axis = Constant<value = int32 {{3}}>()
-    cumulated_blocks = CumSum(result_by_step, block_axis)
+    cumulated_blocks = CumSum(scaled_result, block_axis)
     last_block = Slice(cumulated_blocks, last, end, n3)
-    sums_shape = Concat<axis = 0>(key_lead, value_groups, row_count, value_group_size)
-    sums_of_blocks = {flat}(last_block, sums_shape)"""
+    exact_offsets = ReduceSum<keepdims = 1>(offset_factors, last)
+    real_offsets = Cast<to = 1>(exact_offsets)
+    offsets_by_step = Mul(real_offsets, offset_steps_by_block)
+    scaled_offsets = Mul(offsets_by_step, block_offsets)
+    cumulated_block_offsets = CumSum(scaled_offsets, block_axis)
+    last_offsets = Slice(cumulated_block_offsets, last, end, n3)
+    all_blocks = Add(last_block, last_offsets)
+    sums_shape = Concat<axis = 0>(key_lead, weight_groups, row_count, value_part_size)
+    sums_of_blocks = {flat}(all_blocks, sums_shape)"""
 
 
 def _by_row(name: str, value: str) -> str:
@@ -172,15 +286,13 @@ def _by_row(name: str, value: str) -> str:
 
 
 def _result(opset: int) -> str:
-    """Sets ``dst_real``. Before opset 14, no Reshape takes a dimension of 0, so that empty tensors have a branch."""
-    if opset >= 14:
-        return _filled_result("dst_real", opset)
+    """Sets ``dst_real``. Empty tensors have a branch: no Reshape takes a dimension of 0 before opset 14."""
     return f"""all_sizes = Concat<axis = 0>(dst_shape, key_lead, key_count)
     least_size = ReduceMin<keepdims = 0>(all_sizes)
     has_elements = Cast<to = 9>(least_size)
     dst_real = If(has_elements) <
         then_branch = filled () => (float[] dst_computed) {{ {_filled_result("dst_computed", opset)} }},
-        else_branch = without_elements () => (float[] dst_of_nan) {{ dst_of_nan = Expand(nan, dst_shape) }}
+        else_branch = without_elements () => (float[] dst_of_zeros) {{ dst_of_zeros = Expand(zero, dst_shape) }}
     >"""
 
 
@@ -233,8 +345,7 @@ def _filled_result(result: str, opset: int) -> str:
     inverse = {flat}(inverse_of_rows, inverse_shape)
     powers_shape = Concat<axis = 0>(key_lead, n1, row_count, key_count)
     powers = {flat}(power, powers_shape)
-    value_scale_rows = Unsqueeze(value_scales, n3)
-    weights = Mul(powers, value_scale_rows)
+    {_value_factors(opset)}
     {_sums_of_blocks(opset)}
     result = Mul(sums_of_blocks, inverse)
     by_row = Transpose<perm = [0, 1, 3, 2, 4]>(result)
@@ -265,6 +376,8 @@ def _body(opset: int) -> str:
     value_rows = Cast<to = 1>(value)
     value_real_scale = Cast<to = 1>(value_scale)
     value_real_zero_point = Cast<to = 1>(value_zero_point)
+    {_by_row("key_real_offset", "key_offset")}
+    value_real_offset = Cast<to = 1>(value_offset)
     query_rows = Cast<to = 1>(query)
     query_shape = Shape(query)
     query_lead = Slice(query_shape, n0, n3)
@@ -285,17 +398,24 @@ _OPERATOR = Operator(
     "For each row i of query, j of key and value, group g along the head, and column c of value in group g:\n"
     "words(x) = round(x * (1 / step(x))), where step(x) = max(2^-126, the largest |x| / 32512)\n"
     "exact_g = sum over d in g of words(query[i, g])[d] * (key[j, d] - key_zero_point[j, g])\n"
-    "score = sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g]\n"
-    "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d]:\n"
+    "score = (sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g])\n"
+    "    + (sum over g, in order, of float32(sum of words(query[i, g])) * step(query[i, g]) * key_offset[j, g])\n"
+    "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d] and o[d] = query[i, d] * key_offset[j, d]:\n"
     "    float32(sum over d of words(z)[d] * (key[j, d] - key_zero_point[j, d])) * step(z)\n"
+    "    + float32(sum of words(o)) * step(o)\n"
     "s_j = score * (scale * log2(e)) + bias[i, j] * log2(e)\n"
     "y_j = max(s_j - max over j of s_j, -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where n = round(y_j), "
     "r = y_j - n,\n"
     "    and P is the polynomial of Sigmoid in programs, for 2^r\n"
     "w_j = power_j * value_scale[j, g]; w_b are those of keys j in block b, from 256 * b to 256 * b + 255\n"
+    "o_j = power_j * value_offset[j, g]; o_b likewise\n"
     "exact_b = sum over j in b of words(w_b)[j] * (value[j, c] - value_zero_point[j, g])\n"
-    "dst = (sum over b, in order, of float32(exact_b) * step(w_b)) * "
-    "(1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
+    "sum = (sum over b, in order, of float32(exact_b) * step(w_b))\n"
+    "    + (sum over b, in order, of float32(sum of words(o_b)) * step(o_b))\n"
+    "    or, if scale_result, with w_j = o_j = power_j, and blocks of 256 keys of each token group:\n"
+    "    (sum over b, in order, of float32(exact_b) * step(w_b) * value_scale[b, c])\n"
+    "    + (sum over b, in order, of float32(sum of words(w_b)) * step(w_b) * value_offset[b, c])\n"
+    "dst = sum * (1 / float32(2^-23 * sum over j of round(2^23 * power_j)))",
     (
         Input("query", _FLOAT_TYPES, "[B, H, S, D]. The kernels take at most 2^22 for T, D and E."),
         Input(
@@ -321,14 +441,20 @@ _OPERATOR = Operator(
         Input("value_zero_point", _OPERAND_TYPES, "As key_zero_point."),
         Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to the scores: masks have -infinity."),
         Input("scale", ("float32",), "One element, by which the products are multiplied."),
+        Input(
+            "key_offset",
+            _FLOAT_TYPES,
+            "The type of `query`; the dimensions of key_scale, or 1. Not read for keys of floats.",
+        ),
+        Input("value_offset", _FLOAT_TYPES, "As key_offset."),
     ),
     (
         Input(
             "dst",
             _FLOAT_TYPES,
             "[B, H, S, E], of the type of `query`, rounded once. NaN in rows in which every score is -infinity, one is "
-            "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row, "
-            "also of a hidden one, is NaN or infinity. All NaN if T is 0.",
+            "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row "
+            "or the offset, also of a hidden one, is NaN or infinity. 0 if T is 0.",
         ),
     ),
     (
@@ -341,9 +467,15 @@ _OPERATOR = Operator(
             "1: the query is multiplied by the scales of the keys, for each token group, before it becomes words: for "
             "scales of channels, which vary along the head and hardly along the tokens.",
         ),
+        flag(
+            "scale_result",
+            0,
+            "1: the sums over each token group are multiplied by the scales of the values, instead of the weights: for "
+            "scales of channels.",
+        ),
     ),
     tuple(
-        Signature((type_, key, type_, key, value, type_, value, "float32", "float32"), (type_,))
+        Signature((type_, key, type_, key, value, type_, value, "float32", "float32", type_, type_), (type_,))
         for type_ in _FLOAT_TYPES
         for key in (*CODE_TYPES, type_)
         for value in (*CODE_TYPES, type_)
@@ -354,8 +486,9 @@ _OPERATOR = Operator(
 
 FAMILY = Family(
     "Attention over compressed keys and values",
-    "Keys and values, such as those of a cache, are codes of 8 or 4 bits with scales and zero points of groups along "
-    "the head, and of groups of tokens. Queries, and the powers of softmax times the scales of values, become "
+    "Keys and values, such as those of a cache, are codes of 8 or 4 bits with scales, zero points and offsets of "
+    "groups along the head, and of groups of tokens: (code - zero point) * scale + offset. Queries, and the powers of "
+    "softmax times the scales of values, become "
     'integers of 16 bits, "words". Sums are exact, so results do not depend on the layout, on other rows, or on how '
     "many queries there are. A row that a bias of -infinity hides has the weight 0. float16 and bfloat16 are converted "
     "to float32, exactly.",

@@ -7,20 +7,20 @@ inputs from its creation on, so a rule must not create nodes while it matches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..graphs import subgraphs
 from ..operators import DOMAIN, OPERATORS
 from ..operators.program import OPERANDS
 from . import metadata
 from .analysis.inference import Facts
-
-_T = TypeVar("_T")
+from .analysis.shared import Shared
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
@@ -34,30 +34,6 @@ def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.N
     single = [attribute for attribute in spec.attributes if not attribute.is_list]
     given = {attribute.name: attributes.get(attribute.name, attribute.default) for attribute in single}
     return ir.node(operator, inputs, given, domain=DOMAIN, num_outputs=len(spec.outputs))
-
-
-class Shared:
-    """The objects that all nodes of one rewrite share: one of each class."""
-
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any object."""
-        self._facts = facts
-        self._objects: dict[Callable[[Facts], Any], Any] = {}
-
-    def __call__(self, kind: Callable[[Facts], _T]) -> _T:
-        """Returns the object of a class, and creates it at the first call."""
-        if kind not in self._objects:
-            self._objects[kind] = kind(self._facts)
-        found: _T = self._objects[kind]
-        return found
-
-    def begin_phase(self) -> None:
-        """Drops the objects of one phase: the next call creates others."""
-        self._objects = {kind: each for kind, each in self._objects.items() if not isinstance(each, OfOnePhase)}
-
-
-class OfOnePhase:
-    """The base of shared objects that may name values which another phase replaces."""
 
 
 @dataclass
@@ -234,6 +210,9 @@ def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main:
     """
     for output in added.outputs:
         output.name = facts.new_name()
+    for _, graph in subgraphs(added):
+        for node in graph:
+            _stamp(node, origin, rule, facts, is_main=False)
     _note_constant(added, facts)
     inherited = origin.metadata_props.items()
     added.metadata_props.update({key: text for key, text in inherited if is_main or not metadata.is_ours(key)})

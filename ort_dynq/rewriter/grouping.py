@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,19 +65,19 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 def html_of(report: Report) -> str:
     """Returns the summary of a report and the findings of equal layers as HTML tables, for notebooks."""
-    groups = grouped(report.findings)
     tables = (
-        ("rewritten", "becomes", [(each.count, each.op_type, each.operator) for each in groups if each.operator]),
-        ("unconverted", "reason", [(each.count, each.op_type, each.reason) for each in groups if not each.operator]),
+        ("rewritten", "becomes", Counter((each.op_type, each.operator) for each in report.rewritten)),
+        ("unconverted", "reason", Counter((each.op_type, each.reason) for each in report.unconverted)),
     )
     return f"<p>{html.escape(report.summary)}</p>" + "".join(
-        f"<table><tr><th>{title}</th><th>operator</th><th>{last}</th></tr>{''.join(map(_html_row, rows))}</table>"
+        f"<table><tr><th>{title}</th><th>operator</th><th>{last}</th></tr>"
+        f"{''.join(_html_row(count, *row) for row, count in rows.most_common())}</table>"
         for title, last, rows in tables
         if rows
     )
 
 
-def _html_row(cells: tuple[object, ...]) -> str:
+def _html_row(*cells: object) -> str:
     return f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>"
 
 

@@ -13,7 +13,7 @@ from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
 from .analysis.inference import Facts
 from .analysis.nodes import program_of
 from .copies import without_copies
-from .edit import Edit, Shared
+from .edit import Edit
 from .functions import declare_functions
 from .policy.saturation import cpu_dependence
 from .reasons import Reason, Unconverted
@@ -52,11 +52,13 @@ def convert(
     initializers = _used_initializers(model)
     with Facts(model) as facts:
         had_copies = without_copies(model)
-        context = Context(facts, exact, Shared(facts), "main", fuse, weights_only, keep_fused)
+        context = Context(facts, exact, facts.shared, "main", fuse, weights_only, keep_fused)
         for phase in phases:
             context.shared.begin_phase()
             for path, graph in with_subgraphs(model.graph, "main"):
                 _apply_rules(phase, graph, replace(context, path=path), findings)
+            if findings.end_phase():
+                context.shared.clear()
         report.findings, report.is_prepared = findings.all(), findings.is_prepared or had_copies
         _remove_initializers(model, initializers)
         report.cpu = cpu_dependence(model, facts)
@@ -92,7 +94,7 @@ class _Findings:
 
     def __init__(self) -> None:
         """Starts without any."""
-        self.is_prepared = False
+        self.is_prepared = self._is_prepared_now = False
         self._found: list[tuple[ir.Node, Finding]] = []
         self._made: dict[ir.Node, int] = {}  # new nodes, with the indices of their findings
         self._prepared: dict[ir.Node, Finding] = {}  # nodes that take the place of nodes of the model
@@ -115,9 +117,14 @@ class _Findings:
 
     def prepare(self, node: ir.Node, finding: Finding, main: ir.Node | None) -> None:
         """Notes that a rule which only prepares nodes has replaced a node by `main`: findings name the model's node."""
-        self.is_prepared = True
+        self.is_prepared = self._is_prepared_now = True
         if main is not None:
             self._prepared[main] = self._of_model(node, finding)
+
+    def end_phase(self) -> bool:
+        """Returns whether a rule that only prepares nodes has replaced one in this phase."""
+        found, self._is_prepared_now = self._is_prepared_now, False
+        return found
 
     def _of_model(self, node: ir.Node, finding: Finding) -> Finding:
         """Returns a finding of the node of the model whose place a node has."""

@@ -152,14 +152,13 @@ class Reason(Enum):
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
     CODES_SCALES = (
         "attention over codes: the {what} are not codes of 8 or 4 bits with one scale for all, or scales of heads, "
-        "tokens, groups of tokens and groups of 8 or more elements along the head (or channels of keys); or nodes are "
+        "tokens, groups of tokens, groups of 8 or more elements along the head, or channels; or nodes are "
         "between the dequantization and the product; or keys of floats are [batch, heads, size, tokens]"
     )
     CODES_NOT_SCALED = (
         "attention over codes: the {what} are codes that are converted to floats and not scaled; multiply them by "
         "their scale before the product, or by 1"
     )
-    CODES_QUERY = "attention over codes: its query is {dtype}, expected float32 or the type of the scales"
     CODES_HEADS = (
         "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and value are not "
         "known to have the same batches and heads"

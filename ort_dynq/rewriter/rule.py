@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 import onnx_ir as ir
 
 from .analysis.inference import Facts
-from .edit import Edit, Shared
+from .analysis.shared import Shared
+from .edit import Edit
 from .reasons import Unconverted
 
 _M = TypeVar("_M")

@@ -66,25 +66,32 @@ def size_of_attention(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
 
 def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
     """Returns size(y) of CompressedAttention, [B, H, S, E]."""
-    q, *operands, bias, factor = (np.zeros(1) if each is None else each.astype(np.float64) for each in inputs)
+    q, *operands, bias, factor, k_offset, v_offset = (
+        np.zeros(1) if each is None else each.astype(np.float64) for each in inputs
+    )
     if node.attributes.get_int("transposed_key", 0):
-        operands[:3] = [each.swapaxes(-1, -2) for each in operands[:3]]
-    (k, k_scale), (v, v_scale) = (
-        _grouped(*operands[i : i + 3], is_float=bool(node.attributes.get_int(name, 0)))
-        for i, name in ((0, "float_key"), (3, "float_value"))
+        operands[:3], k_offset = [each.swapaxes(-1, -2) for each in operands[:3]], k_offset.swapaxes(-1, -2)
+    (k, k_scale, k_offset), (v, v_scale, v_offset) = (
+        _grouped(operands[i], operands[i + 1], operands[i + 2], offset, is_float=bool(node.attributes.get_int(name, 0)))
+        for i, offset, name in ((0, k_offset, "float_key"), (3, v_offset, "float_value"))
     )
     repeats = q.shape[1] // max(k.shape[1], 1)
-    k, k_scale, v, v_scale = (np.repeat(each, repeats, 1) for each in (k, k_scale, v, v_scale))
+    k, k_scale, k_offset = (np.repeat(each, repeats, 1) for each in (k, k_scale, k_offset))
+    v, v_scale, v_offset = (np.repeat(each, repeats, 1) for each in (v, v_scale, v_offset))
     keys, scale = k * k_scale[..., None], abs(float(factor.reshape(-1)[0]))
     groups = q.reshape(*q.shape[:3], keys.shape[3], -1)
     with np.errstate(all="ignore"):
-        s = np.einsum("bhsgd,bhtgd->bhst", groups, keys) * factor.reshape(-1)[0] + bias
+        of_offsets = np.einsum("bhsg,bhtg->bhst", groups.sum(-1), k_offset)
+        s = (np.einsum("bhsgd,bhtgd->bhst", groups, keys) + of_offsets) * factor.reshape(-1)[0] + bias
         if node.attributes.get_int("scale_query", 0):  # the words are of the products with the scales of all groups
             scaled = np.abs(groups[:, :, :, None] * k_scale[:, :, None, ..., None])  # [B, H, S, T, groups, size]
             roundings = scaled.max((-1, -2), initial=0) * np.abs(k).sum((-1, -2))[:, :, None]
+            moved = np.abs(groups[:, :, :, None] * k_offset[:, :, None, ..., None])
+            roundings = roundings + moved.max((-1, -2), initial=0) * q.shape[3]
         else:
-            roundings = np.einsum("bhsg,bhtg->bhst", np.abs(groups).max(-1, initial=0), np.abs(keys).sum(-1))
-        size = scale * np.einsum("bhsgd,bhtgd->bhst", np.abs(groups), np.abs(keys))
+            sums = np.abs(keys).sum(-1) + np.abs(k_offset) * keys.shape[4]
+            roundings = np.einsum("bhsg,bhtg->bhst", np.abs(groups).max(-1, initial=0), sums)
+        size = np.einsum("bhsgd,bhtgd->bhst", np.abs(groups), np.abs(keys) + np.abs(k_offset)[..., None]) * scale
         if node.attributes.get_int("float_key", 0):
             roundings = roundings + np.einsum(
                 "bhsg,bhtg->bhst", np.abs(groups).sum(-1), np.abs(keys).max(-1, initial=0)
@@ -93,22 +100,31 @@ def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
         p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
         p = np.nan_to_num(p / p.sum(-1, keepdims=True))
         factors = p * (1 + size + (p * size).sum(-1, keepdims=True))
-        y = np.einsum("bhst,bhtgd->bhsgd", factors, np.abs(v * v_scale[..., None]))
-        weights = p[:, :, :, None] * np.abs(v_scale).swapaxes(-1, -2)[:, :, None]  # [B, H, S, groups, T]
-        y = y + weights.max(-1, initial=0)[..., None] * np.abs(v).sum(2)[:, :, None] * _WORD
+        sizes = np.abs(v * v_scale[..., None]) + np.abs(v_offset)[..., None]
+        y = np.einsum("bhst,bhtgd->bhsgd", factors, sizes)
+        if node.attributes.get_int("scale_result", 0):  # the words are of the powers
+            roundings = p.max(-1, initial=0)[..., None, None] * sizes.sum(2)[:, :, None]
+        else:
+            weights, moved = (  # [B, H, S, groups]
+                (p[:, :, :, None] * np.abs(each).swapaxes(-1, -2)[:, :, None]).max(-1, initial=0)[..., None]
+                for each in (v_scale, v_offset)
+            )
+            roundings = weights * np.abs(v).sum(2)[:, :, None] + moved * v.shape[2]
+        y = y + roundings * _WORD
         if node.attributes.get_int("float_value", 0):
             y = y + np.einsum("bhst,bhtg->bhsg", p, np.abs(v).max(-1, initial=0))[..., None] * _WORD
     return np.asarray(y.reshape(*q.shape[:3], -1))
 
 
-def _grouped(x: Array, scale: Array, zero_point: Array, *, is_float: bool) -> tuple[Array, Array]:
-    """Returns codes minus zero points [B, K, T, groups, D / groups], or floats, and scales [B, K, T, groups]."""
+def _grouped(x: Array, scale: Array, zero_point: Array, offset: Array, *, is_float: bool) -> tuple[Array, Array, Array]:
+    """Returns codes minus zero points [B, K, T, groups, D / groups], or floats; scales; offsets [B, K, T, groups]."""
     if is_float:
-        return x[..., None, :], np.ones((*x.shape[:3], 1))
+        return x[..., None, :], np.ones((*x.shape[:3], 1)), np.zeros((*x.shape[:3], 1))
     whole = (*x.shape[:3], scale.shape[-1])
-    scale, zero_point = (_of_tokens(each, x.shape[2]) for each in (scale, zero_point))
-    grouped = x.reshape(*whole, -1) - np.broadcast_to(zero_point, whole)[..., None]
-    return grouped, np.broadcast_to(scale, whole)
+    scale, zero_point, offset = (
+        np.broadcast_to(_of_tokens(each, x.shape[2]), whole) for each in (scale, zero_point, offset)
+    )
+    return x.reshape(*whole, -1) - zero_point[..., None], scale, offset
 
 
 def _of_tokens(parameters: Array, tokens: int) -> Array:

@@ -204,21 +204,11 @@ def _dequantized(codes: Array, scale: Array | None, zero_point: Array | None) ->
     return np.asarray((codes.astype(np.float64) - zeros) * of_columns(scale))
 
 
-_PLAIN: dict[str, Callable[[Array], Array]] = {
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
-    "softsign": lambda x: x / (1 + np.abs(x)),
 }
-_OF_NUMBERS: dict[str, Callable[[Array, float, float], Array]] = {
-    "leakyrelu": lambda x, a, b: np.where(x < 0, a * x, x),
-    "thresholdedrelu": lambda x, a, b: np.where(x > a, x, 0),
-    "hardsigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
-    "affine": lambda x, a, b: a * x + b,
-    "scaledtanh": lambda x, a, b: a * np.tanh(b * x),
-}
-_DEFAULTS = {"leakyrelu": [0.01], "hardsigmoid": [0.2, 0.5]}
-_HAVE_BETA = ("hardsigmoid", "affine", "scaledtanh")
 
 
 def _functions_of(node: ir.Node, directions: int) -> Iterator[list[Callable[[Array], Array]]]:
@@ -227,12 +217,10 @@ def _functions_of(node: ir.Node, directions: int) -> Iterator[list[Callable[[Arr
     alphas, betas = (list(node.attributes.get_floats(f"activation_{name}", ())) for name in ("alpha", "beta"))
 
     def function(name: str) -> Callable[[Array], Array]:
-        if name in _PLAIN:
-            return _PLAIN[name]
-        default = _DEFAULTS.get(name, [0.0, 0.0])
-        alpha = alphas.pop(0) if alphas else default[0]
-        beta = 0.0 if name not in _HAVE_BETA else betas.pop(0) if betas else default[1]
-        return lambda x: _OF_NUMBERS[name](x, alpha, beta)
+        if name != "hardsigmoid":
+            return _FUNCTIONS[name]
+        alpha, beta = alphas.pop(0) if alphas else 0.2, betas.pop(0) if betas else 0.5
+        return lambda x: np.clip(alpha * x + beta, 0, 1)
 
     found = [function(name.lower()) for name in names]
     yield from (found[i : i + 3] for i in range(0, len(found), 3))

@@ -43,6 +43,7 @@ def compressed_inputs(
     is_transposed: bool = False,
     broadcasts: tuple[int, ...] = (),
     has_zero_points: bool = True,
+    has_offsets: tuple[bool, bool] = (False, False),
 ) -> list[Array]:
     """Inputs for types of key and value, and for sizes B, H, K, S, T, D and E.
 
@@ -56,10 +57,12 @@ def compressed_inputs(
         is_transposed: Whether the keys are.
         broadcasts: The dimensions of scales and zero points that are 1.
         has_zero_points: Otherwise one 0.
+        has_offsets: Whether key and value have offsets; otherwise one 0.
     """
     b, h, k, s, t, d, e = sizes
     operands: list[Array] = []
-    for type_, size, count in ((types[0], d, groups[0]), (types[1], e, groups[1])):
+    offsets: list[Array] = []
+    for type_, size, count, has_offset in zip(types, (d, e), groups, has_offsets, strict=True):
         is_float = "float" in type_
         whole = (b, k, t if token_groups is None else token_groups, count)
         parameters = tuple(1 if i in broadcasts or is_float else length for i, length in enumerate(whole))
@@ -69,10 +72,13 @@ def compressed_inputs(
         if not has_zero_points:
             zero_point = np.zeros((1, 1, 1, 1), DTYPES[type_])
         operands += [operand, scale, zero_point]
+        offset = rng.normal(0, 0.5, parameters) if has_offset and not is_float else np.zeros((1, 1, 1, 1))
+        offsets.append(offset.astype(DTYPES[float_type]))
     if is_transposed:
         operands[:3] = [np.ascontiguousarray(each.swapaxes(2, 3)) for each in operands[:3]]
+        offsets[0] = np.ascontiguousarray(offsets[0].swapaxes(2, 3))
     query = rng.normal(0, 2, (b, h, s, d)).astype(DTYPES[float_type])
-    return [query, *operands, np.zeros((1, 1, 1, 1), np.float32), np.float32([d**-0.5])]
+    return [query, *operands, np.zeros((1, 1, 1, 1), np.float32), np.float32([d**-0.5]), *offsets]
 
 
 def compressed_cases(opset: int) -> Iterator[Case]:
@@ -97,20 +103,22 @@ def compressed_cases(opset: int) -> Iterator[Case]:
         float_type = "float32" if opset < 15 or i % 13 < 9 else ["float16", "bfloat16"][i % 2]
         key, value = (float_type if each == "float" else each for each in pairs[i * 5 % len(pairs)])
         sizes, groups = all_sizes[i % len(all_sizes)]
-        b, h, _, s, t, d, _ = sizes
+        b, h, _, s, t, d, e = sizes
         is_transposed = i // 2 % 2 == 1
         scales_query = i % 3 == 1 and "float" not in key
+        scales_result = i % 5 in (1, 4) and "float" not in value
         length = next((each for each in (3, 2, 5, 11, 1) if t % each == 0), 1)
         inputs = compressed_inputs(
             rng,
             (key, value),
             sizes,
-            (d if scales_query and i % 2 else groups[0], groups[1]),
+            (d if scales_query and i % 2 else groups[0], e if scales_result and i % 2 else groups[1]),
             float_type=float_type,
             token_groups=t // length if i % 9 < 4 else None,
             is_transposed=is_transposed,
             broadcasts=[(), (0, 1), (2,), (), (3,)][i % 5],
             has_zero_points=i % 4 != 3,
+            has_offsets=(i % 8 in (2, 3, 5), i % 8 in (1, 3, 6)),
         )
         kind = i % 7
         shape = [(1, 1, 1, 1), (b, 1, 1, t), (b, h, s, t), (1, 1, s, t), (1, h, 1, 1), (1, 1, s, 1), (b, 1, s, t)][kind]
@@ -135,15 +143,25 @@ def compressed_cases(opset: int) -> Iterator[Case]:
         if i % 12 == 3 and float_type == "float32":  # scores that overflow, of hidden keys too
             inputs[2].reshape(-1)[0] = 1e38
         inputs[8] = np.full([(), (1,), (1, 1)][i % 3], [d**-0.5, 3.0, -0.25][i % 3], np.float32)
-        flags = {"transposed_key": is_transposed, "scale_query": scales_query}
+        if i % 16 == 13:
+            inputs[9 + i // 16 % 2].reshape(-1)[-1] = rng.choice([np.nan, np.inf, 1e-30])
+        flags = {"transposed_key": is_transposed, "scale_query": scales_query, "scale_result": scales_result}
         flags |= {"float_key": "float" in key, "float_value": "float" in value}
         yield Case({name: int(flag) for name, flag in flags.items()}, inputs)
     for rows in (2, 40):  # parts of the keys have several token groups with scales of channels
         is_transposed = rows == 2
         sizes = (1, 1, 1, rows, 1600, 9, 5)
-        inputs = compressed_inputs(rng, ("int8", "uint8"), sizes, (9, 1), token_groups=5, is_transposed=is_transposed)
+        inputs = compressed_inputs(
+            rng,
+            ("int8", "uint8"),
+            sizes,
+            (9, 5),
+            token_groups=5,
+            is_transposed=is_transposed,
+            has_offsets=(True, is_transposed),
+        )
         inputs[7] = np.where(np.arange(1600) < 70, np.float32(-np.inf), np.float32(0)).reshape(1, 1, 1, -1)
-        yield Case({"transposed_key": int(is_transposed), "scale_query": 1}, inputs)
+        yield Case({"transposed_key": int(is_transposed), "scale_query": 1, "scale_result": 1}, inputs)
     for rows, t, d, groups in ((1, 97, 8, 1), (2, 41, 6, 3), (1, 75, 7, 1), (34, 45, 6, 2), (1, 67, 15, 5)):
         if opset >= 21:  # codes of 4 bits in rows that begin within a byte
             inputs = compressed_inputs(
@@ -152,8 +170,9 @@ def compressed_cases(opset: int) -> Iterator[Case]:
             yield Case({"transposed_key": 1}, inputs)
     for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
         for per_channel in (0, 1):
-            inputs = compressed_inputs(rng, ("int8", "int8"), sizes, (4 if per_channel else 1, 1))
-            yield Case({"scale_query": per_channel}, inputs)
+            groups = (4, max(sizes[6], 1)) if per_channel else (1, 1)
+            inputs = compressed_inputs(rng, ("int8", "int8"), sizes, groups, has_offsets=(True, True))
+            yield Case({"scale_query": per_channel, "scale_result": per_channel}, inputs)
 
 
 CASES: Cases = {"CompressedAttention": compressed_cases}

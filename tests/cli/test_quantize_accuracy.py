@@ -67,6 +67,14 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["outputs"][0]["snr_db"] == found["snr_db"]
 
 
+def test_closing_line_times_the_data_of_a_choice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ort_dynq.quantizer.speed._times", lambda models, *_: [2.0, *[1.0] * (len(models) - 1)])
+    found = run_json(capsys, *QUANTIZE, "--only-if-faster", "--data", "data.npz")
+    assert found["closing"]["shapes"] == {"x": f"4x{K}"}
+
+
 def test_effects_of_the_layers_of_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ struct CompressedCache {
     given.push_back({"float_key", nullptr, is_float(types, 1) != bytes.one_in(32)});
     given.push_back({"scale_query", nullptr, (!is_float(types, 1) || bytes.one_in(32)) && bytes.one_in(3)});
     given.push_back({"float_value", nullptr, is_float(types, 4) != bytes.one_in(32)});
+    given.push_back({"scale_result", nullptr, (!is_float(types, 4) || bytes.one_in(32)) && bytes.one_in(3)});
     const int64_t size = key_groups * (1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(300) : bytes.below(40)));
     src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), heads * (1 + static_cast<int64_t>(bytes.below(3))),
                     1 + static_cast<int64_t>(bytes.one_in(8) ? bytes.below(40) : bytes.below(9)), size});
@@ -295,6 +296,9 @@ struct CompressedCache {
         return shape_of({some(b), some(heads), some(value_tokens), some(value_groups)});
       case 7:
         return shape_of({some(b), some(src.dims[1]), some(src.dims[2]), some(keys)});
+      case 9:
+      case 10:
+        return bytes.one_in(2) ? shape_of({1, 1, 1, 1}) : shape_of_input(bytes, types, index == 9 ? 3 : 6, src);
       default:
         return shape_of({1});
     }

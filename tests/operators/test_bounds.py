@@ -113,12 +113,13 @@ def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
 def compressed_caches(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     """n rows of query, n keys, n elements of a head; scales of groups, of keys, of blocks of them and of all."""
     for i, (s, t, d, e) in enumerate(((n, 3, 4, 2), (2, n, 6, 6), (3, 17, 2 * n, 2), (1, 3, 4, 2 * n))):
-        for transposed, groups, length, scale_query in ((0, 1, t, 0), (1, 2, t, 0), (0, 2, 1, 1), (1, 1, 1, 0)):
+        for transposed, groups, length, of_channels in ((0, 1, t, 0), (1, 2, t, 0), (0, 2, 1, 1), (1, 1, 1, 0)):
             parameters = [(1, 2, length, groups), (1, 2, groups, length)]
             key, value = ((1, 2, d, t) if transposed else (1, 2, t, d)), (1, 2, t, e)
             shapes = [(1, 4, s, d), key, *[parameters[transposed]] * 2, value, *[parameters[0]] * 2]
             bias = [(1, 1, 1, 1), (1, 4, s, t), (1, 1, 1, t)][i % 3]
-            yield [*shapes, bias, ()], {"transposed_key": transposed, "scale_query": scale_query}
+            given = {"transposed_key": transposed, "scale_query": of_channels, "scale_result": of_channels}
+            yield [*shapes, bias, (), parameters[transposed], parameters[0]], given
 
 
 def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
@@ -220,6 +221,8 @@ def with_types(operator: Operator, signature: Signature, given: Attributes, n: i
         result |= {"float_value": int("float" in signature.inputs[4])}
         if result["float_key"]:
             result["scale_query"] = 0
+        if result["float_value"]:
+            result["scale_result"] = 0
     if operator.name == "QuantizedConvProgram" and signature.outputs == ("float16",) and "program" in given:
         result["program"] = f"dst = Clip(x, {n % 3 - 2.0}, {n % 5 + 1.0})"
     return result
@@ -239,8 +242,10 @@ def values(rng: np.random.Generator, operator: Operator, index: int, type_: str,
 def inputs_of(
     rng: np.random.Generator, operator: Operator, signature: Signature, given: Sequence[Given]
 ) -> list[Array]:
-    if operator.name == "CompressedAttention":  # floats have one scale and one zero point
-        floats = [i + k for i in (1, 4) if "float" in signature.inputs[i] for k in (1, 2)]
+    if operator.name == "CompressedAttention":  # floats have one scale, one zero point and one offset
+        floats = [
+            each for i, offset in ((1, 9), (4, 10)) if "float" in signature.inputs[i] for each in (i + 1, i + 2, offset)
+        ]
         given = [(1, 1, 1, 1) if i in floats else one for i, one in enumerate(given)]
     return [
         one if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))
@@ -440,7 +445,7 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
     if operator.name == "CompressedAttention":
         scales: Shape = (2, 2, 5, 4)
         cached: list[Shape] = [(2, 4, 3, 8), (2, 2, 5, 8), scales, scales, (2, 2, 5, 6), (2, 1, 1, 3), (1, 1, 1, 1)]
-        cached += [(2, 1, 3, 5), ()]
+        cached += [(2, 1, 3, 5), (), scales, (2, 1, 1, 3)]
         for index, wrong in (
             (0, [(), (4, 3, 8), (1, 4, 3, 8), (2, 3, 3, 8), (2, 4, 3, 7), (2, 4, 3, 0)]),
             (1, [(2, 5, 8), (1, 2, 5, 8), (2, 3, 5, 8), (2, 2, 4, 8), (2, 2, 5, 9)]),
@@ -451,6 +456,8 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             (6, [(), (1,), (2, 2, 5, 2), (1, 1, 1, 2)]),
             (7, [(), (3, 5), (2, 2, 3, 5), (2, 1, 3, 4), (0, 1, 3, 5)]),
             (8, [(2,), (0,), (1, 2)]),
+            (9, [(), (2, 2, 5), (2, 2, 5, 3), (2, 2, 4, 4), (1, 3, 5, 4)]),
+            (10, [(3,), (2, 1, 5, 3), (2, 1, 1, 2), (2, 3, 1, 3)]),
         ):
             for shape in wrong:
                 yield [*cached[:index], shape, *cached[index + 1 :]], {}, cached

@@ -60,30 +60,6 @@ def test_forms(form: str, biased: bool) -> None:
     assert squared_error(actual, run_float(model, X)) < 1e-4
 
 
-@pytest.mark.parametrize("activations", ["token", "two-term"])
-def test_a_sample_does_not_depend_on_the_others(activations: str) -> None:
-    """A network of all kinds of convolutions: a batch of 8 has the bits of each sample alone."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4, strides=[2, 2]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "p"], ["c"], group=2),
-        helper.make_node("Sigmoid", ["c"], ["g"]),
-        helper.make_node("Mul", ["c", "g"], ["e"]),
-        helper.make_node("Add", ["e", "b"], ["f"]),
-        helper.make_node("ConvTranspose", ["f", "t"], ["h"], strides=[2, 2]),
-        helper.make_node("GlobalAveragePool", ["h"], ["m"]),
-        helper.make_node("Flatten", ["m"], ["y"]),
-    ]
-    shapes = {"w": (128, 8, 3, 3), "p": (128, 64, 1, 1), "t": (128, 32, 4, 4)}
-    constants = {name: floats(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
-    result = ort_dynq.quantize(model_of(nodes, constants, shape=("N", 8, 30, 31)), activations=activations)
-    assert operators(result)["QuantizedConvProgram"] + operators(result)["QuantizedConv"] == 3
-    x = floats(8, 8, 30, 31, seed=9) * np.exp(floats(8, 1, 1, 1, seed=8) * 2)
-    together = run(result, x)
-    for i in (0, 3, 7):
-        assert_same(run(result, x[i : i + 1])[0], together[i])
-
-
 def test_samples_of_quantize_dynamic() -> None:
     """Its convolutions have one scale for a batch; with `from_dynamic`, samples have scales of their own."""
     model = onnx.load(MODELS / "ort_dynamic_conv" / "model.onnx")

@@ -73,14 +73,6 @@ def test_layers_between_float32_nodes() -> None:
     assert_same(run(result, X), np.asarray(expected).astype(H))
 
 
-def test_convolutions() -> None:
-    x, w = activations(1, 32, 20, 20).astype(H), floats(32, 32, 3, 3).astype(H)
-    model = half([helper.make_node("Conv", ["x", "w"], ["y"])], {"w": w}, shape=x.shape)
-    result = ort_dynq.quantize(model)
-    assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
-    assert snr(run(result, x), stock_session(model).run(None, {"x": x})[0]) > 30
-
-
 def test_a_layer_that_stays() -> None:
     result = ort_dynq.quantize(half(TWO, {"w": W, "b": BIAS, "v": V}), exclude=["first"])
     assert reasons(result) == ["excluded by first"]
@@ -129,17 +121,3 @@ def test_accuracy_of_layers() -> None:
     ratios = {each.name: each.output_snr_db for each in found.layers}
     assert set(ratios) == {"first", "second"}
     assert all(ratio is not None and ratio > 30 for ratio in ratios.values())
-
-
-def test_min_snr() -> None:
-    model = half(TWO, {"w": W, "b": BIAS, "v": V})
-    expected = stock_session(model).run(None, {"x": X})[0]
-    wanted = snr(run(ort_dynq.quantize(model), X), expected) + 1
-    result = ort_dynq.quantize(model, min_snr=wanted, data={"x": X})
-    assert len(result.report.rewritten) == 1
-    assert snr(run(result, X), expected) > wanted
-
-
-@pytest.mark.parametrize("options", [{"weights": "int4"}, {"activations": "tensor"}, {"fuse": False}], ids=str)
-def test_options(options: dict[str, str]) -> None:
-    run(ort_dynq.quantize(half(TWO, {"w": W, "b": BIAS, "v": V}), **options), X)

@@ -141,9 +141,8 @@ def _of_quantize_static(model: onnx.ModelProto, folder: Path, **options: object)
     return onnx.load(folder / "static.onnx")
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.filterwarnings("ignore")
-def test_quantize_static(tmp_path: Path, per_channel: bool) -> None:
+def test_quantize_static(tmp_path: Path) -> None:
     """It removes the Relu. Codes of a row have fewer errors than codes of constant scales."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"], name="first"),
@@ -151,7 +150,7 @@ def test_quantize_static(tmp_path: Path, per_channel: bool) -> None:
         helper.make_node("MatMul", ["r", "v"], ["y"], name="second"),
     ]
     model = model_of(nodes, {"w": floats(K, N, seed=3), "v": floats(N, N)}, shape=("M", K))
-    static = _of_quantize_static(model, tmp_path, per_channel=per_channel, weight_type=_weight_type())
+    static = _of_quantize_static(model, tmp_path, weight_type=_weight_type())
     assert not any(node.op_type == "Relu" for node in static.graph.node)
     with pytest.raises(DynqError, match="--from-static"):
         ort_dynq.quantize(static)

@@ -204,27 +204,6 @@ def test_opsets(opset: int) -> None:
     run(ort_dynq.quantize(product(W, opset=opset)), X)
 
 
-def test_subgraph() -> None:
-    """Both branches multiply x, which they share with the main graph, by weights of either graph."""
-
-    def branch(weights: str, *constants: onnx.TensorProto) -> onnx.GraphProto:
-        output = helper.make_tensor_value_info(f"{weights} result", TensorProto.FLOAT, ("M", N))
-        nodes = [helper.make_node("MatMul", ["x", weights], [output.name], name=f"{weights} layer")]
-        return helper.make_graph(nodes, weights, [], [output], list(constants))
-
-    inner = numpy_helper.from_array(floats(K, N, seed=5), "inner")
-    nodes = [
-        helper.make_node("ReduceMax", ["x"], ["peak"], keepdims=0),
-        helper.make_node("Greater", ["peak", "limit"], ["is_large"]),
-        helper.make_node("If", ["is_large"], ["y"], then_branch=branch("inner", inner), else_branch=branch("outer")),
-    ]
-    model = model_of(nodes, {"outer": W, "limit": F(1e9)})
-    result = ort_dynq.quantize(model)
-    assert operators(result) == {"RowProgram": 2, "QuantizedMatMul": 2}
-    assert squared_error(run(result, X), run_float(model, X)) < 3e-4
-    assert not [tensor for tensor in result.to_proto().graph.initializer if tensor.name == "outer"]
-
-
 @pytest.mark.skipif(version() < (1, 32), reason="older versions fold other constants")
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_loop_without_the_plugin_repeats_no_work_on_weights(tmp_path: Path, weights: str) -> None:
@@ -256,35 +235,6 @@ def test_a_loop_without_the_plugin_repeats_no_work_on_weights(tmp_path: Path, we
     large = {tensor.name for tensor in tensors if np.prod(tensor.dims) >= N * N // 2}
     readers = [node.op_type for node in inner.node if large & {*node.input}]
     assert set(readers) == {"MatMulInteger"}
-
-
-def test_function() -> None:
-    """A function with own weights, called twice, and one whose weights the caller passes."""
-    own = numpy_helper.from_array(floats(K, K, seed=6))
-    functions = [
-        helper.make_function(
-            "local",
-            "Own",
-            ["a"],
-            ["r"],
-            [helper.make_node("Constant", [], ["b"], value=own), helper.make_node("MatMul", ["a", "b"], ["r"])],
-            [helper.make_opsetid("", 20)],
-        ),
-        helper.make_function(
-            "local", "Passed", ["a", "b"], ["r"], [helper.make_node("MatMul", ["a", "b"], ["r"])],
-            [helper.make_opsetid("", 20)],
-        ),
-    ]  # fmt: skip
-    nodes = [
-        helper.make_node("Own", ["x"], ["p"], domain="local"),
-        helper.make_node("Own", ["p"], ["q"], domain="local"),
-        helper.make_node("Passed", ["q", "w"], ["y"], domain="local"),
-    ]
-    model = model_of(nodes, {"w": W}, functions=functions)
-    result = ort_dynq.quantize(model)
-    assert {finding.graph for finding in result.report.rewritten} == {"main"}
-    assert len(result.report.rewritten) == 3
-    assert squared_error(run(result, X), run_float(model, X)) < 1e-3
 
 
 def test_external_data(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_all_three_forms(backend: Backend) -> None:
 
 @pytest.mark.parametrize(
     ("min_snr", "two_terms", "in_float"),
-    [(3, [], []), (8, [], ["to_y"]), (30, ["to_c"], ["to_y"]), (39, ["to_h", "to_c"], ["to_y"])],
+    [(3, [], []), (8, [], ["to_y"]), (39, ["to_h", "to_c"], ["to_y"])],  # for 30 see above
 )
 def test_forms_of_higher_ratios(min_snr: float, two_terms: list[str], in_float: list[str]) -> None:
     result = ort_dynq.quantize(with_three_forms(), min_snr=min_snr, data=WIDE_DATA)
@@ -137,12 +137,12 @@ def test_the_layer_that_harms_the_outputs_stays_float() -> None:
 
 def test_more_layers_stay_float_for_a_higher_ratio() -> None:
     model, counts = with_outlier(), []
-    for wanted in (0, 25, 37, 40):
+    for wanted in (25, 40):
         result = ort_dynq.quantize(model, min_snr=wanted, data=[DATA, DATA])
         assert snr_of(model, result, DATA["x"]) > wanted
         counts.append(len(floats_of(result)))
         assert len(result.report.rewritten) == 4 - counts[-1]
-    assert counts == [0, 1, 2, 3]
+    assert counts == [1, 3]
 
 
 def test_excluded_layers_stay_excluded() -> None:

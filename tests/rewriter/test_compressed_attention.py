@@ -6,6 +6,7 @@ signal-to-noise ratio is at least 74 dB.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +14,7 @@ from helpers import Array, assert_same, make_session, stock_session
 from rewriting import nodes_of, parse
 
 import ort_dynq
+from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import inspect
 
 F = np.float32
@@ -66,6 +68,33 @@ SHARED_HEADS = (  # torch's repeat_kv
     "vd = DequantizeLinear(vc, vs) v5 = Unsqueeze(vd, two) ve = Expand(v5, ones) "
     f"vsh = Constant<value_ints = [0, {2 * H}, -1, {E}]>() v = Reshape(ve, vsh)",
 )
+MINIMA = (  # KIVI: keys in groups of 8 tokens with scales and minima of channels; values of 4 bits in groups of tokens
+    f"{QUERY}, uint8[B, {H}, C, 8, {D}] kc, float[B, {H}, C, 1, {D}] ks, float[B, {H}, C, 1, {D}] ko, "
+    f"uint4[B, {H}, R, {E // G}, {G}] vc, float[B, {H}, R, {E // G}, 1] vs, float[B, {H}, R, {E // G}, 1] vo",
+    "kcf = Cast<to = 1>(kc) kd = Mul(kcf, ks) kb = Add(kd, ko) "
+    f"joined = Constant<value_ints = [0, {H}, -1, {D}]>() k = Reshape(kb, joined) "
+    "kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) vcf = Cast<to = 1>(vc) vd = Mul(vcf, vs) "
+    f"vb = Add(vo, vd) of_values = Constant<value_ints = [0, 0, 0, {E}]>() v = Reshape(vb, of_values)",
+)
+FLOAT_ZEROS = (  # HQQ: zero points of floats; keys in groups along the head, values of channels and groups of tokens
+    f"{QUERY}, uint8[B, {H}, {D}, R] kc, float[B, {H}, 1, R] ks, float[B, {H}, 1, R] kz, "
+    f"int8[B, {H}, C, 8, {E}] vc, float[B, {H}, C, 1, {E}] vs, float[B, {H}, C, 1, {E}] vz",
+    "kcf = Cast<to = 1>(kc) kd = Sub(kcf, kz) k = Mul(kd, ks) s = MatMul(q, k) "
+    "vcf = Cast<to = 1>(vc) vd = Sub(vcf, vz) vb = Mul(vd, vs) "
+    f"of_values = Constant<value_ints = [0, {H}, -1, {E}]>() v = Reshape(vb, of_values)",
+)
+DYNAMIC = (  # with zero points of int32
+    f"{QUERY}, int8[B, {H}, T, {D}] kc, float[B, {H}, T, {D // G}] ks, int32[B, {H}, T, {D // G}] kz, "
+    f"uint8[B, {H}, T, {E}] vc, float[{E}] vs",
+    f'k = ort_dynq.DynamicDequantize<qtype = "per_group", group_shape = [1, 1, 1, {G}]>(kc, ks, kz) '
+    'v = ort_dynq.DynamicDequantize<qtype = "per_channel", axis = 3>(vc, vs) '
+    "kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
+)
+FOUR_BITS = (  # of heads: ONNX Runtime does not reshape their zero points
+    f"{QUERY}, int4[B, {H}, T, {D}] kc, float[{H}] ks, int4[{H}] kz, uint4[B, {H}, T, {E}] vc, float vs, uint4 vz",
+    "k = DequantizeLinear<axis = 1>(kc, ks, kz) v = DequantizeLinear(vc, vs, vz) "
+    "kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
+)
 FORMS = {
     "blocks": BLOCKS,
     "transposed": TRANSPOSED,
@@ -74,6 +103,10 @@ FORMS = {
     "kivi": KIVI,
     "of_channels": OF_CHANNELS,
     "shared_heads": SHARED_HEADS,
+    "minima": MINIMA,
+    "float_zeros": FLOAT_ZEROS,
+    "dynamic": DYNAMIC,
+    "four_bits": FOUR_BITS,
 }
 LENGTHS = {"B": 2, "S": 3, "T": 19, "P": 15, "N": 4, "C": 3, "R": 24}
 MASKS = {
@@ -87,7 +120,9 @@ MASKS = {
 def model_of(form: tuple[str, str], mask: str = "none", outputs: str = f"float[B, {H}, S, {E}] y") -> onnx.ModelProto:
     inputs, nodes = form
     more, steps = MASKS[mask]
-    return parse(f"{NUMBERS} {nodes} {steps} {END}", inputs=inputs + more, outputs=outputs, opset=21)
+    model = parse(f"{NUMBERS} {nodes} {steps} {END}", inputs=inputs + more, outputs=outputs, opset=21)
+    model.opset_import.add(domain="ort_dynq", version=VERSION)
+    return model
 
 
 def feeds_of(model: onnx.ModelProto) -> dict[str, Array]:
@@ -103,12 +138,14 @@ def feeds_of(model: onnx.ModelProto) -> dict[str, Array]:
             feeds[value.name] = np.where(rng.random(shape) < 0.3, np.finfo(dtype).min, rng.normal(0, 1, shape)).astype(
                 dtype
             )
-        elif dtype in (np.int8, np.uint8):
-            spread = 3 if "z" in value.name else 40
-            middle = 128 * (dtype == np.uint8)
-            feeds[value.name] = np.asarray(
-                np.clip(rng.normal(middle, spread, shape), middle - 128, middle + 127)
-            ).astype(dtype)
+        elif dtype.kind not in "fb":
+            limits = ml_dtypes.iinfo(np.int8 if dtype == np.int32 else dtype)
+            low, high = int(limits.min), int(limits.max)
+            spread = (high - low) / (85 if "z" in value.name else 6)
+            drawn = np.clip(rng.normal((low + high + 1) / 2, spread, shape), low, high)
+            feeds[value.name] = np.asarray(drawn).astype(np.int32).astype(dtype)
+        elif "z" in value.name:  # of uint8 keys, and of int8 values
+            feeds[value.name] = np.asarray(rng.normal(128 if "k" in value.name else 0, 2, shape)).astype(dtype)
         elif "s" in value.name:
             feeds[value.name] = np.asarray(rng.uniform(0.01, 0.03, shape)).astype(dtype)
         else:
@@ -150,11 +187,14 @@ def check(model: onnx.ModelProto, least_snr: float) -> None:
     assert {"Softmax", "MatMul", "DequantizeLinear", "DynamicDequantize"}.isdisjoint(
         node.op_type for node in nodes_of(result.graph)
     )
-    (expected,) = stock_session(model).run(None, feeds)
+    is_standard = all(node.domain == "" for node in nodes_of(model.graph))
+    (expected,) = (stock_session(model) if is_standard else make_session(model, "native")).run(None, feeds)
     (actual,) = make_session(result, "native").run(None, feeds)
     noise = ((actual.astype(np.float64) - expected.astype(np.float64)) ** 2).sum()
     assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > least_snr
     assert_same(actual, stock_session(result).run(None, feeds)[0])
+    if not is_standard:
+        return
     verification = ort_dynq.verify(model, result, inputs=feeds)
     assert verification.passed, verification.reason
     assert sum(each.is_fusion for each in verification.products) == 1
@@ -170,15 +210,17 @@ BY_TOKEN = f"int8[B, {H}, T, {D}] kc, {{0}}[B, {H}, T, 1] ks, int8[B, {H}, T, {E
         (("float", "float", "float16"), "p32 = Softmax<axis = -1>(s) p = Cast<to = 10>(p32)"),
         (("float16", "float16", "float16"), "d = Mul(s, t) p = Softmax<axis = -1>(d)"),
         (("float16", "float16", "float16"), "d = Div(s, t) p = Softmax<axis = -1>(d)"),
+        (("float16", "float", "float16"), "p = Softmax<axis = -1>(s)"),
     ],
-    ids=["float32 after", "float16 after", "times float16", "divided by float16"],
+    ids=["float32 after", "float16 after", "times float16", "divided by float16", "float32 scales"],
 )
 def test_mixed_types(types: tuple[str, str, str], steps: str) -> None:
     """The result has the type of the second product, and factors of the run have any type."""
     query, scale, result = types
     to = {"float": 1, "float16": 10}
     model = parse(
-        f"kcf = Cast<to = {to[scale]}>(kc) k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) "
+        f"kcf = Cast<to = {to[scale]}>(kc) km = Mul(kcf, ks) k = Cast<to = {to[query]}>(km) "
+        f"kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) "
         f"{steps} vcf = Cast<to = {to[scale]}>(vc) vd = Mul(vcf, vs) v = Cast<to = {to[result]}>(vd) y = MatMul(p, v)",
         inputs=f"{query}[B, {H}, S, {D}] q, {BY_TOKEN.format(scale)}, float16[1] t",
         outputs=f"{result}[B, {H}, S, {E}] y",
@@ -254,6 +296,16 @@ def test_rows_without_keys() -> None:
         (actual,) = make_session(result, "native").run(None, feeds)
         assert np.isnan(expected[..., 1, :]).all() == is_nan
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3 * np.nanmax(np.abs(expected)), equal_nan=True)
+
+
+def test_no_keys() -> None:
+    """A sum over no keys is 0."""
+    model = model_of(TRANSPOSED)
+    feeds = {name: each[:, :, :, :0] if name[0] == "k" else each for name, each in feeds_of(model).items()}
+    feeds["vc"] = feeds["vc"][:, :, :0]
+    expected, actual = rewritten(model, feeds)
+    assert_same(actual, expected)
+    assert not actual.any()
 
 
 WIDE_CODES = (CHANNELS[0].replace("int8[B", "int32[B"), CHANNELS[1])

@@ -28,13 +28,13 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "long": (1, {"steps": 60, "batch": 1, "size": 64}),
     "many sequences": (2, {"batch": 50, "steps": 3}),
     "narrow": (1, {"size": 7, "depth": 3, "batch": 5, "steps": 20}),
-    "with others": (1, {"activations": ["HardSigmoid", "Relu", "Softsign"], "clip": 2.0}),
+    "with others": (1, {"activations": ["HardSigmoid", "Relu", "Sigmoid"], "clip": 2.0}),
     "with numbers": (
         2,
         {
-            "activations": ["HardSigmoid", "ScaledTanh", "LeakyRelu"] * 2,
-            "activation_alpha": [0.25, 0.9, 0.1] * 2,
-            "activation_beta": [0.45, 0.8] * 2,
+            "activations": ["HardSigmoid", "Tanh", "HardSigmoid"] * 2,
+            "activation_alpha": [0.25, 0.9] * 2,
+            "activation_beta": [0.45, 0.1] * 2,
         },
     ),
 }

@@ -125,9 +125,12 @@ def test_arbitrary_weights_are_rejected_quickly() -> None:
             assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize(("most", "spelling"), in_turn([1, 7, 127], ["estimator", "division", "difference"]))
+@pytest.mark.parametrize(("most", "spelling"), in_turn([1, 7, 127], ["estimator", "division", "inverse", "difference"]))
 def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> None:
-    """w + (code * scale - w), code / (1 / scale) and (code + 1) * scale - scale are a grid, except for roundings."""
+    """w + (code * scale - w), code / (1 / scale) and (code + 1) * scale - scale are a grid, except for roundings.
+
+    No scale may round to a largest weight of 127 / (127 / range + epsilon), as LLM-QAT writes it.
+    """
     w = np.random.default_rng(0).normal(size=(256, 40)).astype(F)
     scale = np.abs(w).mean(0) if most == 1 else np.abs(w).max(0) / F(most)
     codes = np.clip(np.rint(w / scale), -most, most).astype(F)
@@ -136,6 +139,8 @@ def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> N
             weights = w + (codes * scale - w)
         case "division":
             weights = codes / (F(1) / scale)
+        case "inverse":
+            weights = codes / (F(most) / (scale * F(most)) + F(1e-6))
         case _:
             weights = (codes + F(1)) * scale - scale
     is_exact = (spelling == "estimator") == (most > 1)  # w is near the code, or the code is 1

@@ -15,6 +15,7 @@ from onnx import helper
 from rewriting import products
 from test_products import F, model_of
 
+from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
 
 K, N = 64, 160
@@ -47,6 +48,12 @@ FORMS = {
     "magnitude and sign": RANGE
     + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
     " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "estimator": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
+    "estimator of clipped codes": RANGE
+    + "s = Div(m, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) d = Sub(k, t) c = Add(d, t) y0 = Mul(c, s) ",
+    "estimator, zero point": ENDS
+    + ASYMMETRIC.replace("n1 = Round(t) u = Add(n1, z)", "n0 = Round(t) d = Sub(n0, t) n1 = Add(t, d) u = Add(n1, z)"),
     "zero point": ENDS + ASYMMETRIC,
     "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
     + "mx = Max(m0, zero) mn = Min(l0, zero) "
@@ -100,6 +107,49 @@ def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
     assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
 
 
+SHARED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, {axes}) s = Div(m, c127) "
+SHARED_ENDS = ENDS.replace("one)", "{axes})")
+INVERSE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, {axes}) i = Div(c127, m) t = Mul(x, i) n = Round(t)"
+QUOTIENT = "t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) "
+PLACES = {  # which rows share a scale, and what the product multiplies
+    "tensor": (f"float[B, M, {K}] x", "tensor", "y = MatMul(y0, w)"),
+    "sample": (f"float[B, M, {K}] x", "sample", "y = MatMul(y0, w)"),
+    "token of all samples": (f"float[B, M, {K}] x", "outer", "y = MatMul(y0, w)"),
+    "columns": (f"float[B, M, {K}] x", "one", "p = Slice(y0, start, end, one) y = MatMul(p, half_of_w)"),
+    "columns twice": (
+        f"float[B, M, {K}] x",
+        "one",
+        "p = Slice(y0, start, end, one) h = Concat<axis = -1>(p, p) y = MatMul(h, w)",
+    ),
+    "heads": (f"float[B, M, {K}] x", "one", "p = Reshape(y0, heads) y = MatMul(p, half_of_w)"),
+}
+SPELLINGS = {
+    "quotient": SHARED + QUOTIENT,
+    "inverse": INVERSE + " c = Clip(n, low, high) y0 = Div(c, i) ",
+    "zero point": SHARED_ENDS + ASYMMETRIC,
+    "estimator": SHARED
+    + "t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
+    """All share a scale of 0, or an infinite inverse; only those with an element of 0 are NaN in the model."""
+    inputs, axes, product = PLACES[place]
+    rng, shape = np.random.default_rng(4), (3, 4, K)
+    x = rng.choice(np.array([-1, 1], F), shape) * rng.integers(1, 60, shape).astype(F) * STEP
+    x[0, 0, 5], x[1, 2, K - 1], x[2, 3] = 0, 0, 0
+    constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2]), "outer": np.array([0, 2])}
+    constants |= {"start": np.array([0]), "end": np.array([K // 2]), "half_of_w": CONSTANTS["w"][: K // 2]}
+    model = model_of(SPELLINGS[spelling].replace("{axes}", axes) + product, constants, inputs=inputs)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    check_rows(model, np.random.default_rng(5).normal(0, 1, shape).astype(F))
+    expected = check_rows(model, x)
+    if spelling == "quotient":
+        assert 0 < np.isnan(expected).any(-1).sum() < expected[..., 0].size // 2
+
+
 def part_of(form: str, i: int) -> str:
     """Returns a form of p0, p1, .. instead of x, with names of its own."""
     body = FORMS[form]
@@ -119,10 +169,43 @@ def test_parts_of_different_forms(forms: tuple[str, str], axis: int) -> None:
     check_rows(model_of(body, {**CONSTANTS, **parts}, inputs=INPUTS), data())
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None:
+    """The zero points of the other part are 0. All codes have epsilons."""
+    parts = np.array([K // 4, K - K // 4]) if axis == -1 else np.array([5, 7])
+    symmetric = "a = Abs(p0) m = ReduceMax<keepdims = 1>(a, one) r0 = Max(m, eps) s0 = Div(r0, c127) t0 = Div(p0, s0)"
+    symmetric += " n0 = Round(t0) c0 = Clip(n0, low, high) q0 = Mul(c0, s0) "
+    ends = ENDS.replace("x, one", "p1, one")
+    other = "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) r1 = Max(d, eps) s1 = Div(r1, c255) f = Div(l, s1)"
+    other += " g = Round(f) i = Sub(low, g)"
+    other += " z = Clip(i, low, high) t1 = Div(p1, s1) n1 = Round(t1) u = Add(n1, z) c1 = Clip(u, low, high)"
+    other += " v = Sub(c1, z) q1 = Mul(v, s1) "
+    both = "y0 = Concat<axis = {}>(q{}, q{}) ".format(axis, *order)
+    body = f"p0, p1 = Split<axis = {axis}>(x, parts) " + symmetric + ends + other + both + PRODUCT
+    model = model_of(body, {**CONSTANTS, "parts": parts}, inputs=f"float[B, 12, {K}] x")
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    assert "MatMul" not in [node.op_type for node in result.to_proto().graph.node]  # the zero point is a code
+    x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
+    assert verify(model, result.to_proto(), inputs={"x": x}).passed
+    assert np.isfinite(check_rows(model, x)).all()
+
+
 def test_a_constant_condition_brings_nan_back() -> None:
     body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
     expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
     assert np.isnan(expected).any()
+
+
+@pytest.mark.parametrize(
+    "guard", ["e = Equal(s0, zero) s = Where(e, c255, s0)", "e = Greater(s0, zero) s = Where(e, s0, c255)"]
+)
+def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
+    body = FORMS["quotient"].replace("s = Div(m, c127)", "s0 = Div(m, c127) " + guard)
+    model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
+    check_rows(model, data())
+    assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
 
 
 def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
@@ -167,6 +250,24 @@ def test_parts_with_other_numbers_of_groups() -> None:
     (expected,) = stock_session(model).run(None, {"x": x})
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
         assert np.allclose(session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("factor", [1, 0.9])
+def test_codes_of_denormal_rows_that_exceed_8_bits(factor: float) -> None:
+    """A scale of 1.4 denormal steps is rounded to 1. The difference is allowed, and a wrong product is not."""
+    body = (
+        RANGE
+        + "s0 = Div(m, c127) e = Equal(s0, zero) s = Where(e, number, s0) t = Div(x, s) n = Round(t) y0 = Mul(n, s) "
+    )
+    model = model_of(body + PRODUCT, {**CONSTANTS, "number": F(1)}, inputs=INPUTS)
+    x = np.random.default_rng(4).normal(0, 1, (2, 9, K)).astype(F)
+    x[0] = np.random.default_rng(5).integers(-178, 179, (9, K)).astype(F) * STEP
+    x[0, :, 0] = 178 * STEP
+    result = rewrite(model).to_proto()
+    floats = [each for each in result.graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
+    (scales,) = [each for each in floats if each.dims == [1, N]]
+    scales.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scales) * F(factor), scales.name))
+    assert verify(model, result, inputs={"x": x}).passed == (factor == 1)
 
 
 @pytest.mark.parametrize("product", ["MatMul", "com.microsoft.FusedMatMul"])

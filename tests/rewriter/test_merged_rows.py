@@ -40,6 +40,25 @@ PLACES: dict[str, tuple[tuple[int, ...], list[int], str, str]] = {
         f"float[B, 5, {K}] x",
         "i = Reshape(dx, heads) g = Reshape(i, merged) y = MatMul(g, w)",
     ),
+    "heads that share a token's": (
+        (3, 2, 5, K),
+        [1, 3],
+        f"float[B, 2, T, {K}] x",
+        "y = MatMul(dx, w)",
+    ),
+    "heads that share a token's, flattened": (
+        (3, 2, 5, K),
+        [1, 3],
+        f"float[3, 2, 5, {K}] x",
+        "g = Flatten<axis = 3>(dx) y = MatMul(g, w)",
+    ),
+    "batches that share a token's": ((3, 5, K), [0, 2], f"float[B, T, {K}] x", "y = MatMul(dx, w)"),
+    "columns of an image, then rows": (
+        (3, K, 5, 6),
+        [1, 2],
+        f"float[B, {K}, H, W] x",
+        "g = Transpose<perm = [0, 2, 3, 1]>(dx) y = MatMul(g, w)",
+    ),
     "frames": ((2, 3, 16, 12, 12), [2, 3, 4], "float[2, 3, 16, 12, 12] x", "g = Reshape(dx, images) y = Conv(g, k)"),
     "frames of a sample": (
         (2, 3, 16, 12, 12),
@@ -63,6 +82,8 @@ def test_rows_are_merged_or_split(place: str, form: str) -> None:
     model = model_of(FORMS[form] + product, constants, inputs=inputs)
     result = rewrite(model)
     assert products(result.report) == ["QuantizedConv" if "Conv" in product else "QuantizedMatMul"]
+    if "that share" in place:
+        assert any(each.operator == "RowProgram" for each in result.report.rewritten)
     data = {"x": x.astype(F)}
     verified = verify(model, result.to_proto(), inputs=data)
     assert verified.passed, verified

@@ -209,12 +209,6 @@ CASES: dict[Reason, Case] = {
     Reason.DEQUANTIZED_SCALES: Case(
         "v = DequantizeLinear<axis = 0, block_size = 8>(wq, sixths) y = MatMul(x, v)", opset=21
     ),
-    Reason.CODES_QUERY: Case(
-        f"kf = DequantizeLinear(kc, ks) k = Cast<to = 10>(kf) {ATTENTION}",
-        "float16[1, 2, 3, 64] x, int8[1, 2, 64, 19] kc, float ks, float16[1, 2, 19, 64] v",
-        output="float16 y",
-        options={"fuse": True},
-    ),
     Reason.CODES_SAFE_SOFTMAX: Case(
         "k = DequantizeLinear(kc, ks) d = MatMul(x, k) m = Where(keep, d, lowest) p = Softmax<axis = -1>(m)"
         " n = IsNaN(p) safe = Where(n, zero, p) y = MatMul(safe, v)",

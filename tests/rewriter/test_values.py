@@ -19,8 +19,11 @@ SYMMETRIC = """a = Abs(x) m = ReduceMax(a, one) l = Max(m, eps) s = Div(l, c127)
 DIFFERENCES = """a = ReduceMin(x, one) b = ReduceMax(x, one) d = Sub(x, a) e = Sub(b, a) f = Max(d, eps)
     g = Div(d, f) h = Clip(g, zero, c255) k = Floor(h) n = Sign(x) p = Abs(x) t = Mul(n, p) y = Add(g, h)"""
 
+SQUARES = """p = Mul(x, x) m = ReduceMean(p, one) r = Sqrt(m) s = ReduceSum(p, one) l = ReduceL2(x, one)
+    h = ReduceSumSquare(x, one) t = Softplus(x) w = Pow(x, eps) y = Add(p, t)"""
 
-@pytest.mark.parametrize("body", [WHOLE_CHAIN, SYMMETRIC, DIFFERENCES])
+
+@pytest.mark.parametrize("body", [WHOLE_CHAIN, SYMMETRIC, DIFFERENCES, SQUARES])
 def test_results_lie_within_the_bounds(body: str) -> None:
     model = parse(body)
     typed = {each.name: each for each in onnx.shape_inference.infer_shapes(model).graph.value_info}

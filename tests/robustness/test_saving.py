@@ -332,3 +332,17 @@ def test_commands_keep_links(command: tuple[str, ...], tmp_path: Path, monkeypat
     assert cli.main([*command, "link", *options]) == 0
     assert Path("link").is_symlink()
     assert names(Path("there")) == ["out"]
+
+
+def test_a_model_that_several_steps_read(tmp_path: Path) -> None:
+    """Its file is read once, and a change to one of the models that load() returns is in no other one."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of(2), path)
+    given = storage.ModelFile(path)
+    first = storage.load(given)
+    first.graph.initializers["w"].const_value = ir.tensor(np.full(SIZE, 3, np.float32), name="w")
+    onnx.save(model_of(4), path)
+    second = storage.load(given)
+    for model, weight in ((first, 3), (second, 2), (storage.load(path), 4)):
+        storage.save(model, tmp_path / "copy.onnx")
+        assert weight_of(tmp_path / "copy.onnx") == weight

@@ -199,10 +199,15 @@ def test_threads_do_not_change_convolutions(
 def test_threads_do_not_change_compressed_attention() -> None:
     """They share the keys of one row, whose words differ for each group of tokens with scales of channels."""
     inputs = compressed_inputs(
-        np.random.default_rng(0), ("int8", "uint8"), (1, 2, 1, 1, 4096, 64, 16), (64, 1), token_groups=4096 // 32
+        np.random.default_rng(0),
+        ("int8", "uint8"),
+        (1, 2, 1, 1, 4096, 64, 16),
+        (64, 1),
+        token_groups=4096 // 32,
+        has_offsets=(True, True),
     )
-    names = ["q", "k", "ks", "kz", "v", "vs", "vz", "bias", "factor"]
-    types = ["float", "int8", "float", "int8", "uint8", "float", "uint8", "float", "float"]
+    names = ["q", "k", "ks", "kz", "v", "vs", "vz", "bias", "factor", "ko", "vo"]
+    types = ["float", "int8", "float", "int8", "uint8", "float", "uint8", *["float"] * 4]
     model = parse(
         ", ".join(f"{type_}[] {name}" for type_, name in zip(types, names, strict=True)),
         "float[] dst",

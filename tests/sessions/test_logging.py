@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_results_in_notebooks_escape_names() -> None:
     page = result._repr_html_()
     assert page.count("<table>") == 2
     assert f"<td>{result.report.rewritten[0].operator}</td>" in page
+    result.report.findings.append(dataclasses.replace(result.report.rewritten[0], note="another"))
+    assert result._repr_html_().count("<tr>") == page.count("<tr>")  # the table has no notes
     result.report.findings[0] = Finding("<b>", "<script>", "main", "rule", "<i>")
     assert "<script>" not in result._repr_html_()
     assert "<td>&lt;script&gt;</td><td>&lt;i&gt;</td>" in result._repr_html_()

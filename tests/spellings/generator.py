@@ -18,9 +18,15 @@ from .steps import GROUP, NEAR_MISSES, fixed_by
 # With the numbers of columns and filters of layers.py, large enough for the limits of rewriter/policy/cost.py, also
 # if a dimension is not declared.
 _DEPTH, _SQUARE = 256, 64
-_ROWS: dict[str, Shape] = {"matrix": (8, _DEPTH), "batch": (2, 4, _DEPTH), "square": (_SQUARE, _SQUARE)}
+_ROWS: dict[str, Shape] = {
+    "matrix": (8, _DEPTH),
+    "batch": (2, 4, _DEPTH),
+    "heads": (2, 3, 4, _DEPTH),
+    "square": (_SQUARE, _SQUARE),
+}
 _IMAGE, _SEQUENCE = (1, 16, 12, 12), (1, 16, 400)
 _FRAMES = 2
+_OF_ALL_HEADS = "token of all heads"
 _STEPS, _STEPS_OF_FLOAT16 = (-6, 6), (-10, -4)  # exponents
 
 
@@ -99,8 +105,12 @@ class _Writer(Layers):
         scopes = ("tensor", "sample|frame" if is_video else "sample") if is_conv else ("tensor|token|token", "group")
         if not is_conv and self.arithmetic != "float":
             scopes = ("tensor|token|token", "")
-        rows = draw("rows", "matrix" if self.kind == "Gemm" else "matrix|batch", "square" if self.near_miss else "")
-        if rows == "batch":
+        has_heads = self.kind in ("Einsum", "MatMul")
+        odd_rows = "square" if self.near_miss else "heads" if has_heads else ""
+        rows = draw("rows", "matrix" if self.kind == "Gemm" else "matrix|batch", odd_rows)
+        if rows == "heads":
+            scopes = (f"{_OF_ALL_HEADS}|token", "|".join(scopes))
+        elif rows == "batch":
             scopes = (scopes[0], scopes[1] + "|sample" * bool(scopes[1]))
         self.scope = draw("scope", *scopes)
         image = (1, _FRAMES, *_IMAGE[1:]) if self.scope == "frame" else _IMAGE
@@ -262,7 +272,7 @@ class _Writer(Layers):
             return None  # far beyond the range, the sums of an estimator are rounded
         if self.arithmetic == "two activations" and made["product of activations"].startswith("MatMulInteger"):
             return True if "uint8" not in (made.get("code type"), made.get("quantize")) else None  # nothing to convert
-        fixed = {"Expand", "Unsqueeze, Expand, Reshape"} | ({"Tile"} if self.scope in ("tensor", "sample") else set())
+        fixed = {"Expand", "Unsqueeze, Expand, Reshape"} | (set() if self.scope in ("token", "group") else {"Tile"})
         spreads = {value for name, value in made.items() if name.startswith("broadcast of")}
         if made["declared shape"] != "static" and (spreads & fixed or "repeated" in made.get("epsilon", "")):
             return None  # where a dimension is 1, a constant shape makes it longer
@@ -295,9 +305,15 @@ class _Writer(Layers):
         )
         return is_used and "(= 0)" not in form
 
+    def _array(self, elements: Array) -> Array:
+        """Returns an activation, with the elements of one scale next to each other in memory."""
+        return np.ascontiguousarray(elements.swapaxes(1, 2)).swapaxes(1, 2) if self.scope == _OF_ALL_HEADS else elements
+
     def _rows(self, x: Array) -> Array:
-        """Returns a view of an activation, one row for each scale."""
+        """Returns a view of an activation that :meth:`_array` made, one row for each scale."""
         shape = self.g.shapes["x"]
+        if self.scope == _OF_ALL_HEADS:
+            return x.swapaxes(1, 2).reshape(shape[0] * shape[2], -1)
         rows = {"tensor": (1, -1), "sample": (shape[0], -1), "frame": (shape[1], -1), "group": (-1, GROUP)}.get(
             self.scope, (-1, shape[-1])
         )
@@ -307,7 +323,7 @@ class _Writer(Layers):
         """Returns activations whose quotients are near k + 0.5 for many elements."""
         rng, shape, made = self.draw.generator("x"), self.g.shapes["x"], self.draw.made
         dtype = np.float32 if self.type == "float32" else np.float16
-        x = np.zeros(shape, dtype)
+        x = self._array(np.zeros(shape, dtype))
         top = float(made.get("highest code", "127"))
         for i, row in enumerate(rows := self._rows(x)):
             step = 2.0 ** rng.integers(*(_STEPS if dtype == np.float32 else _STEPS_OF_FLOAT16))
@@ -327,7 +343,7 @@ class _Writer(Layers):
     def _extremes(self) -> Array:
         """Returns rows of zeros, denormals, infinities, huge numbers and the like."""
         rng = self.draw.generator("extremes")
-        x = rng.normal(0, 1, self.g.shapes["x"]).astype(np.float32)
+        x = self._array(rng.normal(0, 1, self.g.shapes["x"]).astype(np.float32))
         for row in self._rows(x):
             match rng.integers(10):
                 case 0:

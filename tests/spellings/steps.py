@@ -54,7 +54,7 @@ class Steps:
         draw: The choices.
         g: The graph.
         x: The activation as the quantization sees it: groups are its last axis.
-        scope: What shares a scale: tensor, sample, token or group.
+        scope: What shares a scale: tensor, frame, sample, token, token of all heads or group.
         other: Another tensor of the same shape, for near misses.
         near_miss: One of NEAR_MISSES, or empty.
     """
@@ -71,6 +71,8 @@ class Steps:
         self.lengths = g.shapes[x]
         kept = {"tensor": 0, "sample": 1, "frame": 2}.get(scope, len(self.lengths) - 1)
         self.all_axes = [] if scalar else list(range(kept, len(self.lengths)))
+        if scope == "token of all heads":
+            self.all_axes = [1, len(self.lengths) - 1]
         if near_miss == "one range for each element of K":
             self.all_axes = [0]
 

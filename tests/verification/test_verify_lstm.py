@@ -52,14 +52,12 @@ def test_generated_inputs() -> None:
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "others": {"activations": ["HardSigmoid", "Relu", "Softsign"] * 2, "clip": 2.0},
+    "others": {"activations": ["HardSigmoid", "Relu", "Sigmoid"] * 2, "clip": 2.0},
     "numbers": {
-        "activations": ["HardSigmoid", "Affine", "ScaledTanh"] * 2,
-        "activation_alpha": [0.25, 0.9, 0.8] * 2,
-        "activation_beta": [0.45, 0.1, 0.7] * 2,
+        "activations": ["HardSigmoid", "Tanh", "HardSigmoid"] * 2,
+        "activation_alpha": [0.25, 0.9] * 2,
+        "activation_beta": [0.45, 0.1] * 2,
     },
-    "leaky": {"activations": ["Sigmoid", "LeakyRelu", "Tanh"] * 2, "activation_alpha": [0.1] * 2},
-    "threshold": {"activations": ["Sigmoid", "Tanh", "ThresholdedRelu"] * 2, "activation_alpha": [0.2] * 2},
     "coupled": {"input_forget": 1, "clip": 0.5},
     "backwards": {"direction": "reverse"},
 }
@@ -80,7 +78,7 @@ def test_reference(name: str) -> None:
     found = recurrent._Steps(quantized, arrays).run(feeds["x"].astype(np.float64))
     for expected, (value, error) in zip(stock_session(model).run(None, feeds), found, strict=True):
         # Errors of all steps add up here, while a bound is for one step.
-        assert decibels(value, expected) > (60 if name == "threshold" else 110)
+        assert decibels(value, expected) > 110
         assert np.shape(error) == value.shape
 
 

@@ -74,6 +74,9 @@ struct ConvTask : ConvBlock {
   C::I corrections[kBlockColumns];
   C::F first[kBlockColumns], second[kBlockColumns], biases[kBlockColumns];
   bool has_second, clips;
+
+  // Sets the vectors of the block's channels only: setting all to 0 takes as long as the products of a small block.
+  explicit ConvTask(const ConvBlock& given);
 };
 
 // `Type` is C: only a template may call a function that C does not have.
@@ -325,29 +328,24 @@ struct ConvChannel {
   }
 };
 
-inline ConvTask task_of(const ConvBlock& given) {
-  ConvTask task = {given,
-                   {},
-                   {},
-                   {},
-                   {},
-                   given.scaling.order != kScalesFirst,
-                   given.scaling.lowest > -INFINITY || given.scaling.highest < INFINITY};
+inline ConvTask::ConvTask(const ConvBlock& given)
+    : ConvBlock(given),
+      has_second(given.scaling.order != kScalesFirst),
+      clips(given.scaling.lowest > -INFINITY || given.scaling.highest < INFINITY) {
   int32_t weight_sums[kBlockColumns] = {};
   sum_weights(given, given.weights.packed, kBlockBytes, given.channels, weight_sums);
   for (int64_t c = 0; c < given.channels; ++c) {
     const ConvChannel channel(given, c, weight_sums[c]);
-    task.corrections[c] = C::set1(channel.correction);
-    task.first[c] = C::set1(channel.first);
-    task.second[c] = C::set1(channel.second);
-    task.biases[c] = C::set1(channel.bias);
+    corrections[c] = C::set1(channel.correction);
+    first[c] = C::set1(channel.first);
+    second[c] = C::set1(channel.second);
+    biases[c] = C::set1(channel.bias);
   }
-  return task;
 }
 
 // Overlapping quads are for groups of few output channels: one channel at once is enough.
 inline void conv(const ConvBlock& given) {
-  const ConvTask block = task_of(given);
+  const ConvTask block(given);
   if constexpr (C::kSteps == 2)
     if (block.input.position_bytes == kQuad) widen_conv_weights(block);
   if (block.input.position_bytes == kQuad)

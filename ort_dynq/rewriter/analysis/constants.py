@@ -55,7 +55,7 @@ def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
         if attribute.is_ref():  # in a function that stays
             return None
         if attribute.name == "value":
-            tensor = attribute.as_tensor()
+            tensor = attribute.value  # as_tensor() checks a protocol, which takes longer than the rest
             return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()
         if attribute.name in dtypes:
             return np.asarray(attribute.value, dtypes[attribute.name])

@@ -8,24 +8,14 @@ Example: q + (Round(q) - q) of q = x / s is Round(q).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import onnx_ir as ir
 
 from .bounds import Bounded, all_bounds_of, constant_operand
-from .magnitudes import largest_quotient
+from .magnitudes import AnyBounds, largest_quotient
 from .nodes import producer_of
 
-_LARGEST, _LARGEST_TERM = 2.0**24, 2.0**16
-
-
-class _Known(Protocol):
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def is_integer(self) -> bool: ...
+_LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -42,7 +32,7 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     return None
 
 
-def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known]) -> bool:
+def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> bool:
     """Returns whether x + (y - x) is y: y is x, rounded to integers and perhaps clipped to a range around 0.
 
     Proof, for float32. Let y be an integer, and d = y - x.
@@ -54,8 +44,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
        that x + d rounds to y, at worst in a tie between y and its neighbor, and y is even.
 
     A rounding alone is case 2 or 3, or x is an integer. A clip to a range around 0, before or after it, may also be
-    case 1. If y is round(p) + z and x is p + z, an integer z and p of at most 2**16 keep abs(d) below 1/2 + 2**-8.
-    Where x is a quotient by 0, the sum is NaN.
+    case 1. Where x is a quotient by 0, the sum is NaN.
 
     Args:
         y: The rounded value.
@@ -63,17 +52,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
         known: Returns what is known of a value.
     """
     bounded = all_bounds_of(y)
-    rounded, source = bounded.value, x
-    total, of_x = producer_of(rounded, "Add"), producer_of(x, "Add")
-    if total is not None and of_x is not None and None not in (*total.inputs, *of_x.inputs):
-        terms, of_x_terms = ([each for each in node.inputs if each] for node in (total, of_x))
-        zero = next((each for each in terms if any(each is other for other in of_x_terms)), None)
-        if zero is None or not known(zero).is_integer:
-            return False
-        rounded, source = (each[each[0] is zero] for each in (terms, of_x_terms))
-        if not all(_is_at_most(_LARGEST_TERM, known(each)) for each in (zero, source)):
-            return False
-    node = producer_of(rounded, "Round", "Floor", "Ceil")
+    node = producer_of(bounded.value, "Round", "Floor", "Ceil")
     given = None if node is None else node.inputs[0]
     if node is None or given is None:
         return False
@@ -81,10 +60,8 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
     found = None if half is None else constant_operand(half, commutative=half.op_type == "Add")
     if found is not None and found[1] == 0.5:
         given = found[0]
-    elif source is not x and node.op_type != "Round":
-        return False
-    before = Bounded(given) if given is source else all_bounds_of(given)
-    if before.value is not source:
+    before = Bounded(given) if given is x else all_bounds_of(given)
+    if before.value is not x:
         return False
     if before.value is given and bounded.value is y:
         return True
@@ -92,12 +69,12 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], _Known
     return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known))
 
 
-def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], _Known]) -> bool:
-    """Returns whether x is at most 2**16, except where it is a quotient by 0.
+def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> bool:
+    """Returns whether x is at most 2**24, except where it is a quotient by 0.
 
     A product with an inverse range is not known to be: 127 / r is infinite for a small r, too.
     """
-    limit = _LARGEST_TERM
+    limit = _LARGEST
     while (node := producer_of(x, "Div", "Mul")) is not None:
         found = constant_operand(node, commutative=node.op_type == "Mul")
         if found is None:
@@ -109,5 +86,5 @@ def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], _Known])
     return False
 
 
-def _is_at_most(limit: float, known: _Known) -> bool:
+def _is_at_most(limit: float, known: AnyBounds) -> bool:
     return max(-known.low, known.high) <= limit

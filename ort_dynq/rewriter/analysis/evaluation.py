@@ -14,6 +14,8 @@ from ...runtime import MOST_COPIED, open_session, session_options
 from .constants import constant_array
 from .inference import Facts
 
+_FEW = 1 << 20  # elements with which threads take longer to start than they gain
+
 
 def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
     """Computes a constant with ONNX Runtime, without optimizations: constant folding gives the same bits.
@@ -59,7 +61,7 @@ def _run(
 ) -> npt.NDArray[Any]:
     """Computes `value` from constants by nodes."""
     assert value.name is not None
-    graph = onnx.GraphProto(name="constant", node=[ir.to_proto(node) for node in nodes])
+    graph = onnx.GraphProto(name="constant", node=list(map(ir.serde.serialize_node, nodes)))
     graph.output.append(onnx.ValueInfoProto(name=value.name))
     inputs = {}
     for name, elements in constants.items():
@@ -68,10 +70,11 @@ def _run(
             type_ = onnx.helper.np_dtype_to_tensor_dtype(elements.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, type_, elements.shape))
         else:  # onnx.numpy_helper before 1.18 does not take the 4-bit types of ml_dtypes
-            graph.initializer.append(ir.to_proto(ir.tensor(elements, name=name)))
+            graph.initializer.append(ir.serde.serialize_tensor(ir.tensor(elements, name=name)))
     proto = onnx.ModelProto(ir_version=10, graph=graph)
     proto.opset_import.extend(onnx.helper.make_opsetid(*each) for each in model.graph.opset_imports.items())
-    options = session_options(optimize=False)
+    is_small = sum(elements.size for elements in constants.values()) <= _FEW
+    options = session_options(threads=int(is_small), optimize=False)
     options.enable_cpu_mem_arena = False  # it keeps the memory of all intermediate values
     result = open_session(proto, options).run(None, inputs)[0]
     return np.asarray(result)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -13,10 +14,14 @@ from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
 from .nodes import producer_of
+from .shape_arithmetic import known_lengths
 from .shape_inference import ShapeInference
+from .shared import Shared
 
 _Dim: TypeAlias = "int | ir.SymbolicDim"
 Dims: TypeAlias = "list[_Dim]"
+_RESIZING = ("Reshape", "Expand", "Tile", "Pad", "Slice")
+_MOST_ROUNDS = 4  # of inference: lengths from which others are computed become known one after the other
 _BROADCASTING = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where")
 
 
@@ -33,6 +38,7 @@ class Facts:
             model: The model. It may be edited while the context manager is open.
         """
         self.model = model
+        self.shared = Shared(self)
         self._folded: set[ir.Value] = set()
         self._names: set[str | None] = set()
         self._replaced: dict[ir.Value, ir.Value] = {}
@@ -111,22 +117,25 @@ class Facts:
         """
         inference = ShapeInference(self.model, data_prop=not _has_long_vector(self.model))
         self._drop_contradicted(inference)
-        self._infer_with_vectors(inference)
+        self._infer_with_lengths(inference)
         found: set[ir.Value] = set()
         while _infer_own_operators(self.model, found):
             inference.run()
 
-    def _infer_with_vectors(self, inference: ShapeInference) -> None:
-        """Infers types and shapes; then again, if a Reshape of a vector has a length that inference did not know."""
+    def _infer_with_lengths(self, inference: ShapeInference) -> None:
+        """Infers types and shapes; then again, if a length is known that inference did not find."""
         outputs = [value for value in self._saved if value.producer() is not None]
         before = [(value, value.type, value.shape.copy() if value.shape is not None else None) for value in outputs]
         inference.run()
-        vectors = [(value, value.type, shape) for value, shape in _reshaped_vectors(self.model)]
-        if not vectors:
-            return
-        for value, type_, shape in (*before, *vectors):
-            value.type, value.shape = type_, shape
-        inference.run()
+        resized: list[tuple[ir.Value, ir.TypeProtocol | None, ir.Shape]] = []
+        for _ in range(_MOST_ROUNDS):
+            new = [(value, value.type, shape) for value, shape in _resized(self.model)]
+            if not new:
+                return
+            resized += new
+            for value, type_, shape in (*before, *resized):
+                value.type, value.shape = type_, shape.copy() if shape is not None else None
+            inference.run()
 
     def _drop_contradicted(self, inference: ShapeInference) -> None:
         """Drops declared types and shapes that inference contradicts: after a custom operator, it would trust them."""
@@ -178,12 +187,12 @@ def _names_of_inputs(model: ir.Model) -> set[_Dim]:
     return {dim for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
 
 
-def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
-    """Returns the shapes of vectors after a Reshape to dimensions of 1 and -1, such as one number for each image.
+def _resized(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
+    """Returns the shapes after nodes that change lengths, where they are known, and inference does not find them.
 
-    All other dimensions are 1, so the length is that of the vector. Inference makes up another name for it, and further
-    names where such a vector is broadcast. Only names of the inputs' dimensions count: others are made up again by each
-    inference.
+    [b, t, 64] becomes [b, t, 2, 32], and a vector of one number for each image [n, 1, 1, 1]. Inference makes up a name
+    for a dimension that it does not know, and further names where the result is broadcast. Only names of the inputs'
+    dimensions count: others are made up again by each inference.
     """
     found, names = [], _names_of_inputs(model)
     for _, graph in graphs(model):
@@ -191,22 +200,90 @@ def _reshaped_vectors(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
         for node in graph:
             if node.domain not in STANDARD_DOMAINS or not node.inputs:
                 continue
-            vector, output = node.inputs[0], node.outputs[0]
+            data, output = node.inputs[0], node.outputs[0]
             if node.op_type in _BROADCASTING:
                 _note_broadcast(node, names, same)
-            if node.op_type != "Reshape" or vector is None or vector.shape is None or output.shape is None:
+            if node.op_type not in _RESIZING or data is None or data.shape is None or output.shape is None:
                 continue
-            lengths = [same.get(dim, dim) for dim in vector.shape if dim != 1]
-            places = [i for i, dim in enumerate(output.shape) if dim != 1]
-            if len(lengths) != 1 or len(places) != 1 or isinstance(output.shape[places[0]], int):
+            if all(isinstance(dim, int) or dim in names for dim in output.shape):
                 continue
-            (length,), (place,) = lengths, places
-            if length != output.shape[place] and (isinstance(length, int) or length in names):
-                shape = output.shape.copy()
-                _note(same, shape[place], length)
-                shape[place] = length
+            shape = output.shape.copy()
+            for i, length in enumerate(_lengths_of(node, [same.get(dim, dim) for dim in data.shape], shape)):
+                if length is not None and length != shape[i] and (isinstance(length, int) or length in names):
+                    _note(same, shape[i], length)
+                    shape[i] = length
+            if node.op_type == "Reshape":
+                place, missing = _missing(data.shape, shape, names, same)
+                if missing is not None and missing != shape[place]:
+                    _note(same, shape[place], missing)
+                    shape[place] = missing
+            if shape != output.shape:
                 found.append((output, shape))
     return found
+
+
+def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]:
+    """Returns the dimensions after a node that changes lengths, as far as they follow from its other inputs."""
+    given = known_lengths(node.inputs[1]) if len(node.inputs) > 1 else None
+    if node.op_type == "Slice":
+        return _sliced(node, data)
+    if node.op_type == "Pad":
+        rank = len(data)
+        if given is None or len(given) != 2 * rank or any(node.inputs[3:]):
+            return []
+        added = [None if a is None or b is None else a + b for a, b in zip(given[:rank], given[rank:], strict=True)]
+        pairs = zip(data, added, strict=True)
+        return [dim if n == 0 else dim + n if isinstance(dim, int) and n is not None else None for dim, n in pairs]
+    if given is None or len(given) > len(shape) or (node.op_type != "Expand" and len(given) != len(shape)):
+        return []
+    if node.op_type == "Reshape":
+        return [each if each is not None and each > 0 else None for each in given]
+    before: list[_Dim] = [*([1] * (len(shape) - len(data))), *data]
+    lengths: list[int | None] = [*([1] * (len(shape) - len(given))), *given]
+    found: list[_Dim | None] = []
+    for dim, length in zip(before, lengths, strict=True) if len(before) == len(shape) else ():
+        if length == 1:
+            found.append(dim)
+        elif length is not None and isinstance(dim, int) and (node.op_type == "Tile" or dim == 1):
+            found.append(dim * length)
+        else:
+            found.append(None)
+    return found
+
+
+def _sliced(node: ir.Node, data: Dims) -> list[_Dim | None]:
+    """Returns the dimensions after a Slice without steps."""
+    starts, ends, axes, steps = [*(known_lengths(each) for each in node.inputs[1:]), None, None][:4]
+    if starts is None or ends is None or axes is None or any(each != 1 for each in steps or ()):
+        return []
+    found: list[_Dim | None] = [*data]
+    for start, end, axis in zip(starts, ends, axes, strict=False):
+        if axis is None or not -len(data) <= axis < len(data):
+            return []
+        dim = data[axis]
+        is_known = isinstance(dim, int) and start is not None and end is not None
+        found[axis] = len(range(dim)[start:end]) if is_known and isinstance(dim, int) else None
+    return found
+
+
+def _missing(
+    before: ir.Shape, after: ir.Shape, names: Container[_Dim], same: Mapping[_Dim, _Dim]
+) -> tuple[int, _Dim | None]:
+    """Returns the place of the one dimension after a Reshape that is not known, and its length; None if not known."""
+    dims, results = ([same.get(dim, dim) for dim in shape] for shape in (before, after))
+    places = [i for i, dim in enumerate(results) if not isinstance(dim, int) and dim not in names]
+    if len(places) != 1:
+        return 0, None
+    named = [dim for dim in dims if not isinstance(dim, int)]
+    for dim in results[: places[0]] + results[places[0] + 1 :]:
+        if not isinstance(dim, int):
+            if dim not in named:
+                return 0, None
+            named.remove(dim)
+    whole, rest = (math.prod(dim for dim in each if isinstance(dim, int)) for each in (dims, results))
+    if not rest or whole % rest or len(named) > 1 or (named and (whole != rest or named[0] not in names)):
+        return 0, None
+    return places[0], named[0] if named else whole // rest
 
 
 def _note(same: dict[_Dim, _Dim], dim: _Dim, length: _Dim) -> None:

@@ -23,9 +23,13 @@ from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
 _MOST_STEPS = 24
+_MOST_CLAMPS = 4
+_KEPT = ("keepdims", "noop_with_empty_axes")
 
 
-class _Bounds(Protocol):
+class AnyBounds(Protocol):
+    """The bounds of a value."""
+
     @property
     def low(self) -> float: ...
     @property
@@ -43,7 +47,7 @@ class _Multiples(NamedTuple):
 
 
 def largest_quotient(
-    node: ir.Node, known: Callable[[ir.Value | None], _Bounds], smallest: float = SMALLEST_DIVISOR
+    node: ir.Node, known: Callable[[ir.Value | None], AnyBounds], smallest: float = SMALLEST_DIVISOR
 ) -> float | None:
     """Returns a bound of the magnitude of a Div or Mul, if it divides x by a range of x; else None.
 
@@ -65,7 +69,7 @@ def largest_quotient(
 def largest_ratio(
     x: ir.Value,
     scale: ir.Value,
-    known: Callable[[ir.Value | None], _Bounds],
+    known: Callable[[ir.Value | None], AnyBounds],
     smallest: float = SMALLEST_DIVISOR,
     *,
     is_inverse: bool = False,
@@ -112,12 +116,13 @@ class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
     def __init__(
-        self, x: ir.Value, factor: float, known: Callable[[ir.Value | None], _Bounds], smallest: float
+        self, x: ir.Value, factor: float, known: Callable[[ir.Value | None], AnyBounds], smallest: float
     ) -> None:
         self._x, self._factor, self._known = x, factor, known
         self._smallest = smallest
         self._reduced: tuple[list[int], bool] = [], True
         self._is_scaled = False
+        self._is_limit = False  # the range clamps x: both broadcast to it in the same way
 
     def largest(self, divisor: ir.Value) -> float | None:
         """Returns the largest magnitude of x / divisor, or None."""
@@ -156,11 +161,16 @@ class _Proof:
     def _lines_up(self, divisor: ir.Value) -> bool:
         """Returns whether each number of the divisor is known to apply to the elements that it covers."""
         axes, is_kept = self._reduced
-        return not axes or is_kept or has_one_element(divisor) or _is_of_rows(divisor, self._x, axes)
+        if not axes or is_kept or has_one_element(divisor):
+            return True
+        return not self._is_limit and _is_of_rows(divisor, self._x, axes)
 
     def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
         if r is None or depth > _MOST_STEPS:
             return None
+        if _is_clamped_to(self._x, r) and self._known(r).low >= 0:
+            self._reduced, self._is_limit = ([0], True), True
+            return _Multiples(1, 1)
         node = r.producer()
         if node is None:
             return None
@@ -218,7 +228,7 @@ class _Proof:
             return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
         if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
             origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
-            is_same = least is not None and node.inputs[1] is least
+            is_same = _is_same_end(least, node.inputs[1])
             if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
                 self._note(reduced)
                 return _Multiples(_ROUNDED, 1)
@@ -274,6 +284,69 @@ def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
     if last != list(range(-len(last), 0)):
         return False
     return is_shape_of_rows(value, x) or lines_up(value, x, last[0], keepdims=False)
+
+
+def _is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
+    """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
+
+    Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
+    """
+    is_above, is_below = False, False
+    for _ in range(_MOST_CLAMPS):
+        node = producer_of(x, "Clip", "Max", "Min", "Where")
+        if node is None:
+            return False
+        inner, below, above = _clamps(node, r)
+        if inner is None:
+            return False
+        x, is_below, is_above = inner, is_below or below, is_above or above
+        if is_below and is_above:
+            return True
+    return False
+
+
+def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
+    """Returns the value that a node clamps to -r or r, and which ends it clamps; None for other nodes."""
+    inputs = list(node.inputs)
+    if node.op_type == "Clip":
+        low, high = [*inputs[1:], None, None][:2]
+        below, above = low is not None and _is_negated(low, r), high is r
+        is_other = (low is not None and not below) or (high is not None and not above)
+        return (None if is_other else inputs[0]), below, above
+    if node.op_type == "Where":
+        compare = producer_of(inputs[0], "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+        if compare is None or list(compare.inputs) != inputs[:0:-1]:
+            return None, False, False
+        is_upper, pairs = compare.op_type.startswith("Greater"), [(inputs[2], inputs[1])]
+    else:
+        is_upper, pairs = node.op_type == "Min", [(inputs[0], inputs[-1]), (inputs[-1], inputs[0])]
+    for inner, limit in pairs if len(inputs) == (3 if node.op_type == "Where" else 2) else ():
+        if limit is not None and (limit is r if is_upper else _is_negated(limit, r)):
+            return inner, not is_upper, is_upper
+    return None, False, False
+
+
+def _is_negated(value: ir.Value, r: ir.Value) -> bool:
+    """Returns whether a value is -r."""
+    node = producer_of(value, "Neg", "Mul")
+    if node is None or node.op_type == "Neg":
+        return node is not None and node.inputs[0] is r
+    found = constant_operand(node, commutative=True)
+    return found is not None and found[0] is r and found[1] == -1
+
+
+def _is_same_end(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Returns whether two values are the same, or the same reduction of the same value, expanded or not."""
+    ends = [each if (node := producer_of(each, "Expand")) is None else node.inputs[0] for each in (a, b)]
+    if ends[0] is None or ends[0] is ends[1]:
+        return ends[0] is not None
+    nodes = [producer_of(each, "ReduceMax", "ReduceMin") for each in ends]
+    if nodes[0] is None or nodes[1] is None or nodes[0].op_type != nodes[1].op_type:
+        return False
+    axes = axes_of(nodes[0])
+    kept, noop = ([node.attributes.get_int(name, int(name == "keepdims")) for node in nodes if node] for name in _KEPT)
+    is_same = nodes[0].inputs[0] is nodes[1].inputs[0] and axes is not None and axes == axes_of(nodes[1])
+    return is_same and kept[0] == kept[1] and noop[0] == noop[1]
 
 
 def _first(node: ir.Node) -> ir.Value | None:

@@ -1,6 +1,7 @@
-"""Types and shapes after ONNX Runtime's own operators, which ONNX's shape inference does not know.
+"""Types and shapes after operators that ONNX's shape inference does not know.
 
-ONNX Runtime's optimizers write these operators. Operators without a kernel for CPUs are not here. For each operator,
+They are those that ONNX Runtime's optimizers write, and DynamicQuantize and DynamicDequantize, which a given model may
+have already. Operators without a kernel for CPUs are not here. For each operator,
 `_STAND_INS` has standard operators whose outputs have the same types and shapes, though not the same values. During
 inference, a function of these standard operators stands in for the node.
 """
@@ -14,6 +15,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
+from ...operators import DOMAIN
 
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
@@ -217,6 +219,17 @@ def _lstm(node: ir.Node) -> str:
     return f"w = CastLike(i1, i0) r = CastLike(i2, i0) {outputs} = LSTM<{attributes}>(i0, w, r)"
 
 
+def _codes(node: ir.Node) -> str:
+    """The codes of DynamicQuantize."""
+    zero_point = node.inputs[2].dtype if _has(node, 2) and node.inputs[2] is not None else None
+    dtype = node.attributes.get_int("output_dtype", 0)
+    if not dtype and _has(node, 2) and zero_point is None:
+        raise _UnknownError
+    if not dtype:
+        dtype = int(ir.DataType.UINT8 if zero_point in (None, ir.DataType.INT32) else zero_point)
+    return f"o0 = Cast<to = {dtype}>(i0)"
+
+
 _LIKE_INPUT = "o0 = Identity(i0)"
 _LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
 _ELEMENTWISE = (
@@ -259,6 +272,8 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     (MICROSOFT, "DynamicQuantizeLSTM"): _lstm,
     (MICROSOFT, "QuantizeLinear"): lambda node: "o0 = CastLike(i0, i2)" if _has(node, 2) else "o0 = Cast<to = 2>(i0)",
     (MICROSOFT, "DequantizeLinear"): "o0 = CastLike(i0, i1)",
+    (DOMAIN, "DynamicQuantize"): _codes,
+    (DOMAIN, "DynamicDequantize"): "o0 = CastLike(i0, i1)",
     (NCHWC, "ReorderInput"): (  # the number of channels is rounded up: it is unknown
         "k = NonZero(i0) n = Squeeze(k) c = Cast<to = 9>(n) o0 = Compress<axis = 1>(i0, c)"
     ),

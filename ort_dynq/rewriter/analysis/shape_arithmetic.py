@@ -18,9 +18,12 @@ from .nodes import producer_of
 
 _FARTHEST = 16  # nodes
 _LONGEST = 64  # elements of a shape
-_MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Squeeze", "Unsqueeze")
-_SLICE_WITHOUT_STEPS = 3  # inputs after the data: starts, ends, axes
+_MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mod": np.mod,
+    "Neg": np.negative,
     "Sqrt": np.sqrt,
     "Reciprocal": np.reciprocal,
     "Mul": np.multiply,
@@ -47,12 +50,13 @@ def known_number(value: ir.Value) -> float | None:
 def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     """Returns the elements of a vector of integers, such as a shape, None for those that are not known; or None."""
     try:
-        elements = _elements(value)
+        with np.errstate(all="ignore"):
+            elements = _elements(value)
     except (ArithmeticError, LookupError, ValueError):
         return None
     if elements is None or elements.ndim != 1:
         return None
-    return [None if math.isnan(each) else int(each) for each in elements.tolist()]
+    return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
 
 
 def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
@@ -70,7 +74,8 @@ def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float
         given, length = node.attributes.get("value"), _elements(node.inputs[0], distance + 1)
         number = 0.0 if given is None else float(given.as_tensor().numpy().reshape(-1)[0])
         return None if length is None or math.prod(length.tolist()) > _LONGEST else np.full(length.astype(int), number)
-    if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or not value.dtype.is_floating_point()):
+    is_integer = value.dtype is not None and value.dtype.is_integer()
+    if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or (is_integer and not _is_exact(node))):
         return None  # integers round
     if node.op_type == "Shape":
         if node.inputs[0].shape is None:
@@ -82,16 +87,45 @@ def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float
     if len(known) < len(inputs):
         return None
     first, *others = known
+    if node.op_type == "Div" and is_integer:
+        return np.trunc(np.divide(*known))
     if node.op_type in _ARITHMETIC:
         return np.asarray(_ARITHMETIC[node.op_type](*known))
     if node.op_type == "Slice":
-        start, end = (int(each.reshape(-1)[0]) for each in others[:2])
-        return first[start:end] if first.ndim == 1 and len(others) <= _SLICE_WITHOUT_STEPS else None
+        start, end, axis, step = (
+            int(each.reshape(-1)[0]) for each in (*others, *(np.zeros(1), np.ones(1))[len(others) - 2 :])
+        )
+        if any(each.size != 1 for each in others) or axis not in (0, -first.ndim):
+            return None
+        return first[_slice(start, end, step, len(first))]
+    if node.op_type == "Reshape":
+        return first.reshape(others[0].astype(np.int64)) if 0 not in others[0] else None
+    if node.op_type == "Transpose":
+        return (
+            first.T
+            if first.ndim == 2 and list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]
+            else first
+            if first.ndim == 1
+            else None
+        )
     if node.op_type == "Gather":
         return first[others[0].astype(np.int64)] if first.ndim == 1 else None
     if node.op_type in ("Squeeze", "Unsqueeze"):
-        return first.reshape(()) if first.size == 1 else None
+        return first.reshape(() if node.op_type == "Squeeze" else 1) if first.size == 1 else None
     return first
+
+
+def _is_exact(node: ir.Node) -> bool:
+    """Returns whether a node with an integer result computes it from integers, in a way that is known."""
+    given = node.inputs[0]
+    is_of_integers = given is not None and given.dtype is not None and given.dtype.is_integer()
+    is_mod_of_floats = node.op_type == "Mod" and node.attributes.get_int("fmod", 0) != 0
+    return is_of_integers and not is_mod_of_floats and node.op_type not in ("Sqrt", "Reciprocal", "Pow")
+
+
+def _slice(start: int, end: int, step: int, length: int) -> slice:
+    """Returns a slice of ONNX, whose end may lie before the first element, as one of Python."""
+    return slice(start, None if step < 0 and end < -length else end, step)
 
 
 def _part(value: ir.Value | None, distance: int) -> npt.NDArray[np.float64]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
+import math
+from collections.abc import Callable, Container
+from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from ...graphs import Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
+from ...graphs import STANDARD_DOMAINS, Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import constant_array
 from .microsoft import add_stand_ins
@@ -89,8 +93,61 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     copies = [(original, copy) for (_, original), copy in zip(graphs(model), proto_graphs(proto), strict=False)]
     for original, copy in copies:
         _add_constants_from_outside(original, copy)
+    given = {value.name for value in model.graph.inputs}
+    for _, copy in copies:
+        _fold_integers(copy, given)
     add_stand_ins(proto, model, copies)
     return proto
+
+
+_MOST_INTEGERS = 64
+_INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Mod": np.mod,
+    "Neg": np.negative,
+    "Identity": np.asarray,
+    "Reshape": lambda integers, shape: integers.reshape(shape),
+    "Gather": lambda integers, indices: integers[indices] if integers.ndim == 1 else None,
+}
+
+
+def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
+    """Makes Constants of the integers that nodes compute from constants: data_prop does not follow all operators.
+
+    torch computes the axis of an Unflatten as Mod(-1 + rank, rank), for example.
+
+    Args:
+        graph: The graph.
+        given: The names of the model's inputs, whose initializers are only defaults.
+    """
+    known: dict[str, npt.NDArray[np.int64]] = {}
+    for tensor in graph.initializer if isinstance(graph, onnx.GraphProto) else ():
+        is_small = tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= _MOST_INTEGERS
+        if is_small and tensor.name not in given:
+            known[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.domain not in STANDARD_DOMAINS:
+            continue
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].t.data_type == onnx.TensorProto.INT64:
+            elements = numpy_helper.to_array(node.attribute[0].t)
+        elif node.op_type in _INTEGER_FUNCTIONS and not node.attribute and all(name in known for name in node.input):
+            try:
+                with np.errstate(all="raise"):
+                    elements = _INTEGER_FUNCTIONS[node.op_type](*(known[name] for name in node.input))
+            except (ArithmeticError, LookupError, ValueError):  # a wrong model
+                continue
+            if elements is None or np.size(elements) > _MOST_INTEGERS:
+                continue
+            constant = helper.make_node(
+                "Constant", [], node.output, value=numpy_helper.from_array(np.asarray(elements))
+            )
+            node.CopyFrom(constant)
+        else:
+            continue
+        if np.size(elements) <= _MOST_INTEGERS:
+            known[node.output[0]] = elements
 
 
 def _add_constants_from_outside(graph: Graph, copy: ProtoGraph) -> None:

@@ -8,7 +8,6 @@ Example: Clip(Round(x), -128, 127) + 128 are integers from 0 to 255.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -71,6 +70,8 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
+_SELECTIONS = ("GatherElements", "GatherND", "TopK")  # their first outputs have elements of input 0
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _BOUNDING = ("Clip", "Max", "Min", "Where")
 _MOST_BOUNDS = 8
 _FIXED = {
@@ -102,15 +103,15 @@ class Values:
                 for output in node.outputs:
                     self.known(output)
 
-    @functools.cached_property
+    @property
     def of_any_inputs(self) -> AnyValues:
         """The bounds that hold for infinite inputs, too."""
-        return AnyValues(self._facts)
+        return self._facts.shared(AnyValues)
 
-    @functools.cached_property
+    @property
     def near(self) -> NearValues:
         """The bounds that hold for all but denormal ranges."""
-        return NearValues(self._facts)
+        return self._facts.shared(NearValues)
 
     def known(self, value: ir.Value | None) -> Interval:
         """Returns what is known of a value; nothing of an absent one."""
@@ -132,12 +133,14 @@ class Values:
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
             return _of_constant(value) or of_type
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Interval()
+        if found.low < 0 and value.dtype in _FLOATS and _is_not_negative(node, self.known):
+            found = replace(found, low=0.0)
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
-        if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and _has_no_nan(value):
+        if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and self._has_no_nan(value):
             found = replace(found, is_regular=True)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             given = inputs[0] if node.op_type == "Cast" else found
@@ -155,7 +158,7 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in MOVES:
+        if op_type in MOVES or (op_type in _SELECTIONS and value is node.outputs[0]):
             return _union(inputs if op_type == "Concat" else inputs[:1])
         if op_type in ("Max", "Min", "Clip"):
             return _bounded(node, inputs)
@@ -199,6 +202,50 @@ class Values:
         is_positive = signed is not None and self.known(signed.inputs[0]).low >= 0
         return known if is_positive else replace(known, low=-known.high)
 
+    def _has_no_nan(self, value: ir.Value) -> bool:
+        """Returns whether a value within bounds is NaN only where an input of the model is not finite.
+
+        A Where replaces NaN by a number (torch writes nan_to_num so), or 0 in the divisor of a quotient: that may be
+        infinite, and the bounds of infinities are numbers.
+        """
+        for _ in range(_MOST_BOUNDS):
+            node = producer_of(value, *_BOUNDING, "Add", "Sub", "Round", "Floor", "Ceil", "Div")
+            if node is None or not node.inputs:
+                return False
+            given = list(node.inputs)
+            if node.op_type == "Div":
+                return self._is_nonzero(given[1]) and all(self.known(each).is_regular for each in given)
+            if node.op_type == "Where":
+                condition = producer_of(given.pop(0), "IsNaN")  # a condition has no NaN to pass on
+                if condition is not None and condition.inputs[0] is given[1]:
+                    number = constant_scalar(given[0])
+                    return number is not None and math.isfinite(number)
+            others = [each for each in given if each is not None and not _is_number(self.known(each))]
+            if len(others) != 1:
+                return False
+            value = others[0]
+        return False
+
+    def _is_nonzero(self, value: ir.Value | None) -> bool:
+        """Returns whether no element of a value is 0, also if some are denormal.
+
+        A Where replaces 0 by a number: Where(s == 0, number, s), Where(s <= 0, number, s), or Where(s > 0, s, number)
+        with s >= 0.
+        """
+        while (node := producer_of(value, *(MOVES - {"Concat"}))) is not None:
+            value = node.inputs[0]
+        if self.known(value).low > 0:
+            return True
+        if (where := producer_of(value, "Where")) is None:
+            return False
+        condition, then, otherwise = where.inputs
+        is_greater = producer_of(condition, "Greater") is not None
+        kept, number = (then, otherwise) if is_greater else (otherwise, then)
+        compare = producer_of(condition, "Equal", "Greater", "LessOrEqual")
+        if compare is None or compare.inputs[0] is not kept or constant_scalar(compare.inputs[1]) != 0:
+            return False
+        return self.known(number).low > 0 and (not is_greater or self.known(kept).low >= 0)
+
     def _smallest_divisor(self, node: ir.Node) -> float:
         return SMALLEST_DIVISOR
 
@@ -219,24 +266,8 @@ class NearValues(Values):
         return 0
 
 
-def _has_no_nan(value: ir.Value) -> bool:
-    """Returns whether a Where replaces NaN by a number, before bounds: torch writes nan_to_num so."""
-    for _ in range(_MOST_BOUNDS):
-        node = producer_of(value, *_BOUNDING)
-        if node is None or not node.inputs:
-            return False
-        given = node.inputs[1:] if node.op_type == "Where" else node.inputs  # a condition has no NaN to pass on
-        numbers = [None if each is None else constant_scalar(each) for each in given]
-        others = [each for each, number in zip(given, numbers, strict=True) if each is not None and number is None]
-        if node.op_type == "Where":
-            condition = producer_of(node.inputs[0], "IsNaN")
-            if condition is not None and condition.inputs[0] is node.inputs[2]:
-                number = constant_scalar(node.inputs[1])
-                return number is not None and math.isfinite(number)
-        if len(others) != 1 or any(number is not None and math.isnan(number) for number in numbers):
-            return False
-        value = others[0]
-    return False
+def _is_number(known: Interval) -> bool:
+    return known.is_regular and _is_finite(known)
 
 
 def _is_finite(known: Interval) -> bool:
@@ -271,6 +302,20 @@ def _of_constant(value: ir.Value) -> Interval | None:
 
 def _are_integers(*numbers: float) -> bool:
     return all(math.isinf(number) or number.is_integer() for number in numbers)
+
+
+def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]) -> bool:
+    """Returns whether a node computes a square, a norm, or a sum or a mean of numbers that are not negative."""
+    if node.domain not in STANDARD_DOMAINS:
+        return False
+    if node.op_type in ("ReduceMean", "ReduceSum"):
+        return known(node.inputs[0]).low >= 0
+    if node.op_type == "Pow":
+        power = constant_scalar(node.inputs[1])
+        return known(node.inputs[0]).low >= 0 or (power is not None and power % 2 == 0)
+    if node.op_type == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    return node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus")
 
 
 def _union(each: Sequence[Interval]) -> Interval:
@@ -339,7 +384,6 @@ _MONOTONIC: dict[str, Callable[[Interval], Interval]] = {
     "Sqrt": lambda x: Interval(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
     "Exp": lambda x: Interval(0.0, INF),
     "Reciprocal": lambda x: _corners(operator.truediv, Interval(1, 1), x),
-    "ReduceMean": lambda x: Interval(),
 }
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,

@@ -62,7 +62,7 @@ def _match(node: ir.Node, context: Context) -> _FloatConv | None:
     if not all(param.is_of_samples(a.shape) for param in form.params):
         raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
-    activation = activation_of(form, forms.values)
+    activation = activation_of(form, forms.values, is_image=True)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if bias is None and not activation.has_offset:
         if not activation.is_scaled:  # a scale may follow

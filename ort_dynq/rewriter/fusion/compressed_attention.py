@@ -2,8 +2,8 @@
 
 MatMul(q, dequantized k), scale, masks and biases, Softmax, MatMul by dequantized v -> CompressedAttention
 
-Key, value or both are dequantized: DequantizeLinear, DynamicDequantize, or (Cast(codes) [- zero point]) * scale, with
-scales of all elements, of heads, of tokens and groups of them, of channels of keys and of groups along the head. Groups
+Key, value or both are dequantized: DequantizeLinear, DynamicDequantize, or (Cast(codes) [- zero]) * scale [+ offset],
+with scales of all elements, of heads, of tokens and groups of them, of channels and of groups along the head. Groups
 may be a dimension that a Reshape joins to its neighbor. The codes may be any tensor, such as a cache to which those of
 new tokens are appended. Heads may be repeated for several heads of query (Expand). The key is [B, H, T, D] before a
 Transpose, or [B, H, D, T].
@@ -14,7 +14,7 @@ More than 450 lines: the forms of keys and values are one match, whose parts not
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -46,12 +46,43 @@ from .scores import (
     unscaled,
 )
 
-_CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
+_MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}  # of the codes
 _MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_CODES = tuple(_MIDDLES)
 _FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
 _LOWEST = -1e38  # a finite bias below it would become -inf as a multiple of log(2)
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """Codes and what makes numbers of them: (codes - zero point - zero) * scale + offset.
+
+    Attributes:
+        value, scale: The codes, and their scales.
+        zero_point: Zero points of the type of the codes, or None.
+        zero: Zero points of another type, such as floats, or None.
+        offset: What is added to the products, or None.
+        is_subtracted: Whether the offset is subtracted instead.
+    """
+
+    value: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value | None = None
+    zero: ir.Value | None = None
+    offset: ir.Value | None = None
+    is_subtracted: bool = False
+
+    @property
+    def has_offset(self) -> bool:
+        return self.zero is not None or self.offset is not None
+
+    @property
+    def points(self) -> list[ir.Value]:
+        """The parameters besides the scales."""
+        return [each for each in (self.zero_point, self.zero, self.offset) if each is not None]
 
 
 @dataclass(frozen=True)
@@ -60,16 +91,15 @@ class _Operand:
 
     Attributes:
         value: The codes, or floats; of four dimensions.
-        scale, zero_point: Of the codes. None: of floats, or no zero point.
-        shape: The shape that scale and zero point are reshaped to; None: they have four dimensions.
-        squeezed: The axis that scale and zero point lose, which has one element; None: they have four dimensions.
+        codes: The codes and their parameters. None: floats.
+        shape: The shape that the parameters are reshaped to; None: they have four dimensions.
+        squeezed: The axis that the parameters lose, which has one element; None: they have four dimensions.
         code_shape: The shape that the codes are reshaped to; None: they have four dimensions.
-        is_per_channel: Whether the scales of keys vary along the head more than along the tokens.
+        is_per_channel: Whether the scales vary along the head more than along the tokens.
     """
 
     value: ir.Value
-    scale: ir.Value | None = None
-    zero_point: ir.Value | None = None
+    codes: _Codes | None = None
     shape: tuple[int, ...] | None = None
     squeezed: int | None = None
     code_shape: ir.Value | None = None
@@ -112,7 +142,7 @@ def _match_unfused(node: ir.Node, context: Context) -> None:
         found = _attention(node, context)
     except Unconverted:  # nobody has asked for a fusion
         return
-    codes = [] if found is None else [each.value for each in (found.key, found.value) if each.scale is not None]
+    codes = [] if found is None else [each.value for each in (found.key, found.value) if each.codes is not None]
     makers = [each.producer() for each in codes]
     if any(maker is None or is_standard(maker, *_MOVES) for maker in makers):
         raise Unconverted(Reason.CODES_NEED_FUSE)
@@ -144,17 +174,13 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
     key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
     for what, given, operand in (("keys", key_value, key), ("values", value_value, value)):
-        if operand is None or (operand.scale is None and _dequantizes(given)):
+        if operand is None or (operand.codes is None and _dequantizes(given)):
             is_scaled = _uncast(given) is None
             raise Unconverted(Reason.CODES_SCALES if is_scaled else Reason.CODES_NOT_SCALED, what=what)
     assert key is not None
     assert value is not None
-    has_float_columns = key.scale is None and is_transposed  # it takes longer to quantize them than it saves
-    if value.is_per_channel or has_float_columns:
-        raise Unconverted(Reason.CODES_SCALES, what="keys" if has_float_columns else "values")
-    types = {each.dtype for operand in (key, value) for each in (operand.scale,) if each is not None}
-    if query.dtype not in _FLOATS or (query.dtype != ir.DataType.FLOAT and types != {query.dtype}):
-        raise Unconverted(Reason.CODES_QUERY, dtype=query.dtype)
+    if key.codes is None and is_transposed:  # it takes longer to quantize such keys than it saves
+        raise Unconverted(Reason.CODES_SCALES, what="keys")
     if not _is_attention(query, key_value, value_value, is_transposed):
         raise Unconverted(Reason.CODES_HEADS)
     constants, scalars = split_scalars(scores.scalars)
@@ -188,6 +214,10 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
         return True
     if is_standard(node, "Mul", "Sub"):
         return any(_dequantizes(each, distance + 1) for each in node.inputs)
+    if is_standard(node, "Add"):
+        found = _codes_of(node)
+        parts = None if found is None or found.offset is None else dims_of(found.offset)
+        return parts is not None and any(a == 1 != b for a, b in zip(parts, dims_of(node.outputs[0]), strict=False))
     if is_standard(node, "Cast") and node.inputs[0] is not None and node.inputs[0].dtype in _CODES:
         return True
     return is_standard(node, *_MOVES) and _dequantizes(node.inputs[0], distance + 1)
@@ -265,8 +295,9 @@ def _operand(value: ir.Value | None, axis: int) -> _Operand | None:
             node.op_type == "DynamicDequantize" and node.domain == DOMAIN
         ):
             found = _of_linear(node, axis)
-        elif is_standard(node, "Mul"):
-            found = _of_product(node, axis)
+        elif is_standard(node, "Mul", "Add", "Sub"):
+            codes = _codes_of(node)
+            found = None if codes is None else _grouped(codes, axis)
         elif is_standard(node, "Reshape"):
             found = _of_blocks(node, axis)
     if found is not None:
@@ -276,54 +307,70 @@ def _operand(value: ir.Value | None, axis: int) -> _Operand | None:
 
 def _of_linear(node: ir.Node, axis: int) -> _Operand | None:
     """Returns the operand that DequantizeLinear or DynamicDequantize makes; None if its scales are of other groups."""
-    codes, scale, *rest = node.inputs
-    zero_point = rest[0] if rest else None
-    if codes is None or scale is None or not _are_codes(codes, scale, zero_point) or len(dims_of(codes)) != 4:
+    value, scale, *rest = node.inputs
+    codes = None if value is None or scale is None else _with_zero(_Codes(value, scale), rest[0] if rest else None)
+    if value is None or codes is None or len(dims_of(value)) != 4:
         return None
     if node.attributes.get_int("output_dtype", 0) not in (0, *map(int, _FLOATS)):
         return None
-    if scale.shape is None or (zero_point is not None and zero_point.shape is None):
+    parameters = [codes.scale, *codes.points]
+    if any(each.shape is None for each in parameters):
         return None
-    if all(has_one_element(each, 1) for each in (scale, zero_point) if each is not None):
-        return _Operand(codes, scale, zero_point, (1, 1, 1, 1))
-    if len(scale.shape) == 1 and (zero_point is None or len(zero_point.shape or ()) == 1):  # per channel
+    if all(has_one_element(each, 1) for each in parameters):
+        return _Operand(value, codes, (1, 1, 1, 1))
+    if all(len(dims_of(each)) == 1 for each in parameters):  # per channel
         channel = node.attributes.get_int("axis", 1) % 4
         if node.attributes.get_string("qtype", "per_channel") == "per_tensor" or channel == 0:
             return None
         shape = tuple(-1 if i == channel else 1 for i in range(4))
-        return _Operand(codes, scale, zero_point, shape, is_per_channel=channel == 5 - axis)
-    found, block = _grouped(codes, scale, zero_point, axis), node.attributes.get_int("block_size", 0)
+        return _Operand(value, codes, shape, is_per_channel=channel == 5 - axis)
+    found, block = _grouped(codes, axis), node.attributes.get_int("block_size", 0)
     if found is None or block == 0:
         return found
     along = node.attributes.get_int("axis", 1) % 4
-    size, groups = dims_of(codes)[along], dims_of(scale)[along]
+    size, groups = dims_of(value)[along], dims_of(codes.scale)[along]
     is_whole = isinstance(size, int) and isinstance(groups, int) and block * groups == size
     return found if is_whole and along in (2, 3) else None
 
 
-def _of_product(node: ir.Node, axis: int) -> _Operand | None:
-    """Returns the operand that (Cast(codes) [- zero point]) * scale makes."""
-    found = _product_of_codes(node)
-    return None if found is None or len(dims_of(found[0])) != 4 else _grouped(*found, axis)
+def _codes_of(node: ir.Node) -> _Codes | None:
+    """Returns the codes of a node that ends (Cast(codes) [- zero]) * scale [+ offset]; None if it is no such node."""
+    if is_standard(node, "Mul"):
+        return _product_of_codes(node)
+    for i in (0, 1) if is_standard(node, "Add") else (0,):
+        product, offset = node.inputs[i], node.inputs[1 - i]
+        mul = None if product is None else producer_of(skip_casts(product), "Mul")
+        found = None if mul is None else _product_of_codes(mul)
+        if found is not None and offset is not None and offset.dtype in _FLOATS:
+            return replace(found, offset=skip_casts(offset), is_subtracted=is_standard(node, "Sub"))
+    return None
 
 
-def _product_of_codes(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
-    """Returns codes, scale and zero point of (Cast(codes) [- zero point]) * scale."""
+def _product_of_codes(node: ir.Node) -> _Codes | None:
+    """Returns the codes of (Cast(codes) [- zero]) * scale."""
     for codes_index in (0, 1):
         difference, scale = node.inputs[codes_index], node.inputs[1 - codes_index]
         if difference is None or scale is None:
             continue
-        zero_point = None
+        zero = None
         sub = producer_of(skip_casts(difference), "Sub")
         if sub is not None:
-            difference, zero_point = sub.inputs[0], _uncast(sub.inputs[1])
-            if zero_point is None:
-                continue
+            difference, zero = sub.inputs
+            zero = zero if zero is None else _uncast(zero) or skip_casts(zero)
         codes = _uncast(difference)
-        scale = skip_casts(scale)
-        if codes is not None and _are_codes(codes, scale, zero_point):
-            return codes, scale, zero_point
+        found = None if codes is None else _with_zero(_Codes(codes, skip_casts(scale)), zero)
+        if found is not None:
+            return found
     return None
+
+
+def _with_zero(codes: _Codes, zero: ir.Value | None) -> _Codes | None:
+    """Returns codes with a zero point, if one is given; None if the types are those of no codes or of no scale."""
+    if codes.value.dtype not in _CODES or codes.scale.dtype not in _FLOATS:
+        return None
+    if zero is None or zero.dtype == codes.value.dtype:
+        return replace(codes, zero_point=zero)
+    return replace(codes, zero=zero) if zero.dtype in (*_CODES, *_FLOATS, ir.DataType.INT32) else None
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
@@ -338,18 +385,17 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
 
     [B, H, groups, tokens of a group, D] or [B, H, T, groups, elements of a group] become [B, H, T, D].
     """
-    mul, target = producer_of(skip_casts(_first(node)), "Mul"), node.inputs[1]
-    found = None if mul is None else _product_of_codes(mul)
-    if found is None or target is None:
+    last, target = producer_of(skip_casts(_first(node)), "Mul", "Add", "Sub"), node.inputs[1]
+    codes = None if last is None else _codes_of(last)
+    if codes is None or target is None:
         return None
-    codes, scale, zero_point = found
-    whole, blocks, parts = dims_of(node.outputs[0]), dims_of(codes), dims_of(scale)
-    points = parts if zero_point is None else dims_of(zero_point)
-    if len(whole) != 4 or not len(blocks) == len(parts) == len(points) == 5:
+    whole, blocks, parts = dims_of(node.outputs[0]), dims_of(codes.value), dims_of(codes.scale)
+    points = [dims_of(each) for each in codes.points]
+    if len(whole) != 4 or not all(len(each) == 5 for each in (blocks, parts, *points)):
         return None
     for at in (2, 3):  # the dimension of groups; the next one is that of their elements
         size = blocks[at + 1]
-        if not isinstance(size, int) or size < 1 or parts[at + 1] != 1 or points[at + 1] != 1:
+        if not isinstance(size, int) or size < 1 or any(each[at + 1] != 1 for each in (parts, *points)):
             continue
         kept = [i for i in range(4) if i != at]
         if not all(_is_length(blocks[i + (i > at)], whole[i]) for i in kept):
@@ -357,40 +403,35 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
         is_per_channel = _is_per_channel(
             whole,
             [*parts[: at + 1], *parts[at + 2 :]],
-            [*points[: at + 1], *points[at + 2 :]],
+            [[*each[: at + 1], *each[at + 2 :]] for each in points],
             axis,
             blocks[at] if at == axis and size >= _LEAST_GROUP else None,
         )
         if is_per_channel is not None:
-            return _Operand(codes, scale, zero_point, squeezed=at + 1, code_shape=target, is_per_channel=is_per_channel)
+            return _Operand(codes.value, codes, None, at + 1, target, is_per_channel)
     return None
 
 
-def _are_codes(codes: ir.Value, scale: ir.Value, zero_point: ir.Value | None) -> bool:
-    has_types = codes.dtype in _CODES and scale.dtype in _FLOATS
-    return has_types and (zero_point is None or zero_point.dtype == codes.dtype)
-
-
-def _grouped(codes: ir.Value, scale: ir.Value, zero_point: ir.Value | None, axis: int) -> _Operand | None:
+def _grouped(codes: _Codes, axis: int) -> _Operand | None:
     """Returns the operand if scales are of heads, of tokens or groups of them, and of groups that divide the head."""
-    points = dims_of(scale if zero_point is None else zero_point)
-    is_per_channel = _is_per_channel(dims_of(codes), dims_of(scale), points, axis)
-    return None if is_per_channel is None else _Operand(codes, scale, zero_point, is_per_channel=is_per_channel)
+    whole, points = dims_of(codes.value), [dims_of(each) for each in codes.points]
+    is_per_channel = _is_per_channel(whole, dims_of(codes.scale), points, axis)
+    return None if is_per_channel is None else _Operand(codes.value, codes, is_per_channel=is_per_channel)
 
 
 def _is_per_channel(
-    whole: list[Dim], parts: list[Dim], points: list[Dim], axis: int, token_groups: Dim | None = None
+    whole: list[Dim], parts: list[Dim], points: list[list[Dim]], axis: int, token_groups: Dim | None = None
 ) -> bool | None:
     """Returns whether scales are rather of channels than of tokens; None if the operator does not take them.
 
     Args:
         whole: The dimensions of the codes.
-        parts, points: Those of scales and zero points.
+        parts, points: Those of scales, and of the other parameters.
         axis: The one of the tokens.
         token_groups: The number of groups of tokens, if they are known to have the same size, of 8 or more.
     """
     head = 5 - axis
-    if not len(parts) == len(points) == 4:
+    if not all(len(each) == 4 for each in (whole, parts, *points)):
         return None
     size, groups = whole[head], parts[head]
     if not isinstance(size, int) or not isinstance(groups, int) or groups < 1 or size % groups:
@@ -401,7 +442,8 @@ def _is_per_channel(
         return None
     if not all(
         a == 1 or is_equal(a, b) or (i == axis and _is_length(a, b))
-        for i, (a, b) in enumerate(zip(points, parts, strict=True))
+        for each in points
+        for i, (a, b) in enumerate(zip(each, parts, strict=True))
     ):
         return None
     if size // groups >= min(_LEAST_GROUP, size):
@@ -430,60 +472,108 @@ def _is_computed(dim: Dim) -> bool:
 
 def _build(match: _CompressedAttention, edit: Edit) -> None:
     before, result = match.product, match.product.outputs[0]
-    float_type = match.query.dtype if match.query.dtype == result.dtype else ir.DataType.FLOAT
+    operands = (match.key, match.value)
+    types = {match.query.dtype, result.dtype, *(each.codes.scale.dtype for each in operands if each.codes is not None)}
+    has_offsets = any(each.codes is not None and each.codes.has_offset for each in operands)  # sums in float32
+    float_type = match.query.dtype if len(types) == 1 and not has_offsets else ir.DataType.FLOAT
     scale = times(match.factor, match.scalars, edit, before)
+    (*key, key_offset), (*value, value_offset) = (_inputs(each, float_type, edit, before) for each in operands)
     main = call(
         "CompressedAttention",
         [
             _cast(match.query, float_type, edit, before),
-            *_inputs(match.key, float_type, edit, before),
-            *_inputs(match.value, float_type, edit, before),
+            *key,
+            *value,
             _bias(match, edit),
             scale,
+            key_offset,
+            value_offset,
         ],
         transposed_key=int(match.is_transposed),
-        float_key=int(match.key.scale is None),
-        float_value=int(match.value.scale is None),
+        float_key=int(match.key.codes is None),
+        float_value=int(match.value.codes is None),
         scale_query=int(match.key.is_per_channel),
+        scale_result=int(match.value.is_per_channel),
     )
     dst = edit.insert_main(main, before=before)
-    if float_type != result.dtype:
-        assert result.dtype is not None
-        dst = edit.insert(ir.node("Cast", [dst], {"to": int(result.dtype)}), before=before)
-    edit.replace(result, dst)
+    edit.replace(result, _cast(dst, result.dtype, edit, before, of=float_type))
 
 
-def _cast(value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node) -> ir.Value:
-    """Returns a value as floats of a type."""
+def _cast(
+    value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node, *, of: ir.DataType | None = None
+) -> ir.Value:
+    """Returns a value with elements of a type. `of`: the type that it has, if the value does not say so."""
     assert dtype is not None
-    return value if value.dtype == dtype else edit.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+    if dtype == (of or value.dtype):
+        return value
+    return edit.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
 
 
 def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, before: ir.Node) -> list[ir.Value]:
-    """Returns the codes or floats, the scale and the zero point; floats of a type."""
-    dtype = operand.value.dtype
-    assert dtype is not None
-    if operand.scale is None:
-        one = _cast(edit.add_constant(np.ones((1, 1, 1, 1), np.float32), before=before), float_type, edit, before)
-        zero = _cast(edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before), float_type, edit, before)
-        return [_cast(operand.value, float_type, edit, before), one, zero]
-    scale, zero_point = _cast(operand.scale, float_type, edit, before), operand.zero_point
-    codes = operand.value
+    """Returns the codes or floats, the scales, the zero points and the offsets; floats of a type."""
+
+    def number(value: float, dtype: ir.DataType | None) -> ir.Value:
+        assert dtype is not None
+        if dtype in _CODES:
+            return edit.add_constant(np.full((1, 1, 1, 1), value).astype(dtype.numpy()), before=before)
+        return _cast(edit.add_constant(np.full((1, 1, 1, 1), value, np.float32), before=before), dtype, edit, before)
+
+    given = operand.codes
+    if given is None:
+        return [
+            _cast(operand.value, float_type, edit, before),
+            *(number(each, float_type) for each in (1, 0, 0)),
+        ]
+
+    def moved(value: ir.Value, op_type: str, argument: ir.Value) -> ir.Value:
+        """ONNX Runtime moves no elements of 4 bits, but casts them."""
+        if value.dtype in _WIDE:
+            value = _cast(value, _WIDE[value.dtype], edit, before)
+        return edit.insert(ir.node(op_type, [value, argument]), before=before)
+
+    def of_rank_4(parameter: ir.Value) -> ir.Value:
+        if operand.squeezed is not None:
+            return moved(parameter, "Squeeze", edit.add_constant(np.array([operand.squeezed]), before=before))
+        if operand.shape is not None:
+            return moved(parameter, "Reshape", edit.add_constant(np.array(operand.shape), before=before))
+        return parameter
+
+    assert given.value.dtype is not None
+    codes, type_ = given.value, given.value.dtype
     if operand.code_shape is not None:
-        codes = edit.insert(ir.node("Reshape", [codes, operand.code_shape]), before=before)
-    if operand.squeezed is not None:
-        axis = edit.add_constant(np.array([operand.squeezed]), before=before)
-        scale = edit.insert(ir.node("Squeeze", [scale, axis]), before=before)
-        if zero_point is not None:
-            zero_point = edit.insert(ir.node("Squeeze", [zero_point, axis]), before=before)
-    if operand.shape is not None:
-        shape = edit.add_constant(np.array(operand.shape), before=before)
-        scale = edit.insert(ir.node("Reshape", [scale, shape]), before=before)
-        if zero_point is not None:
-            zero_point = edit.insert(ir.node("Reshape", [zero_point, shape]), before=before)
-    if zero_point is None:
-        zero_point = edit.add_constant(np.zeros((1, 1, 1, 1), dtype.numpy()), before=before)
-    return [codes, scale, zero_point]
+        codes = moved(codes, "Reshape", operand.code_shape)
+        type_ = _WIDE.get(type_, type_)
+    middle = _MIDDLES[given.value.dtype] if given.has_offset and given.zero_point is None else 0
+    if given.zero_point is None:
+        zero_point = number(middle, type_)
+    else:
+        zero_point, given_type = of_rank_4(given.zero_point), given.value.dtype
+        is_wide = zero_point is not given.zero_point and given_type in _WIDE
+        zero_point = _cast(zero_point, type_, edit, before, of=_WIDE[given_type] if is_wide else given_type)
+    offset = of_rank_4(_offset(given, middle, edit, before)) if given.has_offset else number(0, float_type)
+    scale = of_rank_4(_cast(given.scale, float_type, edit, before))
+    return [codes, scale, zero_point, offset]
+
+
+def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value:
+    """Returns what is added to (codes - middle) * scale, as float32.
+
+    The words of queries and weights are rounded: their errors are smaller with codes whose mean is about 0.
+    """
+
+    def binary(op_type: str, a: ir.Value, b: ir.Value) -> ir.Value:
+        return edit.insert(ir.node(op_type, [a, b]), before=before)
+
+    if codes.zero is None and middle == 0 and codes.offset is not None and not codes.is_subtracted:
+        return _cast(codes.offset, ir.DataType.FLOAT, edit, before)
+    total = edit.add_constant(np.float32(middle), before=before)
+    if codes.zero is not None:
+        total = binary("Sub", total, _cast(codes.zero, ir.DataType.FLOAT, edit, before))
+    total = binary("Mul", total, _cast(codes.scale, ir.DataType.FLOAT, edit, before))
+    if codes.offset is None:
+        return total
+    offset = _cast(codes.offset, ir.DataType.FLOAT, edit, before)
+    return binary("Sub" if codes.is_subtracted else "Add", total, offset)
 
 
 def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:

@@ -11,11 +11,14 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.shapes import unreshaped
+from ..analysis.shapes import RESHAPES, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Op, Term, combined, divisor_of, dtype_of, like, marked, quotient_of, scaled_value
+from .affine_form import Affine, divisor_of, marked, quotient_of, scaled_value
 from .marks import has_bounded_codes, has_nan_codes
+from .terms import Op, Param, Quotient, Term, combined, dtype_of, is_unnamed, lead, like
+
+_SELECTIONS = ("Gather", "Slice", "Split")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Activation:
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
+        quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
     """
 
     form: Affine
@@ -37,6 +41,7 @@ class Activation:
     zero_point: int | None = None
     has_code_zero_point: bool = True
     may_be_nan: bool = False
+    quotient: Quotient | None = None
 
     @property
     def value(self) -> ir.Value:
@@ -65,7 +70,9 @@ class Activation:
         return self.groups > 1 and any(param is not None and param.block for param in params)
 
 
-def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int = 1) -> Activation:
+def activation_of(
+    form: Affine, values: Values, *, groups: int = 1, parts: int = 1, is_image: bool = False
+) -> Activation:
     """Returns an affine form as an activation.
 
     Args:
@@ -73,14 +80,20 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         values: The bounds of the model's values.
         groups: The number of scales for each row; see :func:`group_size_of`.
         parts: The number of equal parts into which the product cuts each group.
+        is_image: Whether it is that of a convolution. A sample is then NaN if one of its elements is.
 
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
-    if not all(param.is_of_rows and param.is_of_runs(form.value.shape) for param in form.params):
+    if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
+    has_marks_of_rows = is_image or _has_marks_of_its_rows(form)
+    form = _with_runs(form)
     may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
-    marked_form = _with_marked_scale(form, values) if may_be_nan else None
+    quotient = None
+    if may_be_nan and not has_marks_of_rows and form.mark is not None and form.scale is not None:
+        quotient = form.quotient
+    marked_form = form if quotient is not None else _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
     if (may_be_nan and (form.is_rounded or values.known(form.root).overflows)) or (
@@ -99,10 +112,56 @@ def activation_of(form: Affine, values: Values, *, groups: int = 1, parts: int =
         if is_code and known.low == known.high:
             number = int(known.low)
     form = form if marked_form is not None else _with_infinite_rows(form, values)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
+
+
+def _with_runs(form: Affine) -> Affine:
+    """Returns a form with as many zero points as scales, if there are several, each for adjacent elements.
+
+    Raises:
+        Unconverted: It is not known how to repeat them.
+    """
+    several = [each for each in (form.scale, form.zero_point) if each is not None and not each.is_one]
+    last = max((-2 if each.axes is None else max(each.axes, default=-2) for each in several), default=-2)
+
+    def as_runs(_: str, param: Param) -> Param:
+        found = param.as_runs(form.value.shape, form.codes, last)
+        if found is None:
+            raise Unconverted(Reason.ACTIVATION_SCALES)
+        return found
+
+    return form.mapped(form.value, as_runs)
+
+
+def _has_marks_of_its_rows(form: Affine) -> bool:
+    """Returns whether each mark is known to belong to one row, and to all elements that it is computed from."""
+    shape = form.value.shape
+    if form.mark is None or shape is None or not len(shape):
+        return False
+    axes = lead(len(shape), -1) if form.mark.axes is None else form.mark.axes
+    if not all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1)):
+        return False
+    return _has_whole_rows(form, form.value)
+
+
+def _has_whole_rows(form: Affine, of: ir.Value) -> bool:
+    """Returns whether rows of a value are known to have all elements of the rows of its codes."""
+    selections = [move.node for move in form.moves if move.node.op_type in _SELECTIONS]
+    pairs = [(of, form.root), *((node.outputs[0], node.inputs[0]) for node in selections)]
+    if not all(_are_as_long(*pair) for pair in pairs):
+        return False
+    return all(_has_whole_rows(part, of) for move in form.moves for part in move.others)
+
+
+def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
+    """Returns whether the rows of a value are known to be as long as those of another one, or longer."""
+    if other is None or value.shape is None or other.shape is None or not len(value.shape) or not len(other.shape):
+        return False
+    dim, least = value.shape[-1], other.shape[-1]
+    return dim >= least if isinstance(dim, int) and isinstance(least, int) else dim == least and not is_unnamed(dim)
 
 
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:
@@ -218,13 +277,19 @@ def _known(term: Term, values: Values) -> Interval:
         )
     if not isinstance(term, Op):
         return Interval(0, 255, True)
-    inputs = [_known(each, values) for each in term.inputs[: 2 if term.op_type in ("Add", "Sub") else 1]]
+    if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):
+        return Interval(0, 0, True)
+    count = {"Add": 2, "Sub": 2, "Concat": len(term.inputs)}.get(term.op_type, 1)
+    inputs = [_known(each, values) for each in term.inputs[:count]]
+    if term.op_type == "Concat":
+        low, high = min(each.low for each in inputs), max(each.high for each in inputs)
+        is_regular = all(each.is_regular for each in inputs)
+        return Interval(low, high, all(each.is_integer for each in inputs), is_regular)
     if term.op_type == "Neg":
         return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
     if term.op_type in ("Add", "Sub"):
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
         return Interval(low, high, a.is_integer and b.is_integer)
-    if term.op_type in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Split", "Slice", "Gather"):
-        return inputs[0]
-    return Interval()
+    is_moved = term.op_type in ("Cast", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
+    return inputs[0] if is_moved else Interval()

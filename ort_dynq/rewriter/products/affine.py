@@ -11,6 +11,7 @@ Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,29 +31,17 @@ from ..analysis.shapes import (
     unexpanded,
     unreshaped,
 )
+from ..analysis.shared import OfOnePhase
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
-from ..edit import OfOnePhase
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import (
-    ROUNDINGS,
-    Affine,
-    Param,
-    Rearrangement,
-    combined,
-    concatenated,
-    divisor_of,
-    is_unnamed,
-    like,
-    moved,
-    rank_of,
-    unsqueezed,
-)
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, divisor_of, moved
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, mark_of
 from .merged_rows import with_merged_rows
+from .terms import Param, combined, is_unnamed, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -86,7 +75,7 @@ class AffineForms(OfOnePhase):
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
         self._facts = facts
-        self.values = Values(facts)
+        self.values = facts.shared(Values)
         self._found: dict[ir.Value, Affine | Unconverted | None] = {}
         for _, graph in with_subgraphs(facts.model.graph):
             for node in graph:
@@ -134,9 +123,8 @@ class AffineForms(OfOnePhase):
             known = self.values.near.known(value)  # a product of saturated codes differs by less than its roundings
         if known.high - known.low > 255:
             return None
-        return Affine(
-            value, value, int(known.low), int(known.high), mark=mark_of(value, self._param, self.values, self._facts)
-        )
+        mark, quotient = mark_of(value, self._param, self.values, self._facts)
+        return Affine(value, value, int(known.low), int(known.high), mark=mark, quotient=quotient)
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
@@ -281,8 +269,12 @@ class AffineForms(OfOnePhase):
         form = None if pair is None else self.of(pair[0])
         if pair is None or form is None or not same_shape(*pair):
             return None
-        is_estimated = self.values.estimated_exactly(value) is not None or is_estimate(form, pair[1], self.values)
-        return replace(form, value=value) if is_estimated else None
+        if self.values.estimated_exactly(value) is not None:
+            if form.value is form.root:  # of other rows than those of y
+                mark, quotient = mark_of(value, self._param, self.values, self._facts)
+                form = replace(form, mark=mark, quotient=quotient)
+            return replace(form, value=value)
+        return replace(form, value=value) if is_estimate(form, pair[1], self.values) else None
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:
@@ -386,7 +378,8 @@ class AffineForms(OfOnePhase):
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
             if len(others) != len(node.inputs) - 1 or any(each.shift != form.shift for each in others):
                 return self._lose(node, f"its inputs are not all codes of the same kind times a scale; {_LATER}")
-            parts = (form, *others)
+            form, *others_ = parts = _with_zero_points((form, *others))
+            others = tuple(others_)
             for name in ("scale", "zero point", "offset"):
                 if len({each.param(name) is None for each in parts}) > 1:
                     return self._lose(node, f"only some of its inputs have a {name}; {_LATER}")
@@ -401,6 +394,12 @@ class AffineForms(OfOnePhase):
             of_others = [each.param(name) for each in others]
             found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
+            if (
+                found is None
+                and not others
+                and (runs := param.as_runs(data.shape, form.codes, -2)) not in (None, param)
+            ):
+                found = moved(runs, node, index, value, data)
             if found is None:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found
@@ -412,6 +411,20 @@ class AffineForms(OfOnePhase):
         """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
         exceptions = has_nan_codes(form, self.values), has_bounded_codes(form, self.values)
         return form.is_rounded, form.divisor, *exceptions
+
+
+def _with_zero_points(parts: Sequence[Affine]) -> list[Affine]:
+    """Returns the parts of a Concat, with zero points of 0 if only others have some: as many as they have scales."""
+    given = next((each.zero_point for each in parts if each.zero_point is not None), None)
+    if given is None:
+        return list(parts)
+    nothing = np.zeros((), np.float32)
+    return [
+        part
+        if part.zero_point is not None or part.scale is None
+        else replace(part, zero_point=like(part.scale.of("Mul", nothing), given))
+        for part in parts
+    ]
 
 
 def _repeated(node: ir.Node) -> str:

@@ -1,4 +1,4 @@
-"""Affine forms and their scales, zero points and offsets: what computes them, and along which axes they vary.
+"""Affine forms, and their scales, zero points and offsets (terms.py) after nodes that move elements.
 
 Example: Concat of rows of 32 and of 16 numbers, each with one scale: rows of 48 with 3 scales, in blocks of 16.
 """
@@ -16,111 +16,13 @@ import onnx_ir as ir
 from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
+from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
 from ..analysis.values import Values
-from ..reasons import Reason, Unconverted
+from .terms import CodesOf, Op, Param, Quotient, Term, dtype_of, is_unnamed, key_of, lead, rank_of, scope_of, unsqueezed
 
 ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _DEEPEST = 16
-
-
-@dataclass(frozen=True)
-class Op:
-    """A new node that computes part of a scale, zero point or offset; `inputs` are terms.
-
-    Attributes:
-        dtype: The element type of the output.
-        output, outputs: The index of the output that is used, and the number of outputs.
-    """
-
-    op_type: str
-    inputs: tuple[Term, ...]
-    dtype: ir.DataType
-    attributes: tuple[tuple[str, Any], ...] = ()
-    output: int = 0
-    outputs: int = 1
-
-
-@dataclass(frozen=True)
-class CodesOf:
-    """The codes of a value after a move."""
-
-    moved: ir.Value
-
-
-Term = ir.Value | Op | CodesOf | np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Param:
-    """A scale, zero point or offset.
-
-    Attributes:
-        term: What computes it.
-        axes: The axes along which it varies, negative; empty for one number, None for one number for each row.
-        rank: Its number of dimensions; None if it is not known.
-        block: The number of adjacent elements of the last axis that share a number; 0 if all do.
-    """
-
-    term: Term
-    axes: frozenset[int] | None = frozenset()
-    rank: int | None = 0
-    block: int = 0
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is one number."""
-        return self.axes is not None and not self.axes and not self.block
-
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether each row has one number, or one for each block."""
-        return self.axes is None or -1 not in self.axes
-
-    def is_of_samples(self, shape: ir.Shape | None) -> bool:
-        """Returns whether it is one number, or one for each index of the first axis of a shape, with all its axes."""
-        if self.is_one:
-            return True
-        if shape is None or self.axes is None or self.block:
-            return False
-        return self.rank == len(shape) and self.axes <= {-len(shape)}
-
-    def is_of_runs(self, shape: ir.Shape | None) -> bool:
-        """Returns whether each number belongs to adjacent elements of a shape, in the order of the numbers."""
-        if self.axes is None or not self.axes:
-            return True
-        lead = () if shape is None else range(-len(shape), max(self.axes))
-        return shape is not None and all(axis in self.axes or shape[axis] == 1 for axis in lead)
-
-    def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
-        """Returns the result of an operator that this is the first input of."""
-        dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else dtype_of(self.term)
-        output, outputs = attributes.pop("output", 0), attributes.pop("outputs", 1)
-        return replace(self, term=Op(op_type, (self.term, *others), dtype, tuple(attributes.items()), output, outputs))
-
-
-def scope_of(param: Param) -> str:
-    if param.is_one:
-        return ""
-    return f" of blocks of {param.block}" if param.block else " of rows" if param.is_of_rows else " of another axis"
-
-
-def dtype_of(term: Term) -> ir.DataType:
-    """Returns the element type of a term."""
-    if isinstance(term, np.ndarray):
-        return ir.DataType.from_numpy(term.dtype)
-    if isinstance(term, CodesOf):
-        return ir.DataType.UINT8
-    return term.dtype or ir.DataType.UNDEFINED
-
-
-def key_of(term: Term) -> object:
-    """Returns what two terms that compute the same have in common."""
-    if isinstance(term, np.ndarray):
-        return str(term.dtype), term.shape, term.tobytes()
-    if isinstance(term, Op):
-        return replace(term, inputs=()), *map(key_of, term.inputs)
-    return term
 
 
 def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.Value) -> Param | None:
@@ -145,6 +47,8 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
         return _reshaped(param, axes, node, before.shape, after.shape)
     if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
         along = _sliced_axes(node, rank)
+        if op_type == "Slice" and param.block and along is not None and set(along) == {-1}:
+            return _sliced_blocks(param, node, before.shape[-1], after.shape[-1])
         if along is None or (param.block and -1 in along) or (along & axes and not along <= axes):
             return None
         if not along & axes:
@@ -201,6 +105,24 @@ def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | Non
     return replace(whole, term=replace(whole.term, inputs=tuple(terms)), axes=None, block=common)
 
 
+def _sliced_blocks(
+    param: Param, node: ir.Node, before: int | ir.SymbolicDim, after: int | ir.SymbolicDim
+) -> Param | None:
+    """Returns the numbers of blocks after a Slice of the last axis that does not cut a block; None for others."""
+    starts = known_lengths(node.inputs[1])
+    if not isinstance(before, int) or not isinstance(after, int) or starts is None or starts[0] is None:
+        return None
+    if len(node.inputs) > 4 and known_lengths(node.inputs[4]) != [1]:
+        return None
+    start = range(before)[starts[0] :].start
+    if start % param.block or after % param.block or not after:
+        return None
+    if after == before:
+        return param
+    first, last = start // param.block, (start + after) // param.block
+    return param.of("Slice", np.array([first]), np.array([last]), np.array([-1]))
+
+
 def _sliced_axes(node: ir.Node, rank: int) -> frozenset[int] | None:
     """Returns the axes along which a Split, Slice or Gather of vectors selects, negative; None if not known."""
     if node.op_type == "Slice":
@@ -250,50 +172,12 @@ def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shap
     return replace(param.of("Reshape", shape), axes=None, rank=out_rank, block=block if count > 1 else 0)
 
 
-def unsqueezed(param: Param, axes: Sequence[int]) -> Param:
-    return param.of("Unsqueeze", np.array(axes)) if axes else param
-
-
 def _squeezed(param: Param, axes: Sequence[int]) -> Param:
     return param.of("Squeeze", np.array(axes)) if axes else param
 
 
-def combined(op_type: str, a: Param, b: Param) -> Param:
-    """Returns a sum, difference, product or quotient of two parameters.
-
-    Raises:
-        Unconverted: They vary along axes that do not fit together.
-    """
-    if (a.block or b.block) and a.block != b.block and not (a.is_one or b.is_one or not (a.block and b.block)):
-        raise Unconverted(Reason.ACTIVATION_SCALES)
-    axes = None if a.axes is None or b.axes is None else a.axes | b.axes
-    if axes is None and not (a.is_of_rows and b.is_of_rows):
-        raise Unconverted(Reason.ACTIVATION_SCALES)
-    rank = None if a.rank is None or b.rank is None else max(a.rank, b.rank)
-    return Param(Op(op_type, (a.term, b.term), dtype_of(a.term)), axes, rank, a.block or b.block)
-
-
-def like(param: Param, other: Param) -> Param:
-    """Returns a parameter in the element type of another one."""
-    dtype = dtype_of(other.term)
-    return param if dtype_of(param.term) == dtype else param.of("Cast", to=int(dtype))
-
-
-def lead(rank: int, end: int) -> frozenset[int]:
-    """Returns the axes before the axis `end`, which is negative."""
-    return frozenset(range(-rank, end))
-
-
 def _given(node: ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
-
-
-def rank_of(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
-
-
-def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
 @dataclass(frozen=True)
@@ -319,7 +203,9 @@ class Affine:
         offset: None for 0.
         is_rounded: Whether the model rounds the value to float16.
         divisor: What x is divided by, if the model casts NaN, the quotient of zeros, to integers. They are any numbers.
-        mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known.
+        mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known. The rows are those
+            of the scale.
+        quotient: What the codes are rounded from, if it has the marks of single elements of the root.
     """
 
     value: ir.Value
@@ -333,11 +219,18 @@ class Affine:
     is_rounded: bool = False
     divisor: ir.Value | None = None
     mark: Param | None = None
+    quotient: Quotient | None = None
 
     @property
     def shift(self) -> int:
         """What is added to the codes to make them uint8."""
         return 0 if self.low >= 0 and self.high <= 255 else 128 if self.low >= -128 and self.high <= 127 else -self.low
+
+    @property
+    def codes(self) -> CodesOf:
+        """The codes after all moves."""
+        move = self.moves[-1] if self.moves else None
+        return CodesOf(self.root if move is None else move.node.outputs[move.output])
 
     @property
     def params(self) -> list[Param]:

@@ -17,7 +17,8 @@ from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
-from .affine_form import Affine, CodesOf, Op, Param, Term, dtype_of, key_of
+from .affine_form import Affine
+from .terms import CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
 _MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
@@ -55,7 +56,7 @@ class ActivationCodes:
         """Starts without any codes."""
         self._facts = facts
         self._of_root: dict[ir.Value, ir.Value] = {}
-        self.moved: dict[ir.Value, ir.Value] = {}
+        self._moved: dict[ir.Value, ir.Value] = {}
         self._found: dict[tuple[object, ...], Codes] = {}
 
     def of(self, activation: Activation, edit: Edit) -> Codes:
@@ -81,6 +82,8 @@ class ActivationCodes:
                 scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
                 self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
+            if activation.quotient is not None and scale is not None:
+                scale, zero_point = _with_marks(activation, scale, zero_point, self, before, edit)
             repeats_scale = _has_one(form.scale) and not _has_one(form.zero_point) and activation.zero_point is None
             self._found[key] = Codes(
                 codes, scale, zero_point, offset, activation.has_offset_of_groups, repeats_scale=repeats_scale
@@ -94,18 +97,22 @@ class ActivationCodes:
             self._facts.note(codes, ir.DataType.UINT8, form.root.shape)
         return self._of_root[form.root]
 
+    def after(self, value: ir.Value) -> ir.Value:
+        """Returns the codes of an activation that were built: its root, or after a move."""
+        return self._moved.get(value) or self._of_root[value]
+
     def _codes(self, form: Affine, edit: Edit) -> ir.Value:
         codes = self.root(form, edit)
         for move in form.moves:
             node, moved = move.node, move.node.outputs[move.output]
-            if moved not in self.moved:
+            if moved not in self._moved:
                 others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
                 new = ir.node(node.op_type, [codes, *others], dict(node.attributes), num_outputs=len(node.outputs))
                 edit.insert(new, before=node, origin=node)
                 for old, output in zip(node.outputs, new.outputs, strict=True):
-                    self.moved[old] = output
+                    self._moved[old] = output
                     self._facts.note(output, ir.DataType.UINT8, old.shape)
-            codes = self.moved[moved]
+            codes = self._moved[moved]
         return codes
 
     def _zero_point(
@@ -196,12 +203,81 @@ class _Terms:
         if isinstance(term, np.ndarray):
             return self.constant(term)
         if isinstance(term, CodesOf):
-            return self._codes.moved[term.moved]
+            return self._codes.after(term.value)
         moved = len(term.inputs) if term.op_type == "Concat" else 1  # the others are lengths, indices or shapes
         inputs = [self._of(each, as_code if i < moved else None) for i, each in enumerate(term.inputs)]
         new = ir.node(term.op_type, inputs, dict(term.attributes), num_outputs=term.outputs)
         self.insert_node(new)
         return new.outputs[term.output]
+
+
+class _Branch(_Terms):
+    """Builds terms as nodes of a subgraph."""
+
+    def __init__(self, codes: ActivationCodes, before: ir.Node, edit: Edit) -> None:
+        super().__init__(codes, before, edit)
+        self._nodes: list[ir.Node] = []
+
+    def insert_node(self, node: ir.Node) -> ir.Value:
+        self._nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, number: np.generic | np.ndarray[Any, Any]) -> ir.Value:
+        return self.insert_node(constant(np.asarray(number)))
+
+    def marks_of_elements(self, form: Affine) -> ir.Value:
+        """Returns NaN for the elements of a form with codes that are not finite, else 0."""
+        if form.quotient is not None:
+            value = self._of(form.quotient.of_elements(), None)
+        else:
+            codes = self.insert("Cast", self._edit.facts.current(form.root), to=int(ir.DataType.FLOAT))
+            value = self.insert("Mul", codes, self.constant(np.float32(0)))
+        for move in form.moves:
+            others = [self.marks_of_elements(each) for each in move.others] or move.node.inputs[1:]
+            inputs, outputs = [value, *others], len(move.node.outputs)
+            new = ir.node(move.node.op_type, inputs, dict(move.node.attributes), num_outputs=outputs)
+            self.insert_node(new)
+            value = new.outputs[move.output]
+        return value
+
+    def graph(self, name: str, *outputs: ir.Value) -> ir.Graph:
+        copies = [self.insert("Identity", each) for each in outputs]
+        return ir.Graph([], copies, nodes=self._nodes, name=name)
+
+
+def _with_marks(
+    activation: Activation, scale: ir.Value, zero_point: ir.Value, codes: ActivationCodes, before: ir.Node, edit: Edit
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the scale and the zero point of rows that share numbers, with the marks of each row.
+
+    The marks are computed only in runs in which a number lets codes be NaN.
+    """
+    form, quotient = activation.form, activation.quotient
+    assert quotient is not None
+    outside = _Terms(codes, before, edit)
+    marked, plain = (_Branch(codes, before, edit) for _ in range(2))
+    assert form.mark is not None
+    limits = form.mark if quotient.is_exact else quotient.limits
+    limit = outside.of_rows(limits, activation)
+    if not limits.is_one:
+        limit = outside.insert("ReduceSum", limit, keepdims=0)
+    condition = outside.insert("IsNaN", limit)
+    edit.facts.note(condition, ir.DataType.BOOL, None)
+    marks = marked.insert("ReduceSum", marked.marks_of_elements(form), marked.constant(np.array([-1])), keepdims=1)
+    scales = [marked.insert("Add", scale, marks)], [scale]
+    if not _has_one(form.zero_point) and activation.zero_point is None:
+        scales[0].append(marked.insert("Expand", zero_point, marked.insert("Shape", scales[0][0])))
+        scales[1].append(zero_point)
+    attributes = {
+        "then_branch": marked.graph("rows_that_may_be_nan", *scales[0]),
+        "else_branch": plain.graph("finite_rows", *scales[1]),
+    }
+    found = ir.node("If", [condition], attributes, num_outputs=len(scales[0]))
+    outside.insert_node(found)
+    edit.facts.note(found.outputs[0], ir.DataType.FLOAT, None)
+    if len(found.outputs) > 1:
+        edit.facts.note(found.outputs[1], zero_point.dtype or ir.DataType.UINT8, None)
+    return found.outputs[0], found.outputs[-1] if len(found.outputs) > 1 else zero_point
 
 
 def _has_value(term: Term) -> bool:

@@ -16,7 +16,8 @@ from ..analysis.magnitudes import largest_ratio
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
 from ..analysis.values import Values
-from .affine_form import Affine, Param, Scaled, scaled_value
+from .affine_form import Affine, Scaled, scaled_value
+from .terms import Param
 
 _CODES_OF_DYNAMIC = 255  # the largest abs(x) / scale of DynamicQuantizeLinear
 _LARGEST_RATIO = 2  # of abs(x) to the number of codes times the scale

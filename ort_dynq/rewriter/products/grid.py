@@ -190,6 +190,7 @@ def _blocks(matrix: npt.NDArray[Any]) -> Iterator[slice]:
 
 
 _Comparison = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.bool_]]
+_Filter = Callable[[npt.NDArray[np.float32], Any, npt.NDArray[np.float32]], npt.NDArray[np.bool_]]
 
 
 class _Search(NamedTuple):
@@ -204,17 +205,17 @@ class _Search(NamedTuple):
     scales: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
 
 
-def _has_scale(column: npt.NDArray[np.float32], is_grid: _Comparison) -> bool:
+def _has_scale(column: npt.NDArray[np.float32], is_grid: _Comparison, fits: _Filter) -> bool:
     """Returns whether some scale fits a sample of one column: all candidates at once."""
     largest = np.abs(column).max()
     sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
     codes = np.array(_LARGEST_CODES, np.float32)
     return largest == 0 or any(
-        (_fits(scale, codes, largest) & is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
+        (fits(scale, codes, largest) & is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
     )
 
 
-def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison) -> npt.NDArray[np.float32] | None:
+def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison, fits: _Filter) -> npt.NDArray[np.float32] | None:
     """Returns one scale for each column; None if a column has none."""
     largest = np.abs(weights).max(0)
     scales = np.ones_like(largest)
@@ -223,12 +224,14 @@ def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison) -> npt.NDArr
     ratios = np.abs(few[:, todo]) / largest[todo]
     for code in map(np.float32, _LARGEST_CODES):
         near = _near_integers(ratios, code)
+        if not near.size:
+            continue
         is_done = np.zeros(todo.size, np.bool_)
         for which in range(3):
             near = near[~is_done[near]]
             columns = todo[near]
             scale = _candidates(largest[columns], code)[which]
-            found = np.flatnonzero(_fits(scale, code, largest[columns]))
+            found = np.flatnonzero(fits(scale, code, largest[columns]))
             for rows in (sample, weights):
                 found = found[is_grid(rows[:, columns[found]], scale[found])]
             scales[columns[found]] = scale[found]
@@ -264,6 +267,11 @@ def _fits(scale: npt.NDArray[np.float32], code: Any, largest: Any) -> npt.NDArra
         return np.asarray((scale > 0) & (code * scale == largest))
 
 
+def _is_positive(scale: npt.NDArray[np.float32], code: Any, largest: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Returns which scales are positive: no scale has to round to a largest weight such as 127 / inverse scale."""
+    return scale > 0
+
+
 def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray((np.rint(weights / scale) * scale == weights).all(0))
@@ -277,7 +285,7 @@ def _is_nearly_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.floa
 
 def _fitted_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
     """Returns the scales with the least squares of distances; None if a column is not nearly a grid."""
-    scales = _scales(weights, _is_nearly_grid)
+    scales = _scales(weights, _is_nearly_grid, _is_positive)
     if scales is None:
         return None
     codes = np.rint(weights / scales).astype(np.float64)
@@ -286,8 +294,11 @@ def _fitted_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] 
     return np.asarray(fitted, np.float32)
 
 
-_EXACT = _Search(functools.partial(_has_scale, is_grid=_is_grid), functools.partial(_scales, is_grid=_is_grid))
-_NEAR = _Search(functools.partial(_has_scale, is_grid=_is_nearly_grid), _fitted_scales)
+_EXACT = _Search(
+    functools.partial(_has_scale, is_grid=_is_grid, fits=_fits),
+    functools.partial(_scales, is_grid=_is_grid, fits=_fits),
+)
+_NEAR = _Search(functools.partial(_has_scale, is_grid=_is_nearly_grid, fits=_is_positive), _fitted_scales)
 _ROUNDED = _Search(
     lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
     lambda weights: float16_scales(weights, _LARGEST_CODES),

@@ -4,6 +4,8 @@
    model's row is NaN if one of its elements is 0; else it consists of the lowest and the highest code.
 2. Codes without bounds, which fit 8 bits because of their range: if x is infinite, so are the model's codes, but the
    scale is not if the range is bounded.
+3. As 1, but without bounds after a NaN, or rounded by a straight-through estimator q + (round(q) - q): they are not
+   finite wherever the quotient is not.
 
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
@@ -15,8 +17,9 @@ Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +27,16 @@ import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
+from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, Op, Param, Term, combined, dtype_of, lead, rank_of, scaled_value
+from .affine_form import ROUNDINGS, Affine, scaled_value
+from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
-_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+_ZERO = np.zeros((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
 
 
@@ -45,7 +50,7 @@ def has_bounded_codes(form: Affine, values: Values) -> bool:
     return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
-def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Param | None:
+def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> tuple[Param | None, Quotient | None]:
     """Returns NaN for the rows with codes that are not finite, and 0 for the others.
 
     Args:
@@ -55,37 +60,39 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         facts: Types and shapes.
 
     Returns:
-        None if all codes are finite, or they are computed in another way.
+        None if all codes are finite, or they are computed in another way; and what codes are rounded from, if it also
+        has the marks of single elements.
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
-    if codes.dtype != ir.DataType.FLOAT or known.is_regular == is_bounded:
-        return None
+    if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
+        return None, None
     found = _quotient_of(codes, param_of, values, facts)
     if found is None:
-        return None
-    quotient, x, number, zero_points = found
-    is_divided = quotient.op_type == "Div"
-    if not is_bounded:
-        range_ = _range_of(number.term, is_divisor=is_divided)
-        mark = None if range_ is None else param_of(range_, x)
-        return None if mark is None or dtype_of(mark.term) != ir.DataType.FLOAT else mark.of("Mul", _ZERO)
-    smallest = _smallest_magnitude(x, number, facts)
-    sides = (smallest, number) if quotient.inputs[0] is x else (number, smallest)
-    marks = [combined(quotient.op_type, *sides).of("Clip", _ZERO, _ONE).of("Mul", _ZERO)]
-    if zero_points:  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
-        marks += [*(each.of("Mul", _ZERO) for each in zero_points)]  # infinite where a quotient is: the sum is NaN
-        marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), number))
-    return functools.reduce(functools.partial(combined, "Add"), marks)
+        return None, None
+    is_divided = found.node.op_type == "Div"
+    range_ = _range_of(found.number.term, is_divisor=is_divided) if known.is_regular else None
+    if range_ is not None:
+        mark = param_of(range_, found.x)
+        is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
+        return (mark.of("Mul", _ZERO), None) if mark is not None and is_float else (None, None)
+    if not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=is_divided):
+        return None, None  # the scale of these rows shows them
+    found = replace(found, is_exact=found.is_exact or not is_bounded)
+    magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
+    return found.marks(magnitude), found
 
 
-def _quotient_of(
-    codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts
-) -> tuple[ir.Node, ir.Value, Param, list[Param]] | None:
-    """Returns the Div or Mul of x by a number of rows that codes are rounded from, x, the number and zero points."""
-    value, zero_points = codes, list[Param]()
+def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
+    """Returns the quotient that codes are rounded from; None if they are computed in another way."""
+    value, zero_points, is_estimated = codes, list[Param](), False
     for _ in range(_DEEPEST):
-        value = values.estimated_exactly(value) or all_bounds_of(value).value
+        if (y := values.estimated_exactly(value)) is not None:
+            value, is_estimated = y, True
+            continue
+        if (bounded := all_bounds_of(value)).value is not value:
+            value = bounded.value
+            continue
         node = value.producer()
         before = None if node is None or not node.inputs else node.inputs[0]
         if node is None or before is None:
@@ -104,9 +111,17 @@ def _quotient_of(
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
         if node.op_type not in ("Add", "Sub"):
-            return node, value, number, zero_points
+            return Quotient(node, value, number, tuple(zero_points), is_estimated)
         zero_points.append(number)
     return None
+
+
+def _is_finite_factor(term: Term, values: Values, *, is_divisor: bool) -> bool:
+    """Returns whether a divisor is known not to be near 0, or a factor to be finite, unless it is NaN."""
+    if not isinstance(term, ir.Value):
+        return False
+    known = values.known(term)
+    return known.low >= SMALLEST_DIVISOR if is_divisor else math.isfinite(known.high)
 
 
 def _range_of(term: Term, *, is_divisor: bool) -> ir.Value | None:
@@ -140,8 +155,8 @@ def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] 
     return None
 
 
-def _smallest_magnitude(x: ir.Value, like: Param, facts: Facts) -> Param:
-    """Returns the smallest magnitude among the elements of x that share a number."""
+def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns the smallest or largest magnitude among the elements of x that share a number."""
     rank = rank_of(x)
     axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
@@ -150,5 +165,5 @@ def _smallest_magnitude(x: ir.Value, like: Param, facts: Facts) -> Param:
         inputs.append(np.array(axes))
     elif axes is not None:
         attributes["axes"] = tuple(axes)
-    term = Op("ReduceMin", tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
+    term = Op(reduction, tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
     return Param(term, like.axes, 0 if like.is_one else rank)

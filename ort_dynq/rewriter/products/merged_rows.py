@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_array
-from .affine_form import Param, is_unnamed, lead
+from .terms import Param, is_unnamed, lead
 
 Dims = Sequence[int | ir.SymbolicDim]
 

@@ -25,7 +25,7 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
         region.src,
         str(region.program),
         before=before,
-        operands=region.operands,
+        operands=[_repeated(each, rows, before, edit) for each in region.operands],
         code_type=region.code_type,
         axis=rows.axis,
     )
@@ -44,6 +44,26 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
             nodes = [ir.node("Identity", [new])]
         edit.replace(old, edit.insert(*nodes, before=before) if nodes else new)
         replaced.add(output)
+
+
+def _repeated(operand: ir.Value, rows: Rows, before: ir.Node, edit: Edit) -> ir.Value:
+    """Returns an operand; a number whose rows are not adjacent as one for each row."""
+    if not rows.is_apart(operand):
+        return operand
+    assert rows.x.shape is not None
+    ones = -rows.axis or len(rows.x.shape)
+    lead = list(rows.x.shape)[: len(rows.x.shape) - ones]
+
+    def constant_of(*numbers: int) -> ir.Value:
+        return edit.add_constant(np.array(numbers, np.int64), before=before)
+
+    if all(isinstance(dim, int) for dim in lead):
+        lengths = constant_of(*(dim for dim in lead if isinstance(dim, int)), *[1] * ones)
+    else:
+        shape = edit.insert(ir.node("Shape", [rows.x]), before=before)
+        dims = edit.insert(ir.node("Slice", [shape, constant_of(0), constant_of(len(lead))]), before=before)
+        lengths = edit.insert(ir.node("Concat", [dims, constant_of(*[1] * ones)], {"axis": 0}), before=before)
+    return edit.insert(ir.node("Expand", [operand, lengths]), before=before)
 
 
 def _products_of_one_number(value: ir.Value, region: Region, rows: Rows) -> list[Use]:

@@ -281,7 +281,7 @@ class _Draft:
         """Returns the name of an operand without its number; None if a value is none."""
         kind = self._rows.kind(value)
         is_one_number = kind == Kind.SQUEEZED and self._rows.axis == 0
-        if kind == Kind.PART and not self._rows.is_number(value):
+        if kind == Kind.PART and value.shape is None:
             return None
         return "row" if is_one_number else None if kind is None else _OPERANDS.get(kind)
 

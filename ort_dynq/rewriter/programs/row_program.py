@@ -146,7 +146,8 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
                 rows = Rows(x, axis)
                 is_squeezed = axis == 0 or node.op_type == "QuantizeLinear"
                 kinds = (Kind.COLUMN, *([Kind.SQUEEZED] if is_squeezed else []))
-                if (rows.kind(scale) in kinds or rows.is_number(scale)) and rows.of_result(node) == Kind.VECTOR:
+                is_number = rows.is_number(scale) or rows.is_apart(scale)
+                if (rows.kind(scale) in kinds or is_number) and rows.of_result(node) == Kind.VECTOR:
                     yield rows
 
 

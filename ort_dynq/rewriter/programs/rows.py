@@ -72,6 +72,10 @@ class Rows:
         repeated = self.x.shape[len(self.x.shape) - len(value.shape) + first :]
         return all(_is_dim(*pair) for pair in zip(value.shape[first:end], repeated, strict=False))
 
+    def is_apart(self, value: ir.Value) -> bool:
+        """Returns whether the rows of a number are not adjacent: [2, 1, 4, 1] of [2, 3, 4, 8]. It is then repeated."""
+        return self.kind(value) == Kind.PART and value.shape is not None and not self.is_number(value)
+
     def of_result(self, node: ir.Node) -> Kind | None:
         """Returns the kind of the output of a node that a program can have as a step, by its shape; else None."""
         if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:

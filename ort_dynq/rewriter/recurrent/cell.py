@@ -15,11 +15,8 @@ from ..reasons import Reason, Unconverted
 _OPERATORS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 """The layers, and the activation functions of a direction that has no others."""
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_ALPHA = {"LeakyRelu": 0.01, "HardSigmoid": 0.2}
-_BETA = {"HardSigmoid": 0.5}
-# The default of ThresholdedRelu is 1 in ONNX, and 0 in ONNX Runtime's RNN; the other two have none.
-_TAKE_ALPHA, _TAKE_BETA = (*_ALPHA, "ThresholdedRelu", "Affine", "ScaledTanh"), (*_BETA, "Affine", "ScaledTanh")
-_PLAIN = ("Sigmoid", "Tanh", "Relu", "Softsign")
+_FUNCTIONS = ("Sigmoid", "Tanh", "Relu", "HardSigmoid")
+_ALPHA, _BETA = 0.2, 0.5  # of HardSigmoid, if the layer gives none
 _STATE, _SECOND = "x", "tensor5"
 
 
@@ -52,34 +49,18 @@ class _Builder:
         """Returns an activation function of a value."""
         if clips and math.isfinite(self._clip):
             value = self.add("Clip", value, literal(-self._clip), literal(self._clip))
-        add, alpha, beta = self.add, literal(function.alpha), literal(function.beta)
+        add = self.add
         match function.name:
             case "Sigmoid":
                 return add("Sigmoid", value)
-            case "Tanh":
-                return self._tanh(value)
+            case "Tanh":  # 2 / (1 + e^(-2 * value)) - 1; its error is at most 3e-7
+                two = literal(2)
+                return add("Sub", add("Mul", add("Sigmoid", add("Mul", value, two)), two), literal(1))
             case "Relu":
                 return add("Clip", value, literal(0), "inf")
-            case "Softsign":
-                return add("Div", value, add("Add", literal(1), add("Abs", value)))
-            case "LeakyRelu":
-                return add("LeakyRelu", value, alpha)
-            case "ThresholdedRelu":
-                return add("Where", add("Greater", value, alpha), value, literal(0))
-            case "HardSigmoid":
-                return add("Clip", self._affine(value, alpha, beta), literal(0), literal(1))
-            case "Affine":
-                return self._affine(value, alpha, beta)
-            case _:  # ScaledTanh
-                return add("Mul", self._tanh(add("Mul", value, beta)), alpha)
-
-    def _tanh(self, value: str) -> str:
-        """Returns 2 / (1 + e^(-2 * value)) - 1; its error is at most 3e-7."""
-        two = literal(2)
-        return self.add("Sub", self.add("Mul", self.add("Sigmoid", self.add("Mul", value, two)), two), literal(1))
-
-    def _affine(self, value: str, alpha: str, beta: str) -> str:
-        return self.add("Add", self.add("Mul", value, alpha), beta)
+            case _:  # HardSigmoid
+                line = add("Add", add("Mul", value, literal(function.alpha)), literal(function.beta))
+                return add("Clip", line, literal(0), literal(1))
 
 
 @dataclass(frozen=True)
@@ -163,33 +144,20 @@ def _functions_of(node: ir.Node, directions: int, defaults: tuple[str, ...]) -> 
     names = list(node.attributes.get_strings("activations", ())) or [*defaults] * directions
     alphas = list(node.attributes.get_floats("activation_alpha", ()))
     betas = list(node.attributes.get_floats("activation_beta", ()))
-    known = {each.lower(): each for each in (*_PLAIN, *_TAKE_ALPHA)}
+    known = {each.lower(): each for each in _FUNCTIONS}
     if len(names) != len(defaults) * directions:
         raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="activations")
     functions = []
     for name in names:
-        if name.lower() not in known:
+        if (function := known.get(name.lower())) is None:
             raise Unconverted(Reason.RECURRENT_ACTIVATION, function=name)
-        function = known[name.lower()]
-        functions.append(
-            _Function(
-                function, _number(function, alphas, _TAKE_ALPHA, _ALPHA), _number(function, betas, _TAKE_BETA, _BETA)
-            )
-        )
+        numbers = []
+        for given, default in ((alphas, _ALPHA), (betas, _BETA)) if function == "HardSigmoid" else ():
+            numbers.append(given.pop(0) if given else default)
+        functions.append(_Function(function, *numbers))
     if alphas or betas:
         raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="activation_alpha or activation_beta")
     first = functions[: len(defaults)]
     if functions != first * directions:
         raise Unconverted(Reason.RECURRENT_DIRECTIONS)
     return first
-
-
-def _number(function: str, given: list[float], takers: tuple[str, ...], defaults: dict[str, float]) -> float:
-    """Returns the number of a function, the first one given, which is removed."""
-    if function not in takers:
-        return 0
-    if given:
-        return given.pop(0)
-    if function not in defaults:
-        raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="activation_alpha or activation_beta")
-    return defaults[function]

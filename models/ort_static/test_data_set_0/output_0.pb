@@ -1,0 +1,1 @@
+ByJ8Ïq.Â]GÂwÛÉB¯i¸BAjBÑò…C?ŽBþ<oÁþ<oB/ŠC_UÑB¿m³B'ÇbCþ<o@

@@ -1,0 +1,221 @@
+"""Terms: what computes the scales, zero points and offsets of affine forms, and along which axes they vary."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..reasons import Reason, Unconverted
+
+_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A new node that computes part of a scale, zero point or offset; `inputs` are terms.
+
+    Attributes:
+        dtype: The element type of the output.
+        output, outputs: The index of the output that is used, and the number of outputs.
+    """
+
+    op_type: str
+    inputs: tuple[Term, ...]
+    dtype: ir.DataType
+    attributes: tuple[tuple[str, Any], ...] = ()
+    output: int = 0
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class CodesOf:
+    """The codes before all moves, or after one."""
+
+    value: ir.Value
+
+
+Term = ir.Value | Op | CodesOf | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scale, zero point or offset.
+
+    Attributes:
+        term: What computes it.
+        axes: The axes along which it varies, negative; empty for one number, None for one number for each row.
+        rank: Its number of dimensions; None if it is not known.
+        block: The number of adjacent elements of the last axis that share a number; 0 if all do.
+    """
+
+    term: Term
+    axes: frozenset[int] | None = frozenset()
+    rank: int | None = 0
+    block: int = 0
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one number."""
+        return self.axes is not None and not self.axes and not self.block
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether each row has one number, or one for each block."""
+        return self.axes is None or -1 not in self.axes
+
+    def is_of_samples(self, shape: ir.Shape | None) -> bool:
+        """Returns whether it is one number, or one for each index of the first axis of a shape, with all its axes."""
+        if self.is_one:
+            return True
+        if shape is None or self.axes is None or self.block:
+            return False
+        return self.rank == len(shape) and self.axes <= {-len(shape)}
+
+    def is_of_runs(self, shape: ir.Shape | None) -> bool:
+        """Returns whether each number belongs to adjacent elements of a shape, in the order of the numbers."""
+        if self.axes is None or not self.axes:
+            return True
+        lead = () if shape is None else range(-len(shape), max(self.axes))
+        return shape is not None and all(axis in self.axes or shape[axis] == 1 for axis in lead)
+
+    def as_runs(self, shape: ir.Shape | None, codes: CodesOf, last: int) -> Param | None:
+        """Returns the numbers, repeated where the elements of one are not adjacent; None if that is not known.
+
+        Args:
+            shape: The shape of the value that they belong to.
+            codes: Codes of this shape, whose dimensions are used if one is not known.
+            last: An axis, negative, up to which there are numbers for each index; those that there are, if beyond it.
+        """
+        if self.axes is None or not self.axes or (self.is_of_runs(shape) and max(self.axes) >= last):
+            return self
+        if shape is None or self.rank is None:
+            return None
+        rank, runs = len(shape), lead(len(shape), max(*self.axes, last) + 1)
+        gaps = {axis: shape[axis] for axis in runs - self.axes}
+        if all(isinstance(dim, int) for dim in gaps.values()):
+            lengths: Term = np.array([gaps.get(axis, 1) for axis in range(-rank, 0)])
+        else:
+            i64, ends = ir.DataType.INT64, (np.array([0]), np.array([len(runs)]))
+            dims = Op("Slice", (Op("Shape", (codes,), i64), *ends), i64)
+            lengths = Op("Concat", (dims, np.ones(rank - len(runs), np.int64)), i64, (("axis", 0),))
+        return replace(self.of("Expand", lengths), axes=runs, rank=rank)
+
+    def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
+        """Returns the result of an operator that this is the first input of."""
+        dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else dtype_of(self.term)
+        output, outputs = attributes.pop("output", 0), attributes.pop("outputs", 1)
+        return replace(self, term=Op(op_type, (self.term, *others), dtype, tuple(attributes.items()), output, outputs))
+
+
+def scope_of(param: Param) -> str:
+    if param.is_one:
+        return ""
+    return f" of blocks of {param.block}" if param.block else " of rows" if param.is_of_rows else " of another axis"
+
+
+def dtype_of(term: Term) -> ir.DataType:
+    """Returns the element type of a term."""
+    if isinstance(term, np.ndarray):
+        return ir.DataType.from_numpy(term.dtype)
+    if isinstance(term, CodesOf):
+        return ir.DataType.UINT8
+    return term.dtype or ir.DataType.UNDEFINED
+
+
+def key_of(term: Term) -> object:
+    """Returns what two terms that compute the same have in common."""
+    if isinstance(term, np.ndarray):
+        return str(term.dtype), term.shape, term.tobytes()
+    if isinstance(term, Op):
+        return replace(term, inputs=()), *map(key_of, term.inputs)
+    return term
+
+
+def unsqueezed(param: Param, axes: Sequence[int]) -> Param:
+    return param.of("Unsqueeze", np.array(axes)) if axes else param
+
+
+def combined(op_type: str, a: Param, b: Param) -> Param:
+    """Returns a sum, difference, product or quotient of two parameters.
+
+    Raises:
+        Unconverted: They vary along axes that do not fit together.
+    """
+    if (a.block or b.block) and a.block != b.block and not (a.is_one or b.is_one or not (a.block and b.block)):
+        raise Unconverted(Reason.ACTIVATION_SCALES)
+    axes = None if a.axes is None or b.axes is None else a.axes | b.axes
+    if axes is None and not (a.is_of_rows and b.is_of_rows):
+        raise Unconverted(Reason.ACTIVATION_SCALES)
+    rank = None if a.rank is None or b.rank is None else max(a.rank, b.rank)
+    return Param(Op(op_type, (a.term, b.term), dtype_of(a.term)), axes, rank, a.block or b.block)
+
+
+def like(param: Param, other: Param) -> Param:
+    """Returns a parameter in the element type of another one."""
+    dtype = dtype_of(other.term)
+    return param if dtype_of(param.term) == dtype else param.of("Cast", to=int(dtype))
+
+
+def lead(rank: int, end: int) -> frozenset[int]:
+    """Returns the axes before the axis `end`, which is negative."""
+    return frozenset(range(-rank, end))
+
+
+def rank_of(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """The quotient that codes are rounded from.
+
+    Attributes:
+        node: A Div or Mul.
+        x: What it divides.
+        number: The other operand, a number of rows, or of all of x.
+        zero_points: What is added to it or to its rounding.
+        is_exact: Whether codes are not finite wherever it is not: q + (round(q) - q) is NaN for an infinite q.
+            Otherwise, bounds make codes of infinite ones, where a number is divided by 0.
+    """
+
+    node: ir.Node
+    x: ir.Value
+    number: Param
+    zero_points: tuple[Param, ...] = ()
+    is_exact: bool = False
+
+    @property
+    def limits(self) -> Param:
+        """NaN where the number lets codes within bounds be NaN, else 0."""
+        of_zero, of_infinity = combined("Div", Param(_ZERO), self.number), self.number.of("Mul", _ZERO)
+        if self.zero_points:
+            return combined("Add", of_zero, of_infinity)
+        return of_zero if self.node.op_type == "Div" else of_infinity
+
+    def marks(self, magnitudes: Param) -> Param:
+        """Returns NaN where codes of these magnitudes of x are not finite, else 0."""
+        is_divided = self.node.op_type == "Div"
+        sides = (magnitudes, self.number) if self.node.inputs[0] is self.x else (self.number, magnitudes)
+        end = combined(self.node.op_type, *sides)
+        marks = [(end if self.is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
+        if (
+            self.zero_points
+        ):  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
+            marks += [*(each.of("Mul", _ZERO) for each in self.zero_points)]  # infinite where a quotient is
+            marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), self.number))
+        return functools.reduce(functools.partial(combined, "Add"), marks)
+
+    def of_elements(self) -> Term:
+        """Returns NaN for the elements of x with codes that are not finite, else 0."""
+        rank = rank_of(self.x)
+        magnitudes = Op("Abs", (self.x,), ir.DataType.FLOAT)
+        return self.marks(Param(magnitudes, None if rank is None else lead(rank, 0), rank)).term

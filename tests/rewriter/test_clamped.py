@@ -1,0 +1,71 @@
+"""Codes without a Clip that fit 8 bits since x was clamped to a range that is computed at run time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import make_session, stock_session
+from rewriting import check, check_products, products
+from test_float_offset import WEIGHTS, data
+from test_products import model_of
+
+from ort_dynq.rewriter import rewrite
+
+CONSTANTS = {**WEIGHTS, "three": np.float32(3), "minus": np.float32(-1), "whole": np.arange(3)}
+DEVIATION = """g = ReduceMean<keepdims = 1>(x, {axes})  h = Sub(x, g)  i = Mul(h, h)
+    j = ReduceMean<keepdims = 1>(i, {axes})  k = Sqrt(j)  r0 = Mul(k, three)  r = Clip(r0, eps)\n"""
+ROWS, WHOLE = DEVIATION.format(axes="one"), DEVIATION.format(axes="whole")
+CLAMP = "o = Neg(r)  u = Min(x, r)  v = Max(u, o)\n"
+CODES = "s = Div(r, c127)  t = Div(v, s)  n = Round(t)  y0 = Mul(n, s)  y = MatMul(y0, w)"
+FORMS = {
+    "rows": ROWS + CLAMP + CODES,
+    "whole": WHOLE + CLAMP + CODES,
+    "Max first": ROWS + "o = Mul(r, minus)  u = Max(x, o)  v = Min(r, u)\n" + CODES,
+    "Clip": WHOLE.replace("keepdims = 1>(i", "keepdims = 0>(i") + "o = Neg(r)  v = Clip(x, o, r)\n" + CODES,
+    "Where": ROWS + "o = Neg(r)  a = Greater(x, r)  u = Where(a, r, x)  b = Less(u, o)  v = Where(b, o, u)\n" + CODES,
+    "inverse": ROWS + CLAMP + "s = Div(c127, r)  t = Mul(v, s)  n = Round(t)  y0 = Div(n, s)  y = MatMul(y0, w)",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_of_clamped_numbers(form: str) -> None:
+    model, x = model_of(FORMS[form], CONSTANTS), data()
+    check(model, {"x": x}, exact=True)
+    finite = x[np.isfinite(x).all(-1)][None]
+    check_products(model, {"x": finite})
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    for given in (x, finite):
+        (expected,) = stock_session(model).run(None, {"x": given})
+        for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+            (actual,) = session.run(None, {"x": given})
+            assert (np.isfinite(actual) == np.isfinite(expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("u = Min(x, r)", "u = Identity(x)"),
+        ("u = Min(x, r)", "u = Min(x, r0)"),
+        ("o = Neg(r)", "o = Neg(r0)"),
+        ("v = Max(u, o)", "v0 = Max(u, o)  v = Add(v0, r)"),
+        ("s = Div(r, c127)", "s = Div(r, c255)"),
+        ("r = Clip(r0, eps)", "r = Sub(r0, eps)"),  # may be negative
+    ],
+)
+def test_near_misses(old: str, new: str) -> None:
+    assert old in FORMS["rows"]
+    report = check(model_of(FORMS["rows"].replace(old, new), CONSTANTS), {"x": data()}, exact=False)
+    assert not products(report)
+    assert [each.op_type for each in report.unconverted] == ["MatMul"]
+
+
+def test_a_range_of_columns_that_divides_rows() -> None:
+    """The range clamps the columns of a square matrix. Unsqueezed, it divides the rows."""
+    square = {**CONSTANTS, "w": WEIGHTS["w"][:16], "first": np.array([0])}
+    body = """q = Mul(x, x)  p = ReduceMean<keepdims = 0>(q, first)  r0 = Sqrt(p)  r = Clip(r0, eps)  o = Neg(r)
+        u = Min(x, r)  v = Max(u, o)  z = Unsqueeze(r, one)  s = Div(z, c127)  t = Div(v, s)  n = Round(t)
+        y0 = Mul(n, s)  y = MatMul(y0, w)"""
+    x = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32) * np.geomspace(1, 1e4, 16, dtype=np.float32)
+    report = check(model_of(body, square, inputs="float[16, 16] x"), {"x": x}, exact=False)
+    assert not products(report)
