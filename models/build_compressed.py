@@ -182,6 +182,36 @@ def grouped() -> Example:
     return Example(model, inputs)
 
 
+def repeated() -> Example:
+    """A cache of old and new tokens, of fewer heads than the query, each of which is repeated (grouped queries)."""
+    rng = np.random.default_rng(24)
+    declared, inputs, nodes = [f"float[batch, 4, {S}, {D}] q"], [random(rng, "float", 1, 4, S, D)], []
+    for name in ("k", "v"):
+        for part, length in (("past", T), ("new", S)):
+            codes, scales, _ = operand(rng, "int8", "float", (1, 2, length, D), (1, 2, length, 1))
+            inputs += [codes, scales]
+            declared.append(f"int8[batch, 2, {part}, {D}] {name}_{part}, float[batch, 2, {part}, 1] {name}_{part}_s")
+        nodes.append(f"""{name}_codes = Concat<axis = 2>({name}_past, {name}_new)
+            {name}_scales = Concat<axis = 2>({name}_past_s, {name}_new_s)
+            {name}_numbers = Cast<to = 1>({name}_codes)  {name}_real = Mul({name}_numbers, {name}_scales)
+            {name}_lifted = Unsqueeze({name}_real, two)  {name}_twice = Expand({name}_lifted, repeats)
+            {name} = Reshape({name}_twice, whole)""")
+    text = f"""repeated ({", ".join(declared)}) => (float[batch, 4, {S}, {D}] y) {{
+        {"  ".join(nodes)}
+        kt = Transpose<perm = [0, 1, 3, 2]>(k)  products = MatMul(q, kt)  scores = Div(products, divisor)
+        p = Softmax<axis = 3>(scores)  y = MatMul(p, v)
+    }}"""
+    model = parse(
+        text,
+        21,
+        two=np.array([2]),
+        repeats=np.array([1, 1, 2, 1, 1]),
+        whole=np.array([0, 4, -1, D]),
+        divisor=np.float32(D**0.5),
+    )
+    return Example(model, inputs)
+
+
 def with_floats() -> Example:
     """A cache whose keys have minima, as KIVI has them, and whose values have zero points of floats, as HQQ has.
 
@@ -228,7 +258,7 @@ MODELS = {
     for name, form in FORMS.items()
     for real, ending in (("float", ""), ("float16", "_half"))
 }
-MODELS |= {"compressed_groups": grouped, "compressed_floats": with_floats}
+MODELS |= {"compressed_groups": grouped, "compressed_floats": with_floats, "compressed_repeated": repeated}
 
 if __name__ == "__main__":
     main(MODELS)

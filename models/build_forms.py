@@ -269,8 +269,9 @@ def image_parts() -> Example:
 def masked_attention() -> Example:
     """Attention of float keys and values, whose projections are quantized for each token.
 
-    The masks of torch's safe softmax, 0 in rows without keys, with keys of heads from outside; and of DistilBERT, whose
-    condition is expanded to the scores.
+    The normalization of Gemma stands before. The masks are those of torch's safe softmax, 0 in rows without keys, with
+    keys of heads from outside; and of DistilBERT, whose condition is expanded to the scores, with the scale that
+    TorchScript computes from the shape of the query.
     """
     rng = np.random.default_rng(37)
     weights = int8_weights(rng, 48, 24)
@@ -278,8 +279,10 @@ def masked_attention() -> Example:
     model = parse(
         """masked (float[batch, tokens, 48] x, float[batch, 3, keys, 8] k, float[batch, keys, 24] v,
             bool[tokens, keys] visible, bool[batch, 1, 1, tokens] padding) => (float[batch, tokens, 24] y) {
-            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  l = Max(m, epsilon)  s = Div(l, c127)
-            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
+            squares = Mul(x, x)  mean = ReduceMean<keepdims = 1>(squares, last)  plus = Add(mean, epsilon)
+            inverse = Pow(plus, half)  n = Mul(x, inverse)
+            a = Abs(n)  m = ReduceMax<keepdims = 1>(a, last)  l = Max(m, epsilon)  s = Div(l, c127)
+            q = Div(n, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
             p = MatMul(f, w)  ph = Reshape(p, heads)  qh = Transpose<perm = [0, 2, 1, 3]>(ph)
             vr = Reshape(v, heads)  vh = Transpose<perm = [0, 2, 1, 3]>(vr)
             kt = Transpose<perm = [0, 1, 3, 2]>(k)  scores = MatMul(qh, kt)  scaled = Mul(scores, root)
@@ -289,7 +292,9 @@ def masked_attention() -> Example:
 
             h2 = Reshape(rows, heads)  q2 = Transpose<perm = [0, 2, 1, 3]>(h2)  k2 = Transpose<perm = [0, 2, 3, 1]>(ph)
             v2 = Transpose<perm = [0, 2, 1, 3]>(ph)
-            scores2 = MatMul(q2, k2)  shape = Shape(scores2)  expanded = Expand(padding, shape)
+            of_query = Shape(q2)  length = Slice(of_query, last, most)  size = Cast<to = 1>(length)  norm = Sqrt(size)
+            factor = Div(one, norm)  half_factor = Sqrt(factor)  q3 = Mul(q2, half_factor)  k3 = Mul(k2, half_factor)
+            scores2 = MatMul(q3, k3)  shape = Shape(scores2)  expanded = Expand(padding, shape)
             masked2 = Where(expanded, none, scores2)  p2 = Softmax<axis = -1>(masked2)
             o = MatMul(p2, v2)  ot = Transpose<perm = [0, 2, 1, 3]>(o)  y = Reshape(ot, joined)
         }""",
@@ -302,6 +307,9 @@ def masked_attention() -> Example:
         heads=np.array([0, 0, 3, 8]),
         joined=np.array([0, 0, 24]),
         root=np.float32(0.35355338),
+        most=np.array([2**63 - 1]),
+        one=np.array([1], np.float32),
+        half=np.float32(-0.5),
         none=np.float32(-np.inf),
         zero=np.float32(0),
     )
@@ -382,7 +390,8 @@ def moved_codes() -> Example:
     model = parse(
         """moved (float[batch, tokens, 48] x) => (float[batch, 2, 16] first, float[batch, 1, 16] pooled,
             float[batch, before, 16] left, float[joined, 16] all, float[1, batch, tokens, 16] more,
-            float[batch, tokens, 16] heads, float[batch, tokens, 16] halves, float[batch, tokens, 16] mixed) {
+            float[batch, tokens, 16] heads, float[batch, tokens, 16] halves, float[batch, tokens, 16] mixed,
+            float[batch, 6, tokens, 16] of_heads, float[batch, tokens, 16] plain) {
             a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  l = Max(m, epsilon)  s = Div(l, c127)
             q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
             two = Slice(f, from0, to2, tokens_axis)  first = MatMul(two, w)
@@ -406,6 +415,13 @@ def moved_codes() -> Example:
             a2 = Abs(outliers)  m2 = ReduceMax<keepdims = 1>(a2, last)  l2 = Max(m2, epsilon)  s2 = Div(l2, c127)
             d2 = Div(outliers, s2)  r2 = Round(d2)  c2 = Clip(r2, low, c127)  f2 = Mul(c2, s2)
             row = Concat<axis = -1>(f1, f2)  mixed = MatMul(row, w)
+
+            x4 = Reshape(x, by_head)  xh = Transpose<perm = [0, 2, 1, 3]>(x4)
+            a3 = Abs(xh)  m3 = ReduceMax<keepdims = 1>(a3, of_token)  l3 = Max(m3, epsilon)  s3 = Div(l3, c127)
+            d3 = Div(xh, s3)  r3 = Round(d3)  c3 = Clip(r3, low, c127)  f3 = Mul(c3, s3)  of_heads = MatMul(f3, w_head)
+
+            m4 = ReduceMax<keepdims = 0>(a, last)  l4 = Max(m4, epsilon)  t4 = Div(l4, c127)  s4 = Unsqueeze(t4, last)
+            d4 = Div(x, s4)  r4 = Round(d4)  c4 = Clip(r4, low, c127)  f4 = Mul(c4, s4)  plain = MatMul(f4, w)
         }""",
         18,
         last=np.array([-1]),
@@ -421,6 +437,8 @@ def moved_codes() -> Example:
         unit=np.array([1]),
         most=np.array([2**63 - 1]),
         widths=np.array([32, 16]),
+        of_token=np.array([1, 3]),
+        w_head=weights[:8] * np.float32(1 / 1024),
         six_heads=np.array([6, 8]),
         w=weights * np.float32(1 / 1024),
         b=grid_weights(rng, 16),
@@ -429,22 +447,26 @@ def moved_codes() -> Example:
 
 
 def no_epsilon() -> Example:
-    """Scales without an epsilon: rows of zeros are NaN, except for int8 codes, which they must not have.
+    """Scales without an epsilon: rows of zeros are NaN, except for integers, which they must not have.
 
-    int8 codes of a quotient; x * (127 / range) without a Clip, with weights that are codes / (127 / range), too.
+    int8 and int32 codes of a quotient; x * (127 / range) without a Clip, and weights that are codes / (127 / range).
     """
     rng = np.random.default_rng(40)
     codes = int8_weights(rng, 48, 16)
     codes[0] = 127
     inverse = np.float32(127) / rng.uniform(0.1, 1, 16).astype(np.float32)
     model = parse(
-        """no_epsilon (float[tokens, 48] x, float[tokens, 48] x2) => (float[tokens, 16] y, float[tokens, 16] u) {
+        """no_epsilon (float[tokens, 48] x, float[tokens, 48] x2) => (float[tokens, 16] y, float[tokens, 16] u,
+            float[tokens, 16] v, int8[tokens, 48] codes) {
             a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  s = Div(m, c127)
             q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  k = Cast<to = 3>(c)
             f = Cast<to = 1>(k)  real = Mul(f, s)  y = MatMul(real, w)
 
             a2 = Abs(x2)  m2 = ReduceMax<keepdims = 1>(a2, last)  inverse = Div(c127, m2)
             q2 = Mul(x2, inverse)  r2 = Round(q2)  real2 = Div(r2, inverse)  u = MatMul(real2, w2)
+
+            i = Cast<to = 6>(c)  fi = Cast<to = 1>(i)  reals = Mul(fi, s)  v = MatMul(reals, w)
+            j = Cast<to = 6>(r)  clipped = Clip(j, low32, high32)  codes = Cast<to = 3>(clipped)
         }""",
         18,
         last=np.array([-1]),
@@ -452,8 +474,49 @@ def no_epsilon() -> Example:
         low=np.float32(-128),
         w=codes * np.float32(1 / 1024),
         w2=codes / inverse,
+        low32=np.int32(-127),
+        high32=np.int32(127),
     )
     return Example(model, [activations(7, 48), activations(7, 48, seed=1, zero_row=True)])
+
+
+def shared_scales() -> Example:
+    """Rows that share a scale without an epsilon, the rows of a sample or all: those without zeros stay finite.
+
+    A quotient, of which some columns are multiplied; and x * (127 / range) with a Clip. Then some of the groups.
+    """
+    rng = np.random.default_rng(46)
+    codes = int8_weights(rng, 48, 16)
+    codes[0] = 127
+    model = parse(
+        """shared (float[batch, tokens, 48] x) => (float[batch, tokens, 16] y, float[batch, tokens, 16] u,
+            float[batch, tokens, 16] v) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, sample)  s = Div(m, c127)
+            q = Div(x, s)  r = Round(q)  c = Clip(r, low, c127)  f = Mul(c, s)
+            part = Slice(f, start, end, last)  y = MatMul(part, half)
+            all = ReduceMax<keepdims = 0>(a)  inverse = Div(c127, all)
+            q2 = Mul(x, inverse)  r2 = Round(q2)  c2 = Clip(r2, low, c127)  f2 = Div(c2, inverse)  u = MatMul(f2, w)
+            g = Reshape(x, groups)  a3 = Abs(g)  m3 = ReduceMax<keepdims = 1>(a3, last)  l3 = Max(m3, epsilon)
+            s3 = Div(l3, c127)  q3 = Div(g, s3)  r3 = Round(q3)  c3 = Clip(r3, low, c127)  f3 = Mul(c3, s3)
+            joined = Reshape(f3, rows)  most = Slice(joined, first, depth, last)  v = MatMul(most, most_of_w)
+        }""",
+        18,
+        groups=np.array([0, 0, 3, 16]),
+        rows=np.array([0, 0, 48]),
+        first=np.array([16]),
+        depth=np.array([48]),
+        epsilon=np.float32(1e-5),
+        most_of_w=codes[:32] * np.float32(1 / 512),
+        sample=np.array([1, 2]),
+        last=np.array([-1]),
+        start=np.array([0]),
+        end=np.array([24]),
+        c127=np.float32(127),
+        low=np.float32(-127),
+        half=codes[:24] * np.float32(1 / 1024),
+        w=codes * np.float32(1 / 1024),
+    )
+    return Example(model, [activations(2, 5, 48)])
 
 
 def floating_zero_point() -> Example:
@@ -561,6 +624,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "saved_operators": saved_operators,
     "moved_codes": moved_codes,
     "no_epsilon": no_epsilon,
+    "shared_scales": shared_scales,
     "floating_zero_point": floating_zero_point,
     "integer_heads": integer_heads,
     "weight_shapes": weight_shapes,

@@ -11,6 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,16 +38,19 @@ def _other_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_timing() -> Iterator[None]:
-    """No test checks how long something takes."""
+    """No test checks how long something takes, or how much memory a measurement leaves."""
     if not {"ort_dynq.cli", "ort_dynq.quantizer"} & sys.modules.keys():  # no test times anything
         yield
         return
+    from ort_dynq import system
     from ort_dynq.accuracy import measure
     from ort_dynq.cli import closing
     from ort_dynq.quantizer import selection, speed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "_SECONDS", 1e-3)
+        # Each collection visits the models that tests keep.
+        patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
         for function in (measure, selection.cost, speed.select_faster):
             patch.setitem(function.__kwdefaults__, "seconds", 1e-3)
         yield

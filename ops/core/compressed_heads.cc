@@ -121,6 +121,10 @@ const float* CompressedOperand::floats(const Tensor& tensor, int64_t head, std::
   const auto* data = static_cast<const float*>(tensor.data);
   if (is_in_order(tensor)) return data + start(tensor, head);
   holder = memory<float>(parameters());
+  if (tensor.shape.elements() == 1) {
+    std::fill(holder.get(), holder.get() + parameters(), load(data));
+    return holder.get();
+  }
   const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(tensor, 2) == n_.t && groups_ <= kMostTurned;
   if (is_turned && dim(tensor, 3) == groups_) {
     turn_scales[groups_](data + start(tensor, head), n_.t, holder.get());
@@ -135,6 +139,12 @@ const uint8_t* CompressedOperand::zero_points(int64_t head, std::unique_ptr<uint
   if (!has_4_bits_ && is_in_order(zero_points_))
     return static_cast<const uint8_t*>(zero_points_.data) + start(zero_points_, head);
   holder = memory<uint8_t>(parameters());
+  if (has_one_zero_point()) {
+    uint8_t code = 0;
+    read_zero_points(0, 1, &code);
+    std::memset(holder.get(), code, static_cast<size_t>(parameters()));
+    return holder.get();
+  }
   const int64_t count = dim(zero_points_, 2) * dim(zero_points_, 3);
   const auto codes = memory<uint8_t>(count);
   const int64_t first = start(zero_points_, head);

@@ -46,6 +46,7 @@ class CompressedOperand {
   int kind() const { return kind_; }                        // what the other words are multiplied by
   int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
   bool has_zero_points() const;
+  bool has_one_zero_point() const { return zero_points_.shape.elements() == 1; }  // for all heads
   bool has_offsets() const;
   int64_t parameters() const { return is_per_channel_ ? token_groups_ * size_ : groups_ * n_.t; }  // of a head
   // Halves have no sign: a code of a type with a sign is one of kSignOfHalves more, if this bit is flipped.

@@ -281,6 +281,8 @@ class Unit {
     return sum;
   }
 
+  static int number(uint8_t code, bool is_signed) { return is_signed ? static_cast<int8_t>(code) : int{code}; }
+
   static int64_t long_sum_of(const int16_t* words, int64_t count) {
     int64_t sum = 0;
     for (int64_t i = 0; i < count; i += kMostProducts) sum += sum_of(words + i, std::min(kMostProducts, count - i));
@@ -313,8 +315,9 @@ class Unit {
         int64_t sum = 0, offset = 0;
         if (!key_.is_packed() || key_.offsets != nullptr) sum = long_sum_of(words, size);
         if (uses_halves_of_key()) offset = sum * (is_signed ? kSignOfHalves : 0);
-        for (int64_t i = 0; i < size && zero_points != nullptr && !key_.is_packed(); ++i)
-          offset += int64_t{words[i]} * (is_signed ? static_cast<int8_t>(zero_points[i]) : int{zero_points[i]});
+        if (zero_points != nullptr && run_.key.has_one_zero_point()) offset += sum * number(zero_points[0], is_signed);
+        for (int64_t i = 0; i < size && zero_points != nullptr && !run_.key.has_one_zero_point(); ++i)
+          offset += int64_t{words[i]} * number(zero_points[i], is_signed);
         to.sums[static_cast<size_t>(at)] = sum;
         to.offsets[static_cast<size_t>(at)] = offset;
         if (run_.key.is_float()) split_words(words, to.stride, words + to.stride);
@@ -547,7 +550,8 @@ class Unit {
         product.rows = rows_ * word_rows;
         product.depth = depth;
         const bool is_per_channel = value.is_per_channel();
-        if (value_.zero_points != nullptr && !is_per_channel) {
+        const bool has_one_point = value_.zero_points != nullptr && value.has_one_zero_point() && !is_per_channel;
+        if (value_.zero_points != nullptr && !is_per_channel && !has_one_point) {
           product.cols = product.groups = 1;
           product.codes = value_.zero_points + group * n_.t + t;
           product.sums = zero_sums.get();
@@ -566,8 +570,11 @@ class Unit {
           const int32_t* const of_row = sums.get() + r * word_rows * size;
           const bool has_points = value_.zero_points != nullptr && is_per_channel;
           const bool has_signs = is_half && value.is_signed();
-          const int32_t word_sum = has_points || has_signs ? sum_of(product.words + r * padded_, depth) : 0;
-          const int32_t offset = zero_sums[static_cast<size_t>(r)] + (has_signs ? word_sum * kSignOfHalves : 0);
+          const bool uses_sum = has_points || has_signs || has_one_point;
+          const int32_t word_sum = uses_sum ? sum_of(product.words + r * padded_, depth) : 0;
+          int32_t offset = zero_sums[static_cast<size_t>(r)];
+          if (has_one_point) offset = word_sum * number(value_.zero_points[0], value.is_signed());
+          if (has_signs) offset += word_sum * kSignOfHalves;
           const uint8_t* const points = has_points ? value_.zero_points + t / blocks_.part * n_.e : nullptr;
           kernels().scores[value.is_signed() ? kS8 : kU8]({of_row, value.is_float() ? of_row + size : nullptr, offset,
                                                            points, word_sum, steps_of(group, t)[r], scales_of_result(t),
@@ -894,14 +901,15 @@ class CompressedAttention : public Node {
       fail(name + "_scale has shape " + scale.shape.text() + ", expected rank 4: " + std::to_string(n.b) + " or 1, " +
            std::to_string(n.k) + " or 1, then divisors of " + std::to_string(n.t) + " and " + std::to_string(size) +
            (is_transposed ? ", in the other order" : ""));
-    for (const Tensor* each : {&zero_point, &offset}) {
-      const Shape& shape = each->shape;
+    const auto check = [&](const Shape& shape, const char* what) {
       fits = shape.rank == 4;
       for (size_t i = 0; fits && i < 4; ++i) fits = shape.dims[i] == expected[i] || shape.dims[i] == 1;
       if (!fits)
-        fail(name + (each == &offset ? "_offset" : "_zero_point") + " has shape " + shape.text() +
-             ", expected rank 4, and dimensions of " + name + "_scale, or 1");
-    }
+        fail(name + what + " has shape " + shape.text() + ", expected rank 4, and dimensions of " + name +
+             "_scale, or 1");
+    };
+    check(zero_point.shape, "_zero_point");
+    check(offset.shape, "_offset");
   }
 
   bool transposed_key_, float_key_, float_value_, scale_query_, scale_result_;

@@ -1,14 +1,18 @@
 """Runs the commands of `ort-dynq` in the documents, on small models in place of the reader's.
 
+Programs that a command gives to Python run, too. Installations and builds do not: tests of wheels, and .ci/, have them.
+
 Commands on models of this repository, which the tables of rules.md show, and those of my-model-is-4-bits.md have tests
 of their own, and so has each command of `python tests/bench`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ from test_documentation import ROOT, RULES, commands
 import ort_dynq
 from ort_dynq import cli
 from ort_dynq.bench.networks import NETWORKS
+from ort_dynq.errors import DynqError
 
 FOLDERS = {"FOLDER": "stock", "stock": "stock", "fast": "fast", "phi/": "stock", "lm/int4-32-level-4": "stock"}
 NAMES = {"IN": "model.onnx", "OUT": "out.onnx", "in.onnx": "model.onnx", "PATH_THAT_IT_PRINTS": "float.onnx"}
@@ -122,3 +127,14 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             assert status == 0 or (status == 2 and "pip install" in error), (line, error)
         else:
             assert status == 0, (line, error)
+
+
+def test_programs_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pages = sorted((Path(ort_dynq.__file__).parent / "docs").glob("*.md"))
+    found = {each for page in pages for each in re.findall(r"python -c [\"'](.*)[\"']", page.read_text())}
+    assert len(found) > 2
+    for program in sorted(found):
+        lacks_package = "silero-vad" in program and find_spec("silero_vad") is None
+        with pytest.raises(DynqError, match="pip install") if lacks_package else contextlib.nullcontext():
+            exec(program, {})

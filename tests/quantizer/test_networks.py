@@ -77,7 +77,6 @@ CASES = (
         (40, 38, 37),
         {"symmetric": True, "fuse": False, "exclude": ["scores"]},
     ),
-    Case("float_encoder", None, (40, 40, 40), {"min_snr": 40.0}),
     Case("float_half", HALF, (36, 36)),
     Case("float_half", None, (39, 39), {"min_snr": 39.0, **TWO_TERM}),
     Case("float_image", IMAGE, (46, 41, 39)),

@@ -42,7 +42,7 @@ CHANNELS = (
     "k = DequantizeLinear<axis = 1>(kc, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
 )
 CACHE = (  # torch: codes of old tokens and of new ones, with float16 scales of each token
-    f"{QUERY}, int8[B, {H}, P, {D}] k0, float16[B, {H}, P, 1] ks0, int8[B, {H}, N, {D}] k1, float16[B, {H}, N, 1] ks1, "
+    f"{QUERY}, int8[B, {H}, P, {D}] k0, float16[B, {H}, P, 1] ks0, int8[B, {H}, O, {D}] k1, float16[B, {H}, O, 1] ks1, "
     f"float[B, {H}, T, {D}] kf, uint8[B, {H}, T, {E}] vc, float[B, {H}, T, 1] vs, uint8[B, {H}, T, 1] vz",
     "kc = Concat<axis = 2>(k0, k1) ks16 = Concat<axis = 2>(ks0, ks1) ks = Cast<to = 1>(ks16) kcf = Cast<to = 1>(kc) "
     "k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) vcf = Cast<to = 1>(vc) "
@@ -83,6 +83,12 @@ FLOAT_ZEROS = (  # HQQ: zero points of floats; keys in groups along the head, va
     "vcf = Cast<to = 1>(vc) vd = Sub(vcf, vz) vb = Mul(vd, vs) "
     f"of_values = Constant<value_ints = [0, {H}, -1, {E}]>() v = Reshape(vb, of_values)",
 )
+FLAT = (  # HQQ: a row for each group of all heads
+    f"float[2, {H}, S, {D}] q, uint8[M, {G}] kc, float[M, 1] ks, float[M, 1] kz, int8[N, {G}] vc, float[N, 1] vs",
+    f"kcf = Cast<to = 1>(kc) kd = Sub(kcf, kz) kb = Mul(kd, ks) of_keys = Constant<value_ints = [2, {H}, -1, {D}]>() "
+    "k = Reshape(kb, of_keys) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) vcf = Cast<to = 1>(vc) "
+    f"vb = Mul(vcf, vs) of_values = Constant<value_ints = [2, {H}, -1, {E}]>() v = Reshape(vb, of_values)",
+)
 DYNAMIC = (  # with zero points of int32
     f"{QUERY}, int8[B, {H}, T, {D}] kc, float[B, {H}, T, {D // G}] ks, int32[B, {H}, T, {D // G}] kz, "
     f"uint8[B, {H}, T, {E}] vc, float[{E}] vs",
@@ -105,10 +111,11 @@ FORMS = {
     "shared_heads": SHARED_HEADS,
     "minima": MINIMA,
     "float_zeros": FLOAT_ZEROS,
+    "flat": FLAT,
     "dynamic": DYNAMIC,
     "four_bits": FOUR_BITS,
 }
-LENGTHS = {"B": 2, "S": 3, "T": 19, "P": 15, "N": 4, "C": 3, "R": 24}
+LENGTHS = {"B": 2, "S": 3, "T": 19, "P": 15, "O": 4, "C": 3, "R": 24, "M": 304, "N": 228}
 MASKS = {
     "none": ("", "d = Div(s, root) m = Identity(d)"),
     "additive": (", float[B, 1, 1, T] mask", "d = Div(s, root) m = Add(d, mask)"),

@@ -83,6 +83,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "compressed_key_half": {"ort_dynq.DynamicDequantize": 1},
     "compressed_mlp": {"ort_dynq.DynamicDequantize": 3},
     "compressed_mlp_half": {"ort_dynq.DynamicDequantize": 3},
+    "compressed_repeated": {},
     "compressed_tensors_asymmetric": PROGRAM,
     "compressed_tensors_module": PRODUCT,
     "compressed_tensors_symmetric": PROGRAM,
@@ -136,8 +137,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "loop_states": PROGRAM,
     "masked_attention": PRODUCT,
-    "moved_codes": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 8},
-    "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
+    "moved_codes": {"ort_dynq.RowProgram": 5, "ort_dynq.QuantizedMatMul": 10},
+    "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
     "ort_dynamic": DYNAMIC_PRODUCTS,
     "ort_dynamic_attention": {
         "ort_dynq.DynamicQuantizeLinear": 6,
@@ -193,6 +194,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.DynamicQuantizeLinear": 1,
         "ort_dynq.QuantizedMatMul": 2,
     },
+    "shared_scales": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 3},
     "straight_through": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 2},
     "tf2onnx_channel_last": FAKE | MIN_MAX,
     "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
@@ -283,6 +285,7 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
         *(
             "compressed_floats",
             "compressed_groups",
+            "compressed_repeated",
             "compressed_4_bits_half",
             "compressed_both_half",
             "compressed_causal_half",
@@ -300,7 +303,7 @@ COMPRESSED = [
 OF_1_32 = (
     *("image_decoder", "inverse_products", "straight_through", "weight_blocks", "image_parts", "masked_attention"),
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
-    *("ort_dynamic_llama", "padded_images"),
+    *("ort_dynamic_llama", "padded_images", "shared_scales"),
 )
 
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.

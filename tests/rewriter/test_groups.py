@@ -196,6 +196,15 @@ def test_one_scale_for_all_groups() -> None:
     assert product_of(rewrite(model).to_proto())["group_size"] == 0
 
 
+@pytest.mark.parametrize("is_asymmetric", [False, True])
+def test_rows_of_groups_that_a_concat_joins(is_asymmetric: bool) -> None:
+    parts = "p0, p1 = Split<axis = 1>(dx, lengths)\n dd = Concat<axis = 1>(p0, p1)\n y = MatMul(dd, w)"
+    arrays = WEIGHTS["column"][1] | SHAPES | {"lengths": np.array([3, 4])}
+    model = model_of(per_group(16, is_asymmetric=is_asymmetric) + parts, arrays, inputs=f"float[B, M, {K}] x")
+    assert "QuantizedMatMul" in products(check_products(model, DATA, groups=K // 16))
+    assert product_of(rewrite(model).to_proto())["group_size"] == 16
+
+
 @pytest.mark.parametrize("weights", ["column", "u8, 32"])
 @pytest.mark.parametrize("activation", ["asymmetric", "groups of 16", "groups of 32, asymmetric"])
 def test_results_that_the_original_has_are_finite(product_isa: str, activation: str, weights: str) -> None:

@@ -48,6 +48,9 @@ FORMS = {
     "magnitude and sign": RANGE
     + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
     " c = Clip(j, low, high) y0 = Mul(c, s) ",
+    "magnitude and sign, guarded": RANGE
+    + "g = Greater(m, zero) s0 = Div(m, c127) s = Where(g, s0, c255) t = Div(a, s) h = Add(t, half) n = Floor(h)"
+    " i = Sign(x) c = Mul(n, i) y0 = Mul(c, s) ",
     "estimator": RANGE
     + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
     "estimator of clipped codes": RANGE
@@ -150,6 +153,21 @@ def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
         assert 0 < np.isnan(expected).any(-1).sum() < expected[..., 0].size // 2
 
 
+@pytest.mark.parametrize("axes", [("tensor", "tensor"), ("sample", "one"), ("sample", "sample")])
+def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
+    body = "p0, p1 = Split<axis = -1>(x, parts) "
+    for i, each in enumerate(axes):
+        body += part_of("quotient", i).replace(", one)", f", {each})")
+    rng, shape = np.random.default_rng(4), (3, 12, K)
+    x = rng.choice(np.array([-1, 1], F), shape) * rng.integers(1, 60, shape).astype(F) * STEP
+    x[0, 0, 5], x[1, 2, K - 1] = 0, 0
+    constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2])}
+    model = model_of(body + "y0 = Concat<axis = -1>(y0_0, y0_1) " + PRODUCT, constants, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    check_rows(model, rng.normal(0, 1, shape).astype(F))
+    assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
+
+
 def part_of(form: str, i: int) -> str:
     """Returns a form of p0, p1, .. instead of x, with names of its own."""
     body = FORMS[form]
@@ -208,6 +226,16 @@ def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
     assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
 
 
+@pytest.mark.parametrize(
+    "guard", ["g = Greater(m, half) r = Where(g, unit, m)", "g = Less(m, half) r = Where(g, m, unit)"]
+)
+def test_a_number_in_place_of_large_ranges(guard: str) -> None:
+    """The codes are not clipped, and a range of 1 does not cover larger numbers."""
+    body = RANGE + guard + " s = Div(r, c127) t = Div(x, s) n = Round(t) y0 = Mul(n, s) " + PRODUCT
+    result = rewrite(model_of(body, {**CONSTANTS, "unit": F(1)}, inputs=INPUTS))
+    assert not products(result.report)
+
+
 def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
     """Codes of an infinite scale are the zero point, so that their sums need not be 0."""
     x = data()
@@ -238,11 +266,17 @@ def test_a_bounded_range_behind_a_reshape() -> None:
         assert np.allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
 
 
-def test_parts_with_other_numbers_of_groups() -> None:
-    """A row consists of 16 and 48 elements with a scale each: four groups of 16, of which three share a scale."""
+@pytest.mark.parametrize("shared", ["", "1", "01"])
+def test_parts_with_other_numbers_of_groups(shared: str) -> None:
+    """A row consists of 16 and 48 elements with a scale each: four groups of 16, of which three share a scale.
+
+    All rows share the scales of the parts in `shared`.
+    """
     part = "a{i} = Abs(p{i}) m{i} = ReduceMax<keepdims = 1>(a{i}, one) r{i} = Max(m{i}, eps) s{i} = Div(r{i}, c127)"
     part += " t{i} = Div(p{i}, s{i}) n{i} = Round(t{i}) c{i} = Clip(n{i}, low, high) q{i} = Mul(c{i}, s{i}) "
     body = "p0, p1 = Split<axis = -1>(x, parts) " + part.format(i=0) + part.format(i=1)
+    for i in shared:
+        body = body.replace(f"ReduceMax<keepdims = 1>(a{i}, one)", f"ReduceMax<keepdims = 0>(a{i})")
     model = model_of(body + "y0 = Concat<axis = -1>(q0, q1) " + PRODUCT, CONSTANTS, inputs=INPUTS)
     x = np.random.default_rng(7).normal(0, 1, (2, 9, K)).astype(F) * np.where(np.arange(K) < K // 4, F(20), F(1))
     result = rewrite(model)

@@ -469,8 +469,8 @@ def test_weights_of_several_products_are_stored_once() -> None:
 UNCONVERTED = {
     "not an 8-bit grid": ("y = MatMul(dx, w)", {"w": np.random.default_rng(0).normal(size=(K, N)).astype(F)}),
     "transA": (
-        "d2 = Reshape(dx, rows)\n d3 = Transpose(d2)\n d4 = Reshape(d3, turned)\n y = Gemm<transA = 1>(d4, w)",
-        WEIGHTS["folded"][1] | {"turned": np.array([K, 12])},
+        "d2 = Reshape(dx, rows)\n d3 = Transpose<perm = [1, 0]>(d2)\n y = Gemm<transA = 1>(d3, w)",
+        WEIGHTS["folded"][1],
     ),
     "not a product by a matrix of weights": (
         'y = Einsum<equation = "abk,kn->anb">(dx, w)',
@@ -568,7 +568,6 @@ SPELLINGS = {
     "Einsum": 'y = Einsum<equation = "abk,kn->abn">(dx, w)',
     "Einsum of any rank": 'y = Einsum<equation = "...k, kn -> ...n">(dx, w)',
     "Einsum of transposed weights": 'y = Einsum<equation = "abk,nk->abn">(dx, wt)',
-    "transA": "d2 = Reshape(dx, rows)\n d3 = Transpose<perm = [1, 0]>(d2)\n y = Gemm<transA = 1>(d3, w)",
     "alpha": "d2 = Reshape(dx, rows)\n y = Gemm<alpha = -0.3>(d2, w)",
     "alpha and beta": "d2 = Reshape(dx, rows)\n y = Gemm<alpha = 3.0, beta = 0.7>(d2, w, b)",
     "beta of 0": "d2 = Reshape(dx, rows)\n y = Gemm<beta = 0.0, transB = 1>(d2, wt, infinite)",

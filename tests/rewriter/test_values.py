@@ -60,3 +60,17 @@ def test_sums_of_integers_that_float32_rounds(number: int) -> None:
         known = Values(facts).known(facts.model.graph.outputs[0])
     assert known.low <= result.min() < result.max() <= known.high
     assert result.max() == 255
+
+
+def test_bounds_that_are_computed_from_constants() -> None:
+    """torch exports ``clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)`` of a buffer so."""
+    body = """p = Sub(bits, unit) q = Pow(two, p) most = Sub(q, unit) least = Neg(q) r = Round(x)
+        c = Clip(r, least, most) y = Cast<to = 1>(c)"""
+    model = parse(body)
+    numbers = {"bits": 8, "unit": 1, "two": 2}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(n), name) for name, n in numbers.items())
+    (result,) = stock_session(model).run(None, {"x": np.linspace(-300, 300, 33, dtype=np.float32)[None]})
+    with Facts(ir.from_proto(model)) as facts:
+        known = Values(facts).known(facts.model.graph.outputs[0])
+    assert known.fits(result.min(), result.max())
+    assert (result.min(), result.max()) == (-128, 127)

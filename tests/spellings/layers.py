@@ -229,13 +229,11 @@ class Layers:
         columns = g.shapes[w][0 if transposed else 1]
         shape = (g.shapes[a][0], columns)
         c = c or g.constant(np.zeros(columns))
-        match self.draw("attributes of the Gemm", "none", "alpha|beta is 0|transA"):
+        match self.draw("attributes of the Gemm", "none", "alpha|beta is 0"):
             case "alpha":
                 return g("Gemm", a, w, c, shape=shape, alpha=0.25, **attributes)
             case "beta is 0":
                 return g("Gemm", a, w, c, shape=shape, beta=0.0, **attributes)
-            case "transA":
-                return g("Gemm", g.transpose(a, [1, 0]), w, c, shape=shape, transA=1, **attributes)
         return g("Gemm", a, w, c, shape=shape, **attributes)
 
     def _bias(self, i: int, columns: int) -> str:

@@ -66,6 +66,13 @@ class Quantization(Steps):
         r = self.guarded("range", self.magnitude())
         if self.near_miss == "half of the range":
             r = g("Mul", r, 0.5)
+        if self.near_miss == "number in place of large ranges":
+            r = g("Where", g("Greater", r, 0.5), 1.0, r)
+        is_free = g.opset >= 12 and g.dtype == np.float32 and self.near_miss in ("", "clamped to another range")
+        if is_free and draw("clamp", "none", "to a part of the range") != "none":
+            r = g("Mul", r, 0.75)
+            limit = g("Mul", r, 2.0) if self.near_miss == "clamped to another range" else r
+            x = g("Max", g("Min", x, limit), g("Neg", limit))
         inverse: str | None = None
         parts: tuple[str, float] | None = (r, top)
         odd = "x * c / r|x / r * c|x * (1 / r) * c|x * Reciprocal(r / c)|x * (1 / (r / c))|x / (r * (1 / c))"

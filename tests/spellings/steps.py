@@ -22,6 +22,8 @@ NEAR_MISSES = {
     },
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
+    "number in place of large ranges": {"clip": "none", "scheme": "symmetric", "epsilon": "none", "opset": "17"},
+    "clamped to another range": {"clip": "none", "scheme": "symmetric", "clamp": "to a part of the range"},
     "half of the range": {"clip": "none", "scheme": "symmetric", "highest code": "127"},  # 7 gives codes up to 14
     "one range for each element of K": {"scope": "token"},
     "scales along the wrong axis": {"scheme": "symmetric", "scope": "token", "rows": "square", "clip": "after Round"},
@@ -117,7 +119,7 @@ class Steps:
                 top = g.split("TopK", g("Abs", x), shapes=shapes, axis=-1, k=k)[0]
             return self.reduced("Min", top)
         odd = "max(-min, max)|max(abs(min), abs(max))|ReduceMax(max(x, -x))|-ReduceMin(-abs(x))|max(max, ReduceMax(-x))"
-        match self.draw("range", "ReduceMax(Abs)", f"{odd}|Sqrt(ReduceMax(x * x))"):
+        match self.draw("range", "ReduceMax(Abs)", odd):
             case "max(-min, max)":
                 return g("Max", g("Neg", self.reduced("Min", x)), self.reduced("Max", x))
             case "max(abs(min), abs(max))":
@@ -128,8 +130,6 @@ class Steps:
                 return g("Neg", self.reduced("Min", g("Neg", g("Abs", x))))
             case "max(max, ReduceMax(-x))":
                 return g("Max", self.reduced("Max", x), self.reduced("Max", g("Neg", x)))
-            case "Sqrt(ReduceMax(x * x))":
-                return g("Sqrt", self.reduced("Max", g("Mul", x, x)))
         return self.reduced("Max", g("Abs", x))
 
     def guarded(self, where: str, v: str) -> str:
@@ -137,6 +137,7 @@ class Steps:
         g, odd = self.g, "range: Add|scale: Add|range: Max|scale: Max"
         if g.opset >= 11:
             odd += "|range: Where(= 0)|scale: Where(= 0)|range: Where(< epsilon)|scale: Where(< epsilon)"
+            odd += "|range: Where(> 0)|scale: Where(> 0)"
         if g.opset >= 13 and g.shapes[v]:
             odd += "|range: ScatterND|scale: ScatterND"
         is_of_rows = g.shapes[v] == (*self.lengths[:-1], 1) and self.scope == "token"
@@ -153,6 +154,8 @@ class Steps:
                 return g(form, v, epsilon)
             case "Where(= 0)":
                 return g("Where", g("Equal", v, 0.0), 1.0, v)
+            case "Where(> 0)":
+                return g("Where", g("Greater", v, 0.0), v, 1.0)
             case "ScatterND":
                 return self._scattered(v, g("Equal", v, 0.0))
             case "repeated, Where(= 0)" | "repeated, ScatterND(= 0)":

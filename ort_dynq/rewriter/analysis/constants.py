@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,23 @@ import onnx_ir as ir
 from .nodes import cast_to, producer_of
 
 _FEW = 1024
+_MOST_COMPUTED = 16
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Neg": np.negative,
+    "Pow": np.power,
+}
 _MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 
 def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     """Returns the elements of a constant; None if they are not known without running a model.
 
-    A constant is an initializer that is not a graph input, a Constant, or a Cast or a reshaping of a constant.
+    A constant is an initializer that is not a graph input, a Constant, a Cast or a reshaping of a constant, or the
+    result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1.
     """
     if value is None:
         return None
@@ -28,9 +39,11 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
             return None
         is_missing = isinstance(tensor, ir.ExternalTensor) and not os.path.exists(tensor.path)
         return None if is_missing else tensor.numpy()  # a model can be inspected without its weights
-    node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+    node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", *_ARITHMETIC)
     if node is None:
         return None
+    if node.op_type in _ARITHMETIC:
+        return _computed(node)
     if node.op_type == "Constant":
         return _constant(node)
     source = constant_array(node.inputs[0])
@@ -46,6 +59,22 @@ def constant_array(value: ir.Value | None) -> npt.NDArray[Any] | None:
     if shape is None or not shape.is_static():
         return source.reshape(()) if source.size == 1 else None
     return source.reshape(shape.numpy()) if source.size == np.prod(shape.numpy()) else None
+
+
+def _computed(node: ir.Node) -> npt.NDArray[Any] | None:
+    """Returns the result of float arithmetic of few constants, which IEEE 754 or exact integers determine; or None."""
+    inputs = [constant_array(each) for each in node.inputs]
+    known = [each for each in inputs if each is not None and each.dtype in (np.float32, np.float64)]
+    if len(known) < len(inputs) or any(each.size > _MOST_COMPUTED for each in known):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            result = np.asarray(_ARITHMETIC[node.op_type](*known))
+    except ValueError:  # a wrong model
+        return None
+    if node.op_type == "Pow" and not all((each == np.rint(each)).all() for each in (*known, result)):
+        return None
+    return result if result.dtype == known[0].dtype else None
 
 
 def _constant(node: ir.Node) -> npt.NDArray[Any] | None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
-from .nodes import operand, producer_of
+from .nodes import producer_of
 from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
@@ -112,6 +112,18 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
         yield x, factor
 
 
+def _positive_multiples(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
+    """Yields a value, and the values that it is a positive multiple of, each with the factor, rounded up."""
+    factor = 1.0
+    yield value, factor
+    while (node := producer_of(value, "Mul", "Div")) is not None:
+        found = constant_operand(node, commutative=node.op_type == "Mul")
+        if found is None or found[1] <= 0:
+            return
+        value, factor = found[0], factor * _scaled(found[1], node) / _ROUNDED
+        yield value, factor
+
+
 class _Proof:
     """Proves that values are at least as large as the magnitude of x."""
 
@@ -194,7 +206,7 @@ class _Proof:
             found_ = constant_operand(node, commutative=node.op_type == "Mul")
             inner = None if found_ is None or found_[1] <= 0 else self._cover(found_[0], depth + 1)
             return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
-        return self._where(node, depth) if node.op_type == "Where" else self._root(node)
+        return self._where(node, depth) if node.op_type == "Where" else None
 
     def _end(self, r: ir.Value) -> _Multiples | None:
         """Returns the cover of the magnitude, the maximum, the negated minimum, or the range of x."""
@@ -236,37 +248,28 @@ class _Proof:
 
     def _where(self, node: ir.Node, depth: int) -> _Multiples | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
-        mask, *values = node.inputs
+        mask, then, otherwise = node.inputs
         compared = None if mask is None else unreshaped(mask)
         condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-        for value, other in (values, values[::-1]):
+        for value, other in ((then, otherwise), (otherwise, then)):
             number = constant_scalar(other)
-            if condition is None or value is None or number is None or number <= 0:
+            if condition is None or mask is None or value is None or number is None or number <= 0:
                 continue
-            operands = [each for each in condition.inputs if each is not None]
-            limits = [constant_scalar(each) for each in operands]
-            compares = any(each is value for each in operands) and mask is compared
-            if not compares and mask is not None and same_shape(mask, value):  # both may be reshaped in the same way
-                compares = any(unreshaped(each) is unreshaped(value) for each in operands)
-            limit = next((each for each in limits if each is not None), None)
-            if compares and limit is not None and 0 <= limit <= number:
-                return self._cover(value, depth + 1)
+            limits = [constant_scalar(each) for each in condition.inputs]
+            i = next((i for i, each in enumerate(limits) if each is not None), None)
+            limit = None if i is None else limits[i]
+            is_first = i == 1  # the compared value stands before its limit
+            takes_large = condition.op_type.startswith("Greater" if is_first else "Less")
+            if i is None or limit is None or limit < 0 or (value is then) != takes_large:
+                continue  # the number would replace large values
+            of = condition.inputs[1 - i]
+            for each, scale in _positive_multiples(value):
+                compares = each is of and mask is compared
+                if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
+                    compares = unreshaped(each) is unreshaped(of)
+                if compares and limit * scale <= number:
+                    return self._cover(value, depth + 1)
         return None
-
-    def _root(self, node: ir.Node) -> _Multiples | None:
-        """Returns the cover of Sqrt(ReduceMax(x * x)). Squares of numbers below 2**-62 lose bits, or are 0."""
-        reduced = None if node.op_type != "Sqrt" else producer_of(all_bounds_of(operand(node)).value, "ReduceMax")
-        square = None if reduced is None else producer_of(_first(reduced), "Mul", "Pow")
-        if reduced is None or square is None or None in square.inputs:
-            return None
-        x, other = (each for each in square.inputs if each is not None)
-        if not (other is x if square.op_type == "Mul" else constant_scalar(other) == 2) or not _is_of(
-            reduced, x, self._x
-        ):
-            return None
-        self._smallest, self._is_scaled = 2.0**-60 if self._smallest else 0, True
-        self._note(reduced)
-        return _Multiples(1, 1).times(1).times(1)
 
     def _note(self, reduced: ir.Node) -> None:
         """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""

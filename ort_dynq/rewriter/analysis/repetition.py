@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...operators.program import COMPARISONS
-from .constants import constant_array, constant_scalar
+from .constants import constant_scalar
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
-from .shapes import RESHAPES, has_one_element
+from .shapes import has_one_element
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
 UNARY = ("Abs", "Cast", "Ceil", "Clip", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sqrt")
@@ -100,7 +100,7 @@ class Repetitions:
             return _concatenated(node, value)
         if is_standard(node, *ELEMENTWISE):
             return self._elementwise(node, value)
-        return self._reshaped(node, value) if is_standard(node, *RESHAPES) else None
+        return self._reshaped(node, value) if is_standard(node, "Reshape") else None
 
     def _expanded(self, node: ir.Node, source: ir.Value, value: ir.Value) -> Repeated | None:
         """Returns the numbers that an Expand or a Tile repeats along the last dimension."""
@@ -160,24 +160,20 @@ class Repetitions:
             return replace(inner, value=value, is_full=False, length=length) if is_known else None
         if not inner.is_full or inner.blocks or inner.length is None or not isinstance(last, int) or not last:
             return None
+        given, rank = known_lengths(node.inputs[1]), len(value.shape)
+        if given is not None and len(given) != rank:
+            given = None
         if inner.length == last:
-            given = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
-            rank = len(value.shape)
-            is_known = given is not None and len(given) == rank
             before = len(inner.shape) - 1
-            if is_known and given is not None and before < rank - 1 and given[before] == 0:
+            if given is None or (before < rank - 1 and given[before] == 0):
                 return None  # it copies the repeated dimension
-            # A run-time shape is cut, so its last number has to be the length itself.
-            if node.op_type != "Reshape" or (is_known and given is not None and given[-1] in (last, -1)):
-                is_other = node.op_type == "Flatten" or (node.op_type != "Reshape" and not _keeps_last(node, value))
-                shape = ir.Shape([*value.shape[:-1], 1])
-                return None if is_other else Repeated(value, shape, None, node, (inner,), length=last)
-            return None
+            if given[-1] not in (last, -1):
+                return None  # a run-time shape is cut, so its last number has to be the length itself
+            return Repeated(value, ir.Shape([*value.shape[:-1], 1]), None, node, (inner,), length=last)
         wide = inner.wide_shape
-        if wide is None or len(wide) != len(value.shape) + 1 or not isinstance(wide[-2], int):
+        if wide is None or len(wide) != rank + 1 or not isinstance(wide[-2], int):
             return None
-        given = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
-        copies = given is not None and len(given) == len(value.shape) and not node.attributes.get_int("allowzero", 0)
+        copies = given is not None and not node.attributes.get_int("allowzero", 0)
         is_kept = [
             (a == b and not _is_unnamed(a)) or (copies and given is not None and given[i] == 0)
             for i, (a, b) in enumerate(zip(wide[:-2], value.shape[:-1], strict=True))
@@ -245,17 +241,6 @@ def _broadcast(shapes: list[ir.Shape | None]) -> ir.Shape | None:
 
 def _are_equal(a: ir.Shape, b: ir.Shape) -> bool:
     return len(a) == len(b) and all(x == y and not _is_unnamed(x) for x, y in zip(a, b, strict=True))
-
-
-def _keeps_last(node: ir.Node, value: ir.Value) -> bool:
-    """Returns whether a Squeeze or Unsqueeze changes leading dimensions only, at axes that are constants."""
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    axes = constant_array(given)
-    source = node.inputs[0]
-    if axes is None or source is None or source.shape is None or value.shape is None:
-        return False
-    rank = max(len(source.shape), len(value.shape))
-    return all(math.isfinite(each) and int(each) % rank != rank - 1 for each in axes.reshape(-1))
 
 
 def _is_unnamed(dim: int | ir.SymbolicDim) -> bool:

@@ -132,6 +132,8 @@ class Values:
         node = value.producer()
         if node is None or node.op_type in ("Constant", "ConstantOfShape"):
             return _of_constant(value) or of_type
+        if self._facts.is_constant(value) and (constant := _of_constant(value)) is not None:
+            return constant
         found = self._of_node(node, value) if node.domain in STANDARD_DOMAINS else Interval()
         if found.low < 0 and value.dtype in _FLOATS and _is_not_negative(node, self.known):
             found = replace(found, low=0.0)

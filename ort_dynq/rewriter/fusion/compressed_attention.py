@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...opsets import OPSET
+from ..analysis.constants import constant_array
 from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
@@ -95,6 +96,7 @@ class _Operand:
         shape: The shape that the parameters are reshaped to; None: they have four dimensions.
         squeezed: The axis that the parameters lose, which has one element; None: they have four dimensions.
         code_shape: The shape that the codes are reshaped to; None: they have four dimensions.
+        groups: The number of groups of a head, if codes and parameters have a row for each group; otherwise None.
         is_per_channel: Whether the scales vary along the head more than along the tokens.
     """
 
@@ -103,6 +105,7 @@ class _Operand:
     shape: tuple[int, ...] | None = None
     squeezed: int | None = None
     code_shape: ir.Value | None = None
+    groups: int | None = None
     is_per_channel: bool = False
 
 
@@ -383,7 +386,8 @@ def _uncast(value: ir.Value | None) -> ir.Value | None:
 def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
     """Returns the operand of a Reshape that joins groups of tokens, or along the head, after their dequantization.
 
-    [B, H, groups, tokens of a group, D] or [B, H, T, groups, elements of a group] become [B, H, T, D].
+    [B, H, groups, tokens of a group, D], [B, H, T, groups, elements of a group] or [all groups, elements of a group]
+    become [B, H, T, D].
     """
     last, target = producer_of(skip_casts(_first(node)), "Mul", "Add", "Sub"), node.inputs[1]
     codes = None if last is None else _codes_of(last)
@@ -391,6 +395,15 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
         return None
     whole, blocks, parts = dims_of(node.outputs[0]), dims_of(codes.value), dims_of(codes.scale)
     points = [dims_of(each) for each in codes.points]
+    if len(whole) == 4 and all(len(each) == 2 for each in (blocks, parts, *points)):
+        width, size, shape = blocks[1], whole[3], constant_array(target)
+        if axis != 2 or not isinstance(width, int) or not isinstance(size, int) or width < 1 or size % width:
+            return None
+        has_rows = all(each[1] == 1 and _is_length(each[0], blocks[0]) for each in (parts, *points))
+        copies = shape is not None and not shape.all()  # a dimension of the rows
+        if not has_rows or copies or width < min(_LEAST_GROUP, size):
+            return None
+        return _Operand(codes.value, codes, code_shape=target, groups=size // width)
     if len(whole) != 4 or not all(len(each) == 5 for each in (blocks, parts, *points)):
         return None
     for at in (2, 3):  # the dimension of groups; the next one is that of their elements
@@ -408,7 +421,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
             blocks[at] if at == axis and size >= _LEAST_GROUP else None,
         )
         if is_per_channel is not None:
-            return _Operand(codes.value, codes, None, at + 1, target, is_per_channel)
+            return _Operand(codes.value, codes, squeezed=at + 1, code_shape=target, is_per_channel=is_per_channel)
     return None
 
 
@@ -532,6 +545,13 @@ def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, befor
         return edit.insert(ir.node(op_type, [value, argument]), before=before)
 
     def of_rank_4(parameter: ir.Value) -> ir.Value:
+        if operand.groups is not None:
+            assert operand.code_shape is not None
+            ends = [edit.add_constant(np.array([each]), before=before) for each in (0, 3)]
+            lead = edit.insert(ir.node("Slice", [operand.code_shape, *ends]), before=before)
+            groups = edit.add_constant(np.array([operand.groups]), before=before)
+            shape = edit.insert(ir.node("Concat", [lead, groups], {"axis": 0}), before=before)
+            return moved(parameter, "Reshape", shape)
         if operand.squeezed is not None:
             return moved(parameter, "Squeeze", edit.add_constant(np.array([operand.squeezed]), before=before))
         if operand.shape is not None:
@@ -566,7 +586,8 @@ def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value
 
     if codes.zero is None and middle == 0 and codes.offset is not None and not codes.is_subtracted:
         return _cast(codes.offset, ir.DataType.FLOAT, edit, before)
-    total = edit.add_constant(np.float32(middle), before=before)
+    # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters whose last dimension is 1.
+    total = edit.add_constant(np.full((1, 1, 1, 1), middle, np.float32), before=before)
     if codes.zero is not None:
         total = binary("Sub", total, _cast(codes.zero, ir.DataType.FLOAT, edit, before))
     total = binary("Mul", total, _cast(codes.scale, ir.DataType.FLOAT, edit, before))

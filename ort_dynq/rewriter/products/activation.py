@@ -87,7 +87,7 @@ def activation_of(
     """
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    has_marks_of_rows = is_image or _has_marks_of_its_rows(form)
+    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
     form = _with_runs(form)
     may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
     quotient = None
@@ -136,24 +136,18 @@ def _with_runs(form: Affine) -> Affine:
     return form.mapped(form.value, as_runs)
 
 
-def _has_marks_of_its_rows(form: Affine) -> bool:
-    """Returns whether each mark is known to belong to one row, and to all elements that it is computed from."""
-    shape = form.value.shape
-    if form.mark is None or shape is None or not len(shape):
+def _has_marks_of_its_rows(form: Affine, of: ir.Value) -> bool:
+    """Returns whether marks are known to belong to rows of a value, and to all elements that they are computed from."""
+    if form.quotient is None:
         return False
-    axes = lead(len(shape), -1) if form.mark.axes is None else form.mark.axes
-    if not all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1)):
+    shape, axes = form.quotient.x.shape, form.quotient.number.axes
+    if axes is not None and not (shape and all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1))):
         return False
-    return _has_whole_rows(form, form.value)
-
-
-def _has_whole_rows(form: Affine, of: ir.Value) -> bool:
-    """Returns whether rows of a value are known to have all elements of the rows of its codes."""
     selections = [move.node for move in form.moves if move.node.op_type in _SELECTIONS]
     pairs = [(of, form.root), *((node.outputs[0], node.inputs[0]) for node in selections)]
     if not all(_are_as_long(*pair) for pair in pairs):
         return False
-    return all(_has_whole_rows(part, of) for move in form.moves for part in move.others)
+    return all(_has_marks_of_its_rows(part, of) for move in form.moves for part in move.others)
 
 
 def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:

@@ -73,19 +73,39 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
         data: Its first input.
     """
     given = [each for each in (param, *others) if each is not None]
-    if len(given) <= len(others) or any(each.is_one != param.is_one for each in given):
+    if len(given) <= len(others):
         return None
-    if param.is_one:
-        return param if all(key_of(each.term) == key_of(param.term) for each in given) else None
+    if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
+        return param
     rank = rank_of(data)
     axis = None if rank is None else concat.attributes.get_int("axis", 0) % rank - rank
-    if axis is None or rank is None or any(each.axes != param.axes or each.rank != rank for each in given):
+    if axis is None or rank is None:
         return None
-    if axis == -1 and param.is_of_rows:
-        return _with_common_blocks(given, concat)
-    if any(each.block for each in given) or axis not in (lead(rank, -1) if param.axes is None else param.axes):
+    is_same = all(each.axes == param.axes and each.rank == rank and not each.is_one for each in given)
+    if axis == -1 and rank > 1 and all(each.is_of_rows for each in given):
+        if is_same:
+            return _with_common_blocks(given, concat)
+        expanded = [_for_each_row(each, concat, i, rank) for i, each in enumerate(given)]
+        known = [each for each in expanded if each is not None]
+        return _with_common_blocks(known, concat) if len(known) == len(given) else None
+    if not is_same or any(each.block != param.block for each in given):
+        return None
+    if axis not in (lead(rank, -1) if param.axes is None else param.axes):
         return None
     return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
+
+
+def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param | None:
+    """Returns numbers of all rows or samples of an input of a Concat along rows as numbers of each row."""
+    part = concat.inputs[index]
+    width = None if part is None or part.shape is None else part.shape[-1]
+    if not isinstance(width, int) or param.rank is None or param.rank > rank:
+        return None
+    i64, ends = ir.DataType.INT64, (np.array([0]), np.array([-1]))
+    rows = Op("Slice", (Op("Shape", (CodesOf(concat.outputs[0]),), i64), *ends), i64)
+    count = np.array([width // param.block if param.block else 1])
+    shape = Op("Concat", (rows, count), i64, (("axis", 0),))
+    return replace(param.of("Expand", shape), axes=None, rank=rank)
 
 
 def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:
@@ -297,12 +317,22 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     return whole
 
 
+def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
+    """Returns m of Sign(x) * m; None for other nodes."""
+    for i in (0, 1) if node.op_type == "Mul" else ():
+        if producer_of(node.inputs[i], "Sign") is not None:
+            return node.inputs[1 - i]
+    return None
+
+
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
     division = producer_of(value, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     while division is not None and division.inputs[0] is not None:
         before = division.inputs[0]
-        if division.op_type in ("Add", "Sub", "Mul", "Div"):
+        if (magnitude := magnitude_beside_sign(division)) is not None:
+            before = magnitude
+        elif division.op_type in ("Add", "Sub", "Mul", "Div"):
             found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
             if found is None or not found[1]:
                 break

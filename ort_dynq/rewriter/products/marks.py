@@ -31,7 +31,7 @@ from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, scaled_value
+from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
 from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _AXES_ARE_INPUTS = 18
@@ -101,8 +101,8 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
         if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
             value = before
             continue
-        if node.op_type == "Mul" and producer_of(before, "Sign") is not None and node.inputs[1] is not None:
-            value = node.inputs[1]  # the magnitude
+        if (magnitude := magnitude_beside_sign(node)) is not None:
+            value = magnitude
             continue
         pair = _number_beside(node, param_of)
         if pair is None:

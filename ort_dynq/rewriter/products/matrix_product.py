@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import QuantizedWeights
@@ -62,14 +61,7 @@ def matrix_product_of(node: ir.Node) -> MatrixProduct | None:
         return None
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     is_a_transposed, is_b_transposed = (node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB"))
-    transpose = producer_of(a, "Transpose") if is_a_transposed else None
-    if transpose is not None and transpose.inputs[0] is not None and _perm(transpose) == [1, 0]:
-        a, is_a_transposed = transpose.inputs[0], False
     return MatrixProduct(a, b, c if beta else None, alpha, beta, is_a_transposed, is_b_transposed)
-
-
-def _perm(transpose: ir.Node) -> list[int]:
-    return list(transpose.attributes["perm"].as_ints()) if "perm" in transpose.attributes else [1, 0]
 
 
 def _is_transposed(node: ir.Node) -> bool:
