@@ -46,8 +46,9 @@ PRODUCT = "ort_dynq.product"
 Verification compares the product and the program one after the other."""
 
 HAS_OFFSET = "ort_dynq.has_offset"
-"""On a QuantizedMatMul whose activation has a float offset: "1". The Add after it adds the product of the offset and
-the weights. Only the sum is a value of the original, which verification compares, so no program begins before it."""
+"""On a QuantizedMatMul whose activation has a float offset, or whose weights have float zero points: "1". The Add after
+it adds what they contribute. Only the sum is a value of the original, which verification compares, so no program begins
+before it."""
 
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
 """On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import ScaleOrder
 from ..edit import Edit, call
-from ..metadata import FLOAT_ACTIVATION, ROUNDED_WEIGHTS
+from ..metadata import FLOAT_ACTIVATION, HAS_OFFSET, ROUNDED_WEIGHTS
 from ..policy.cost import is_tiny_nbits
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
@@ -110,6 +110,7 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     )
     result = edit.insert_main(main, before=node)
     if match.has_sums:
+        edit.metadata[HAS_OFFSET] = "1"
         result = _add_sums(result, _sums_of_blocks(padded, weights, edit), stored(weights.weights_of_sums), edit)
     edit.replace(node.outputs[0], result)
     note_activation(edit, match.activation)
