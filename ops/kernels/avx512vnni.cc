@@ -94,15 +94,17 @@ struct V : Elementwise512 {
     ORT_DYNQ_ACCUMULATE("vpdpwssd", "v", _mm512_dpwssd_epi32, sums, a, b);
     return sums;
   }
+  static I dot_bytes(I sums, I a, I b) { return P::dot(sums, a, b); }
 };
 
 #include "kernels/simd/compressed-inl.h"
+#include "kernels/simd/compressed-bytes-inl.h"
 
 }  // namespace
 
 extern const ProductKernels kAvx512VnniProducts;
 extern const CompressedKernels kAvx512VnniCompressed;
 constexpr ProductKernels kAvx512VnniProducts = product_kernels();
-constexpr CompressedKernels kAvx512VnniCompressed = compressed_kernels();
+constexpr CompressedKernels kAvx512VnniCompressed = with_bytes(compressed_kernels());
 
 }  // namespace dynq

@@ -42,15 +42,17 @@ struct V : Elementwise256 {
     ORT_DYNQ_DOT(dpwssd);
     return sums;
   }
+  static I dot_bytes(I sums, I codes, I weights) { return P::dot(sums, codes, weights); }
 };
 
 #include "kernels/simd/compressed-inl.h"
+#include "kernels/simd/compressed-bytes-inl.h"
 
 }  // namespace
 
 extern const ProductKernels kAvxVnniProducts;
 extern const CompressedKernels kAvxVnniCompressed;
 constexpr ProductKernels kAvxVnniProducts = product_kernels();
-constexpr CompressedKernels kAvxVnniCompressed = compressed_kernels();
+constexpr CompressedKernels kAvxVnniCompressed = with_bytes(compressed_kernels());
 
 }  // namespace dynq

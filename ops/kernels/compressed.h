@@ -20,6 +20,7 @@ constexpr int kHighByte = 256;  // the weight of high bytes
 // Sums of products of words with codes:
 //   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts and, of halves by column,
 //   even
+// By column, this is done for `groups` of codes, one behind the other in each column.
 struct WordProduct {
   const int16_t* words;  // rows of `word_stride`; kernels by column read zeros up to a multiple of kWordUnit
   int64_t word_stride, rows, depth, cols;
@@ -28,6 +29,7 @@ struct WordProduct {
   uint8_t flipped;      // bits of each byte of halves that are flipped
   int32_t* sums;
   int64_t sum_stride;
+  int64_t groups, group_words, group_sums;  // by column: their number, and the strides of their words and sums
 };
 using WordProductKernel = void (*)(const WordProduct&);
 

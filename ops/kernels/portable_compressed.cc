@@ -52,14 +52,16 @@ float quantize_row(const float* x, const float* factors, int64_t count, int16_t*
 template <int kKind, bool kByRow>
 void portable_word_product(const WordProduct& p) {
   const int64_t of_depth = kByRow ? p.code_stride : 1, of_column = kByRow ? 1 : p.code_stride;
-  for (int64_t r = 0; r < p.rows; ++r)
-    for (int64_t c = 0; c < p.cols; ++c) {
-      int32_t sum = 0;
-      for (int64_t d = 0; d < p.depth; ++d)
-        sum += p.words[r * p.word_stride + d] *
-               (code_at<kKind>(p.codes, d * of_depth + c * of_column) ^ (kKind == kHalves ? p.flipped & 15 : 0));
-      p.sums[r * p.sum_stride + c] = sum;
-    }
+  for (int64_t group = 0; group < (kByRow ? 1 : p.groups); ++group)
+    for (int64_t r = 0; r < p.rows; ++r)
+      for (int64_t c = 0; c < p.cols; ++c) {
+        const int16_t* const words = p.words + group * p.group_words + r * p.word_stride;
+        int32_t sum = 0;
+        for (int64_t d = 0; d < p.depth; ++d)
+          sum += words[d] * (code_at<kKind>(p.codes, group * p.depth + d * of_depth + c * of_column) ^
+                             (kKind == kHalves ? p.flipped & 15 : 0));
+        p.sums[group * p.group_sums + r * p.sum_stride + c] = sum;
+      }
 }
 
 void portable_quantize_words(const WordRows& rows) {

@@ -455,7 +455,9 @@ class Unit {
     const bool fits = size <= kMostProducts;
     const bool is_copied = is_by_row && key.has_4_bits() && !begins_at_bytes(range.first);  // to the first-level cache
     const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
-    const auto sums = memory<int32_t>(rows_ * word_rows * block);
+    const int64_t at_once = !is_by_row && fits ? key.groups() : 1;  // groups
+    const int64_t group_rows = rows_ * word_rows;
+    const auto sums = memory<int32_t>(at_once * group_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
     const bool is_half = uses_halves_of_key();
     const auto holder = memory<uint8_t>(is_copied ? std::min(size, kMostProducts) * round_up(block, 2) / 2
@@ -466,14 +468,17 @@ class Unit {
       const void* rows = is_by_row ? nullptr
                          : is_half ? key_.halves(t * key.size())
                                    : key_.codes(t * key.size(), cols * key.size(), holder.get());
-      for (int64_t group = 0; group < key.groups(); ++group) {
+      for (int64_t group = 0; group < key.groups(); group += at_once) {
         std::fill(totals.begin(), totals.end(), 0.0);
         for (int64_t d = 0; d < size; d += kMostProducts) {
           const int64_t from = group * size + d;
           WordProduct product = {};
-          product.words = queries.words.get() + group * rows_ * word_rows * queries.stride + d;
+          product.groups = at_once;
+          product.group_words = group_rows * queries.stride;
+          product.group_sums = group_rows * cols;
+          product.words = queries.words.get() + group * product.group_words + d;
           product.word_stride = queries.stride;
-          product.rows = rows_ * word_rows;
+          product.rows = group_rows;
           product.depth = std::min(kMostProducts, size - d);
           product.cols = cols;
           product.sums = sums.get();
@@ -491,11 +496,11 @@ class Unit {
             add(sums.get() + r * cols, cols, word_rows == 2 && r % 2 == 0 ? kHighByte : 1,
                 totals.data() + r / word_rows * cols);
         }
-        for (int64_t r = 0; r < rows_; ++r)
+        for (int64_t i = 0; i < at_once * rows_; ++i)
           if (fits)
-            scale_sums(sums.get() + r * word_rows * cols, queries, group, r, t, cols);
+            scale_sums(sums.get() + i * word_rows * cols, queries, group + i / rows_, i % rows_, t, cols);
           else
-            scale_totals(totals.data() + r * cols, queries, group, r, t, cols);
+            scale_totals(totals.data() + i * cols, queries, group, i, t, cols);
       }
     }
   }
@@ -547,7 +552,7 @@ class Unit {
         const bool is_per_channel = value.is_per_channel();
         const bool has_one_point = value_.zero_points != nullptr && value.has_one_zero_point() && !is_per_channel;
         if (value_.zero_points != nullptr && !is_per_channel && !has_one_point) {
-          product.cols = 1;
+          product.cols = product.groups = 1;
           product.codes = value_.zero_points + group * n_.t + t;
           product.sums = zero_sums.get();
           product.sum_stride = 1;

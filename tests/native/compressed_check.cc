@@ -4,7 +4,6 @@
 //   compressed_check [PROBLEMS]   the number of random problems of each kernel: 200 unless given
 //
 // Arrays end directly before a protected page or begin directly after one.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -137,12 +136,15 @@ void check_product() {
   const int64_t rows = source.integer(1, source.one_in(4) ? 20 : 4),
                 cols = source.integer(1, source.one_in(5) ? 200 : 70);
   int64_t depth = source.one_in(3) ? source.of(kDepths) : source.integer(1, dynq::kMostProducts);
+  // Several groups of a few bytes are in one vector.
+  const int64_t groups = is_by_row || source.one_in(2) ? 1 : source.integer(1, 9);
+  if (groups > 1 && source.one_in(2)) depth = int64_t{16} << source.integer(0, 2);
   if (kind == dynq::kHalves && !is_by_row) depth = round_up(depth, 2);
   const int64_t padded = round_up(depth, dynq::kWordUnit),
                 word_stride = padded + dynq::kWordUnit * source.integer(0, 2);
-  const std::vector<int16_t> words = rows_of_words(rows, depth, is_by_row ? depth : padded, word_stride,
+  const std::vector<int16_t> words = rows_of_words(groups * rows, depth, is_by_row ? depth : padded, word_stride,
                                                    is_by_row ? depth : padded, kind == dynq::kWords, is_extreme);
-  const int64_t length = is_by_row ? cols : depth, count = is_by_row ? depth : cols;
+  const int64_t length = is_by_row ? cols : groups * depth, count = is_by_row ? depth : cols;
   int64_t code_stride = length + source.integer(0, 3) * source.integer(0, 20);
   if (kind == dynq::kHalves && !is_by_row) code_stride = round_up(code_stride, 2);
   const std::vector<uint8_t> codes = codes_of_kind(kind, (count - 1) * code_stride + length, is_extreme);
@@ -156,7 +158,11 @@ void check_product() {
   product.code_stride = code_stride;
   product.flipped = kind == dynq::kHalves && source.one_in(2) ? 0x88 : 0;
   product.sum_stride = cols + source.integer(0, 5);
-  const std::vector<int32_t> untouched(static_cast<size_t>((rows - 1) * product.sum_stride + cols), 0x5a5a5a5a);
+  product.groups = groups;
+  product.group_words = rows * word_stride;
+  product.group_sums = rows * product.sum_stride;
+  const std::vector<int32_t> untouched(static_cast<size_t>((groups * rows - 1) * product.sum_stride + cols),
+                                       0x5a5a5a5a);
   const auto run = [&](const CompressedKernels& kernels) {
     product.sums = place(untouched, 2);
     (is_by_row ? kernels.by_row : kernels.by_column)[kind](product);
@@ -164,14 +170,14 @@ void check_product() {
   };
   const std::string name = is_by_row ? "by_row" : "by_column";
   const std::string problem = "kind " + std::to_string(kind) + ", " + std::to_string(rows) + "x" +
-                              std::to_string(depth) + "x" + std::to_string(cols) + ", stride " +
-                              std::to_string(code_stride);
+                              std::to_string(depth) + "x" + std::to_string(cols) + ", " + std::to_string(groups) +
+                              " groups, stride " + std::to_string(code_stride);
   const Bits sums = run(dynq::kPortableCompressed);
-  for (int64_t r = 0; r < rows; ++r)
+  for (int64_t r = 0; r < groups * rows; ++r)
     for (int64_t c = 0; c < cols; ++c) {
       int64_t exact = 0;
       for (int64_t d = 0; d < depth; ++d) {
-        const int64_t at = is_by_row ? d * code_stride + c : c * code_stride + d;
+        const int64_t at = is_by_row ? d * code_stride + c : c * code_stride + r / rows * depth + d;
         exact += code_at(kind, codes, at, product.flipped) * words[static_cast<size_t>(r * word_stride + d)];
       }
       if (static_cast<int32_t>(sums[static_cast<size_t>(r * product.sum_stride + c)]) != exact)

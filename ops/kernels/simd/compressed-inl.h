@@ -12,6 +12,9 @@ constexpr int64_t kStreamPairs = 4;          // pairs of rows of codes that are 
 constexpr int64_t kFewSums = 4;              // that are not worth a vector
 constexpr int kShiftedHalves = kHalves + 1;  // by row: the second row of each pair begins within a byte
 
+// More columns of one row are summed in memory, fewer in registers. Measured on Zen 5 (family 26, model 2).
+constexpr int64_t kStreamedColumns = V::kLanes * V::kLanes;
+
 inline V::I pair_of_words(const int16_t* words, int64_t count) {  // the second word is 0 if count < 2
   int32_t pair = static_cast<int32_t>(static_cast<uint16_t>(words[0]));
   if (count >= 2) memcpy(&pair, words, sizeof pair);
@@ -73,10 +76,13 @@ template <int kKind, int kCount>
 inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_t* codes, int64_t stride, int32_t* to,
                         int64_t to_stride) {
   const V::I flips = flips_of(p);
-  V::I sums[kCount][2], low, high;
+  constexpr int kChains = kCount == 1 ? 4 : 1;  // of sums, since each waits for the one before
+  V::I chains[kChains][kCount][2], low, high;
+#pragma GCC unroll 4
+  for (auto& sums : chains)
 #pragma GCC unroll 6
-  for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
-  const auto add = [&](int64_t d, int64_t count) ORT_DYNQ_INLINE_LAMBDA {
+    for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
+  const auto add = [&](int64_t d, int64_t count, V::I(&sums)[kCount][2]) ORT_DYNQ_INLINE_LAMBDA {
     const uint8_t* first = codes_of_row<kKind>(codes, stride, d);
     const uint8_t* second =
         count >= 2 ? codes_of_row<kKind>(codes, stride, d + 1) : no_second_row<kKind>(codes, stride, first);
@@ -89,10 +95,17 @@ inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_
     }
   };
   int64_t d = 0;
-  for (; d + 2 <= p.depth; d += 2) add(d, 2);
-  if (d < p.depth) add(d, 1);
+  for (; d + 2 * kChains <= p.depth; d += 2 * kChains)
+#pragma GCC unroll 4
+    for (int i = 0; i < kChains; ++i) add(d + 2 * i, 2, chains[i]);
+  for (; kChains > 1 && d + 2 <= p.depth; d += 2) add(d, 2, chains[0]);
+  if (d < p.depth) add(d, 1, chains[0]);
+  V::I(&sums)[kCount][2] = chains[0];
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 4
+    for (int i = 1; i < kChains; ++i)
+      for (int half = 0; half < 2; ++half) sums[r][half] = V::add(sums[r][half], chains[i][r][half]);
     in_order<kKind>(sums[r][0], sums[r][1]);
     store_sums(to + r * to_stride, sums[r][0]);
     store_sums(to + r * to_stride + V::kLanes, sums[r][1]);
@@ -181,7 +194,7 @@ template <int kKind>
 void product_by_row(const WordProduct& p) {
   constexpr int kInBytes = kKind == kShiftedHalves ? kHalves : kKind;
   const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole;
-  if (p.rows == 1 && p.depth > 0) {
+  if (p.rows == 1 && whole > kStreamedColumns) {
     stream_by_row<kKind>(p, whole);
   } else {
     const auto* const all = static_cast<const uint8_t*>(p.codes);
@@ -268,8 +281,20 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
            static_cast<size_t>(cols) * sizeof(int32_t));
 }
 
+// The product of one group.
+inline WordProduct group_of(const WordProduct& p, int64_t group, int64_t bytes) {
+  WordProduct found = p;
+  found.words += group * p.group_words;
+  found.codes = static_cast<const uint8_t*>(p.codes) + group * bytes;
+  found.sums += group * p.group_sums;
+  found.groups = 1;
+  return found;
+}
+
 template <int kKind>
 void product_by_column(const WordProduct& p) {
+  for (int64_t group = 1; group < p.groups; ++group)
+    product_by_column<kKind>(group_of(p, group, bytes_of<kKind>(p.depth)));
   int64_t row = 0;
   if (p.rows >= 2)
     for (int64_t c = 0; c < p.cols; c += V::kLanes / 2)
@@ -330,6 +355,7 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
 
 void halves_product_by_column(const WordProduct& p) {
   if (p.depth < kLeastHalves) return product_by_column<kHalves>(p);
+  for (int64_t group = 1; group < p.groups; ++group) halves_product_by_column(group_of(p, group, p.depth / 2));
   for (int64_t row = 0; row < p.rows; row += 2) {
     const int64_t count = p.rows - row < 2 ? 1 : 2;
     int16_t words[2][kMostProducts] = {};
@@ -360,17 +386,20 @@ struct RowOfNumbers {
   }
   V::F rest() const {
     const int64_t n = count - whole;
-    if (n == 0) return V::set1(0.0f);
     if constexpr (kHasFactors) return V::mul(V::load_part(x + whole, n), V::load_part(factors + whole, n));
     return V::load_part(x + whole, n);
   }
 
   // The largest magnitudes in lanes; `nans` becomes NaN if a number is NaN or infinite.
   V::F peaks(V::F& nans) const {
-    const V::F zero = V::set1(0.0f), last = rest();
-    V::F peaks = V::max(V::abs(last), zero);
-    nans = V::fmadd(last, zero, nans);
-#pragma GCC unroll 4
+    const V::F zero = V::set1(0.0f);
+    V::F peaks = zero;
+    if (whole < count) {
+      const V::F last = rest();
+      peaks = V::max(V::abs(last), zero);
+      nans = V::fmadd(last, zero, nans);
+    }
+#pragma GCC unroll 2
     for (int64_t i = 0; i < whole; i += V::kLanes) {
       const V::F a = at(i);
       peaks = V::max(V::abs(a), peaks);
@@ -379,10 +408,14 @@ struct RowOfNumbers {
     return peaks;
   }
 
-  void store_words(int16_t* words, float step) const {
-    const V::F inverse = V::set1(1.0f / step);
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < whole; i += V::kLanes) V::store_words(words + i, V::round(V::mul(at(i), inverse)));
+  // Prefetches the numbers that are `ahead`.
+  void store_words(int16_t* words, float inverse_step, int64_t ahead) const {
+    const V::F inverse = V::set1(inverse_step);
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < whole; i += V::kLanes) {
+      ORT_DYNQ_PREFETCH(x + ahead + i);
+      V::store_words(words + i, V::round(V::mul(at(i), inverse)));
+    }
     if (whole == count) return;
     int16_t last[V::kLanes];
     V::store_words(last, V::round(V::mul(rest(), inverse)));
@@ -401,7 +434,11 @@ void quantize_rows(const WordRows& p) {
                                        p.count / V::kLanes * V::kLanes};
     };
     V::F peaks[V::kLanes], nans = zero;
-    for (int64_t r = 0; r < count; ++r) peaks[r] = row(r).peaks(nans);
+    for (int64_t r = 0; r < count; ++r) {
+      V::F of_row = zero;
+      peaks[r] = row(r).peaks(of_row);
+      nans = V::add(nans, of_row);
+    }
     V::F largest;
     if (count == 1) {
       largest = V::set1(V::highest(peaks[0]));
@@ -409,8 +446,10 @@ void quantize_rows(const WordRows& p) {
       for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = zero;
       largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::max(a, b); });
     }
-    float steps[V::kLanes];
-    V::store<false>(steps, V::max(V::div(largest, V::set1(kLargestWord)), smallest));
+    const V::F step = V::max(V::div(largest, V::set1(kLargestWord)), smallest);
+    float steps[V::kLanes], inverses[V::kLanes];
+    V::store<false>(steps, step);
+    V::store<false>(inverses, V::div(V::set1(1.0f), step));
     const bool are_finite = !V::has_nan(nans, nans);
     for (int64_t r = 0; r < count; ++r) {
       int16_t* const words = p.words + (first + r) * p.word_stride;
@@ -418,7 +457,7 @@ void quantize_rows(const WordRows& p) {
       if (!are_finite) row(r).peaks(of_row);
       const bool is_finite = are_finite || !V::has_nan(of_row, of_row);
       if (is_finite)
-        row(r).store_words(words, steps[r]);
+        row(r).store_words(words, inverses[r], first + V::kLanes + r < p.rows ? V::kLanes * p.stride : 0);
       else
         memset(words, 0, static_cast<size_t>(p.count) * sizeof(int16_t));
       dynq::store(p.steps + first + r, is_finite ? steps[r] : kNan);

@@ -200,6 +200,47 @@ struct Elementwise256 : Vector256 {
     return add(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
                _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
   }
+  static I load_bytes(const uint8_t* p, int64_t n) {
+    if (n % 4 == 0) return load_part(reinterpret_cast<const int32_t*>(p), n / 4);
+    uint8_t bytes[32] = {};
+    memcpy(bytes, p, static_cast<size_t>(n));
+    return load(static_cast<const void*>(bytes));
+  }
+  static I times_256(I a) { return _mm256_slli_epi32(a, 8); }
+  // Low and high halves of bytes, whose bits `flips` are flipped.
+  static void half_bytes(I codes, I flips, I (&halves)[2]) {
+    const I mask = _mm256_set1_epi8(15);
+    halves[0] = _mm256_xor_si256(_mm256_and_si256(codes, mask), flips);
+    halves[1] = _mm256_xor_si256(_mm256_and_si256(_mm256_srli_epi16(codes, 4), mask), flips);
+  }
+  // Of each half of four rows: byte 4 * i + j of each becomes lane j of the half of quads[i].
+  static void byte_quads(const I (&rows)[4], I (&quads)[4]) {
+    const I a = _mm256_unpacklo_epi8(rows[0], rows[1]), b = _mm256_unpacklo_epi8(rows[2], rows[3]);
+    const I c = _mm256_unpackhi_epi8(rows[0], rows[1]), d = _mm256_unpackhi_epi8(rows[2], rows[3]);
+    quads[0] = _mm256_unpacklo_epi16(a, b);
+    quads[1] = _mm256_unpackhi_epi16(a, b);
+    quads[2] = _mm256_unpacklo_epi16(c, d);
+    quads[3] = _mm256_unpackhi_epi16(c, d);
+  }
+  // Sums of the low and the high halves of quads, in the order of the codes.
+  static void order_half_quads(I (&sums)[4][2], I (&to)[8]) {
+    for (int i = 0; i < 4; ++i) {
+      zip_lanes(sums[i][0], sums[i][1]);
+      to[i] = sums[i][0];
+      to[4 + i] = sums[i][1];
+    }
+  }
+  // Sums of the lanes of each row, or of each half of it.
+  static void sum_parts(const I* rows, I (&sums)[1]) { sums[0] = sum_lanes(rows); }
+  static void sum_parts(const I* rows, I (&sums)[2]) {
+    I fours[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      const I* r = rows + 4 * i;
+      fours[i] = _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3]));
+    }
+    sums[0] = _mm256_permute2x128_si256(fours[0], fours[1], 0x20);
+    sums[1] = _mm256_permute2x128_si256(fours[0], fours[1], 0x31);
+  }
   static void store_words(int16_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));

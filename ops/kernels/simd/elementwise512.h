@@ -184,6 +184,67 @@ struct Elementwise512 : Vector512 {
       return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
     }));
   }
+  static I load_bytes(const uint8_t* p, int64_t n) {
+    return _mm512_maskz_loadu_epi8(n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}, p);
+  }
+  static I times_256(I a) { return _mm512_slli_epi32(a, 8); }
+  // Low and high halves of bytes, whose bits `flips` are flipped.
+  static void half_bytes(I codes, I flips, I (&halves)[2]) {
+    constexpr int kFlippedOfMask = 0x28;  // (the first operand ^ the second) & the third
+    const I mask = _mm512_set1_epi8(15);
+    halves[0] = _mm512_ternarylogic_epi32(codes, flips, mask, kFlippedOfMask);
+    halves[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(codes, 4), flips, mask, kFlippedOfMask);
+  }
+  // Of each quarter of four rows: byte 4 * i + j of each becomes lane j of the quarter of quads[i].
+  static void byte_quads(const I (&rows)[4], I (&quads)[4]) {
+    const I a = _mm512_unpacklo_epi8(rows[0], rows[1]), b = _mm512_unpacklo_epi8(rows[2], rows[3]);
+    const I c = _mm512_unpackhi_epi8(rows[0], rows[1]), d = _mm512_unpackhi_epi8(rows[2], rows[3]);
+    quads[0] = _mm512_unpacklo_epi16(a, b);
+    quads[1] = _mm512_unpackhi_epi16(a, b);
+    quads[2] = _mm512_unpacklo_epi16(c, d);
+    quads[3] = _mm512_unpackhi_epi16(c, d);
+  }
+  // Sums of the low and the high halves of quads, in the order of the codes.
+  static void order_half_quads(I (&sums)[4][2], I (&to)[8]) {
+    for (auto& both : sums) zip_lanes(both[0], both[1]);
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < 2; ++i) {
+        const I a = sums[2 * i][half], b = sums[2 * i + 1][half];
+        to[4 * half + i] = _mm512_shuffle_i64x2(a, b, 0x44);
+        to[4 * half + 2 + i] = _mm512_shuffle_i64x2(a, b, 0xee);
+      }
+  }
+  // Sums of the lanes of each row, or of each half or quarter of it.
+  static void sum_parts(const I* rows, I (&sums)[1]) { sums[0] = sum_lanes(rows); }
+  static void sum_parts(const I* rows, I (&sums)[2]) {
+    I fours[4];
+    sum_quarters(rows, fours);
+    const auto halves = [](I a, I b) {
+      return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    };
+    const I first = halves(fours[0], fours[1]), second = halves(fours[2], fours[3]);
+    sums[0] = _mm512_shuffle_i32x4(first, second, 0x88);
+    sums[1] = _mm512_shuffle_i32x4(first, second, 0xdd);
+  }
+  static void sum_parts(const I* rows, I (&sums)[4]) {
+    I fours[4];
+    sum_quarters(rows, fours);
+    const I a = _mm512_shuffle_i32x4(fours[0], fours[1], 0x88), b = _mm512_shuffle_i32x4(fours[2], fours[3], 0x88);
+    const I c = _mm512_shuffle_i32x4(fours[0], fours[1], 0xdd), d = _mm512_shuffle_i32x4(fours[2], fours[3], 0xdd);
+    sums[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    sums[1] = _mm512_shuffle_i32x4(c, d, 0x88);
+    sums[2] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    sums[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  }
+  // Quarter q of fours[i] has the sums of quarter q of the rows from 4 * i on.
+  static void sum_quarters(const I* rows, I (&fours)[4]) {
+    for (int64_t i = 0; i < 4; ++i) {
+      const I* r = rows + 4 * i;
+      const I ab = _mm512_add_epi32(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+      const I cd = _mm512_add_epi32(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+      fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    }
+  }
   static void store_words(int16_t* p, I a) { store32(reinterpret_cast<uint8_t*>(p), _mm512_cvtsepi32_epi16(a)); }
 
   static F load_bits(const uint8_t* p) { return _mm512_loadu_ps(p); }
@@ -199,10 +260,12 @@ struct Elementwise512 : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
-  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins two of them to a byte.
+  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins
+  // two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
-    return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd), _mm512_set1_epi16(0x1001));  // the first + 16 * the second
+    return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd),
+                                _mm512_set1_epi16(0x1001));  // the first + 16 * the second
   }
   // Flips bits of each byte.
   static I ordered4(Packed4 first, Packed4 second, uint8_t flipped) {
@@ -221,7 +284,8 @@ struct Elementwise512 : Vector512 {
   static void store_32_codes4(uint8_t* p, Packed4 packed, uint8_t flipped) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(ordered4(packed, packed, flipped)));
   }
-  // The bytes of sixteen codes: the first four bytes in each of the first eight lanes, the others in each other lane.
+  // The bytes of sixteen codes: the first four bytes in each of the first eight
+  // lanes, the others in each other lane.
   static I bytes_in_lanes(const uint8_t* p) {
     const I both = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);
@@ -235,11 +299,13 @@ struct Elementwise512 : Vector512 {
   // The elements of `values` that sixteen codes of 4 bits choose.
   static F look_up_codes_of_4_bits(F values, const uint8_t* p) {
     const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts), values);  // uses the low 4 bits
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts),
+                                 values);  // uses the low 4 bits
   }
   // Sixteen elements of float16, in both halves.
   static I f16_twice(F a) { return _mm512_broadcast_i64x4(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
-  // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of 4 bits choose.
+  // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of
+  // 4 bits choose.
   static void store_chosen_words(uint16_t* p, I values, const uint8_t* codes) {
     const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     const I chosen = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));  // the low 4 bits of each 16

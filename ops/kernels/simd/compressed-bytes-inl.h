@@ -1,0 +1,182 @@
+// Products of words with codes for CPUs that add four products of bytes to each lane. compressed-inl.h comes before.
+//
+// A word is 256 * its high digit + its low one, both from -128 to 127. So codes are multiplied as they are stored:
+// those of 8 bits as u8, of which one of s8 is 128 more, and those of 4 bits as the low and high halves of bytes.
+
+constexpr int64_t kBytesOfVector = 4 * V::kLanes;
+constexpr int kSignOfBytes = 128;
+
+// The high and low digits of words[i * step].
+inline void set_digits(const int16_t* words, int64_t step, int64_t count, int8_t* high, int8_t* low) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto word = static_cast<uint16_t>(words[i * step]);
+    low[i] = static_cast<int8_t>(word);
+    high[i] = static_cast<int8_t>(static_cast<uint16_t>(word + kHighByte / 2) >> 8);
+  }
+}
+
+// The digits of words in the order of a vector of codes.
+template <int kKind>
+struct Digits {
+  static constexpr int kParts = kKind == kHalves ? 2 : 1;
+  int8_t high[kParts][kBytesOfVector], low[kParts][kBytesOfVector];
+
+  // Bytes [first, first + count) of the vector are codes that are multiplied by words.
+  void set(int64_t first, const int16_t* words, int64_t count) {
+    for (int part = 0; part < kParts; ++part)
+      set_digits(words + part, kParts, count, high[part] + first, low[part] + first);
+  }
+};
+
+// `bytes` of the codes of each of the columns [column, column + kLanes), in kVectors, of which the last may be a part;
+// kSplit groups are in each. sums[group] has those of the columns.
+template <int kKind, int kSplit, int kVectors>
+inline void bytes_of_columns(const WordProduct& p, const uint8_t* codes, int64_t stride, int64_t bytes, int64_t column,
+                             const Digits<kKind> (&digits)[kVectors], V::I (&sums)[kSplit]) {
+  constexpr int kParts = Digits<kKind>::kParts, kLast = kVectors - 1;
+  const V::I flips = kKind == kS8 ? V::set1(static_cast<int32_t>(0x80808080u)) : V::set1(p.flipped % 16 * 0x01010101);
+  V::I high[kVectors][kParts], low[kVectors][kParts], rows[V::kLanes];
+  for (int v = 0; v < kVectors; ++v)
+    for (int part = 0; part < kParts; ++part) {
+      high[v][part] = V::load(static_cast<const void*>(digits[v].high[part]));
+      low[v][part] = V::load(static_cast<const void*>(digits[v].low[part]));
+    }
+#pragma GCC unroll 16
+  for (int64_t c = 0; c < V::kLanes; ++c) {
+    const uint8_t* const from = codes + (column + c < p.cols ? column + c : column) * stride;
+    V::I sums_of_high = V::set1(int32_t{0}), sums_of_low = sums_of_high;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const uint8_t* const at = from + v * kBytesOfVector;
+      const V::I all =
+          v < kLast ? V::load(static_cast<const void*>(at)) : V::load_bytes(at, bytes - kLast * kBytesOfVector);
+      V::I parts[2] = {all, all};
+      if constexpr (kKind == kS8) parts[0] = V::flip(all, flips);
+      if constexpr (kKind == kHalves) V::half_bytes(all, flips, parts);
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
+        sums_of_high = V::dot_bytes(sums_of_high, parts[part], high[v][part]);
+        sums_of_low = V::dot_bytes(sums_of_low, parts[part], low[v][part]);
+      }
+    }
+    rows[c] = V::add(V::times_256(sums_of_high), sums_of_low);
+  }
+  V::sum_parts(rows, sums);
+}
+
+// Groups [group, group + count), at most kSplit: all of them are in a vector, or one is in some vectors.
+template <int kKind, int kSplit, int kVectors>
+void bytes_of_groups(const WordProduct& p, int64_t group, int64_t count) {
+  constexpr int kParts = Digits<kKind>::kParts;
+  const int64_t of_group = p.depth / kParts, stride = p.code_stride / kParts;
+  const auto* const codes = static_cast<const uint8_t*>(p.codes) + group * of_group;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    Digits<kKind> digits[kVectors] = {};
+    int32_t offsets[kSplit] = {};
+    for (int64_t g = 0; g < count; ++g) {
+      const int16_t* const words = p.words + (group + g) * p.group_words + r * p.word_stride;
+      for (int64_t d = 0; d < of_group; d += kBytesOfVector)
+        digits[d / kBytesOfVector].set(g * of_group, words + d * kParts,
+                                       of_group - d < kBytesOfVector ? of_group - d : kBytesOfVector);
+      if constexpr (kKind == kS8)
+        for (int64_t d = 0; d < p.depth; ++d) offsets[g] += words[d] * kSignOfBytes;
+    }
+    for (int64_t c = 0; c < p.cols; c += V::kLanes) {
+      V::I sums[kSplit];
+      bytes_of_columns<kKind>(p, codes, stride, count * of_group, c, digits, sums);
+      const int64_t cols = p.cols - c < V::kLanes ? p.cols - c : V::kLanes;
+      for (int64_t g = 0; g < count; ++g) {
+        int32_t* const to = p.sums + (group + g) * p.group_sums + r * p.sum_stride + c;
+        const V::I of_columns = V::sub(sums[g], V::set1(offsets[g]));
+        memcpy(to, &of_columns, static_cast<size_t>(cols) * sizeof(int32_t));
+      }
+    }
+  }
+}
+
+// If groups are in vectors of kSplit, their sums.
+template <int kKind, int kSplit>
+bool multiplies_groups(const WordProduct& p) {
+  if (p.groups == 1 || kSplit * p.depth != kBytesOfVector * Digits<kKind>::kParts) return false;
+  for (int64_t g = 0; g < p.groups; g += kSplit)
+    bytes_of_groups<kKind, kSplit, 1>(p, g, p.groups - g < kSplit ? p.groups - g : kSplit);
+  return true;
+}
+
+// Codes of 8 bits in one group take words as fast.
+template <CodeKind kKind>
+void bytes_by_column(const WordProduct& p) {
+  if (!multiplies_groups<kKind, 2>(p) && !multiplies_groups<kKind, 4>(p)) product_by_column<kKind>(p);
+}
+
+// Groups in as many vectors as they need.
+template <int kVectors>
+void halves_of_groups(const WordProduct& p) {
+  constexpr int64_t kDepth = kVectors * 2 * kBytesOfVector;
+  if constexpr (kDepth < kMostProducts)
+    if (p.depth > kDepth) return halves_of_groups<kVectors + 1>(p);
+  for (int64_t g = 0; g < p.groups; ++g) bytes_of_groups<kHalves, 1, kVectors>(p, g, 1);
+}
+
+void half_bytes_by_column(const WordProduct& p) {
+  if (multiplies_groups<kHalves, 2>(p)) return;
+  if constexpr (V::kLanes == 16)
+    if (multiplies_groups<kHalves, 4>(p)) return;
+  halves_of_groups<1>(p);
+}
+
+constexpr int64_t kColumnsOfQuads = 2 * kBytesOfVector, kMostColumnsOfQuads = 256;
+
+// One row of words and kColumnsOfQuads columns of halves in rows: four rows of codes become quads of bytes.
+inline void half_quads(const WordProduct& p, const int8_t* high_digits, const int8_t* low_digits, int64_t column) {
+  const V::I flips = V::set1(p.flipped % 16 * 0x01010101);
+  V::I high[4][2], low[4][2];  // of four vectors of quads, their low and high halves
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) high[i / 2][i % 2] = low[i / 2][i % 2] = V::set1(int32_t{0});
+  for (int64_t d = 0; d < p.depth; d += 4) {
+    V::I codes[4], quads[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)  // behind the last row, digits are 0
+      codes[i] = V::load(static_cast<const void*>(
+          codes_of_row<kHalves>(p.codes, p.code_stride, d + i < p.depth ? d + i : d) + column / 2));
+    V::byte_quads(codes, quads);
+    const V::I high_quad = V::set1(dynq::load(reinterpret_cast<const int32_t*>(high_digits + d)));
+    const V::I low_quad = V::set1(dynq::load(reinterpret_cast<const int32_t*>(low_digits + d)));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      V::I halves[2];
+      V::half_bytes(quads[i], flips, halves);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        high[i][half] = V::dot_bytes(high[i][half], halves[half], high_quad);
+        low[i][half] = V::dot_bytes(low[i][half], halves[half], low_quad);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) low[i / 2][i % 2] = V::add(V::times_256(high[i / 2][i % 2]), low[i / 2][i % 2]);
+  V::I sums[8];
+  V::order_half_quads(low, sums);
+  memcpy(p.sums + column, sums, sizeof sums);
+}
+
+// Sums of many columns do not stay in registers, and fewer do not fill the quads: they take words.
+void half_bytes_by_row(const WordProduct& p) {
+  if (p.rows > 1 || p.cols % kColumnsOfQuads != 0 || p.cols > kMostColumnsOfQuads || p.code_stride % 2 != 0)
+    return halves_product_by_row(p);
+  int8_t high[kMostProducts], low[kMostProducts];
+  memset(high, 0, sizeof high);
+  memset(low, 0, sizeof low);
+  set_digits(p.words, 1, p.depth, high, low);
+  for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads(p, high, low, c);
+}
+
+constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
+  if constexpr (V::kLanes == 16) {
+    kernels.by_column[kU8] = bytes_by_column<kU8>;
+    kernels.by_column[kS8] = bytes_by_column<kS8>;
+  }
+  kernels.by_column[kHalves] = half_bytes_by_column;
+  kernels.by_row[kHalves] = half_bytes_by_row;
+  return kernels;
+}
