@@ -15,6 +15,8 @@ from .nodes import cast_to, producer_of
 _FEW = 1024
 _MOST_COMPUTED = 16
 _DEEPEST = 6  # arithmetic nodes: each reads two operands, so a chain of n of them would take 2**n steps
+_MOST_MOVES = 16  # in a row: each value of a long row is asked for
+_MOVES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -31,8 +33,22 @@ def constant_array(value: ir.Value | None, *, depth: int = _DEEPEST) -> npt.NDAr
 
     A constant is an initializer that is not a graph input, a Constant, a Cast or a reshaping of a constant, or the
     result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1, with at most `depth`
-    nodes of arithmetic in a row.
+    nodes of arithmetic in a row, and few of the others.
     """
+    moves = list[ir.Node]()
+    while (node := producer_of(value, *_MOVES)) is not None:
+        if len(moves) == _MOST_MOVES:
+            return None
+        moves.append(node)
+        value = node.inputs[0]
+    elements = _unmoved(value, depth)
+    while elements is not None and moves:
+        elements = _moved(elements, moves.pop())
+    return elements
+
+
+def _unmoved(value: ir.Value | None, depth: int) -> npt.NDArray[Any] | None:
+    """Returns the elements of an initializer, a Constant, or the result of arithmetic."""
     if value is None:
         return None
     if value.is_initializer():
@@ -41,15 +57,15 @@ def constant_array(value: ir.Value | None, *, depth: int = _DEEPEST) -> npt.NDAr
             return None
         is_missing = isinstance(tensor, ir.ExternalTensor) and not os.path.exists(tensor.path)
         return None if is_missing else tensor.numpy()  # a model can be inspected without its weights
-    node = producer_of(value, "Constant", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", *_ARITHMETIC)
-    if node is None:
-        return None
-    if node.op_type in _ARITHMETIC:
-        return _computed(node, depth - 1) if depth > 0 else None
-    if node.op_type == "Constant":
-        return _constant(node)
-    source = constant_array(node.inputs[0], depth=depth)
-    if source is None or node.op_type == "Identity":
+    node = producer_of(value, "Constant", *_ARITHMETIC)
+    if node is None or node.op_type == "Constant":
+        return None if node is None else _constant(node)
+    return _computed(node, depth - 1) if depth > 0 else None
+
+
+def _moved(source: npt.NDArray[Any], node: ir.Node) -> npt.NDArray[Any] | None:
+    """Returns the elements of a constant after an Identity, a Cast or a reshaping."""
+    if node.op_type == "Identity":
         return source
     if node.op_type == "Cast":
         to = cast_to(node)
@@ -57,7 +73,7 @@ def constant_array(value: ir.Value | None, *, depth: int = _DEEPEST) -> npt.NDAr
             return None
         with np.errstate(all="ignore"):
             return source.astype(to.numpy())
-    shape = value.shape
+    shape = node.outputs[0].shape
     if shape is None or not shape.is_static():
         return source.reshape(()) if source.size == 1 else None
     return source.reshape(shape.numpy()) if source.size == np.prod(shape.numpy()) else None
@@ -100,17 +116,25 @@ def constant_scalar(value: ir.Value | None) -> float | None:
 
     Expand(c, shape) and ConstantOfShape(shape) have a number even if the shape is computed at run time.
     """
-    if value is None:
-        return None
-    if (node := producer_of(value, "Expand")) is not None:
-        return constant_scalar(node.inputs[0])
+    is_kept = True
+    for _ in range(_MOST_MOVES):
+        node = producer_of(value, "Expand", "Cast", "Round", "Clip")
+        if node is None or (node.op_type != "Expand" and constant_array(value) is not None):
+            break
+        if node.op_type != "Expand":
+            is_kept = False  # a number other than 0 may change
+            if not _keeps_zero(node):
+                return None
+        value = node.inputs[0]
     if (node := producer_of(value, "ConstantOfShape")) is not None:
         fill = node.attributes.get("value")
-        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
-    if (node := producer_of(value, "Cast", "Round", "Clip")) is not None and constant_array(value) is None:
-        source = constant_scalar(node.inputs[0])
-        return 0.0 if is_zero(source) and _keeps_zero(node) else None
-    elements = constant_array(value)
+        number: float | None = 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
+    else:
+        number = _number_of(constant_array(value))
+    return number if is_kept or is_zero(number) else None
+
+
+def _number_of(elements: npt.NDArray[Any] | None) -> float | None:
     if elements is None or elements.size == 0 or not is_number(elements.dtype):
         return None
     first = elements.reshape(-1)[0]
@@ -121,7 +145,8 @@ def constant_scalar(value: ir.Value | None) -> float | None:
 def _keeps_zero(node: ir.Node) -> bool:
     if node.op_type != "Clip":
         return True
-    low, high = (constant_scalar(bound) if bound is not None else 0.0 for bound in [*node.inputs[1:], None, None][:2])
+    bounds = [*node.inputs[1:], None, None][:2]
+    low, high = (0.0 if bound is None else _number_of(constant_array(bound)) for bound in bounds)
     return low is not None and high is not None and low <= 0 <= high
 
 

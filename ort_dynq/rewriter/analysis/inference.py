@@ -252,16 +252,19 @@ def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]
 
 
 def _sliced(node: ir.Node, data: Dims) -> list[_Dim | None]:
-    """Returns the dimensions after a Slice without steps."""
-    starts, ends, axes, steps = [*(known_lengths(each) for each in node.inputs[1:]), None, None][:4]
-    if starts is None or ends is None or axes is None or any(each != 1 for each in steps or ()):
+    """Returns the dimensions after a Slice along known axes; None for those whose start, end or step is not known."""
+    given = [*node.inputs[1:], *[None] * 4][:4]
+    starts, ends, axes, steps = (known_lengths(each) for each in given)
+    if axes is None:
         return []
+    unknown: list[int | None] = [None] * len(axes)
+    steps = [1] * len(axes) if given[3] is None else steps or unknown
     found: list[_Dim | None] = [*data]
-    for start, end, axis in zip(starts, ends, axes, strict=False):
+    for start, end, axis, step in zip(starts or unknown, ends or unknown, axes, steps, strict=False):
         if axis is None or not -len(data) <= axis < len(data):
             return []
         dim = data[axis]
-        is_known = isinstance(dim, int) and start is not None and end is not None
+        is_known = isinstance(dim, int) and start is not None and end is not None and step == 1
         found[axis] = len(range(dim)[start:end]) if is_known and isinstance(dim, int) else None
     return found
 

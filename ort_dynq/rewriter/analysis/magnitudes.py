@@ -102,7 +102,10 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields x, and the values that it is a multiple of, each with the magnitude of the factor."""
     factor = 1.0
     yield x, factor
-    while (node := producer_of(x, "Mul", "Div", "Neg")) is not None and node.inputs[0] is not None:
+    for _ in range(_MOST_STEPS):
+        node = producer_of(x, "Mul", "Div", "Neg")
+        if node is None or node.inputs[0] is None:
+            return
         if node.op_type == "Neg":
             x = node.inputs[0]
         elif (found := constant_operand(node, commutative=node.op_type == "Mul")) is not None and found[1]:
@@ -116,9 +119,10 @@ def _positive_multiples(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields a value, and the values that it is a positive multiple of, each with the factor, rounded up."""
     factor = 1.0
     yield value, factor
-    while (node := producer_of(value, "Mul", "Div")) is not None:
-        found = constant_operand(node, commutative=node.op_type == "Mul")
-        if found is None or found[1] <= 0:
+    for _ in range(_MOST_STEPS):
+        node = producer_of(value, "Mul", "Div")
+        found = None if node is None else constant_operand(node, commutative=node.op_type == "Mul")
+        if node is None or found is None or found[1] <= 0:
             return
         value, factor = found[0], factor * _scaled(found[1], node) / _ROUNDED
         yield value, factor
@@ -134,6 +138,7 @@ class _Proof:
         self._smallest = smallest
         self._reduced: tuple[list[int], bool] = [], True
         self._is_scaled = False
+        self._covers: dict[tuple[ir.Value, int], tuple[_Multiples | None, tuple[list[int], bool]]] = {}
         self._is_limit = False  # the range clamps x: both broadcast to it in the same way
 
     def largest(self, divisor: ir.Value) -> float | None:
@@ -151,7 +156,7 @@ class _Proof:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
         factor = 1.0
         self._is_scaled = True  # the reciprocal of a small range may be infinite
-        while True:
+        for _ in range(_MOST_STEPS):
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
                 inverse = node.inputs[0]
             elif (node := producer_of(inverse, "Reciprocal")) is not None and node.inputs[0] is not None:
@@ -166,6 +171,8 @@ class _Proof:
                 inverse, factor = found[0], factor * _scaled(abs(found[1]), node) / _ROUNDED
             else:
                 return None
+        else:
+            return None
         divisor = node.inputs[-1]
         found_ = None if divisor is None else self.largest(divisor)
         return None if found_ is None else found_ * factor / _ROUNDED
@@ -178,8 +185,17 @@ class _Proof:
         return not self._is_limit and _is_of_rows(divisor, self._x, axes)
 
     def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
+        """Returns the cover of a value, at a distance from the divisor; operands may be the same value."""
         if r is None or depth > _MOST_STEPS:
             return None
+        if (r, depth) not in self._covers:
+            self._covers[r, depth] = self._find(r, depth), self._reduced
+        cover, reduced = self._covers[r, depth]
+        if cover is not None:
+            self._reduced = reduced
+        return cover
+
+    def _find(self, r: ir.Value, depth: int) -> _Multiples | None:
         if _is_clamped_to(self._x, r) and self._known(r).low >= 0:
             self._reduced, self._is_limit = ([0], True), True
             return _Multiples(1, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from .constants import constant_array, is_number
 from .nodes import producer_of
 
 _FARTHEST = 16  # nodes
-_LONGEST = 64  # elements of a shape
+_LONGEST = 64  # elements that are computed
 _MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -31,6 +31,9 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Pow": np.power,
 }
 
+_Elements: TypeAlias = "npt.NDArray[np.float64] | None"
+_Found: TypeAlias = dict[tuple[ir.Value, int], _Elements]  # elements by value and distance: a value may be read often
+
 
 def known_number(value: ir.Value) -> float | None:
     """Returns the number that a tensor of one element is known to have before run time, or None.
@@ -40,7 +43,7 @@ def known_number(value: ir.Value) -> float | None:
     """
     try:
         with np.errstate(all="ignore"):
-            elements = _elements(value)
+            elements = _elements(value, {})
     except (ArithmeticError, LookupError, ValueError):  # an index is not known, or out of range
         return None
     number = math.nan if elements is None or elements.size != 1 else float(elements.reshape(()))
@@ -51,7 +54,7 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     """Returns the elements of a vector of integers, such as a shape, None for those that are not known; or None."""
     try:
         with np.errstate(all="ignore"):
-            elements = _elements(value)
+            elements = _elements(value, {})
     except (ArithmeticError, LookupError, ValueError):
         return None
     if elements is None or elements.ndim != 1:
@@ -59,19 +62,25 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
 
 
-def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
+def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elements:
     """Returns the elements of a number or a shape; NaN for a length that is not known."""
     if value is None or distance > _FARTHEST:
         return None
+    if (value, distance) not in found:
+        found[value, distance] = _computed(value, found, distance)
+    return found[value, distance]
+
+
+def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if (elements := constant_array(value)) is not None:
         return elements.astype(np.float64) if is_number(elements.dtype) else None
     node = producer_of(value, *_MOVES, "ConstantOfShape", "Shape", *_ARITHMETIC)
     if node is None or node.inputs[0] is None:
         return None
     if node.op_type == "Concat":
-        return np.concatenate([_part(each, distance + 1) for each in node.inputs])
+        return _concatenated(node, found, distance + 1)
     if node.op_type == "ConstantOfShape":
-        given, length = node.attributes.get("value"), _elements(node.inputs[0], distance + 1)
+        given, length = node.attributes.get("value"), _elements(node.inputs[0], found, distance + 1)
         number = 0.0 if given is None else float(given.as_tensor().numpy().reshape(-1)[0])
         return None if length is None or math.prod(length.tolist()) > _LONGEST else np.full(length.astype(int), number)
     is_integer = value.dtype is not None and value.dtype.is_integer()
@@ -82,14 +91,17 @@ def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float
             return None
         dims = [dim if isinstance(dim, int) else math.nan for dim in node.inputs[0].shape]
         return np.array(dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(dims))])
-    inputs = [_elements(each, distance + 1) for each in node.inputs]
+    inputs = [_elements(each, found, distance + 1) for each in node.inputs]
     known = [each for each in inputs if each is not None]
     if len(known) < len(inputs):
         return None
     first, *others = known
+    is_arithmetic = node.op_type in _ARITHMETIC
+    if is_arithmetic and math.prod(np.broadcast_shapes(*(each.shape for each in known))) > _LONGEST:
+        return None
     if node.op_type == "Div" and is_integer:
         return np.trunc(np.divide(*known))
-    if node.op_type in _ARITHMETIC:
+    if is_arithmetic:
         return np.asarray(_ARITHMETIC[node.op_type](*known))
     if node.op_type == "Slice":
         start, end, axis, step = (
@@ -128,15 +140,21 @@ def _slice(start: int, end: int, step: int, length: int) -> slice:
     return slice(start, None if step < 0 and end < -length else end, step)
 
 
-def _part(value: ir.Value | None, distance: int) -> npt.NDArray[np.float64]:
-    """Returns the elements of an input of a Concat of vectors; NaN for those that are not known.
+def _concatenated(node: ir.Node, found: _Found, distance: int) -> _Elements:
+    """Returns the elements of a Concat of vectors; NaN for those that are not known.
 
     Raises:
-        ValueError: Their number is not known.
+        ValueError: The number of elements of an input is not known.
     """
-    elements = _elements(value, distance)
-    if elements is not None:
-        return np.atleast_1d(elements)
-    if value is None or value.shape is None or len(value.shape) != 1 or not isinstance(value.shape[0], int):
-        raise ValueError
-    return np.full(value.shape[0], math.nan)
+    parts, length = list[npt.NDArray[np.float64]](), 0
+    for value in node.inputs:
+        elements = _elements(value, found, distance)
+        if elements is None:
+            if value is None or value.shape is None or len(value.shape) != 1 or not isinstance(value.shape[0], int):
+                raise ValueError
+            elements = np.broadcast_to(math.nan, value.shape[0])
+        length += elements.size
+        if length > _LONGEST:
+            return None
+        parts.append(np.atleast_1d(elements))
+    return np.concatenate(parts)
