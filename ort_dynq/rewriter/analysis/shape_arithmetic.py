@@ -6,7 +6,7 @@ Example: Mul(Gather(Shape(x), 0), 3) is 12 if x is [4, n].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .constants import constant_array, is_number
 from .nodes import producer_of
 
 _FARTHEST = 16  # nodes
+_TIMES = " × "  # in the names of lengths that are products
 _LONGEST = 64  # elements of a shape
 _MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -57,6 +58,63 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     if elements is None or elements.ndim != 1:
         return None
     return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
+
+
+def known_product(value: ir.Value | None, distance: int = 0) -> int | ir.SymbolicDim | None:
+    """Returns the length that a number is, if it is a product of the lengths of a tensor, divided by a number or not.
+
+    Example: Div(ReduceProd(Shape(x)), 64), the number of the rows of x, is the length "6 × b" if x is [b, 6, 64].
+    """
+    if value is None or value.dtype != ir.DataType.INT64 or distance > _FARTHEST:
+        return None
+    if (number := known_number(value)) is not None:
+        return int(number) if number > 0 else None
+    node = producer_of(value, "Cast", "Div", "Gather", "Mul", "ReduceProd", "Shape", "Squeeze", "Unsqueeze")
+    if node is None:
+        return None
+    if node.op_type in ("Gather", "ReduceProd", "Shape"):
+        shape = node if node.op_type == "Shape" else producer_of(node.inputs[0], "Shape")
+        data = None if shape is None else shape.inputs[0]
+        if shape is None or data is None or data.shape is None:
+            return None
+        dims = list(data.shape)[shape.attributes.get_int("start", 0) : shape.attributes.get_int("end", len(data.shape))]
+        if node.op_type == "Gather":
+            index = None if node.inputs[1] is None else known_number(node.inputs[1])
+            dims = [dims[int(index)]] if index is not None and -len(dims) <= index < len(dims) else []
+        is_of_all = node.op_type == "ReduceProd" and len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"}
+        return product_of(dims) if is_of_all or len(dims) == 1 else None
+    if (first := known_product(node.inputs[0], distance + 1)) is None or node.op_type not in ("Div", "Mul"):
+        return first
+    second = known_product(node.inputs[1], distance + 1)
+    if node.op_type == "Mul" or second is None:
+        return None if second is None else product_of([first, second])
+    number, names = factors_of([first]) or (0, [])
+    return product_of([number // second, *names]) if isinstance(second, int) and not number % second else None
+
+
+def factors_of(dims: Iterable[int | ir.SymbolicDim]) -> tuple[int, list[ir.SymbolicDim]] | None:
+    """Returns the number and the names of which lengths are the product; None if a length has no name."""
+    number, names = 1, list[ir.SymbolicDim]()
+    for dim in dims:
+        if isinstance(dim, int):
+            number *= dim
+            continue
+        if dim.value is None:
+            return None
+        first, *others = str(dim.value).split(_TIMES)
+        is_product = bool(others) and first.isdecimal()
+        number *= int(first) if is_product else 1
+        names += map(ir.SymbolicDim, others) if is_product else [dim]
+    return number, sorted(names, key=str)
+
+
+def product_of(dims: Iterable[int | ir.SymbolicDim]) -> int | ir.SymbolicDim | None:
+    """Returns the product of lengths as a length, which has a name of its own; None if a length has no name."""
+    number, names = factors_of(dims) or (0, [])
+    if number < 1 or not names:
+        return number or None
+    is_one = number == 1 and len(names) == 1
+    return names[0] if is_one else ir.SymbolicDim(_TIMES.join([str(number), *(str(name.value) for name in names)]))
 
 
 def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:

@@ -232,6 +232,12 @@ def unreshaped(value: ir.Value) -> ir.Value:
     return value if source is None else source
 
 
+def before_split(value: ir.Value) -> ir.Value:
+    """Returns the same tensor before Reshapes and the like that together keep its shape: split and joined again."""
+    sources = [node.inputs[0] for node in reshapes_of(value)]
+    return next((each for each in sources if each is not None and same_shape(each, value)), value)
+
+
 def reshapes_of(value: ir.Value) -> list[ir.Node]:
     """Returns the Reshapes and the like that :func:`unreshaped` skips, the first one first."""
     nodes: list[ir.Node] = []
