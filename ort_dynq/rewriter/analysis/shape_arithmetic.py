@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,12 @@ import onnx_ir as ir
 
 from .constants import constant_array, is_number
 from .nodes import producer_of
+from .shapes import shape_source
 
+Length: TypeAlias = "int | ir.SymbolicDim | None"
+"""A dimension, or None if it is not known."""
 _FARTHEST = 16  # nodes
+_MOST_FACTORS = 8  # nodes
 _TIMES = " × "  # in the names of lengths that are products
 _LONGEST = 64  # elements of a shape
 _MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -60,61 +64,55 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
 
 
-def known_product(value: ir.Value | None, distance: int = 0) -> int | ir.SymbolicDim | None:
+def known_product(value: ir.Value | None, distance: int = 0) -> Length:
     """Returns the length that a number is, if it is a product of the lengths of a tensor, divided by a number or not.
 
     Example: Div(ReduceProd(Shape(x)), 64), the number of the rows of x, is the length "6 × b" if x is [b, 6, 64].
     """
-    if value is None or value.dtype != ir.DataType.INT64 or distance > _FARTHEST:
+    if value is None or value.dtype != ir.DataType.INT64 or distance > _MOST_FACTORS:
         return None
-    if (number := known_number(value)) is not None:
-        return int(number) if number > 0 else None
-    node = producer_of(value, "Cast", "Div", "Gather", "Mul", "ReduceProd", "Shape", "Squeeze", "Unsqueeze")
+    node = producer_of(value, "Cast", "Div", "Gather", "Mul", "ReduceProd", "Squeeze", "Unsqueeze")
     if node is None:
-        return None
-    if node.op_type in ("Gather", "ReduceProd", "Shape"):
-        shape = node if node.op_type == "Shape" else producer_of(node.inputs[0], "Shape")
-        data = None if shape is None else shape.inputs[0]
-        if shape is None or data is None or data.shape is None:
-            return None
-        dims = list(data.shape)[shape.attributes.get_int("start", 0) : shape.attributes.get_int("end", len(data.shape))]
-        if node.op_type == "Gather":
-            index = None if node.inputs[1] is None else known_number(node.inputs[1])
-            dims = [dims[int(index)]] if index is not None and -len(dims) <= index < len(dims) else []
-        is_of_all = node.op_type == "ReduceProd" and len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"}
-        return product_of(dims) if is_of_all or len(dims) == 1 else None
-    if (first := known_product(node.inputs[0], distance + 1)) is None or node.op_type not in ("Div", "Mul"):
-        return first
-    second = known_product(node.inputs[1], distance + 1)
-    if node.op_type == "Mul" or second is None:
-        return None if second is None else product_of([first, second])
-    number, names = factors_of([first]) or (0, [])
-    return product_of([number // second, *names]) if isinstance(second, int) and not number % second else None
+        number = known_number(value)
+        return int(number) if number is not None and number > 0 else None
+    if node.op_type in ("Gather", "ReduceProd"):
+        data = shape_source(node.inputs[0])
+        dims = [] if data is None or data.shape is None else list(data.shape)
+        if node.op_type == "ReduceProd":
+            return product_of(dims) if len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"} else None
+        index = None if node.inputs[1] is None else known_number(node.inputs[1])
+        return product_of([dims[int(index)]]) if index is not None and -len(dims) <= index < len(dims) else None
+    count = 2 if node.op_type in ("Div", "Mul") else 1
+    lengths = [known_product(each, distance + 1) for each in node.inputs[:count]]
+    if node.op_type != "Div":
+        return product_of(lengths)
+    (number, names), divisor = factors_of(lengths[:1]) or (0, []), lengths[1]
+    return product_of([number // divisor, *names]) if isinstance(divisor, int) and not number % divisor else None
 
 
-def factors_of(dims: Iterable[int | ir.SymbolicDim]) -> tuple[int, list[ir.SymbolicDim]] | None:
-    """Returns the number and the names of which lengths are the product; None if a length has no name."""
+def factors_of(lengths: Iterable[Length]) -> tuple[int, list[ir.SymbolicDim]] | None:
+    """Returns the number and the names of which lengths are the product; None if one is not known."""
     number, names = 1, list[ir.SymbolicDim]()
-    for dim in dims:
-        if isinstance(dim, int):
-            number *= dim
-            continue
-        if dim.value is None:
+    for each in lengths:
+        if isinstance(each, int):
+            number *= each
+        elif each is None or each.value is None:
             return None
-        first, *others = str(dim.value).split(_TIMES)
-        is_product = bool(others) and first.isdecimal()
-        number *= int(first) if is_product else 1
-        names += map(ir.SymbolicDim, others) if is_product else [dim]
+        elif (parts := str(each.value).split(_TIMES))[1:] and parts[0].isdecimal():
+            number, names = number * int(parts[0]), [*names, *map(ir.SymbolicDim, parts[1:])]
+        else:
+            names.append(each)
     return number, sorted(names, key=str)
 
 
-def product_of(dims: Iterable[int | ir.SymbolicDim]) -> int | ir.SymbolicDim | None:
-    """Returns the product of lengths as a length, which has a name of its own; None if a length has no name."""
-    number, names = factors_of(dims) or (0, [])
+def product_of(lengths: Iterable[Length]) -> Length:
+    """Returns the product of lengths, which has a name of its own; None if it is not known, or 0."""
+    number, names = factors_of(lengths) or (0, [])
     if number < 1 or not names:
-        return number or None
+        return number if number > 0 else None
     is_one = number == 1 and len(names) == 1
-    return names[0] if is_one else ir.SymbolicDim(_TIMES.join([str(number), *(str(name.value) for name in names)]))
+    texts = [str(number), *(str(name.value) for name in names)]
+    return names[0] if is_one else ir.SymbolicDim(_TIMES.join(texts))
 
 
 def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:
