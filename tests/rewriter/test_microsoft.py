@@ -11,10 +11,11 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import options, stock_session
+from helpers import make_session, options, stock_session
 from onnx import helper
 from rewriting import MODELS, WHOLE_CHAIN, check, found, parse, rows
 
+from ort_dynq.operators import DOMAIN
 from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.microsoft import _STAND_INS
 
@@ -113,6 +114,9 @@ CASES = [
     (HIDDEN, f", , y = {MS}DynamicQuantizeLSTM{LSTM}", (2, "t", 5)),
     (HIDDEN, f"y = {MS}QuantizeLinear(x, s, z)", ("b", "t", 16)),
     ("uint8[b, t, 16] x", f"y = {MS}DequantizeLinear(x, s, z)", ("b", "t", 16)),
+    (HIDDEN, f"y = {DOMAIN}.DynamicQuantize<output_dtype = 3>(x, s)", ("b", "t", 16)),
+    (HIDDEN, f"y = {DOMAIN}.DynamicQuantize(x, s, z)", ("b", "t", 16)),
+    ("uint8[b, t, 16] x", f"y = {DOMAIN}.DynamicDequantize(x, s, z)", ("b", "t", 16)),
 ]
 CONSTANTS = {
     "w_lstm": np.ones((2, 16, 20), np.int8),
@@ -145,7 +149,7 @@ CONSTANTS = {
 
 
 def model_of(inputs: str, body: str, opset: int = 16) -> onnx.ModelProto:
-    head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> g ({inputs}) => (y)'
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "{DOMAIN}": 1]> g ({inputs}) => (y)'
     model = onnx.parser.parse_model(f"{head} {{ {body} }}")
     used = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(
@@ -180,7 +184,8 @@ def test_types_and_shapes(inputs: str, body: str, expected: tuple[int | str, ...
         dims = [SIZES[dim.dim_param] if dim.dim_param else dim.dim_value for dim in value.type.tensor_type.shape.dim]
         kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         feeds[value.name] = np.full(dims, {"lens": TOKENS - 1, "total": TOKENS, "start": 0}.get(value.name, 1), kind)
-    actual = stock_session(model).run(["y"], feeds)[0]
+    session = make_session(model, "native") if DOMAIN in body else stock_session(model)
+    actual = session.run(["y"], feeds)[0]
     assert dtype is not None
     assert dtype.numpy() == actual.dtype
     assert actual.shape == tuple(SIZES[dim] if isinstance(dim, str) else dim for dim in shape)
@@ -194,6 +199,7 @@ def with_chain(producer: str) -> onnx.ModelProto:
     model = parse(f"{producer} {CHAIN}")
     model.opset_import.add(domain="com.microsoft", version=1)
     model.opset_import.add(domain="com.microsoft.nchwc", version=1)
+    model.opset_import.add(domain=DOMAIN, version=1)
     return model
 
 
