@@ -126,10 +126,16 @@ class Program:
 
     def is_vector(self, value: str) -> bool:
         """Returns whether a value has a number for each element of a row."""
-        step = self.step(value)
-        if step is None:
-            return value.startswith(_VECTORS)
-        return step.operator not in (*REDUCTIONS, SUM) and any(map(self.is_vector, step.operands))
+        todo, seen = [value], set[str]()  # steps may share operands
+        while todo:
+            value = todo.pop()
+            step = self.step(value)
+            if step is None and value.startswith(_VECTORS):
+                return True
+            if step is not None and value not in seen and step.operator not in (*REDUCTIONS, SUM):
+                todo += step.operands
+            seen.add(value)
+        return False
 
     def is_mixed_choice(self, step: Step) -> bool:
         """Returns whether a step is a Where that chooses, for a whole row, its elements or one number.

@@ -12,6 +12,7 @@ from test_products import F, model_of
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.analysis.inference import Facts
+from ort_dynq.rewriter.analysis.shape_arithmetic import known_lengths
 
 K, N = 96, 64
 CODES: Array = np.concatenate([np.full((1, N), 127), np.random.default_rng(1).integers(-127, 128, (K - 1, N))])
@@ -99,3 +100,46 @@ def test_slices_of_blocks(start: int, is_whole: bool) -> None:
     check(model, {"x": data()}, exact=True)
     check_products(model, {"x": data()})
     assert products(rewrite(model).report) == ["QuantizedMatMul"] * is_whole
+
+
+ROWS = """s = Shape(x)  whole = ReduceProd<keepdims = 0>(s)  c = Div(whole, length)  c0 = Unsqueeze(c, n0)
+    counts = Concat<axis = 0>(c0, one)  h = Reshape(x, counts)  a = Abs(h)  r0 = ReduceMax<keepdims = 0>(a, one)
+    r = Max(r0, eps)  r1 = Reshape(r, counts)  q0 = Div(r1, c127)  t = Div(h, q0)  n = Round(t)
+    k = Clip(n, low, high)  y1 = Mul(k, q0)  y0 = Reshape(y1, s)  y = MatMul(y0, w)"""
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(K, True), (48, True), (72, False), (2 * K, False)])
+def test_rows_are_counted(length: int, is_whole: bool) -> None:
+    """The rows are as many as elements divided by a length. Parts of 72 elements, or two rows, have other scales."""
+    model = model_of(ROWS, {**CONSTANTS, "length": np.array(length)}, inputs=f"float[B, T, {K}] x")
+    check(model, {"x": data()}, exact=True)
+    check_products(model, {"x": data()})
+    assert products(rewrite(model).report) == ["QuantizedMatMul"] * is_whole
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_slices_with_steps_of_run_time(step: int) -> None:
+    """A Slice without steps has steps of 1; one whose steps are not known may have any length."""
+    body = UNFLATTEN + QUANTIZED + "cut = Slice(y0, n0, end, one, step)"
+    model = model_of(body, CONSTANTS, inputs=f"float[2, 3, {K}] x, int64[1] step", outputs="float[] cut")
+    with Facts(ir.from_proto(model)) as facts:
+        shape = facts.model.graph.outputs[0].shape
+        assert shape is not None and [*shape][:2] == [2, 3] and not isinstance(shape[2], int)
+    halves = "left = Slice(y0, n0, to, one)  z = Concat<axis = -1>(cut, left)  y = MatMul(z, w2)"
+    weights = {**CONSTANTS, "to": np.array([32]), "w2": np.resize(CONSTANTS["w"], (K // step + 32, N))}
+    model = model_of(f"{body}  {halves}", weights, inputs=f"float[B, T, {K}] x, int64[1] step")
+    check(model, {"x": data(), "step": np.array([step])}, exact=True)
+    check_products(model, {"x": data(), "step": np.array([step])})
+
+
+def test_long_vectors_are_not_computed() -> None:
+    """Concat and broadcasting, again and again, would make them grow with a power of the number of nodes."""
+    rows = "  ".join(f"e{i + 1} = Concat<axis = 0>(e{i}, e{i}, e{i})" for i in range(3))
+    tables = "  ".join(f"c{i} = Reshape(e{i}, column)  s{i} = Add(c{i}, e{i})  t{i} = Reshape(s{i}, flat)" for i in (0, 1))
+    constants = {**CONSTANTS, "column": np.array([-1, 1])}
+    model = model_of(f"e0 = Shape(x)  {rows}  {tables}", constants, inputs=f"float[2, 3, {K}] x", outputs="int64[] e3")
+    with Facts(ir.from_proto(model)) as facts:
+        values = {value.name: value for node in facts.model.graph for value in node.outputs}
+        known = {name: known_lengths(values[name]) for name in ("e2", "e3", "t0", "t1")}
+    shape = np.array([2, 3, K])
+    assert known == {"e2": [*shape] * 9, "e3": None, "t0": [*(shape[:, None] + shape).reshape(-1)], "t1": None}
