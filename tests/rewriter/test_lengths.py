@@ -124,7 +124,9 @@ def test_slices_with_steps_of_run_time(step: int) -> None:
     model = model_of(body, CONSTANTS, inputs=f"float[2, 3, {K}] x, int64[1] step", outputs="float[] cut")
     with Facts(ir.from_proto(model)) as facts:
         shape = facts.model.graph.outputs[0].shape
-        assert shape is not None and [*shape][:2] == [2, 3] and not isinstance(shape[2], int)
+        assert shape is not None
+        assert [*shape][:2] == [2, 3]
+        assert not isinstance(shape[2], int)
     halves = "left = Slice(y0, n0, to, one)  z = Concat<axis = -1>(cut, left)  y = MatMul(z, w2)"
     weights = {**CONSTANTS, "to": np.array([32]), "w2": np.resize(CONSTANTS["w"], (K // step + 32, N))}
     model = model_of(f"{body}  {halves}", weights, inputs=f"float[B, T, {K}] x, int64[1] step")
@@ -135,7 +137,9 @@ def test_slices_with_steps_of_run_time(step: int) -> None:
 def test_long_vectors_are_not_computed() -> None:
     """Concat and broadcasting, again and again, would make them grow with a power of the number of nodes."""
     rows = "  ".join(f"e{i + 1} = Concat<axis = 0>(e{i}, e{i}, e{i})" for i in range(3))
-    tables = "  ".join(f"c{i} = Reshape(e{i}, column)  s{i} = Add(c{i}, e{i})  t{i} = Reshape(s{i}, flat)" for i in (0, 1))
+    tables = "  ".join(
+        f"c{i} = Reshape(e{i}, column)  s{i} = Add(c{i}, e{i})  t{i} = Reshape(s{i}, flat)" for i in (0, 1)
+    )
     constants = {**CONSTANTS, "column": np.array([-1, 1])}
     model = model_of(f"e0 = Shape(x)  {rows}  {tables}", constants, inputs=f"float[2, 3, {K}] x", outputs="int64[] e3")
     with Facts(ir.from_proto(model)) as facts:

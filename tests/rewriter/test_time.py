@@ -17,7 +17,6 @@ from test_products import model_of
 import ort_dynq
 from ort_dynq.rewriter import Report, rewrite
 
-
 CONSTANTS: dict[str, Any] = {
     "half": np.array(0.5, np.float32),
     "whole": np.array([0, 0, 64]),
