@@ -124,7 +124,13 @@ PLACES = {  # which rows share a scale, and what the product multiplies
         "one",
         "p = Slice(y0, start, end, one) h = Concat<axis = -1>(p, p) y = MatMul(h, w)",
     ),
+    "columns of indices": (f"float[B, M, {K}] x", "one", "p = Gather<axis = -1>(y0, indices) y = MatMul(p, w)"),
     "heads": (f"float[B, M, {K}] x", "one", "p = Reshape(y0, heads) y = MatMul(p, half_of_w)"),
+    "head twice": (
+        f"float[B, M, {K}] x",
+        "one",
+        "h = Reshape(y0, heads) o = Gather<axis = 2>(h, head) p = Reshape(o, joined) y = MatMul(p, w)",
+    ),
 }
 SPELLINGS = {
     "quotient": SHARED + QUOTIENT,
@@ -145,6 +151,7 @@ def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
     x[0, 0, 5], x[1, 2, K - 1], x[2, 3] = 0, 0, 0
     constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2]), "outer": np.array([0, 2])}
     constants |= {"start": np.array([0]), "end": np.array([K // 2]), "half_of_w": CONSTANTS["w"][: K // 2]}
+    constants |= {"indices": np.where(np.arange(K) == 5, 6, np.arange(K)), "head": np.array([0, 0])}
     model = model_of(SPELLINGS[spelling].replace("{axes}", axes) + product, constants, inputs=inputs)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     check_rows(model, np.random.default_rng(5).normal(0, 1, shape).astype(F))
@@ -164,7 +171,9 @@ def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
     constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2])}
     model = model_of(body + "y0 = Concat<axis = -1>(y0_0, y0_1) " + PRODUCT, constants, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    check_rows(model, rng.normal(0, 1, shape).astype(F))
+    ordinary = rng.normal(0, 1, shape).astype(F)
+    ordinary[0, 1], ordinary[0, 2, K // 4 :] = 0, 0  # rows without a scale, in an ordinary sample
+    assert np.isnan(check_rows(model, ordinary)).any(-1).sum() == (2 if axes[1] == "one" else 0)
     assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
 
 
@@ -210,6 +219,18 @@ def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None
     assert np.isfinite(check_rows(model, x)).all()
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_parts_with_zero_points_of_different_types(order: tuple[int, int]) -> None:
+    body = "p0, p1 = Split<axis = -1>(x, parts) " + part_of("zero point, zero in the range", 0)
+    body = body.replace("s_0 = Div(r_0, c255)", "e = Max(r_0, eps) s_0 = Div(e, c255)")
+    body += " q, sq, zq = DynamicQuantizeLinear(p1) y0_1 = DequantizeLinear(q, sq, zq) "
+    body += "y0 = Concat<axis = -1>(y0_{}, y0_{}) ".format(*order) + PRODUCT
+    model = model_of(body, CONSTANTS, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
+    assert np.isfinite(check_rows(model, x)).all()
+
+
 def test_a_constant_condition_brings_nan_back() -> None:
     body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
     expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
@@ -247,16 +268,33 @@ def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
     assert (np.isnan(actual) == np.isnan(expected)).all()
 
 
-def test_a_bounded_range_behind_a_reshape() -> None:
+SPLIT = "{0}_ = Reshape({0}0, heads) {0} = Reshape({0}_, joined) "
+RESHAPED = {
+    "range": "h = Reshape(x, flat) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Clip(m, eps) s = Div(r, c127)"
+    " t = Div(h, s) n = Round(t) q = Mul(n, s) shape = Shape(x) y0 = Reshape(q, shape) ",
+    "split and joined": RANGE
+    + "r = Clip(m, eps) s = Div(r, c127) t0 = Div(x, s) "
+    + SPLIT.format("t")
+    + "n0 = Round(t) "
+    + SPLIT.format("n")
+    + "y0 = Mul(n, s) ",
+    "range of x that is split and joined": "x_ = Reshape(x, heads) v = Reshape(x_, joined) "
+    + RANGE.replace("(x)", "(v)")
+    + "r = Clip(m, eps) s = Div(r, c127) t = Div(x, s) n = Round(t) y0 = Mul(n, s) ",
+    "parts are rounded": RANGE
+    + "r = Clip(m, eps) s = Div(r, c127) t0 = Div(x, s) t = Reshape(t0, heads) n0 = Round(t) n = Reshape(n0, joined)"
+    " y0 = Mul(n, s) ",
+}
+
+
+@pytest.mark.parametrize("form", RESHAPED)
+def test_a_bounded_range_behind_a_reshape(form: str) -> None:
     """Codes are not clipped, and the Clip of the range makes it finite: the row of an infinite x is not finite."""
-    body = (
-        "h = Reshape(x, flat) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Clip(m, eps) s = Div(r, c127)"
-        " t = Div(h, s) n = Round(t) q = Mul(n, s) shape = Shape(x) y0 = Reshape(q, shape) " + PRODUCT
-    )
+    body = RESHAPED[form] + PRODUCT
     model, x = model_of(body, CONSTANTS, inputs=INPUTS), data()
     x[0, 0, 3], x[0, 1, 4] = np.inf, -np.inf
     result = rewrite(model)
-    assert products(result.report) == ["QuantizedMatMul"]
+    assert products(result.report) == ["QuantizedMatMul"] * (form != "parts are rounded")  # marks are of whole rows
     (expected,) = stock_session(model).run(None, {"x": x})
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
         (actual,) = session.run(None, {"x": x})

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import producer_of
-from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
+from .shapes import RESHAPES, axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -89,6 +89,25 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     if x is None or low is None:
         return None
     return x if _end_of(low, x, "ReduceMin") else None
+
+
+def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
+    """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
+
+    Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
+    """
+    is_above, is_below = False, False
+    for _ in range(_MOST_CLAMPS):
+        node = producer_of(x, "Clip", "Max", "Min", "Where")
+        if node is None:
+            return False
+        inner, below, above = _clamps(node, r)
+        if inner is None:
+            return False
+        x, is_below, is_above = inner, is_below or below, is_above or above
+        if is_below and is_above:
+            return True
+    return False
 
 
 def is_range(node: ir.Node) -> bool:
@@ -180,7 +199,7 @@ class _Proof:
     def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
         if r is None or depth > _MOST_STEPS:
             return None
-        if _is_clamped_to(self._x, r) and self._known(r).low >= 0:
+        if is_clamped_to(self._x, r) and self._known(r).low >= 0:
             self._reduced, self._is_limit = ([0], True), True
             return _Multiples(1, 1)
         node = r.producer()
@@ -289,25 +308,6 @@ def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
     return is_shape_of_rows(value, x) or lines_up(value, x, last[0], keepdims=False)
 
 
-def _is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
-    """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
-
-    Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
-    """
-    is_above, is_below = False, False
-    for _ in range(_MOST_CLAMPS):
-        node = producer_of(x, "Clip", "Max", "Min", "Where")
-        if node is None:
-            return False
-        inner, below, above = _clamps(node, r)
-        if inner is None:
-            return False
-        x, is_below, is_above = inner, is_below or below, is_above or above
-        if is_below and is_above:
-            return True
-    return False
-
-
 def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
     """Returns the value that a node clamps to -r or r, and which ends it clamps; None for other nodes."""
     inputs = list(node.inputs)
@@ -377,7 +377,8 @@ def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     """Returns whether a node reduces x or |x|; or all of it, reshaped."""
     magnitude = producer_of(x, "Abs")
     sources = (x, magnitude.inputs[0]) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
-    return any(value is each or (_is_whole(reduced) and unreshaped(value) is unreshaped(each)) for each in sources)
+    before = unreshaped if _is_whole(reduced) else before_split
+    return any(value is each or before(value) is before(each) for each in sources)
 
 
 def _is_whole(reduced: ir.Node) -> bool:

@@ -17,9 +17,23 @@ from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
+from ..analysis.shapes import RESHAPES, before_split, does_not_grow, unreshaped
 from ..analysis.values import Values
-from .terms import CodesOf, Op, Param, Quotient, Term, dtype_of, is_unnamed, key_of, lead, rank_of, scope_of, unsqueezed
+from .terms import (
+    CodesOf,
+    Op,
+    Param,
+    Quotient,
+    Term,
+    dtype_of,
+    is_unnamed,
+    key_of,
+    lead,
+    like,
+    rank_of,
+    scope_of,
+    unsqueezed,
+)
 
 ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _DEEPEST = 16
@@ -75,6 +89,8 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     given = [each for each in (param, *others) if each is not None]
     if len(given) <= len(others):
         return None
+    if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
+        param, *_ = given = [like(each, Param(np.zeros((), np.float32))) for each in given]
     if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
         return param
     rank = rank_of(data)
@@ -257,6 +273,11 @@ class Affine:
         """The scale, zero point and offset that it has."""
         return [each for each in (self.scale, self.zero_point, self.offset) if each is not None]
 
+    @property
+    def parts(self) -> list[Affine]:
+        """This form, as that of the first input of every Concat, and the parts of the other inputs."""
+        return [self, *(part for move in self.moves for each in move.others for part in each.parts)]
+
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
         scale, zero_point, offset, mark = (
@@ -327,7 +348,7 @@ def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
 
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    division = producer_of(value, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    division = producer_of(before_split(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     while division is not None and division.inputs[0] is not None:
         before = division.inputs[0]
         if (magnitude := magnitude_beside_sign(division)) is not None:
@@ -337,7 +358,7 @@ def quotient_of(value: ir.Value) -> ir.Node | None:
             if found is None or not found[1]:
                 break
             before = found[0]
-        division = producer_of(before, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+        division = producer_of(before_split(before), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     return division
 
 
