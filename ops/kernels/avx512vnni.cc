@@ -98,6 +98,8 @@ struct V : Elementwise512 {
 };
 
 #include "kernels/simd/compressed-inl.h"
+
+// Uses the file before.
 #include "kernels/simd/compressed-bytes-inl.h"
 
 }  // namespace

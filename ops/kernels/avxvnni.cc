@@ -46,6 +46,8 @@ struct V : Elementwise256 {
 };
 
 #include "kernels/simd/compressed-inl.h"
+
+// Uses the file before.
 #include "kernels/simd/compressed-bytes-inl.h"
 
 }  // namespace

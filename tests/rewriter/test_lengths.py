@@ -99,3 +99,18 @@ def test_slices_of_blocks(start: int, is_whole: bool) -> None:
     check(model, {"x": data()}, exact=True)
     check_products(model, {"x": data()})
     assert products(rewrite(model).report) == ["QuantizedMatMul"] * is_whole
+
+
+ROWS = """s = Shape(x)  whole = ReduceProd<keepdims = 0>(s)  c = Div(whole, length)  c0 = Unsqueeze(c, n0)
+    counts = Concat<axis = 0>(c0, one)  h = Reshape(x, counts)  a = Abs(h)  r0 = ReduceMax<keepdims = 0>(a, one)
+    r = Max(r0, eps)  r1 = Reshape(r, counts)  q0 = Div(r1, c127)  t = Div(h, q0)  n = Round(t)
+    k = Clip(n, low, high)  y1 = Mul(k, q0)  y0 = Reshape(y1, s)  y = MatMul(y0, w)"""
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(K, True), (48, True), (72, False), (2 * K, False)])
+def test_rows_are_counted(length: int, is_whole: bool) -> None:
+    """The rows are as many as elements divided by a length. Parts of 72 elements, or two rows, have other scales."""
+    model = model_of(ROWS, {**CONSTANTS, "length": np.array(length)}, inputs=f"float[B, T, {K}] x")
+    check(model, {"x": data()}, exact=True)
+    check_products(model, {"x": data()})
+    assert products(rewrite(model).report) == ["QuantizedMatMul"] * is_whole

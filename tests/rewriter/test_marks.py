@@ -247,16 +247,33 @@ def test_infinite_rows_beside_a_zero_point_are_nan() -> None:
     assert (np.isnan(actual) == np.isnan(expected)).all()
 
 
-def test_a_bounded_range_behind_a_reshape() -> None:
+SPLIT = "{0}_ = Reshape({0}0, heads) {0} = Reshape({0}_, joined) "
+RESHAPED = {
+    "range": "h = Reshape(x, flat) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Clip(m, eps) s = Div(r, c127)"
+    " t = Div(h, s) n = Round(t) q = Mul(n, s) shape = Shape(x) y0 = Reshape(q, shape) ",
+    "split and joined": RANGE
+    + "r = Clip(m, eps) s = Div(r, c127) t0 = Div(x, s) "
+    + SPLIT.format("t")
+    + "n0 = Round(t) "
+    + SPLIT.format("n")
+    + "y0 = Mul(n, s) ",
+    "range of x that is split and joined": "x_ = Reshape(x, heads) v = Reshape(x_, joined) "
+    + RANGE.replace("(x)", "(v)")
+    + "r = Clip(m, eps) s = Div(r, c127) t = Div(x, s) n = Round(t) y0 = Mul(n, s) ",
+    "parts are rounded": RANGE
+    + "r = Clip(m, eps) s = Div(r, c127) t0 = Div(x, s) t = Reshape(t0, heads) n0 = Round(t) n = Reshape(n0, joined)"
+    " y0 = Mul(n, s) ",
+}
+
+
+@pytest.mark.parametrize("form", RESHAPED)
+def test_a_bounded_range_behind_a_reshape(form: str) -> None:
     """Codes are not clipped, and the Clip of the range makes it finite: the row of an infinite x is not finite."""
-    body = (
-        "h = Reshape(x, flat) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Clip(m, eps) s = Div(r, c127)"
-        " t = Div(h, s) n = Round(t) q = Mul(n, s) shape = Shape(x) y0 = Reshape(q, shape) " + PRODUCT
-    )
+    body = RESHAPED[form] + PRODUCT
     model, x = model_of(body, CONSTANTS, inputs=INPUTS), data()
     x[0, 0, 3], x[0, 1, 4] = np.inf, -np.inf
     result = rewrite(model)
-    assert products(result.report) == ["QuantizedMatMul"]
+    assert products(result.report) == ["QuantizedMatMul"] * (form != "parts are rounded")  # marks are of whole rows
     (expected,) = stock_session(model).run(None, {"x": x})
     for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
         (actual,) = session.run(None, {"x": x})

@@ -101,6 +101,24 @@ def test_scale_of_blocks_that_is_repeated(zero: bool) -> None:
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
 
 
+EXPANDED = (
+    "a = Abs(x)\n m = ReduceMax<keepdims = 0>(a)\n o = ConstantOfShape<value = int64[1] {1}>(ones)\n n = Neg(o)\n"
+    "e = Equal(given, n)\n t = Where(e, o, given)\n wide = Expand(m, t)\n m0 = Max(wide, eps)\n s0 = Div(m0, c127)\n"
+    "s = Reshape(s0, vector)\n"
+)
+
+
+@pytest.mark.parametrize("is_input", [False, True])
+def test_shape_that_is_computed_from_constants(is_input: bool) -> None:
+    """torch computes the shape of an Expand so. A shape that is an input may have any length."""
+    body = (EXPANDED if is_input else EXPANDED.replace("given", "ones")) + USED
+    model = model_of(body, WEIGHTS, inputs=f"float[B, M, {K}] x{', int64[1] given' * is_input}")
+    data = {**FINITE, **({"given": np.array([K])} if is_input else {})}
+    check(model, data)
+    check_products(model, data)
+    assert len(products(rewrite(model).report)) == (not is_input)
+
+
 NEAR_MISSES = {
     "a scale of columns": (FORMS["Tile"], "full = Tile(s1, times)", "t = Tile(s1, times)\n full = Mul(t, offset)"),
     "a number of each element": (

@@ -59,6 +59,7 @@ def test_a_quantization_that_became_a_program() -> None:
     [
         (f"{FAKE} t = Relu(f) u = Identity(t) y = Gemm(u, w)", "after Relu t: it is not affine"),
         (f"{FAKE} t = Add(f, x) u = Mul(t, x) y = MatMul(u, w)", "after Add t: no operand is known to be one number"),
+        (f"k = Round(x) e = Add(k, x) {FAKE.replace('(x', '(e')} g = Add(f, e) y = MatMul(g, w)", "after Add g: no"),
         (f"{FAKE} t = Sigmoid(f) y = MatMul(t, w)", "after Sigmoid t: it is not affine"),
         (f"{FAKE} y = com.microsoft.FusedMatMul(f, w)", "no integer product for com.microsoft.FusedMatMul"),
         (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),

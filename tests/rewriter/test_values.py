@@ -74,3 +74,16 @@ def test_bounds_that_are_computed_from_constants() -> None:
         known = Values(facts).known(facts.model.graph.outputs[0])
     assert known.fits(result.min(), result.max())
     assert (result.min(), result.max()) == (-128, 127)
+
+
+def test_integers_that_wrap_around() -> None:
+    """100 * 100 is 16 in int8, and -(-128) is -128."""
+    body = "d = Round(x) c = Clip(d, zero, c127) q = Cast<to = 3>(c) n = Sub(i, q) p = Mul(q, q) y = Neg(n)"
+    model = parse(body, inputs="float[N] x, int8[N] i", outputs="int8[] n, int8[] p, int8[] y")
+    x = np.arange(128, dtype=np.float32)
+    results = stock_session(model).run(None, {"x": x, "i": np.full(128, -1, np.int8)})
+    with Facts(ir.from_proto(model)) as facts:
+        for output, result in zip(facts.model.graph.outputs, results, strict=True):
+            known = Values(facts).known(output)
+            assert known.low <= result.min() < result.max() <= known.high
+    assert [result.min() for result in results] == [-128, -127, -128]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Mapping
 from typing import TypeAlias
@@ -14,7 +13,7 @@ from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
 from .nodes import producer_of
-from .shape_arithmetic import known_lengths
+from .shape_arithmetic import factors_of, known_lengths, known_product
 from .shape_inference import ShapeInference
 from .shared import Shared
 
@@ -205,11 +204,11 @@ def _resized(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
                 _note_broadcast(node, names, same)
             if node.op_type not in _RESIZING or data is None or data.shape is None or output.shape is None:
                 continue
-            if all(isinstance(dim, int) or dim in names for dim in output.shape):
+            if all(_is_named(dim, names) for dim in output.shape):
                 continue
             shape = output.shape.copy()
             for i, length in enumerate(_lengths_of(node, [same.get(dim, dim) for dim in data.shape], shape)):
-                if length is not None and length != shape[i] and (isinstance(length, int) or length in names):
+                if length is not None and length != shape[i] and _is_named(length, names):
                     _note(same, shape[i], length)
                     shape[i] = length
             if node.op_type == "Reshape":
@@ -237,7 +236,10 @@ def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]
     if given is None or len(given) > len(shape) or (node.op_type != "Expand" and len(given) != len(shape)):
         return []
     if node.op_type == "Reshape":
-        return [each if each is not None and each > 0 else None for each in given]
+        concat = producer_of(node.inputs[1], "Concat")
+        parts = [None] * len(given) if concat is None or len(concat.inputs) != len(given) else concat.inputs
+        pairs_ = zip(given, parts, strict=True)
+        return [known_product(part) if n is None else n if n > 0 else None for n, part in pairs_]
     before: list[_Dim] = [*([1] * (len(shape) - len(data))), *data]
     lengths: list[int | None] = [*([1] * (len(shape) - len(given))), *given]
     found: list[_Dim | None] = []
@@ -271,19 +273,26 @@ def _missing(
 ) -> tuple[int, _Dim | None]:
     """Returns the place of the one dimension after a Reshape that is not known, and its length; None if not known."""
     dims, results = ([same.get(dim, dim) for dim in shape] for shape in (before, after))
-    places = [i for i, dim in enumerate(results) if not isinstance(dim, int) and dim not in names]
+    places = [i for i, dim in enumerate(results) if not _is_named(dim, names)]
     if len(places) != 1:
         return 0, None
-    named = [dim for dim in dims if not isinstance(dim, int)]
-    for dim in results[: places[0]] + results[places[0] + 1 :]:
-        if not isinstance(dim, int):
-            if dim not in named:
-                return 0, None
-            named.remove(dim)
-    whole, rest = (math.prod(dim for dim in each if isinstance(dim, int)) for each in (dims, results))
-    if not rest or whole % rest or len(named) > 1 or (named and (whole != rest or named[0] not in names)):
+    whole, rest = factors_of(dims), factors_of(results[: places[0]] + results[places[0] + 1 :])
+    if whole is None or rest is None or not rest[0] or whole[0] % rest[0]:
         return 0, None
-    return places[0], named[0] if named else whole // rest
+    for dim in rest[1]:
+        if dim not in whole[1]:
+            return 0, None
+        whole[1].remove(dim)
+    if not whole[1]:
+        return places[0], whole[0] // rest[0]
+    missing = whole[1][0]
+    return places[0], missing if len(whole[1]) == 1 and whole[0] == rest[0] and missing in names else None
+
+
+def _is_named(dim: _Dim, names: Container[_Dim]) -> bool:
+    """Returns whether a dimension has a length, one of these names, or one that is a product of them."""
+    factors = factors_of([dim])
+    return factors is not None and all(name in names for name in factors[1])
 
 
 def _note(same: dict[_Dim, _Dim], dim: _Dim, length: _Dim) -> None:
@@ -299,7 +308,7 @@ def _note_broadcast(node: ir.Node, names: Container[_Dim], same: dict[_Dim, _Dim
         return
     for i in range(-len(output), 0):
         lengths = {same.get(shape[i], shape[i]) for shape in shapes if len(shape) >= -i} - {1}
-        if len(lengths) == 1 and output[i] not in names:
+        if len(lengths) == 1 and not _is_named(output[i], names):
             (length,) = lengths
             _note(same, output[i], length)
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import producer_of
-from .shapes import RESHAPES, axes_of, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
+from .shapes import RESHAPES, axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -377,7 +377,8 @@ def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
     """Returns whether a node reduces x or |x|; or all of it, reshaped."""
     magnitude = producer_of(x, "Abs")
     sources = (x, magnitude.inputs[0]) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
-    return any(value is each or (_is_whole(reduced) and unreshaped(value) is unreshaped(each)) for each in sources)
+    before = unreshaped if _is_whole(reduced) else before_split
+    return any(value is each or before(value) is before(each) for each in sources)
 
 
 def _is_whole(reduced: ir.Node) -> bool:

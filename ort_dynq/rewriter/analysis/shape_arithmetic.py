@@ -6,8 +6,8 @@ Example: Mul(Gather(Shape(x), 0), 3) is 12 if x is [4, n].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,13 @@ import onnx_ir as ir
 
 from .constants import constant_array, is_number
 from .nodes import producer_of
+from .shapes import shape_source
 
+Length: TypeAlias = "int | ir.SymbolicDim | None"
+"""A dimension, or None if it is not known."""
 _FARTHEST = 16  # nodes
+_MOST_FACTORS = 8  # nodes
+_TIMES = " × "  # in the names of lengths that are products
 _LONGEST = 64  # elements of a shape
 _MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -57,6 +62,57 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     if elements is None or elements.ndim != 1:
         return None
     return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
+
+
+def known_product(value: ir.Value | None, distance: int = 0) -> Length:
+    """Returns the length that a number is, if it is a product of the lengths of a tensor, divided by a number or not.
+
+    Example: Div(ReduceProd(Shape(x)), 64), the number of the rows of x, is the length "6 × b" if x is [b, 6, 64].
+    """
+    if value is None or value.dtype != ir.DataType.INT64 or distance > _MOST_FACTORS:
+        return None
+    node = producer_of(value, "Cast", "Div", "Gather", "Mul", "ReduceProd", "Squeeze", "Unsqueeze")
+    if node is None:
+        number = known_number(value)
+        return int(number) if number is not None and number > 0 else None
+    if node.op_type in ("Gather", "ReduceProd"):
+        data = shape_source(node.inputs[0])
+        dims = [] if data is None or data.shape is None else list(data.shape)
+        if node.op_type == "ReduceProd":
+            return product_of(dims) if len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"} else None
+        index = None if node.inputs[1] is None else known_number(node.inputs[1])
+        return product_of([dims[int(index)]]) if index is not None and -len(dims) <= index < len(dims) else None
+    count = 2 if node.op_type in ("Div", "Mul") else 1
+    lengths = [known_product(each, distance + 1) for each in node.inputs[:count]]
+    if node.op_type != "Div":
+        return product_of(lengths)
+    (number, names), divisor = factors_of(lengths[:1]) or (0, []), lengths[1]
+    return product_of([number // divisor, *names]) if isinstance(divisor, int) and not number % divisor else None
+
+
+def factors_of(lengths: Iterable[Length]) -> tuple[int, list[ir.SymbolicDim]] | None:
+    """Returns the number and the names of which lengths are the product; None if one is not known."""
+    number, names = 1, list[ir.SymbolicDim]()
+    for each in lengths:
+        if isinstance(each, int):
+            number *= each
+        elif each is None or each.value is None:
+            return None
+        elif (parts := str(each.value).split(_TIMES))[1:] and parts[0].isdecimal():
+            number, names = number * int(parts[0]), [*names, *map(ir.SymbolicDim, parts[1:])]
+        else:
+            names.append(each)
+    return number, sorted(names, key=str)
+
+
+def product_of(lengths: Iterable[Length]) -> Length:
+    """Returns the product of lengths, which has a name of its own; None if it is not known, or 0."""
+    number, names = factors_of(lengths) or (0, [])
+    if number < 1 or not names:
+        return number if number > 0 else None
+    is_one = number == 1 and len(names) == 1
+    texts = [str(number), *(str(name.value) for name in names)]
+    return names[0] if is_one else ir.SymbolicDim(_TIMES.join(texts))
 
 
 def _elements(value: ir.Value | None, distance: int = 0) -> npt.NDArray[np.float64] | None:

@@ -106,6 +106,8 @@ _INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Mod": np.mod,
+    "Equal": np.equal,
+    "Where": np.where,
     "Neg": np.negative,
     "Identity": np.asarray,
     "Reshape": lambda integers, shape: integers.reshape(shape),
@@ -116,7 +118,8 @@ _INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
     """Makes Constants of the integers that nodes compute from constants: data_prop does not follow all operators.
 
-    torch computes the axis of an Unflatten as Mod(-1 + rank, rank), for example.
+    torch computes the axis of an Unflatten as Mod(-1 + rank, rank), and the shape of an Expand as
+    Where(shape == -1 * ones, ones, shape), where ones are a ConstantOfShape.
 
     Args:
         graph: The graph.
@@ -132,10 +135,10 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
             continue
         if node.op_type == "Constant" and node.attribute and node.attribute[0].t.data_type == onnx.TensorProto.INT64:
             elements = numpy_helper.to_array(node.attribute[0].t)
-        elif node.op_type in _INTEGER_FUNCTIONS and not node.attribute and all(name in known for name in node.input):
+        elif all(name in known for name in node.input) and (function := _integer_function(node)) is not None:
             try:
                 with np.errstate(all="raise"):
-                    elements = _INTEGER_FUNCTIONS[node.op_type](*(known[name] for name in node.input))
+                    elements = function(*(known[name] for name in node.input))
             except (ArithmeticError, LookupError, ValueError):  # a wrong model
                 continue
             if elements is None or np.size(elements) > _MOST_INTEGERS:
@@ -148,6 +151,16 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
             continue
         if np.size(elements) <= _MOST_INTEGERS:
             known[node.output[0]] = elements
+
+
+def _integer_function(node: onnx.NodeProto) -> Callable[..., Any] | None:
+    """Returns what computes the result of a node from integers; None if it is not known."""
+    if node.op_type != "ConstantOfShape" or not node.attribute:
+        return None if node.attribute else _INTEGER_FUNCTIONS.get(node.op_type)
+    if node.attribute[0].t.data_type != onnx.TensorProto.INT64:
+        return None
+    number = numpy_helper.to_array(node.attribute[0].t)
+    return lambda shape: np.full(shape, number.item()) if math.prod(shape.tolist()) <= _MOST_INTEGERS else None
 
 
 def _add_constants_from_outside(graph: Graph, copy: ProtoGraph) -> None:

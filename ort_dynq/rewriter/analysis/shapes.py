@@ -53,7 +53,7 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
     if other is not None and (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
-        like = _shape_of(node.inputs[-1])
+        like = shape_source(node.inputs[-1])
         is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
         if is_small and like is not None and like is other:
             return True
@@ -222,7 +222,7 @@ def _is_dimension(value: ir.Value | None, x: ir.Value, i: int) -> bool:
     gather = producer_of(unsqueeze.inputs[0], "Gather")
     if gather is None or constant_scalar(gather.inputs[1]) != i:
         return False
-    return _shape_of(gather.inputs[0]) is x
+    return shape_source(gather.inputs[0]) is x
 
 
 def unreshaped(value: ir.Value) -> ir.Value:
@@ -230,6 +230,12 @@ def unreshaped(value: ir.Value) -> ir.Value:
     nodes = reshapes_of(value)
     source = nodes[0].inputs[0] if nodes else None
     return value if source is None else source
+
+
+def before_split(value: ir.Value) -> ir.Value:
+    """Returns the same tensor before Reshapes and the like that together keep its shape: split and joined again."""
+    sources = [node.inputs[0] for node in reshapes_of(value)]
+    return next((each for each in sources if each is not None and same_shape(each, value)), value)
 
 
 def reshapes_of(value: ir.Value) -> list[ir.Node]:
@@ -298,12 +304,12 @@ def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | No
     if (node := producer_of(value, *reductions)) is not None and node.attributes.get_int("keepdims", 1) == 1:
         return [node.inputs[0]]
     if (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
-        like = _shape_of(node.inputs[-1])
+        like = shape_source(node.inputs[-1])
         return None if like is None else [like, *node.inputs[:-1]]
     return None
 
 
-def _shape_of(value: ir.Value | None) -> ir.Value | None:
+def shape_source(value: ir.Value | None) -> ir.Value | None:
     """Returns the value whose whole shape is `value`, or None."""
     shape = None if value is None else producer_of(value, "Shape")
     if (

@@ -151,7 +151,8 @@ class Values:
                 found = replace(found, is_regular=False, overflows=True)
         if any(each.overflows for each in inputs):
             found = replace(found, overflows=not is_bounded)
-        found = found.within(of_type.low, of_type.high)
+        if found.low < of_type.low or found.high > of_type.high:  # integers wrap around
+            found = replace(found, low=of_type.low, high=of_type.high)
         is_number = found.low == found.high and float(found.low).is_integer()
         is_integer = found.is_integer or of_type.is_integer or is_number
         return found if is_integer == found.is_integer else replace(found, is_integer=is_integer)

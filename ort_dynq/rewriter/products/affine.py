@@ -11,6 +11,7 @@ Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -62,6 +63,7 @@ PRODUCTS = frozenset(
     }
 )
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 _COPIES = ("Identity", "Dropout")
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
@@ -107,6 +109,8 @@ class AffineForms(OfOnePhase):
             found = self._of_node(node, value)
         except Unconverted as why:
             found = why
+        if isinstance(found, Affine) and value.dtype in CODE_TYPES and found.params:
+            return self._as_root(node, value)  # arithmetic of 8 bits wraps around: its results are codes themselves
         if not isinstance(found, Affine):
             is_moved = value.dtype in CODE_TYPES and node.op_type in MOVES
             return found if is_moved else self._as_root(node, value) or found
@@ -161,7 +165,7 @@ class AffineForms(OfOnePhase):
             return self._cast(node, value)
         if op_type == "Neg" and (form := self.of(node.inputs[0])) is not None:
             return self._times(form, Param(np.array(-1, np.float32)), value)
-        if op_type in ("Add", "Sub", "Mul", "Div"):
+        if op_type in _ARITHMETIC:
             return self._arithmetic(node, value)
         if op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1):
             return self._moved(node, value)
@@ -172,7 +176,9 @@ class AffineForms(OfOnePhase):
         is_of_product = node.op_type == "Add" and ADDED in node.metadata_props  # adds the product of an offset
         if node.op_type in PRODUCTS or is_of_product:
             return None
-        for each in node.inputs:
+        # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
+        is_end = node.op_type in _ARITHMETIC and any(self.of(each) is not None for each in node.inputs)
+        for each in () if is_end else node.inputs:
             if (lost := self.lost(each)) is not None:
                 return lost
         for each in node.inputs:
@@ -279,6 +285,9 @@ class AffineForms(OfOnePhase):
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:
             return found
+        may_wrap = node.op_type == "Mul" and math.isinf(self.values.known(value).high)
+        if value.dtype in _INTEGERS and (may_wrap or node.op_type == "Div"):
+            return self._lose(node, f"integers are divided, or their product may wrap around; {_LATER}")
         pairs = list(enumerate(node.inputs))
         for (i, data), (_, other) in (pairs, pairs[::-1]):
             form = self.of(data)

@@ -17,7 +17,7 @@ from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import RESHAPES, does_not_grow, unreshaped
+from ..analysis.shapes import RESHAPES, before_split, does_not_grow, unreshaped
 from ..analysis.values import Values
 from .terms import CodesOf, Op, Param, Quotient, Term, dtype_of, is_unnamed, key_of, lead, rank_of, scope_of, unsqueezed
 
@@ -327,7 +327,7 @@ def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
 
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    division = producer_of(value, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    division = producer_of(before_split(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     while division is not None and division.inputs[0] is not None:
         before = division.inputs[0]
         if (magnitude := magnitude_beside_sign(division)) is not None:
@@ -337,7 +337,7 @@ def quotient_of(value: ir.Value) -> ir.Node | None:
             if found is None or not found[1]:
                 break
             before = found[0]
-        division = producer_of(before, *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+        division = producer_of(before_split(before), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
     return division
 
 

@@ -29,6 +29,7 @@ from ..analysis.bounds import all_bounds_of, constant_operand
 from ..analysis.inference import Facts
 from ..analysis.magnitudes import SMALLEST_DIVISOR
 from ..analysis.nodes import producer_of
+from ..analysis.shapes import before_split
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
@@ -93,7 +94,7 @@ def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Fac
         if (bounded := all_bounds_of(value)).value is not value:
             value = bounded.value
             continue
-        node = value.producer()
+        node = (value := before_split(value)).producer()
         before = None if node is None or not node.inputs else node.inputs[0]
         if node is None or before is None:
             return None
