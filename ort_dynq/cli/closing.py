@@ -1,4 +1,4 @@
-"""The closing line of ``rewrite`` and ``quantize``: size, layers, accuracy and speed before and after."""
+"""The closing line of ``rewrite`` and ``quantize``: size, products, accuracy and speed before and after."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class _Facts:
 
     Attributes:
         bytes_before, bytes_after: The sizes of the models of both, with external data.
-        integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
+        integer_products, float_products: The nodes of the new models with integer and with float products.
         snr_db: The signal-to-noise ratio of the worst output of the model, or of the decoder on generated tokens; None
             if it was not measured.
     """
 
     bytes_before: int
     bytes_after: int
-    integer_layers: int
-    float_layers: int
+    integer_products: int
+    float_products: int
     snr_db: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class _Facts:
     def _facts(self, source: Path, target: Path) -> list[str]:
         return [
             f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}",
-            f"{self.integer_layers} layer{'s' if self.integer_layers != 1 else ''} integer, {self.float_layers} float",
+            f"products: {self.integer_products} integer, {self.float_products} float",
             *([] if self.snr_db is None else [f"{self.snr_db:.0f} dB"]),
         ]
 
@@ -150,7 +150,7 @@ def closing_of(
             not_timed = str(error)
     shared = set[Path]() if original.is_replaced else _data_files(target) & original.data_files
     return Closing(
-        *(original.bytes, size(target), *result.report.layers, _finite_snr(accuracy), speed, shapes, not_timed),
+        *(original.bytes, size(target), *result.report.products, _finite_snr(accuracy), speed, shapes, not_timed),
         still_needed=tuple(sorted(each.name for each in shared)),
     )
 
@@ -221,8 +221,8 @@ def folder_closing_of(
             speeds = _folder_speeds(arguments, found.folder, ours)
         except DynqError as error:
             not_timed = str(error)
-    layers = [each.report.layers for each in found.results.values()]
-    integer, floats = (sum(counts) for counts in zip(*layers, strict=True))
+    products = [each.report.products for each in found.results.values()]
+    integer, floats = (sum(counts) for counts in zip(*products, strict=True))
     same = None if on_text is None else (on_text.same_tokens, on_text.generated)
     snr_db = _finite_snr(accuracy)
     return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, snr_db, same, speeds, not_timed)

@@ -105,7 +105,7 @@ def select_faster(
         DynqError: A model does not run.
     """
     first = quantize(Forms())
-    quantized = {each.node for each in first.report.rewritten if not each.fuses}
+    quantized = {each.node for each in first.report.quantized}
     kinds = _kinds(model, quantized)
     if not kinds:
         return FasterLayers(first, (), None)

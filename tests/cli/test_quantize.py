@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from commands import run_json
+from commands import MODELS, run_json
 from helpers import make_session
 from onnx import TensorProto, helper, numpy_helper
+from quantizing import every_size
 
 import ort_dynq
 from ort_dynq import cli, kernels, system
@@ -51,7 +52,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["unconverted", "operator", "reason"],
         ["1", "MatMul", "excluded", "by", "down"],
         ["1", "MatMul", "a", "product", "of", "two", "activations"],
-        f"float.onnx {before:.0f} kB -> int8.onnx {after:.0f} kB; 1 layer integer, 2 float".split(),
+        f"float.onnx {before:.0f} kB -> int8.onnx {after:.0f} kB; products: 1 integer, 2 float".split(),
     ]
     assert (folder / "int8.onnx").read_bytes() == (
         ort_dynq.quantize("float.onnx", exclude=["down"]).to_proto().SerializeToString()
@@ -67,6 +68,20 @@ def test_text_says_where_options_differ(folder: Path, capsys: pytest.CaptureFixt
     onnx.save(model, "float.onnx")
     assert cli.main(["quantize", "float.onnx", "-o", "int4.onnx", "--weights", "int4"]) == 0
     assert "QuantizedMatMul: int8, since no group divides 200 rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_python_and_the_closing_line_count_as_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine products and two tables are eleven layers; the attention is a fusion, and an integer product."""
+    source, target = MODELS / "float_encoder" / "model.onnx", tmp_path / "int8.onnx"
+    with every_size():
+        result = ort_dynq.quantize(source)
+        assert cli.main(["quantize", str(source), "-o", str(target), "--no-timing"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{source}: {result.report.summary}"
+    assert lines[-1].endswith("; products: 10 integer, 0 float")
+    assert repr(result) == "<Result: 11 layers quantized, 0 unconverted, 4 fusions>"
+    page = result._repr_html_()
+    assert re.findall("<tr><th>(.*?)</th>", page) == ["quantized", "fused"]
 
 
 def test_no_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
