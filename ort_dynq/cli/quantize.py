@@ -18,6 +18,7 @@ from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
 from .text import add_text, compare_on_text, text_accuracy, tokens_of
+from .verify import named_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,7 +163,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     from ..storage import ModelFile
 
     gain, options, model = _gain(), _options(arguments), ModelFile(source)
-    reference = reference_of(arguments, model) if compares else None
+    with named_as(source, target):
+        reference = reference_of(arguments, model) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
@@ -179,12 +181,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         with working(f"quantizing {source}"):
             result = quantize()
     else:
-        selection, cost = _select(reference, quantize, arguments)
+        with named_as(source, target):
+            selection, cost = _select(reference, quantize, arguments)
         result = selection.result
     report = result.report
     is_written = bool(report.quantized) or arguments.allow_none
     if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
-        with progress() as track:
+        with progress() as track, named_as(source, target):
             from ..accuracy import measure
 
             accuracy = measure(

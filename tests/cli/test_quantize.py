@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +18,8 @@ from quantizing import every_size
 
 import ort_dynq
 from ort_dynq import cli, kernels, system
+from ort_dynq.bench.models import Samples
+from ort_dynq.cli import closing
 
 
 @pytest.fixture
@@ -137,3 +141,67 @@ def test_a_second_quantization_is_refused(folder: Path, capsys: pytest.CaptureFi
     assert cli.main(["quantize", "float.onnx", "-o", "again.onnx"]) == 2
     assert "has operators of ort_dynq already" in capsys.readouterr().err
     assert not (folder / "again.onnx").exists()
+
+
+def with_bias(folder: Path) -> None:
+    """Gives float.onnx an addition of a bias, and moves its weights to w.bin."""
+    model = onnx.load("float.onnx")
+    model.graph.node[2].input[0] = "biased"
+    model.graph.node.insert(2, helper.make_node("Add", ["result", "bias"], ["biased"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(160, dtype=np.float32), "bias"))
+    onnx.save(model, "float.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+
+
+def test_the_file_of_float_weights_is_not_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only biases are left of it: OUT has a copy. If a layer stays in float, OUT needs the file and says so."""
+    with_bias(folder)
+    given = ("quantize", "float.onnx", "-o", "int8.onnx", "--no-timing")
+    assert cli.main([*given, "--exclude", "down"]) == 0
+    assert capsys.readouterr().out.endswith("; int8.onnx needs w.bin, too\n")
+    x = {"x": np.random.default_rng(1).standard_normal((160, 160), np.float32)}
+    assert cli.main(given) == 0
+    assert "w.bin" not in capsys.readouterr().out
+    expected = make_session(ort_dynq.quantize(onnx.load("float.onnx")).to_proto(), "native").run(None, x)[0]
+    os.remove("w.bin")
+    np.testing.assert_array_equal(make_session(onnx.load("int8.onnx"), "native").run(None, x)[0], expected)
+
+
+@pytest.mark.parametrize("command", ["quantize", "rewrite"])
+def test_the_source_vanishes(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new model is written, also over an older one, and the line has the size of what was read."""
+
+    def vanish(source: Path, *arguments: Any) -> closing.Original:
+        source.unlink()
+        return closing.original_of(source, *arguments)
+
+    monkeypatch.setattr(f"ort_dynq.cli.{command}.original_of", vanish)
+    size = Path("float.onnx").stat().st_size
+    Path("out.onnx").write_bytes(b"old")
+    assert run_json(capsys, command, "float.onnx", "-o", "out.onnx")["closing"]["bytes_before"] == size
+    onnx.load("out.onnx")
+
+
+def test_speed_is_that_of_the_fastest_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes only lengthen a run: medians would be 9 times as fast here."""
+    samples = Samples(np.array([100.0, 100, 300]), np.array([300.0, 900, 900]), "")
+    monkeypatch.setattr("ort_dynq.bench.models.sample", lambda *_: samples)
+    assert run_json(capsys, "quantize", "float.onnx", "-o", "int8.onnx")["closing"]["speed"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("option", ["--verify", "--min-snr=20"])
+def test_errors_name_the_file(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not A and B, which are the models of `verify`."""
+    model = onnx.load("float.onnx")
+    model.graph.node[1].op_type = "NoSuchOperator"
+    onnx.save(model, "float.onnx")
+    assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", option]) == 2
+    assert re.match("ort-dynq: error: float.onnx [a-z]", capsys.readouterr().err)
+    model.graph.node[1].op_type = "MatMul"
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+    onnx.save(model, "float.onnx")
+    assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", option]) == 2
+    assert capsys.readouterr().err.startswith("ort-dynq: error: float.onnx, the original model, does not run")
