@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -210,5 +211,13 @@ def temporary_folder() -> Iterator[str]:
 
 def unwritable(folder: str, error: Exception) -> DynqError:
     """Returns the error of a temporary folder in which a file cannot be written: for example, its disk is full."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return DynqError(f"the temporary folder {folder} cannot be written: {reason}; {_OTHER_FOLDER}")
+    return DynqError(f"the temporary folder {folder} cannot be written: {reason(error)}; {_OTHER_FOLDER}")
+
+
+def reason(error: Exception) -> str:
+    """Returns why a file cannot be written. NumPy gives no reason if the system takes only a part of an array."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno is None and re.search(r"\d+ requested and \d+ written", str(error)):
+        return f"{os.strerror(errno.ENOSPC)}, or {os.strerror(errno.EFBIG).lower()}"
+    return error.strerror or str(error)

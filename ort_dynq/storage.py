@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import graphlib
+import hashlib
 import logging
 import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
-from .files import is_being_replaced, is_inside, move, replacing, sha256, target_of
+from .files import is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 
@@ -39,12 +40,27 @@ _HASH_DIGITS = 12
 # Weights of these types become arrays: a tensor of onnx_ir copies its elements whenever they are read.
 _READ_AS_THEY_ARE = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _SMALL_TENSOR = 1024
+_SMALL_PART = 0.25  # of files with external data
+
+
+class _Content:
+    """The content of a model's file, for onnx.load(). Its hash and size are those of what was read."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path  # onnx takes the format from its suffix
+        self.sha256, self.size = "", 0
+
+    def read(self) -> bytes:
+        content = Path(self.name).read_bytes()
+        self.sha256, self.size = hashlib.sha256(content).hexdigest(), len(content)
+        return content
 
 
 class ModelFile(os.PathLike[str]):
     """The path of a model that several steps of a command read: :func:`load` reads its file once.
 
-    The models that it returns share the weights, which stay in memory for as long as this object.
+    The models that it returns share the weights, which stay in memory for as long as this object. The file may be
+    deleted or replaced meanwhile: the hash and the size are those of what was read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,9 +70,28 @@ class ModelFile(os.PathLike[str]):
         return self._path
 
     @functools.cached_property
+    def _read(self) -> tuple[ir.Model, str, int]:
+        content = _Content(self._path)
+        model = _load(self._path, content)
+        apart = {tensor.path for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
+        # Where a file is missing, what reads it says so.
+        size = content.size + sum(os.path.getsize(path) for path in apart if os.path.exists(path))
+        return model, content.sha256, size
+
+    @property
     def loaded(self) -> ir.Model:
         """The model; load() returns a copy that may be changed."""
-        return load(self._path)
+        return self._read[0]
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file in hexadecimal digits."""
+        return self._read[1]
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file and of the files with external data."""
+        return self._read[2]
 
 
 class ComputedTensor(ir.LazyTensor):
@@ -99,10 +134,20 @@ def load(model: Model) -> ir.Model:
             _check_external_data(loaded, None)
             _sort(loaded)
         return loaded
+    return _load(model, model)
+
+
+def _load(
+    model: str | os.PathLike[str] | onnx.ModelProto, content: str | os.PathLike[str] | onnx.ModelProto | _Content
+) -> ir.Model:
+    """Loads a model: a ModelProto, or a path. `content` is what is read: the same, or a :class:`_Content`."""
     try:
         if not isinstance(model, onnx.ModelProto):
             check_file(model)
-        proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+        if isinstance(content, onnx.ModelProto):
+            proto = content
+        else:
+            proto = onnx.load(cast("IO[bytes]", content), load_external_data=False)
         loaded = ir.from_proto(proto)
         if proto is not model:
             _own_tensors(loaded)
@@ -173,9 +218,11 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     """Writes a model and its external data. Whenever it stops, `path` is the old model or the new one, with its data.
 
     All initializers go to a new file beside the model, ``NAME.<hash>.data``, if the tensors in memory are too large for
-    one protocol buffer, or if external data are not in the folder of `path`. No file is written under a name that the
-    model gives: a model from an untrusted source must not write other files. The model is moved to `path` last. Then
-    data files of earlier saves are deleted, except those that `model` or a model in the folder uses.
+    one protocol buffer, or if external data are not in the folder of `path`. Others stay where they are. But if the
+    model needs only a small part of these files, as it does after its weights were quantized, it gets a copy, and the
+    files may be deleted. No file is written under a name that the model gives: a model from an untrusted source must
+    not write other files. The model is moved to `path` last. Then data files of earlier saves are deleted, except those
+    that `model` or a model in the folder uses.
 
     Args:
         model: The model. It is not changed.
@@ -194,7 +241,10 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
         sources = {os.path.realpath(tensor.path) for tensor in read}
         if str(target) in sources:
             raise DynqError(f"{path} has weights of the model; choose another name")
-        large = apart or not all(_is_beside(tensor, target.parent) for tensor in external) or is_large(model)
+        large = apart or not all(_is_beside(tensor, target.parent) for tensor in external)
+        if not large and _need_little(external):
+            model, external = _with_external_in_memory(model), []
+        large = large or is_large(model)
         if (large or external) and os.path.realpath(path.parent) != str(target.parent):
             raise DynqError(
                 f"{path} is a link into another folder, and ONNX Runtime does not find external data through it; "
@@ -210,7 +260,7 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
             _delete_unused_data(target, sources)
         _LOG.info("%s is written", path)
     except OSError as error:
-        raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise DynqError(f"{path} cannot be written: {reason(error)}") from error
     except DynqError:
         raise
     except Exception as error:
@@ -349,17 +399,35 @@ def _with_own_attributes(model: ir.Model, folder: Path) -> ir.Model:
     onnx_ir moves initializers only to another file.
     """
 
+    def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        return _in_memory(tensor) if is_away(tensor) else tensor
+
     def is_away(tensor: ir.TensorProtocol) -> bool:
         return isinstance(tensor, ir.ExternalTensor) and not _is_beside(tensor, folder)
-
-    def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name) if is_away(tensor) else tensor
 
     if not any(map(is_away, _attribute_tensors(model))):
         return model
     model = model.clone()
     _replace_attributes(model, own)
     return model
+
+
+def _need_little(external: list[ir.ExternalTensor]) -> bool:
+    """Returns whether these tensors are a small part of the files that they are in."""
+    places = {(tensor.path, tensor.offset): tensor.nbytes for tensor in external}
+    files = {os.path.realpath(path) for path, _ in places}
+    return sum(places.values()) < _SMALL_PART * sum(map(os.path.getsize, files))
+
+
+def _with_external_in_memory(model: ir.Model) -> ir.Model:
+    """Returns a copy of the model with all external data in memory; computed tensors stay computed."""
+    model = model.clone()
+    _replace_tensors(model, lambda tensor: _in_memory(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor)
+    return model
+
+
+def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
 
 
 def put_apart(model: ir.Model, folder: str) -> None:
@@ -457,13 +525,18 @@ def _own_tensors(model: ir.Model) -> None:
             )
         return ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor))
 
+    _replace_tensors(model, own)
+
+
+def _replace_tensors(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
+    """Replaces the tensors of a model."""
     for body in _bodies(model):
         for _, graph in with_subgraphs(body):
             if isinstance(graph, ir.Graph):
                 for value in graph.initializers.values():
                     if value.const_value is not None:
-                        value.const_value = own(value.const_value)
-    _replace_attributes(model, own)
+                        value.const_value = new(value.const_value)
+    _replace_attributes(model, new)
 
 
 def _replace_attributes(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:

@@ -33,6 +33,9 @@ constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
 constexpr int64_t kFewUnits = 16;         // fewer are divided along the keys
 constexpr int64_t kKeysOfPart = 1024;
 constexpr int64_t kPackedRows = 32;  // of query for one head: with fewer, packing the head takes longer than it saves
+constexpr int64_t kNarrowGroup = 8;  // of a key: products of so few elements fill no vector, those of panels do
+constexpr int64_t kPackedRowsOfNarrow = 2;
+constexpr int64_t kGroupsOfVector = 4;  // of a key, at most: see compressed-bytes-inl.h
 constexpr int64_t kCopiedKeys = 512;
 constexpr double kFarFromOverflow = 1e37;
 
@@ -336,10 +339,16 @@ class Unit {
           const auto at = static_cast<size_t>(group * rows_ + r);
           const float sum = static_cast<float>(queries_.sums[at]) * queries_.steps[at];
           const float* const offsets = key_.offsets + group * n_.t + t;
-          for (int64_t i = 0; i < count; ++i) {
-            const float product = sum * load(offsets + i);
-            totals[i] = group > 0 ? totals[i] + product : product;
-          }
+          const auto add = [&](const auto& times) {
+            for (int64_t i = 0; i < count; ++i) {
+              const float product = times(load(offsets + i));
+              totals[i] = group > 0 ? totals[i] + product : product;
+            }
+          };
+          if (std::isfinite(sum))
+            add([&](float offset) { return sum * offset; });
+          else
+            add([&](float offset) { return offset == 0 ? 0.0f : sum * offset; });
         }
         float* const scores = scores_ + r * n_.t + t;
         for (int64_t i = 0; i < count; ++i) scores[i] += totals[i];
@@ -455,9 +464,11 @@ class Unit {
     const bool fits = size <= kMostProducts;
     const bool is_copied = is_by_row && key.has_4_bits() && !begins_at_bytes(range.first);  // to the first-level cache
     const int64_t block = std::min(range.count(), !is_by_row ? kMostProducts : is_copied ? kCopiedKeys : kKeysOfPart);
-    const int64_t at_once = !is_by_row && fits ? key.groups() : 1;  // groups
     const int64_t group_rows = rows_ * word_rows;
-    const auto sums = memory<int32_t>(at_once * group_rows * block);
+    // Groups at once: as many as have sums in the second-level cache.
+    const int64_t most_vectors = std::max<int64_t>(1, kUnitScores / (kGroupsOfVector * group_rows * block));
+    const int64_t most_at_once = is_by_row || !fits ? 1 : std::min(key.groups(), kGroupsOfVector * most_vectors);
+    const auto sums = memory<int32_t>(most_at_once * group_rows * block);
     std::vector<double> totals(static_cast<size_t>(fits ? 0 : rows_ * block));
     const bool is_half = uses_halves_of_key();
     const auto holder = memory<uint8_t>(is_copied ? std::min(size, kMostProducts) * round_up(block, 2) / 2
@@ -468,7 +479,8 @@ class Unit {
       const void* rows = is_by_row ? nullptr
                          : is_half ? key_.halves(t * key.size())
                                    : key_.codes(t * key.size(), cols * key.size(), holder.get());
-      for (int64_t group = 0; group < key.groups(); group += at_once) {
+      for (int64_t group = 0; group < key.groups(); group += most_at_once) {
+        const int64_t at_once = std::min(most_at_once, key.groups() - group);
         std::fill(totals.begin(), totals.end(), 0.0);
         for (int64_t d = 0; d < size; d += kMostProducts) {
           const int64_t from = group * size + d;
@@ -750,19 +762,19 @@ class CompressedAttention : public Node {
     const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kUnitRows) / 6 * 6;
     const int64_t heads = n.b * n.k;
     const bool packs = n.rows() >= kPackedRows;
+    const bool has_narrow_groups = run.key.groups() > 1 && run.key.group_size() <= kNarrowGroup;
+    const bool packs_key = packs || (has_narrow_groups && !run.key.is_transposed() && n.rows() >= kPackedRowsOfNarrow);
     Workspaces workspaces(run, std::min(rows, n.rows()));
     const int64_t blocks = divide_up(n.rows(), rows), parts = parts_of(run, heads * blocks);
     if (heads < kFewHeads && (packs || blocks * parts > 1)) {
-      attend_few(context, run, heads, rows, parts, packs, workspaces);
+      attend_few(context, run, heads, rows, parts, packs_key, packs, workspaces);
       return;
     }
     run_tasks(context, heads, [&](int64_t i) {
       std::unique_ptr<Workspace> workspace = workspaces.take();
       CompressedHead key(run.key, i, workspace->heads[0]), value(run.value, i, workspace->heads[1]);
-      if (packs) {
-        key.pack(true);
-        value.pack(false);
-      }
+      if (packs_key) key.pack(true);
+      if (packs) value.pack(false);
       for (int64_t row = 0; row < n.rows(); row += rows)
         attend_unit(run, key, value, row, std::min(rows, n.rows() - row), *workspace);
       workspaces.give_back(std::move(workspace));
@@ -791,8 +803,8 @@ class CompressedAttention : public Node {
   }
 
   // Threads share the rows of a head and, if there are few, its keys.
-  static void attend_few(Context& context, const Run& run, int64_t heads, int64_t rows, int64_t parts, bool packs,
-                         Workspaces& workspaces) {
+  static void attend_few(Context& context, const Run& run, int64_t heads, int64_t rows, int64_t parts, bool packs_key,
+                         bool packs_value, Workspaces& workspaces) {
     const CompressedSizes& n = run.n;
     std::vector<std::unique_ptr<CompressedHead>> keys(static_cast<size_t>(heads)), values(static_cast<size_t>(heads));
     std::vector<HeadMemory> memories(static_cast<size_t>(2 * heads));
@@ -800,7 +812,7 @@ class CompressedAttention : public Node {
       const bool is_key = i % 2 == 0;
       auto head =
           std::make_unique<CompressedHead>(is_key ? run.key : run.value, i / 2, memories[static_cast<size_t>(i)]);
-      if (packs) head->pack(is_key);
+      if (is_key ? packs_key : packs_value) head->pack(is_key);
       (is_key ? keys : values)[static_cast<size_t>(i / 2)] = std::move(head);
     });
     const int64_t blocks = divide_up(n.rows(), rows), units = heads * blocks;

@@ -1,9 +1,10 @@
-"""The closing line of ``rewrite`` and ``quantize``: size, layers, accuracy and speed before and after."""
+"""The closing line of ``rewrite`` and ``quantize``: size, products, accuracy and speed before and after."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..rewriter import Result
     from ..storage import ModelFile
 
-_SECONDS = 1.0  # for both models together, at least 5 calls of each
+_SECONDS = 1.0  # for both models together, at least 5 calls of each; the fastest are compared
 _TOKENS = 128  # of a prompt, and before a decoded token
 _MEGA, _KILO = 1e6, 1e3
 
@@ -43,23 +44,23 @@ class Original:
     Attributes:
         path: Its path.
         bytes: Its size with external data.
+        data_files: The files with external data.
         is_replaced: Whether the other one takes its path.
     """
 
     path: Path
     bytes: int
+    data_files: frozenset[Path]
     is_replaced: bool
 
 
 def original_of(source: Path, target: Path, model: ModelFile) -> Original:
     """Measures a model before another one is made from it, perhaps in its place."""
-    from ..storage import size
-
     try:
-        count = size(model)
-    except OSError:  # external data are missing: what reads them says so
-        count = 0
-    return Original(source, count, target.exists() and target.samefile(source))
+        is_replaced = target.samefile(source)
+    except OSError:  # OUT is not there yet, or IN not any more
+        is_replaced = False
+    return Original(source, model.size, _data_files(model), is_replaced)
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,15 @@ class _Facts:
 
     Attributes:
         bytes_before, bytes_after: The sizes of the models of both, with external data.
-        integer_layers, float_layers: Those of the new models with integer and with float products, by nodes.
+        integer_products, float_products: The nodes of the new models with integer and with float products.
         snr_db: The signal-to-noise ratio of the worst output of the model, or of the decoder on generated tokens; None
             if it was not measured.
     """
 
     bytes_before: int
     bytes_after: int
-    integer_layers: int
-    float_layers: int
+    integer_products: int
+    float_products: int
     snr_db: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class _Facts:
     def _facts(self, source: Path, target: Path) -> list[str]:
         return [
             f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}",
-            f"{self.integer_layers} layer{'s' if self.integer_layers != 1 else ''} integer, {self.float_layers} float",
+            f"products: {self.integer_products} integer, {self.float_products} float",
             *([] if self.snr_db is None else [f"{self.snr_db:.0f} dB"]),
         ]
 
@@ -96,14 +97,17 @@ class Closing(_Facts):
     """The facts of a model.
 
     Attributes:
-        speed: The time of the model in stock ONNX Runtime / the time of the new one; None if it was not measured.
+        speed: The time of the model in stock ONNX Runtime / the time of the new one, of the fastest runs, which other
+            processes disturb least; None if it was not measured.
         shapes: The shapes of the inputs of that measurement.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
+        still_needed: The files with external data of the model that the new one needs as well.
     """
 
     speed: float | None
     shapes: Mapping[str, str]
     not_timed: str
+    still_needed: tuple[str, ...] = ()
 
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
@@ -113,6 +117,8 @@ class Closing(_Facts):
             facts.append(f"about {self.speed:.1f} times as fast on this CPU ({shapes}; 1 thread)")
         elif self.not_timed:
             facts.append(f"speed: `ort-dynq bench {source} {target}`")
+        if self.still_needed:
+            facts.append(f"{target} needs {', '.join(self.still_needed)}, too")
         return one_line("; ".join(facts))
 
 
@@ -142,7 +148,17 @@ def closing_of(
             speed, shapes = _speed(arguments, original.path, target, data)
         except DynqError as error:
             not_timed = str(error)
-    return Closing(original.bytes, size(target), *result.report.layers, _finite_snr(accuracy), speed, shapes, not_timed)
+    shared = set[Path]() if original.is_replaced else _data_files(target) & original.data_files
+    return Closing(
+        *(original.bytes, size(target), *result.report.products, _finite_snr(accuracy), speed, shapes, not_timed),
+        still_needed=tuple(sorted(each.name for each in shared)),
+    )
+
+
+def _data_files(model: str | os.PathLike[str]) -> frozenset[Path]:
+    from ..storage import data_files
+
+    return frozenset(path.resolve() for path in data_files(model))
 
 
 @dataclass(frozen=True)
@@ -205,8 +221,8 @@ def folder_closing_of(
             speeds = _folder_speeds(arguments, found.folder, ours)
         except DynqError as error:
             not_timed = str(error)
-    layers = [each.report.layers for each in found.results.values()]
-    integer, floats = (sum(counts) for counts in zip(*layers, strict=True))
+    products = [each.report.products for each in found.results.values()]
+    integer, floats = (sum(counts) for counts in zip(*products, strict=True))
     same = None if on_text is None else (on_text.same_tokens, on_text.generated)
     snr_db = _finite_snr(accuracy)
     return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, snr_db, same, speeds, not_timed)
@@ -224,7 +240,8 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
         tokens = max(1, min(_TOKENS, (folder.context_length or _TOKENS) - 1))
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         cases = (GenerationCase(tokens, 0, 1), GenerationCase(1, tokens, 1))
-        return {str(case): time_case(folder, ours, case, settings, arguments.seed).ratio for case in cases}
+        timings = [time_case(folder, ours, case, settings, arguments.seed) for case in cases]
+        return {str(each.case): each.stock.min_ms / each.ours.min_ms for each in timings}
 
 
 def _speed(
@@ -239,7 +256,9 @@ def _speed(
             shapes, inputs = {}, dict(data.sets[0])
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
-    return found.timings[0].ratio, {each.name: format_shape(each.shape) for each in found.inputs}
+    stock, ours = found.timings[0].stock, found.timings[0].ours
+    ratio = None if stock is None or ours is None else stock.min_ms / ours.min_ms
+    return ratio, {each.name: format_shape(each.shape) for each in found.inputs}
 
 
 def _size(count: int) -> str:

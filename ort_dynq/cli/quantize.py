@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
 from .text import add_text, compare_on_text, text_accuracy, tokens_of
+from .verify import named_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,7 +163,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     from ..storage import ModelFile
 
     gain, options, model = _gain(), _options(arguments), ModelFile(source)
-    reference = reference_of(arguments, model) if compares else None
+    with named_as(source, target):
+        reference = reference_of(arguments, model) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
@@ -179,13 +181,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         with working(f"quantizing {source}"):
             result = quantize()
     else:
-        selection, cost = _select(reference, quantize, arguments)
+        with named_as(source, target):
+            selection, cost = _select(reference, quantize, arguments)
         result = selection.result
     report = result.report
-    quantized = _quantized(report)
-    is_written = bool(quantized) or arguments.allow_none
+    is_written = bool(report.quantized) or arguments.allow_none
     if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
-        with progress() as track:
+        with progress() as track, named_as(source, target):
             from ..accuracy import measure
 
             accuracy = measure(
@@ -199,7 +201,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
 
     def findings() -> Iterator[RenderableType]:
-        yield _summary(source, report)
+        yield one_line(f"{source}: {report.summary}")
         yield from _findings(report)
         if selection is not None:
             yield from selection_text(selection, arguments.min_snr, cost)
@@ -233,7 +235,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
     tokens = tokens_of(arguments, folder) if arguments.text else None
     with working(f"quantizing {source}"):
         found = genai.quantize_folder(source, _options(arguments))
-    is_written = arguments.allow_none or any(_quantized(each.report) for each in found.results.values())
+    is_written = arguments.allow_none or any(each.report.quantized for each in found.results.values())
     accuracy = _decoder_accuracy(arguments, found) if arguments.verify and is_written else None
     on_text = compare_on_text(arguments, found, tokens) if tokens is not None and is_written else None
     if is_written:
@@ -243,7 +245,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
 
     def findings() -> Iterator[RenderableType]:
         for name, result in found.results.items():
-            yield _summary(source / name, result.report)
+            yield one_line(f"{source / name}: {result.report.summary}")
             yield from _findings(result.report)
             yield ""
         if accuracy is not None:
@@ -333,28 +335,14 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _quantized(report: Report) -> list[Finding]:
-    return [finding for finding in report.rewritten if not finding.fuses]
-
-
 def _report_dict(report: Report) -> dict[str, Any]:
     return {
-        "quantized": [finding.to_dict() for finding in _quantized(report)],
+        "quantized": [finding.to_dict() for finding in report.quantized],
         "fused": [finding.to_dict() for finding in report.fused],
         "unconverted": [finding.to_dict() for finding in report.unconverted],
         "before": dict(report.before),
         "after": dict(report.after),
     }
-
-
-def _summary(source: Path, report: Report) -> str:
-    fused = f", {_count(report.fused, 'fusion')}" if report.fused else ""
-    layers = _count(_quantized(report), "layer")
-    return one_line(f"{source}: {layers} quantized, {len(report.unconverted)} unconverted{fused}")
-
-
-def _count(findings: Sequence[Finding], noun: str) -> str:
-    return f"{len(findings)} {noun}{'s' if len(findings) != 1 else ''}"
 
 
 def _select(
@@ -373,7 +361,7 @@ def _select(
 
 def _findings(report: Report) -> Iterator[RenderableType]:
     kinds = (
-        ("quantized", "becomes", _quantized(report)),
+        ("quantized", "becomes", report.quantized),
         ("fused", "becomes", report.fused),
         ("unconverted", "reason", report.unconverted),
     )

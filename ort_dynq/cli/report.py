@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import DynqError
 from ..formats import check_file
 from .accuracy import accuracy_text, add_data_sets, check_data
 from .arguments import add_changes, add_data, changes_of, check_page, given_data, positive, seconds
 from .command import Command, Outcome
 from .render import Figure, one_line, progress
-from .verify import exit_status, inputs_text, renamed, verdict
+from .verify import exit_status, inputs_text, named_as, verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_page(source, target)
     check_data(arguments)
     shapes, inputs = given_data(arguments)
-    with progress() as track, _named(source, arguments.quantized):
+    with progress() as track, named_as(source, arguments.quantized or "the rewritten model"):
         from ..bench.pair import measure_pair
         from ..report.model import report_on
 
@@ -77,26 +74,15 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         if pair.problem and not (pair.verification and pair.verification.failure):  # the verdict says that
             yield one_line(pair.problem)
         if found.before and found.after:
-            before, after = found.before.latency.median_ms, found.after.latency.median_ms
+            before, after = found.before.latency.min_ms, found.after.latency.min_ms
             speed = "" if pair.problem else f": {Figure(found.ratio, 2)}x speed"
-            yield f"median {before:.4f} ms before, {after:.4f} ms after{speed}"
+            yield f"fastest run {before:.4f} ms before, {after:.4f} ms after{speed}"
         yield one_line(f"{target} is written")
         if pair.verification is not None:
             yield verdict(pair.verification)
 
     data = {"output": str(target), **found.to_dict()}
     return Outcome(data, text, exit_status([] if pair.verification is None else [pair.verification]))
-
-
-@contextlib.contextmanager
-def _named(source: Path, quantized: str | None) -> Iterator[None]:
-    """Errors of comparisons say A and B, which this command does not have: they get the names of the files."""
-    try:
-        yield
-    except DynqError as error:
-        names = {"A": os.fspath(source), "B": quantized or "the rewritten model"}
-        text = str(error).replace(f"A ({names['A']})", "A").replace(f"B ({names['B']})", "B")
-        raise DynqError(renamed(names, text)) from error
 
 
 COMMAND = Command(

@@ -14,7 +14,7 @@ from .arguments import add_changes, add_data, changes_of, check_target, given_da
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import Command, Outcome
 from .render import one_line, table, working
-from .verify import compare, exit_status, verdict, verification_text
+from .verify import compare, exit_status, named_as, verdict, verification_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +56,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
         model = ModelFile(source)
         result = rewrite(model, **changes_of(arguments))
-    verification = compare(arguments, model, result.model) if arguments.verify else None
+    with named_as(source, target):
+        verification = compare(arguments, model, result.model) if arguments.verify else None
     passed = verification is None or verification.passed
     original = original_of(source, target, model)
     if passed:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DynqError
 from ..formats import check_file
 from .arguments import add_data, given_data
 from .command import FAILED, UNCHECKED, Command, Outcome
@@ -107,6 +110,17 @@ def verification_text(
 def renamed(names: Mapping[str, str], text: str) -> str:
     """Returns a sentence on the models A and B with other names. An output A, before a colon, keeps its name."""
     return re.sub(r"(?<![\w/.])[AB](?=[ ',;]|$)", lambda found: names[found[0]], text)
+
+
+@contextlib.contextmanager
+def named_as(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of comparisons in the block say A and B, which the command does not have: they get these names."""
+    try:
+        yield
+    except DynqError as error:
+        names = {"A": os.fspath(a), "B": os.fspath(b)}
+        text = str(error).replace(f"A ({names['A']})", "A").replace(f"B ({names['B']})", "B")
+        raise DynqError(renamed(names, text)) from error
 
 
 def _summary(verification: Verification) -> Iterator[RenderableType]:

@@ -99,10 +99,11 @@ class Latency:
     """A summary of the run times of a session.
 
     Attributes:
-        median_ms, p90_ms, p99_ms, mean_ms: Milliseconds.
+        min_ms, median_ms, p90_ms, p99_ms, mean_ms: Milliseconds.
         calls: The number of runs.
     """
 
+    min_ms: float
     median_ms: float
     p90_ms: float
     p99_ms: float
@@ -156,7 +157,7 @@ def check_backend(backend: Backend) -> None:
 def latency(samples: Array) -> Latency:
     """Summarizes run times in nanoseconds."""
     median, p90, p99 = (float(value) / 1e6 for value in np.percentile(samples, (50, 90, 99)))
-    return Latency(median, p90, p99, float(samples.mean()) / 1e6, samples.size)
+    return Latency(float(samples.min()) / 1e6, median, p90, p99, float(samples.mean()) / 1e6, samples.size)
 
 
 def session_contender(
@@ -270,6 +271,15 @@ def interleave(contenders: Sequence[Contender], settings: Settings, threads: int
         order.reverse()  # so that no contender always follows the same one
         rounds += 1
     return [np.asarray(each) for each in samples]
+
+
+def fastest(contenders: Sequence[Contender], seconds: float) -> list[float]:
+    """Returns the shortest time of each contender, on one thread: other processes disturb it least.
+
+    Returns:
+        Nanoseconds.
+    """
+    return [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds), 1)]
 
 
 def _take_turn(contender: Contender, samples: list[float], seconds: float, settle: float) -> None:

@@ -96,12 +96,15 @@ def _scores_of_groups(opset: int) -> str:
     cumulated = CumSum(scores_of_groups, group_axis)
     cumulated_all = Slice(cumulated, last, end, n2)
     {_of_tokens("key_real_offset", "key_whole_offset", opset)}
-    key_offset_columns = Transpose<perm = [0, 1, 3, 2]>(key_whole_offset)
+    key_used_offset = Where(key_is_float, zero, key_whole_offset)
+    key_offset_columns = Transpose<perm = [0, 1, 3, 2]>(key_used_offset)
     key_offset_rows = Unsqueeze(key_offset_columns, n3)
     sums_of_words = ReduceSum<keepdims = 1>(query_factors, last)
     real_sums_of_words = Cast<to = 1>(sums_of_words)
     sums_by_step = Mul(real_sums_of_words, query_step)
-    offsets_of_groups = Mul(sums_by_step, key_offset_rows)
+    sums_and_offsets = Mul(sums_by_step, key_offset_rows)
+    offset_is_0 = Equal(key_offset_rows, zero)
+    offsets_of_groups = Where(offset_is_0, zero, sums_and_offsets)
     cumulated_offsets = CumSum(offsets_of_groups, group_axis)
     cumulated_offsets_all = Slice(cumulated_offsets, last, end, n2)
     with_offsets = Add(cumulated_all, cumulated_offsets_all)
@@ -181,7 +184,8 @@ def _value_factors(opset: int) -> str:
             value_scale_rows = Unsqueeze(value_scales, n3)
             weights_0 = Mul(powers, value_scale_rows)
             {_of_tokens("value_real_offset", "value_token_offset", opset)}
-            value_offset_columns = Transpose<perm = [0, 1, 3, 2]>(value_token_offset)
+            value_used_offset = Where(value_is_float, zero, value_token_offset)
+            value_offset_columns = Transpose<perm = [0, 1, 3, 2]>(value_used_offset)
             value_offset_rows = Unsqueeze(value_offset_columns, n3)
             some_groups = Mul(powers, value_offset_rows)
             weights_shape = Shape(weights_0)
@@ -399,7 +403,8 @@ _OPERATOR = Operator(
     "words(x) = round(x * (1 / step(x))), where step(x) = max(2^-126, the largest |x| / 32512)\n"
     "exact_g = sum over d in g of words(query[i, g])[d] * (key[j, d] - key_zero_point[j, g])\n"
     "score = (sum over g, in order, of float32(exact_g) * step(query[i, g]) * key_scale[j, g])\n"
-    "    + (sum over g, in order, of float32(sum of words(query[i, g])) * step(query[i, g]) * key_offset[j, g])\n"
+    "    + (sum over g, in order, of float32(sum of words(query[i, g])) * step(query[i, g]) * key_offset[j, g],\n"
+    "        0 if key_offset[j, g] is 0)\n"
     "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d] and o[d] = query[i, d] * key_offset[j, d]:\n"
     "    float32(sum over d of words(z)[d] * (key[j, d] - key_zero_point[j, d])) * step(z)\n"
     "    + float32(sum of words(o)) * step(o)\n"

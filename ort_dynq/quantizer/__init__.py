@@ -161,6 +161,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
+    report.is_quantization = True
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
         raise NoWeightsError(

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ..accuracy import LayerAccuracy, Reference, measure_outputs, worst_snr
 from ..accuracy.layers import is_layer, measure_layers, product_of
 from ..accuracy.outputs import running
@@ -21,7 +19,7 @@ from ..graphs import graphs, label, named
 from ..measuring.plain import plain
 from ..measuring.profile import computing_nodes
 from ..measuring.progress import Track
-from ..measuring.timing import Settings, interleave, session_contender
+from ..measuring.timing import fastest, session_contender
 from ..rewriter import Result
 from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
@@ -294,12 +292,12 @@ def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
 def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> float:
     """Returns the time of the selected model / the time of the model with all layers quantized.
 
-    Both run on the first set of data with one thread, in turns; their medians are divided.
+    Both run on the first set of data with one thread, in turns; their fastest runs are compared.
     """
-    feeds, settings = reference.data.sets[0], Settings((1,), seconds, backend=backend)
+    feeds = reference.data.sets[0]
     contenders = [
         session_contender("the quantized model", model, feeds, 1, backend=backend)
         for model in (selection.result.model, selection.all_quantized)
     ]
-    selected, quantized = (float(np.median(each)) for each in interleave(contenders, settings, 1))
+    selected, quantized = fastest(contenders, seconds)
     return selected / quantized

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 
 from ..graphs import graphs, label, named
 from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track
-from ..measuring.timing import Settings, interleave, session_contender
+from ..measuring.timing import fastest, session_contender
 from ..rewriter import Result
 from ..rewriter.analysis.constants import constant_array
 from ..storage import load
@@ -106,7 +105,7 @@ def select_faster(
         DynqError: A model does not run.
     """
     first = quantize(Forms())
-    quantized = {each.node for each in first.report.rewritten if not each.fuses}
+    quantized = {each.node for each in first.report.quantized}
     kinds = _kinds(model, quantized)
     if not kinds:
         return FasterLayers(first, (), None)
@@ -158,4 +157,4 @@ def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
 def _times(models: Sequence[tuple[Model, Backend | None]], feeds: Mapping[str, Array], seconds: float) -> list[float]:
     """Returns the time of models, each with its backend, None for stock ONNX Runtime."""
     contenders = [session_contender("the model", each, feeds, 1, backend=backend) for each, backend in models]
-    return [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds), 1)]
+    return fastest(contenders, seconds)

@@ -65,8 +65,14 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 def html_of(report: Report) -> str:
     """Returns the summary of a report and the findings of equal layers as HTML tables, for notebooks."""
+    converted = [("rewritten", report.rewritten)]
+    if report.is_quantization:
+        converted = [("quantized", report.quantized), ("fused", report.fused)]
     tables = (
-        ("rewritten", "becomes", Counter((each.op_type, each.operator) for each in report.rewritten)),
+        *(
+            (title, "becomes", Counter((each.op_type, str(each.operator)) for each in found))
+            for title, found in converted
+        ),
         ("unconverted", "reason", Counter((each.op_type, each.reason) for each in report.unconverted)),
     )
     return f"<p>{html.escape(report.summary)}</p>" + "".join(

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..files import sha256
+from ..storage import ModelFile
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -75,9 +76,14 @@ def is_ours(key: str) -> bool:
 
 
 def note_origin(model: ir.Model, source: Model) -> None:
-    """Writes the version, and the hash of the file that the model was made from, if it was a file and still exists."""
+    """Writes the version, and the hash of the file that the model was made from, if it was a file and still exists.
+
+    A :class:`~ort_dynq.storage.ModelFile` has the hash of what was read.
+    """
     model.metadata_props[VERSION] = __version__
     model.metadata_props.pop(SOURCE, None)
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, ModelFile):
+        model.metadata_props[SOURCE] = source.sha256
+    elif isinstance(source, str | os.PathLike):
         with contextlib.suppress(OSError):
             model.metadata_props[SOURCE] = sha256(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,7 @@ class Report:
         cpu: What of the new model's results depends on the CPU.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
         is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
+        is_quantization: Whether the converted nodes are layers of a float model, which were quantized.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -81,6 +82,7 @@ class Report:
     cpu: CpuDependence = field(default_factory=CpuDependence)
     is_prepared: bool = False
     is_plan: bool = False
+    is_quantization: bool = False
 
     def __repr__(self) -> str:
         """The report in one line; the generated one would have a line for each node."""
@@ -94,8 +96,11 @@ class Report:
             logger.debug("%s (%s): %s", each.node, each.op_type, each.reason)
 
     @property
-    def layers(self) -> tuple[int, int]:
-        """The numbers of nodes of the new model with integer and with float products."""
+    def products(self) -> tuple[int, int]:
+        """The numbers of nodes of the new model with integer and with float products.
+
+        A quantized table of embeddings is no product, fused attention is one, and a recurrent layer is several.
+        """
         ours = sum(count for op, count in self.after.items() if op.startswith(f"{DOMAIN}.Quantized"))
         return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())
 
@@ -103,6 +108,11 @@ class Report:
     def rewritten(self) -> list[Finding]:
         """The findings of converted nodes."""
         return [finding for finding in self.findings if finding.operator is not None]
+
+    @property
+    def quantized(self) -> list[Finding]:
+        """The findings of converted nodes that are no fusions: chains and products, or the layers of a float model."""
+        return [finding for finding in self.rewritten if not finding.fuses]
 
     @property
     def fused(self) -> list[Finding]:
@@ -125,11 +135,13 @@ class Report:
     @property
     def _summary(self) -> str:
         staying = f"{len(self.unconverted)} unconverted"
+        if self.is_quantization:
+            fused = f", {_count(self.fused, 'fusion')}" if self.fused else ""
+            return f"{_count(self.quantized, 'layer')} quantized, {staying}{fused}"
         if self.rewritten:
             fused = f"{len(self.fused)} fusions, " if self.fused else ""
-            chains = len(self.rewritten) - len(self.fused)
             done = "to rewrite" if self.is_plan else "rewritten"
-            return f"{chains} dynamic quantization chains and products {done}, {fused}{staying}"
+            return f"{len(self.quantized)} dynamic quantization chains and products {done}, {fused}{staying}"
         contents = "; ".join(self._contents())
         return f"nothing to rewrite{f', {staying}' if self.unconverted else ''}{f': {contents}' if contents else ''}"
 
@@ -184,6 +196,10 @@ class Report:
                 "rounding": dict(self.cpu.rounding),
             },
         }
+
+
+def _count(findings: Sequence[Finding], noun: str) -> str:
+    return f"{len(findings)} {noun}{'s' if len(findings) != 1 else ''}"
 
 
 def _is_fused(why: Unconverted | None) -> bool:

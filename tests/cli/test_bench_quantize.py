@@ -293,7 +293,7 @@ def test_sequence_axes() -> None:
 
 def test_picture() -> None:
     def form(name: str, ms: float, ratio: float | None) -> Form:
-        return Form(name, 1, ratio, 1.0, (FormTiming(Case(1, 1), Latency(ms, ms, ms, ms, 9), 1.0),))
+        return Form(name, 1, ratio, 1.0, (FormTiming(Case(1, 1), Latency(ms, ms, ms, ms, ms, 9), 1.0),))
 
     forms = [form("float", 9.7, None), form("a", 2, 12), form("b", 1, 31), form("c", 1.01, 30.9)]
     forms += [form("exact", 5, math.inf), Form("fails", problem="it fails")]

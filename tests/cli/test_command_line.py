@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
 import os
 import re
 import select
@@ -33,7 +35,7 @@ def test_rewrite_and_verify_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFi
     lines = written.out.splitlines()
     assert lines[-1] == "PASSED"
     assert lines[-3] == "12 integer products: right, compared with float64; everything else is equal bit for bit"
-    assert re.search(rf"model.onnx \d+ kB -> {target} \d+ kB; 12 layers integer, 4 float; about .* times", lines[-2])
+    assert re.search(rf"model.onnx \d+ kB -> {target} \d+ kB; products: 12 integer, 4 float; about .* times", lines[-2])
     assert "28 dynamic quantization chains and products rewritten, 12 unconverted" in lines[0]
     assert any(line.split() == ["QuantizeLinear", "16", "0"] for line in lines)
     assert any(line.split()[:4] == ["16", "row", "program", "RowProgram"] for line in lines)
@@ -208,6 +210,24 @@ def test_interrupt_exits_with_130(
 
     monkeypatch.setattr("ort_dynq.rewriter.rewrite", interrupted)
     assert cli.main(["rewrite", "model.onnx", "-o", "fast.onnx"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_interrupt_of_the_imports_exits_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's own function imports the command line."""
+
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "ort_dynq.cli":
+                raise KeyboardInterrupt
+
+    script = re.search('^ort-dynq = "(.+):(.+)"$', (MODELS.parent / "pyproject.toml").read_text(), re.MULTILINE)
+    assert script is not None
+    monkeypatch.delitem(sys.modules, "ort_dynq.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert getattr(importlib.import_module(script[1]), script[2])() == 130
     assert capsys.readouterr() == ("", "")
 
 

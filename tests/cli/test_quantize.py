@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from commands import run_json
+from commands import MODELS, run_json
 from helpers import make_session
 from onnx import TensorProto, helper, numpy_helper
+from quantizing import every_size
 
 import ort_dynq
 from ort_dynq import cli, kernels, system
+from ort_dynq.bench.models import Samples
+from ort_dynq.cli import closing
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["unconverted", "operator", "reason"],
         ["1", "MatMul", "excluded", "by", "down"],
         ["1", "MatMul", "a", "product", "of", "two", "activations"],
-        f"float.onnx {before:.0f} kB -> int8.onnx {after:.0f} kB; 1 layer integer, 2 float".split(),
+        f"float.onnx {before:.0f} kB -> int8.onnx {after:.0f} kB; products: 1 integer, 2 float".split(),
     ]
     assert (folder / "int8.onnx").read_bytes() == (
         ort_dynq.quantize("float.onnx", exclude=["down"]).to_proto().SerializeToString()
@@ -62,6 +68,20 @@ def test_text_says_where_options_differ(folder: Path, capsys: pytest.CaptureFixt
     onnx.save(model, "float.onnx")
     assert cli.main(["quantize", "float.onnx", "-o", "int4.onnx", "--weights", "int4"]) == 0
     assert "QuantizedMatMul: int8, since no group divides 200 rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_python_and_the_closing_line_count_as_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine products and two tables are eleven layers; the attention is a fusion, and an integer product."""
+    source, target = MODELS / "float_encoder" / "model.onnx", tmp_path / "int8.onnx"
+    with every_size():
+        result = ort_dynq.quantize(source)
+        assert cli.main(["quantize", str(source), "-o", str(target), "--no-timing"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{source}: {result.report.summary}"
+    assert lines[-1].endswith("; products: 10 integer, 0 float")
+    assert repr(result) == "<Result: 11 layers quantized, 0 unconverted, 4 fusions>"
+    page = result._repr_html_()
+    assert re.findall("<tr><th>(.*?)</th>", page) == ["quantized", "fused"]
 
 
 def test_no_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,3 +141,67 @@ def test_a_second_quantization_is_refused(folder: Path, capsys: pytest.CaptureFi
     assert cli.main(["quantize", "float.onnx", "-o", "again.onnx"]) == 2
     assert "has operators of ort_dynq already" in capsys.readouterr().err
     assert not (folder / "again.onnx").exists()
+
+
+def with_bias(folder: Path) -> None:
+    """Gives float.onnx an addition of a bias, and moves its weights to w.bin."""
+    model = onnx.load("float.onnx")
+    model.graph.node[2].input[0] = "biased"
+    model.graph.node.insert(2, helper.make_node("Add", ["result", "bias"], ["biased"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(160, dtype=np.float32), "bias"))
+    onnx.save(model, "float.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+
+
+def test_the_file_of_float_weights_is_not_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only biases are left of it: OUT has a copy. If a layer stays in float, OUT needs the file and says so."""
+    with_bias(folder)
+    given = ("quantize", "float.onnx", "-o", "int8.onnx", "--no-timing")
+    assert cli.main([*given, "--exclude", "down"]) == 0
+    assert capsys.readouterr().out.endswith("; int8.onnx needs w.bin, too\n")
+    x = {"x": np.random.default_rng(1).standard_normal((160, 160), np.float32)}
+    assert cli.main(given) == 0
+    assert "w.bin" not in capsys.readouterr().out
+    expected = make_session(ort_dynq.quantize(onnx.load("float.onnx")).to_proto(), "native").run(None, x)[0]
+    os.remove("w.bin")
+    np.testing.assert_array_equal(make_session(onnx.load("int8.onnx"), "native").run(None, x)[0], expected)
+
+
+@pytest.mark.parametrize("command", ["quantize", "rewrite"])
+def test_the_source_vanishes(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new model is written, also over an older one, and the line has the size of what was read."""
+
+    def vanish(source: Path, *arguments: Any) -> closing.Original:
+        source.unlink()
+        return closing.original_of(source, *arguments)
+
+    monkeypatch.setattr(f"ort_dynq.cli.{command}.original_of", vanish)
+    size = Path("float.onnx").stat().st_size
+    Path("out.onnx").write_bytes(b"old")
+    assert run_json(capsys, command, "float.onnx", "-o", "out.onnx")["closing"]["bytes_before"] == size
+    onnx.load("out.onnx")
+
+
+def test_speed_is_that_of_the_fastest_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes only lengthen a run: medians would be 9 times as fast here."""
+    samples = Samples(np.array([100.0, 100, 300]), np.array([300.0, 900, 900]), "")
+    monkeypatch.setattr("ort_dynq.bench.models.sample", lambda *_: samples)
+    assert run_json(capsys, "quantize", "float.onnx", "-o", "int8.onnx")["closing"]["speed"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("option", ["--verify", "--min-snr=20"])
+def test_errors_name_the_file(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not A and B, which are the models of `verify`."""
+    model = onnx.load("float.onnx")
+    model.graph.node[1].op_type = "NoSuchOperator"
+    onnx.save(model, "float.onnx")
+    assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", option]) == 2
+    assert re.match("ort-dynq: error: float.onnx [a-z]", capsys.readouterr().err)
+    model.graph.node[1].op_type = "MatMul"
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+    onnx.save(model, "float.onnx")
+    assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", option]) == 2
+    assert capsys.readouterr().err.startswith("ort-dynq: error: float.onnx, the original model, does not run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures times for a hundredth of a second."""
 
-    def interleave(contenders: Any, settings: timing.Settings, threads: int) -> Any:
-        return timing.interleave(contenders, replace(settings, seconds=0.01), threads)
+    def fastest(contenders: Any, _: float) -> Any:
+        return timing.fastest(contenders, 0.01)
 
     def short_profile(*arguments: Any, **options: Any) -> Any:
         return profile(*arguments, **{**options, "seconds": 0.01})
 
-    monkeypatch.setattr("ort_dynq.quantizer.selection.interleave", interleave)
+    monkeypatch.setattr("ort_dynq.quantizer.selection.fastest", fastest)
     monkeypatch.setattr("ort_dynq.accuracy.accuracy.profile", short_profile)
 
 

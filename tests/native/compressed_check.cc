@@ -133,20 +133,24 @@ int64_t code_at(int kind, const std::vector<uint8_t>& codes, int64_t index, uint
 void check_product() {
   const int kind = static_cast<int>(source.integer(0, dynq::kFactorKinds - 1));
   const bool is_by_row = source.one_in(2), is_extreme = source.one_in(3);
-  const int64_t rows = source.integer(1, source.one_in(4) ? 20 : 4),
-                cols = source.integer(1, source.one_in(5) ? 200 : 70);
+  int64_t rows = source.integer(1, source.one_in(4) ? 20 : 4), cols = source.integer(1, source.one_in(5) ? 200 : 70);
   int64_t depth = source.one_in(3) ? source.of(kDepths) : source.integer(1, dynq::kMostProducts);
   // Several groups of a few bytes are in one vector.
   const int64_t groups = is_by_row || source.one_in(2) ? 1 : source.integer(1, 9);
   if (groups > 1 && source.one_in(2)) depth = int64_t{16} << source.integer(0, 2);
   if (kind == dynq::kHalves && !is_by_row) depth = round_up(depth, 2);
+  const bool fills_quads = kind == dynq::kHalves && is_by_row && source.one_in(2);  // see half_bytes_by_row
+  if (fills_quads) {
+    rows = 1;
+    cols = int64_t{64} << source.integer(0, 2);
+  }
   const int64_t padded = round_up(depth, dynq::kWordUnit),
                 word_stride = padded + dynq::kWordUnit * source.integer(0, 2);
   const std::vector<int16_t> words = rows_of_words(groups * rows, depth, is_by_row ? depth : padded, word_stride,
                                                    is_by_row ? depth : padded, kind == dynq::kWords, is_extreme);
   const int64_t length = is_by_row ? cols : groups * depth, count = is_by_row ? depth : cols;
   int64_t code_stride = length + source.integer(0, 3) * source.integer(0, 20);
-  if (kind == dynq::kHalves && !is_by_row) code_stride = round_up(code_stride, 2);
+  if (kind == dynq::kHalves && (!is_by_row || fills_quads)) code_stride = round_up(code_stride, 2);
   const std::vector<uint8_t> codes = codes_of_kind(kind, (count - 1) * code_stride + length, is_extreme);
   dynq::WordProduct product = {};
   product.words = place(words, 0);

@@ -14,6 +14,7 @@ import onnx
 import onnx.parser
 import pytest
 from cases import CASES, Case
+from cases.compressed_attention import compressed_inputs
 from cases.row_program import REDUCTIONS
 from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
 from helpers import IS_ARM, Array, assert_same, explained, stock_session, with_one_nan
@@ -97,6 +98,36 @@ def test_printed_body_is_the_function(opset: int) -> None:
     """It parses, and gives the nodes of which the rewriter writes those that a model runs."""
     for operator in OPERATORS:
         assert onnx.parser.parse_function(body_text(operator, opset)) == make_function(operator, opset), operator
+
+
+@pytest.mark.parametrize(
+    ("types", "sizes", "is_transposed"),
+    [
+        (("float32", "uint4"), (1, 2, 2, 1, 41, 12, 128), False),
+        (("float32", "int4"), (1, 1, 1, 1, 70, 12, 256), False),
+        (("int4", "float32"), (1, 1, 1, 1, 256, 12, 5), True),
+    ],
+)
+def test_attention_of_one_query_with_4_bits(
+    isas: Sequence[str], types: tuple[str, str], sizes: tuple[int, int, int, int, int, int, int], is_transposed: bool
+) -> None:
+    """Rows of codes have the lengths of heads of decoders. The offset of the floats is not read."""
+    inputs = compressed_inputs(np.random.default_rng(0), types, sizes, is_transposed=is_transposed)
+    is_float = [each == "float32" for each in types]
+    inputs[9 + is_float.index(True)][...] = np.nan
+    flags = {"transposed_key": int(is_transposed), "float_key": int(is_float[0]), "float_value": int(is_float[1])}
+    (dst,) = check("CompressedAttention", 25, Case(flags, inputs), isas)
+    assert np.isfinite(dst).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_an_offset_of_0_adds_nothing_to_an_infinite_sum(isas: Sequence[str], tokens: int) -> None:
+    inputs = compressed_inputs(np.random.default_rng(0), ("int8", "int8"), (1, 1, 1, 2, 5, 4, 6), has_zero_points=False)
+    inputs[0][...] = 3e38
+    inputs[1][...] = [1, -1, 1, -1]
+    inputs[9] = np.zeros((1, 1, tokens, 1), np.float32)
+    (dst,) = check("CompressedAttention", 25, Case({}, inputs), isas)
+    assert np.isfinite(dst).all()
 
 
 def test_printed_body_of_an_unknown_operator() -> None:

@@ -69,3 +69,37 @@ def test_a_range_of_columns_that_divides_rows() -> None:
     x = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32) * np.geomspace(1, 1e4, 16, dtype=np.float32)
     report = check(model_of(body, square, inputs="float[16, 16] x"), {"x": x}, exact=False)
     assert not products(report)
+
+
+MAXIMUM = "a = Abs(x)  m = ReduceMax<keepdims = 1>(a, one)  "
+INFINITE = {
+    "deviation": ROWS + CLAMP + CODES,
+    "a part of the range": f"{MAXIMUM} e = Clip(m, eps)  r = Mul(e, part)\n" + CLAMP + CODES,
+    "given": "b = Abs(r9)  r = Clip(b, eps)\n" + CLAMP + CODES,
+    "clamped to the range before its Clip": "q = Abs(r9)  o = Neg(q)  u = Min(x, q)  v = Max(u, o)  r = Clip(q, eps)\n"
+    + CODES,
+    "not clamped": f"{MAXIMUM} b = Abs(r9)  e = Max(m, b)  r = Clip(e, eps)  v = Identity(x)\n" + CODES,
+    "two Clips": f"{MAXIMUM} e = Clip(m, eps)  f = Reshape(e, shape)  r = Clip(f, eps)  v = Identity(x)\n" + CODES,
+}
+
+
+@pytest.mark.parametrize("form", INFINITE)
+def test_a_range_that_only_its_clip_makes_finite(form: str) -> None:
+    """A finite row, even one whose variance is infinite, has codes of 0; that of an infinite x need not be finite."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1, 8, len(WEIGHTS["w"]))).astype(np.float32)
+    x[0, 1] *= np.float32(1e20)
+    x[0, 2], x[0, 3, 3], x[0, 4, :2] = 0, np.inf, (np.inf, -np.inf)
+    ranges = np.array([[1], [np.inf], [np.nan], [1], [-2], [0], [1e30], [np.nan]], np.float32)[None]
+    constants = {**CONSTANTS, "part": np.float32(0.01), "shape": np.array([0, 0, 1])}
+    model = model_of(INFINITE[form], constants, inputs=f"float[B, M, {x.shape[-1]}] x, float[B, M, 1] r9")
+    result, feeds = rewrite(model), {"x": x, "r9": ranges}
+    assert products(result.report) == ["QuantizedMatMul"]
+    (expected,) = stock_session(model).run(None, feeds)
+    finite = np.isfinite(expected)
+    assert finite[0, 1].all()
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        (actual,) = session.run(None, feeds)
+        assert (np.isfinite(actual) == finite).all()
+        most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
+        assert (np.abs(actual - expected) <= 1e-5 * most + 1e-30)[finite].all()

@@ -332,6 +332,17 @@ def test_convolutions_of_few_positions_stay(samples: int, image: tuple[int, int]
     assert alone == (is_left or math.prod(image) < 8)
 
 
+@pytest.mark.parametrize(("lengths", "is_left"), [((4,), False), ((1, 4), True)])
+def test_convolutions_of_few_positions_and_an_unknown_number_of_samples(
+    lengths: tuple[int, ...], is_left: bool
+) -> None:
+    """Windows of a signal are many samples; an image may be alone."""
+    node = ir.node("Conv", [ir.Value(name="x"), ir.Value(name="w")])
+    node.outputs[0].shape = ir.Shape(["windows", 128, *lengths])
+    weights = np.ones((128, 128, *(3 for _ in lengths)), np.int8)
+    assert is_tiny_convolution(node, weights, has_scales_of_samples=True) == is_left
+
+
 def test_a_float_product_after_a_convolution() -> None:
     """The results of a convolution are no codes, and one more product of them stays float."""
     body = ACTIVATIONS["symmetric"] + "g = Conv(dx, w)\n y = MatMul(g, v)"

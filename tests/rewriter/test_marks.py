@@ -124,7 +124,13 @@ PLACES = {  # which rows share a scale, and what the product multiplies
         "one",
         "p = Slice(y0, start, end, one) h = Concat<axis = -1>(p, p) y = MatMul(h, w)",
     ),
+    "columns of indices": (f"float[B, M, {K}] x", "one", "p = Gather<axis = -1>(y0, indices) y = MatMul(p, w)"),
     "heads": (f"float[B, M, {K}] x", "one", "p = Reshape(y0, heads) y = MatMul(p, half_of_w)"),
+    "head twice": (
+        f"float[B, M, {K}] x",
+        "one",
+        "h = Reshape(y0, heads) o = Gather<axis = 2>(h, head) p = Reshape(o, joined) y = MatMul(p, w)",
+    ),
 }
 SPELLINGS = {
     "quotient": SHARED + QUOTIENT,
@@ -145,6 +151,7 @@ def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
     x[0, 0, 5], x[1, 2, K - 1], x[2, 3] = 0, 0, 0
     constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2]), "outer": np.array([0, 2])}
     constants |= {"start": np.array([0]), "end": np.array([K // 2]), "half_of_w": CONSTANTS["w"][: K // 2]}
+    constants |= {"indices": np.where(np.arange(K) == 5, 6, np.arange(K)), "head": np.array([0, 0])}
     model = model_of(SPELLINGS[spelling].replace("{axes}", axes) + product, constants, inputs=inputs)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     check_rows(model, np.random.default_rng(5).normal(0, 1, shape).astype(F))
@@ -164,7 +171,9 @@ def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
     constants = {**CONSTANTS, "tensor": np.array([0, 1, 2]), "sample": np.array([1, 2])}
     model = model_of(body + "y0 = Concat<axis = -1>(y0_0, y0_1) " + PRODUCT, constants, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    check_rows(model, rng.normal(0, 1, shape).astype(F))
+    ordinary = rng.normal(0, 1, shape).astype(F)
+    ordinary[0, 1], ordinary[0, 2, K // 4 :] = 0, 0  # rows without a scale, in an ordinary sample
+    assert np.isnan(check_rows(model, ordinary)).any(-1).sum() == (2 if axes[1] == "one" else 0)
     assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
 
 
@@ -207,6 +216,18 @@ def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None
     assert "MatMul" not in [node.op_type for node in result.to_proto().graph.node]  # the zero point is a code
     x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
     assert verify(model, result.to_proto(), inputs={"x": x}).passed
+    assert np.isfinite(check_rows(model, x)).all()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_parts_with_zero_points_of_different_types(order: tuple[int, int]) -> None:
+    body = "p0, p1 = Split<axis = -1>(x, parts) " + part_of("zero point, zero in the range", 0)
+    body = body.replace("s_0 = Div(r_0, c255)", "e = Max(r_0, eps) s_0 = Div(e, c255)")
+    body += " q, sq, zq = DynamicQuantizeLinear(p1) y0_1 = DequantizeLinear(q, sq, zq) "
+    body += "y0 = Concat<axis = -1>(y0_{}, y0_{}) ".format(*order) + PRODUCT
+    model = model_of(body, CONSTANTS, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
     assert np.isfinite(check_rows(model, x)).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_dynq
 from ort_dynq import cli, files, runtime, storage
 from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.metadata import SOURCE, note_origin
 
 SIZE = 500
 NAME = re.compile(r"model\.onnx\.[0-9a-f]{12}\.data")
@@ -338,10 +340,13 @@ def test_a_model_that_several_steps_read(tmp_path: Path) -> None:
     """Its file is read once, and a change to one of the models that load() returns is in no other one."""
     path = tmp_path / "model.onnx"
     onnx.save(model_of(2), path)
-    given = storage.ModelFile(path)
+    given, before = storage.ModelFile(path), path.read_bytes()
     first = storage.load(given)
     first.graph.initializers["w"].const_value = ir.tensor(np.full(SIZE, 3, np.float32), name="w")
     onnx.save(model_of(4), path)
+    assert (given.size, given.sha256) == (len(before), hashlib.sha256(before).hexdigest())
+    note_origin(first, given)
+    assert first.metadata_props[SOURCE] == given.sha256  # not of the file that is there now
     second = storage.load(given)
     for model, weight in ((first, 3), (second, 2), (storage.load(path), 4)):
         storage.save(model, tmp_path / "copy.onnx")

@@ -105,3 +105,19 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     next(node for node in model.graph if node.op_type == "Gelu").op_type = "NoSuchOperator"
     assert not runtime.can_open(model)
     assert rewrite(model).report.unconverted
+
+
+def test_a_full_folder_for_external_data(tmp_path: Path) -> None:
+    """NumPy, which writes them, says only how many elements were written."""
+    model = ir.load(FLOAT)
+    model.graph.initializers["large"] = ir.val(
+        "large", const_value=ir.tensor(np.ones(1 << 20, np.float32), name="large")
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(ort_dynq.DynqError) as caught:
+            storage.save(model, tmp_path / "out.onnx", apart=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == (f"{tmp_path}/out.onnx cannot be written: No space left on device, or file too large")

@@ -260,12 +260,10 @@ struct Elementwise512 : Vector512 {
   static I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
   static I lowest_bits(I a) { return _mm512_and_si512(a, set1(1)); }
   static void store_low_halves(uint8_t* p, I a) { store32(p, _mm512_cvtepi32_epi16(a)); }
-  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins
-  // two of them to a byte.
+  // Takes 4 * kLanes int16 of at most 15, raises negative ones to 0, and joins two of them to a byte.
   using Packed4 = I;
   static Packed4 pack4(I ab, I cd) {
-    return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd),
-                                _mm512_set1_epi16(0x1001));  // the first + 16 * the second
+    return _mm512_maddubs_epi16(_mm512_packus_epi16(ab, cd), _mm512_set1_epi16(0x1001));  // the first + 16 * the second
   }
   // Flips bits of each byte.
   static I ordered4(Packed4 first, Packed4 second, uint8_t flipped) {
@@ -284,8 +282,7 @@ struct Elementwise512 : Vector512 {
   static void store_32_codes4(uint8_t* p, Packed4 packed, uint8_t flipped) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(ordered4(packed, packed, flipped)));
   }
-  // The bytes of sixteen codes: the first four bytes in each of the first eight
-  // lanes, the others in each other lane.
+  // The bytes of sixteen codes: the first four bytes in each of the first eight lanes, the others in each other lane.
   static I bytes_in_lanes(const uint8_t* p) {
     const I both = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);
@@ -299,13 +296,11 @@ struct Elementwise512 : Vector512 {
   // The elements of `values` that sixteen codes of 4 bits choose.
   static F look_up_codes_of_4_bits(F values, const uint8_t* p) {
     const I shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts),
-                                 values);  // uses the low 4 bits
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes_in_lanes(p), shifts), values);  // uses the low 4 bits
   }
   // Sixteen elements of float16, in both halves.
   static I f16_twice(F a) { return _mm512_broadcast_i64x4(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
-  // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of
-  // 4 bits choose.
+  // Stores the elements of `values`, sixteen of 16 bits twice, that 32 codes of 4 bits choose.
   static void store_chosen_words(uint16_t* p, I values, const uint8_t* codes) {
     const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     const I chosen = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));  // the low 4 bits of each 16

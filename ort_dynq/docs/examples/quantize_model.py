@@ -17,7 +17,7 @@ from ort_dynq.accuracy import Reference, measure_outputs
 def main(source: str, target: str, data: str | None = None) -> None:
     result = ort_dynq.quantize(source, weights="int8", activations="token")
     result.save(target)
-    print(f"{len(result.report.rewritten)} layers quantized, {len(result.report.unconverted)} stay in float")
+    print(result.report.summary)
 
     reference = Reference(source, data)  # the float model's outputs on the data
     for output in measure_outputs(reference, target):

@@ -91,6 +91,25 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     return x if _end_of(low, x, "ReduceMin") else None
 
 
+def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
+    """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
+
+    Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
+    """
+    is_above, is_below = False, False
+    for _ in range(_MOST_CLAMPS):
+        node = producer_of(x, "Clip", "Max", "Min", "Where")
+        if node is None:
+            return False
+        inner, below, above = _clamps(node, r)
+        if inner is None:
+            return False
+        x, is_below, is_above = inner, is_below or below, is_above or above
+        if is_below and is_above:
+            return True
+    return False
+
+
 def is_range(node: ir.Node) -> bool:
     """Returns whether a Sub is the maximum minus the minimum of a value over the same dimensions."""
     reduced = None if node.inputs[0] is None else producer_of(node.inputs[0], "ReduceMax")
@@ -196,7 +215,7 @@ class _Proof:
         return cover
 
     def _find(self, r: ir.Value, depth: int) -> _Multiples | None:
-        if _is_clamped_to(self._x, r) and self._known(r).low >= 0:
+        if is_clamped_to(self._x, r) and self._known(r).low >= 0:
             self._reduced, self._is_limit = ([0], True), True
             return _Multiples(1, 1)
         node = r.producer()
@@ -303,25 +322,6 @@ def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
     if last != list(range(-len(last), 0)):
         return False
     return is_shape_of_rows(value, x) or lines_up(value, x, last[0], keepdims=False)
-
-
-def _is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
-    """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
-
-    Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
-    """
-    is_above, is_below = False, False
-    for _ in range(_MOST_CLAMPS):
-        node = producer_of(x, "Clip", "Max", "Min", "Where")
-        if node is None:
-            return False
-        inner, below, above = _clamps(node, r)
-        if inner is None:
-            return False
-        x, is_below, is_above = inner, is_below or below, is_above or above
-        if is_below and is_above:
-            return True
-    return False
 
 
 def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:

@@ -34,7 +34,9 @@ _FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 24576, 48
 _FEWEST_WEIGHTS_OF_A_ROW = 49152
 _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # Kernels multiply 16 positions at once, also of several samples. A single position is a product of a matrix and a
-# vector, which is as fast in float.
+# vector, which is as fast in float. Windows of a signal have few positions, but there are many windows, and the
+# positions of all are rows of one product: with VNNI (AMD EPYC, Zen 5: family 26, model 2), a voice detector (that of
+# silero-vad, 1 to 5 positions) takes 0.87 of float's time for one window, 0.47 for 4 and 0.31 for 312.
 _FEWEST_POSITIONS = 8
 _FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 # Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights and 1.03 to
@@ -265,7 +267,7 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8], *, has_scales_of_samples: bool = False) -> bool:
-    """Returns whether quantizing a Conv costs more than integers save; False if the size of the image is not known.
+    """Returns whether quantizing a Conv costs more than integers save; False if the size of its input is not known.
 
     Args:
         node: The Conv.
@@ -276,6 +278,8 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8], *, has_sca
     lengths = [] if shape is None else [dim for dim in list(shape)[2:] if isinstance(dim, int)]
     if shape is None or len(lengths) != weights.ndim - 2:
         return False
+    if not isinstance(shape[0], int) and weights.ndim == 3:
+        return False  # samples of unknown number are windows of a signal: see above
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
     if positions == 1 or positions * (1 if has_scales_of_samples or weights.ndim > 4 else batch) < _FEWEST_POSITIONS:

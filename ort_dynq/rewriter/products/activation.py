@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +15,9 @@ from ..analysis.constants import constant_scalar
 from ..analysis.shapes import RESHAPES, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, divisor_of, marked, quotient_of, scaled_value
+from .affine_form import Affine, Rearrangement, divisor_of, marked, quotient_of, scaled_value
 from .marks import has_bounded_codes, has_nan_codes
-from .terms import Op, Param, Quotient, Term, combined, dtype_of, is_unnamed, lead, like
+from .terms import Op, Param, Quotient, Term, combined, dtype_of, is_unnamed, lead, like, rank_of
 
 _SELECTIONS = ("Gather", "Slice", "Split")
 
@@ -136,18 +137,38 @@ def _with_runs(form: Affine) -> Affine:
     return form.mapped(form.value, as_runs)
 
 
-def _has_marks_of_its_rows(form: Affine, of: ir.Value) -> bool:
-    """Returns whether marks are known to belong to rows of a value, and to all elements that they are computed from."""
+def _has_marks_of_its_rows(form: Affine, of: ir.Value, later: Sequence[Rearrangement] = ()) -> bool:
+    """Returns whether marks are known to belong to rows of a value, and to all elements that they are computed from.
+
+    Args:
+        form: The form of the value, or of a part of a Concat.
+        of: The value.
+        later: What moves the form's codes from the Concat on.
+    """
     if form.quotient is None:
         return False
     shape, axes = form.quotient.x.shape, form.quotient.number.axes
     if axes is not None and not (shape and all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1))):
         return False
-    selections = [move.node for move in form.moves if move.node.op_type in _SELECTIONS]
-    pairs = [(of, form.root), *((node.outputs[0], node.inputs[0]) for node in selections)]
-    if not all(_are_as_long(*pair) for pair in pairs):
+    moves = [*form.moves, *later]
+    selections = [i for i, move in enumerate(moves) if move.node.op_type in _SELECTIONS]
+    if not _are_as_long(of, form.root) or not all(map(_keeps_rows, moves[: max(selections, default=-1) + 1])):
         return False
-    return all(_has_marks_of_its_rows(part, of) for move in form.moves for part in move.others)
+    return all(_has_marks_of_its_rows(part, of, moves[i:]) for i, move in enumerate(form.moves) for part in move.others)
+
+
+def _keeps_rows(move: Rearrangement) -> bool:
+    """Returns whether each row of the input is known to be in a row of the output, with all of its elements."""
+    node, before, after = move.node, move.node.inputs[0], move.node.outputs[move.output]
+    rank = None if before is None else rank_of(before)
+    if not rank or not _are_as_long(after, before):
+        return False
+    if node.op_type in ("Gather", "Transpose"):  # a Gather may repeat some elements, and leave out others
+        perm = node.attributes.get_ints("perm", range(rank)[::-1])
+        is_last = node.op_type == "Gather" and node.attributes.get_int("axis", 0) % rank == rank - 1
+        return not is_last and (node.op_type == "Gather" or perm[-1] == rank - 1)
+    assert before is not None
+    return node.op_type not in RESHAPES or _are_as_long(before, after)
 
 
 def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:

@@ -19,7 +19,21 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import RESHAPES, before_split, does_not_grow, unreshaped
 from ..analysis.values import Values
-from .terms import CodesOf, Op, Param, Quotient, Term, dtype_of, is_unnamed, key_of, lead, rank_of, scope_of, unsqueezed
+from .terms import (
+    CodesOf,
+    Op,
+    Param,
+    Quotient,
+    Term,
+    dtype_of,
+    is_unnamed,
+    key_of,
+    lead,
+    like,
+    rank_of,
+    scope_of,
+    unsqueezed,
+)
 
 ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
 _DEEPEST = 16
@@ -75,6 +89,8 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     given = [each for each in (param, *others) if each is not None]
     if len(given) <= len(others):
         return None
+    if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
+        param, *_ = given = [like(each, Param(np.zeros((), np.float32))) for each in given]
     if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
         return param
     rank = rank_of(data)
@@ -256,6 +272,11 @@ class Affine:
     def params(self) -> list[Param]:
         """The scale, zero point and offset that it has."""
         return [each for each in (self.scale, self.zero_point, self.offset) if each is not None]
+
+    @property
+    def parts(self) -> list[Affine]:
+        """This form, as that of the first input of every Concat, and the parts of the other inputs."""
+        return [self, *(part for move in self.moves for each in move.others for part in each.parts)]
 
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""

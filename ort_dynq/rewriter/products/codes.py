@@ -5,6 +5,7 @@ They are the model's codes, as uint8. Codes, scales and zero points are moved as
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -155,6 +156,14 @@ def _has_one(param: Param | None) -> bool:
     return param is None or param.is_one
 
 
+def _limits_of(form: Affine) -> list[Param]:
+    """Returns NaN where a number lets codes be NaN, else 0: of each part of a Concat, or of all of them."""
+    assert form.mark is not None
+    quotients = [each.quotient for each in form.parts]
+    limits = [each.limits for each in quotients if each is not None and not each.is_exact]
+    return limits if len(limits) == len(quotients) else [form.mark]
+
+
 class _Terms:
     """Builds terms as nodes before the node that computes an activation."""
 
@@ -188,6 +197,12 @@ class _Terms:
             indices = np.repeat(np.arange(activation.groups), activation.parts)
             value = self.insert("Gather", value, self.constant(indices), axis=-1)
         return value
+
+    def limits(self, form: Affine) -> list[ir.Value]:
+        """Returns single numbers, of which one is NaN in runs in which codes of a part of a form may be NaN."""
+        given = {key_of(each.term): each for each in _limits_of(form)}.values()
+        found = [(each, self._of(each.term, None)) for each in given]
+        return [value if each.is_one else self.insert("ReduceSum", value, keepdims=0) for each, value in found]
 
     def _of(self, term: Term, as_code: Callable[[ir.Value], ir.Value] | None) -> ir.Value:
         as_code = as_code if _has_value(term) else None  # shapes and constants are the same for scales and zero points
@@ -252,16 +267,12 @@ def _with_marks(
 
     The marks are computed only in runs in which a number lets codes be NaN.
     """
-    form, quotient = activation.form, activation.quotient
-    assert quotient is not None
+    form = activation.form
     outside = _Terms(codes, before, edit)
     marked, plain = (_Branch(codes, before, edit) for _ in range(2))
-    assert form.mark is not None
-    limits = form.mark if quotient.is_exact else quotient.limits
-    limit = outside.of_rows(limits, activation)
-    if not limits.is_one:
-        limit = outside.insert("ReduceSum", limit, keepdims=0)
-    condition = outside.insert("IsNaN", limit)
+    condition = outside.insert(
+        "IsNaN", functools.reduce(functools.partial(outside.insert, "Add"), outside.limits(form))
+    )
     edit.facts.note(condition, ir.DataType.BOOL, None)
     marks = marked.insert("ReduceSum", marked.marks_of_elements(form), marked.constant(np.array([-1])), keepdims=1)
     scales = [marked.insert("Add", scale, marks)], [scale]

@@ -10,7 +10,7 @@
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
 The first mark costs one more reduction of x, as in the example; the second one of Round(x / (Clip(r, 1e-5) / 127)) is
-r * 0.
+r * 0. It is one more reduction of x too if r is infinite in other cases than x is, as max(max|x|, an input) may be.
 
 Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0, which is NaN for x = [0, 3], s = 0.
 """
@@ -26,10 +26,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand
+from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.magnitudes import SMALLEST_DIVISOR
+from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import before_split
+from ..analysis.shapes import RESHAPES, before_split
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
@@ -72,7 +73,7 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     if found is None:
         return None, None
     is_divided = found.node.op_type == "Div"
-    range_ = _range_of(found.number.term, is_divisor=is_divided) if known.is_regular else None
+    range_ = _range_of(found.number.term, found.x, is_divisor=is_divided) if known.is_regular else None
     if range_ is not None:
         mark = param_of(range_, found.x)
         is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
@@ -125,24 +126,77 @@ def _is_finite_factor(term: Term, values: Values, *, is_divisor: bool) -> bool:
     return known.low >= SMALLEST_DIVISOR if is_divisor else math.isfinite(known.high)
 
 
-def _range_of(term: Term, *, is_divisor: bool) -> ir.Value | None:
+def _range_of(term: Term, x: ir.Value, *, is_divisor: bool) -> ir.Value | None:
     """Returns r, which is infinite only where x is, of x / (r / number), or of x * (number / (r + epsilon)); or None.
 
-    The codes of an infinite x are not finite, and neither is the model's row, whatever they are multiplied by.
+    The codes of an infinite x are not finite, and neither is the model's row, whatever they are multiplied by. If x is
+    clamped to r, its codes are finite where r is: this r is returned with its bounds, which may make it finite.
     """
     scale = scaled_value(term)
     if scale is None or scale.is_inverse == is_divisor:
         return None
-    if is_divisor:
-        return all_bounds_of(scale.value).value
+    if (limit := _limit_of(x, term)) is not None:
+        return limit
     value = scale.value
-    while (node := producer_of(value, "Add")) is not None:
+    while not is_divisor and (node := producer_of(value, "Add")) is not None:
         found = constant_operand(node, commutative=True)
         if found is None or abs(found[1]) > 1:  # a larger number might make a finite range infinite
             return None
         value = found[0]
     value = all_bounds_of(value).value
-    return value if producer_of(value, "ReduceMax") is not None else None
+    if not is_divisor and producer_of(value, "ReduceMax") is None:
+        return None
+    return value if _is_infinite_with(value, _source_of(x), 0) else None
+
+
+def _limit_of(x: ir.Value, term: Term) -> ir.Value | None:
+    """Returns r if x is clamped to it, and a scale is r times a number, or a number divided by r; else None."""
+    value = term if isinstance(term, ir.Value) else None
+    for _ in range(_DEEPEST):
+        if value is None or is_clamped_to(x, value):
+            return value
+        node = producer_of(value, *RESHAPES, "Mul", "Div", "Reciprocal")
+        if node is None:
+            return None
+        operands = [each for each in node.inputs if constant_scalar(each) is None]
+        if node.op_type in ("Mul", "Div") and len(operands) != 1:
+            return None
+        value = operands[0] if operands else None
+    return None
+
+
+def _is_infinite_with(r: ir.Value | None, source: ir.Value, depth: int) -> bool:
+    """Returns whether a range is computed from extremes of x, and nothing else, without bounds from above."""
+    node = None if r is None else r.producer()
+    if node is None or depth > _DEEPEST:
+        return False
+    if node.op_type in ("ReduceMax", "ReduceMin"):
+        return node.inputs[0] is not None and _source_of(node.inputs[0]) is source
+    if node.op_type in (*RESHAPES, "Expand", "Abs", "Neg", "Relu"):
+        return _is_infinite_with(node.inputs[0], source, depth + 1)
+    if node.op_type not in ("Max", "Min", "Sub", "Add", "Mul", "Div", "Where") or (
+        node.op_type == "Div" and constant_scalar(node.inputs[0]) is not None
+    ):
+        return False
+    operands = [each for each in node.inputs[node.op_type == "Where" :] if constant_scalar(each) is None]
+    return bool(operands) and all(_is_infinite_with(each, source, depth + 1) for each in operands)
+
+
+def _source_of(x: ir.Value) -> ir.Value:
+    """Returns what x is computed from by steps that keep infinities; of a zero point's dividend, what it reduces."""
+    if (reduced := producer_of(all_bounds_of(x).value, "ReduceMax", "ReduceMin")) and reduced.inputs[0] is not None:
+        x = reduced.inputs[0]
+    while (node := producer_of(x, *RESHAPES, "Abs", "Neg", "Sub", "Mul", "Div")) is not None:
+        inner = node.inputs[0]
+        if node.op_type == "Sub":
+            inner = difference_of_minimum(node)
+        elif node.op_type in ("Mul", "Div"):
+            found = constant_operand(node, commutative=node.op_type == "Mul")
+            inner = None if found is None or found[1] == 0 else found[0]
+        if inner is None:
+            return x
+        x = inner
+    return x
 
 
 def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] | None:
