@@ -95,9 +95,10 @@ inline void tile_by_row(const WordProduct& p, const int16_t* words, const uint8_
     }
   };
   int64_t d = 0;
-  for (; d + 2 * kChains <= p.depth; d += 2 * kChains)
+  constexpr int64_t kStep = int64_t{2} * kChains;
+  for (; d + kStep <= p.depth; d += kStep)
 #pragma GCC unroll 4
-    for (int i = 0; i < kChains; ++i) add(d + 2 * i, 2, chains[i]);
+    for (int i = 0; i < kChains; ++i) add(d + int64_t{2} * i, 2, chains[i]);
   for (; kChains > 1 && d + 2 <= p.depth; d += 2) add(d, 2, chains[0]);
   if (d < p.depth) add(d, 1, chains[0]);
   V::I(&sums)[kCount][2] = chains[0];
