@@ -38,6 +38,7 @@ from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
+_MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
 _ZERO = np.zeros((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
 
@@ -146,7 +147,7 @@ def _range_of(term: Term, x: ir.Value, *, is_divisor: bool) -> ir.Value | None:
     value = all_bounds_of(value).value
     if not is_divisor and producer_of(value, "ReduceMax") is None:
         return None
-    return value if _is_infinite_with(value, _source_of(x), 0) else None
+    return value if _is_infinite_with(value, _source_of(x)) else None
 
 
 def _limit_of(x: ir.Value, term: Term) -> ir.Value | None:
@@ -165,21 +166,32 @@ def _limit_of(x: ir.Value, term: Term) -> ir.Value | None:
     return None
 
 
-def _is_infinite_with(r: ir.Value | None, source: ir.Value, depth: int) -> bool:
+def _is_infinite_with(r: ir.Value | None, source: ir.Value) -> bool:
     """Returns whether a range is computed from extremes of x, and nothing else, without bounds from above."""
-    node = None if r is None else r.producer()
-    if node is None or depth > _DEEPEST:
-        return False
-    if node.op_type in ("ReduceMax", "ReduceMin"):
-        return node.inputs[0] is not None and _source_of(node.inputs[0]) is source
-    if node.op_type in (*RESHAPES, "Expand", "Abs", "Neg", "Relu"):
-        return _is_infinite_with(node.inputs[0], source, depth + 1)
-    if node.op_type not in ("Max", "Min", "Sub", "Add", "Mul", "Div", "Where") or (
-        node.op_type == "Div" and constant_scalar(node.inputs[0]) is not None
-    ):
-        return False
-    operands = [each for each in node.inputs[node.op_type == "Where" :] if constant_scalar(each) is None]
-    return bool(operands) and all(_is_infinite_with(each, source, depth + 1) for each in operands)
+    todo, seen = [r], set[ir.Value]()
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        node = None if value is None else value.producer()
+        if value is None or node is None or len(seen) == _MOST_OPERANDS:
+            return False
+        seen.add(value)
+        if node.op_type in ("ReduceMax", "ReduceMin"):
+            if node.inputs[0] is None or _source_of(node.inputs[0]) is not source:
+                return False
+        elif node.op_type in (*RESHAPES, "Expand", "Abs", "Neg", "Relu"):
+            todo.append(node.inputs[0])
+        elif node.op_type not in ("Max", "Min", "Sub", "Add", "Mul", "Div", "Where") or (
+            node.op_type == "Div" and constant_scalar(node.inputs[0]) is not None
+        ):
+            return False
+        else:
+            operands = [each for each in node.inputs[node.op_type == "Where" :] if constant_scalar(each) is None]
+            if not operands:
+                return False
+            todo += operands
+    return True
 
 
 def _source_of(x: ir.Value) -> ir.Value:
