@@ -15,6 +15,7 @@ from helpers import parse
 from onnx import numpy_helper
 
 from ort_dynq import cli
+from ort_dynq.measuring import timing
 from ort_dynq.quantizer import checked, quantize_layers, speed
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
@@ -132,7 +133,7 @@ def test_weights_that_are_no_initializers() -> None:
 def test_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "session_contender", lambda _, model, *rest, **options: model)
     times = {"a": np.array([3.0, 2.0]), "b": np.array([4.0, 5.0])}
-    monkeypatch.setattr(speed, "interleave", lambda contenders, *_: [times[each] for each in contenders])
+    monkeypatch.setattr(timing, "interleave", lambda contenders, *_: [times[each] for each in contenders])
     assert speed._times([("a", "native"), ("b", None)], {}, 1.0) == [2, 4]
 
 
