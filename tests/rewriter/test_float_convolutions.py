@@ -20,6 +20,7 @@ from rewriting import check, nodes_of, products
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.policy.cost import is_tiny_convolution
+from ort_dynq.rewriter.reasons import Reason
 
 F = np.float32
 M, C = 6, 4
@@ -162,6 +163,18 @@ def test_a_scale_for_each_sample(activation: str) -> None:
     (together,) = session.run(None, data)
     for i, result in enumerate(together):
         assert session.run(None, {"x": data["x"][i : i + 1]})[0].tobytes() == result.tobytes()
+
+
+def test_rows_of_a_sample_that_may_be_nan() -> None:
+    """Without an epsilon, marks belong to the rows of the moved codes: one scale of a sample cannot have them."""
+    body = "a = Abs(x)\n m = ReduceMax(a, sample)\n s = Div(m, c127)\n" + CODES
+    body += "i = Reshape(c, rows)\n j = Reshape(i, image)\n dx = Mul(j, s)\n y = Conv(dx, w)"
+    constants = {"w": codes_of().astype(F), "rows": np.array([-1, 8]), "image": np.array([2, C, 9, 8])}
+    model = model_of(body, constants | AXES)
+    for dim, length in zip(model.graph.input[0].type.tensor_type.shape.dim, (2, C, 9, 8), strict=True):
+        dim.dim_value = length
+    (finding,) = rewrite(model).report.unconverted
+    assert finding.reason == Reason.ACTIVATION_OF_SAMPLES.value
 
 
 def test_a_scale_for_each_sample_after_the_convolution() -> None:

@@ -37,6 +37,7 @@ UNREACHED = {
     "rewriter/analysis/shapes.py::is_elementwise_of": "of chains whose shapes are not known: test_decomposed.py",
     "rewriter/analysis/types.py::_hiding_operator": "of models with unknown operators",
     "rewriter/float16/casts.py::_describe": "of CPUs for which ONNX Runtime has products of float16",
+    "rewriter/products/activation.py::_keeps_rows": "of selected codes without an epsilon: test_marks.py",
     "rewriter/products/affine_form.py::_for_each_row": "of a Concat of parts with a scale of all rows: test_marks.py",
     "rewriter/products/integer_matmul.py::_are_of_rows": "of zero points in another shape: test_moved_products.py",
     "rewriter/reasons.py::__eq__": "of findings that are compared, also in sets",

@@ -63,6 +63,8 @@ def _match(node: ir.Node, context: Context) -> _FloatConv | None:
         raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values, is_image=True)
+    if not all(param.is_of_samples(a.shape) for param in activation.form.params):  # marks may be of rows of codes
+        raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if bias is None and not activation.has_offset:
         if not activation.is_scaled:  # a scale may follow
