@@ -833,6 +833,17 @@ class ProgramText {
   std::vector<Value> names_;
 };
 
+// Whether a tensor has few elements. Empty ones may have a dimension of any length.
+bool is_small(const Shape& shape) {
+  constexpr int64_t kMost = 1 << 24;
+  int64_t count = 1;
+  for (size_t i = 0; i < shape.rank; ++i) {
+    if (shape.dims[i] == 0) return true;
+    count = shape.dims[i] > kMost / count ? kMost + 1 : count * shape.dims[i];
+  }
+  return count <= kMost;
+}
+
 Shape make_wrong_shape(Bytes& bytes, Shape shape) {
   switch (bytes.below(5)) {
     case 0:
@@ -1020,7 +1031,10 @@ Problem make_problem(Bytes& bytes) {
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
       add_group_shape(bytes, src, given.shape, problem.attributes);
-    if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
+    if (i > 0 && wrong_shapes && bytes.one_in(2)) {
+      const Shape wrong = make_wrong_shape(bytes, given.shape);
+      if (is_small(wrong)) given.shape = wrong;
+    }
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, scale);
     if (program && !is_tail && i == 0 && given.type == dynq::kFloat && bytes.one_in(8)) fill_with_zeros(bytes, given);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
