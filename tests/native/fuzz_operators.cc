@@ -1031,10 +1031,8 @@ Problem make_problem(Bytes& bytes) {
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
       add_group_shape(bytes, src, given.shape, problem.attributes);
-    if (i > 0 && wrong_shapes && bytes.one_in(2)) {
-      const Shape wrong = make_wrong_shape(bytes, given.shape);
-      if (is_small(wrong)) given.shape = wrong;
-    }
+    if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
+    if (!is_small(given.shape)) given.shape = shape_of({1});
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, scale);
     if (program && !is_tail && i == 0 && given.type == dynq::kFloat && bytes.one_in(8)) fill_with_zeros(bytes, given);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
