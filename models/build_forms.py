@@ -10,6 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from _common import Example, activations, grid_weights, int8_weights, main, parse
 
+SYMMETRIC = {"last": np.array([-1]), "epsilon": np.float32(1e-5), "c127": np.float32(127), "low": np.float32(-127)}
+"""The constants of symmetric codes with one scale for each token."""
+
 
 def image_decoder() -> Example:
     """A decoder of images with fake quantization: ConvTranspose, then a Conv of codes of x - min.
@@ -136,10 +139,7 @@ def straight_through() -> Example:
             joined = Concat<axis = 1>(hf, ve)  u = MatMul(joined, w)
         }""",
         18,
-        last=np.array([-1]),
-        epsilon=np.float32(1e-5),
-        c127=np.float32(127),
-        low=np.float32(-127),
+        **SYMMETRIC,
         half=np.float32(0.5),
         like=np.int8(0),
         from0=np.array([0]),
@@ -299,10 +299,7 @@ def masked_attention() -> Example:
             o = MatMul(p2, v2)  ot = Transpose<perm = [0, 2, 1, 3]>(o)  y = Reshape(ot, joined)
         }""",
         18,
-        last=np.array([-1]),
-        epsilon=np.float32(1e-5),
-        c127=np.float32(127),
-        low=np.float32(-127),
+        **SYMMETRIC,
         w=weights * np.float32(1 / 4096),
         heads=np.array([0, 0, 3, 8]),
         joined=np.array([0, 0, 24]),
@@ -354,10 +351,7 @@ def saved_operators() -> Example:
         }""",
         18,
         ("com.microsoft", "com.microsoft.nchwc"),
-        last=np.array([-1]),
-        epsilon=np.float32(1e-5),
-        c127=np.float32(127),
-        low=np.float32(-127),
+        **SYMMETRIC,
         w_qkv=grid_weights(rng, 16, 48),
         b_qkv=grid_weights(rng, 48),
         w_narrow=grid_weights(rng, 16, 40),
@@ -424,10 +418,7 @@ def moved_codes() -> Example:
             d4 = Div(x, s4)  r4 = Round(d4)  c4 = Clip(r4, low, c127)  f4 = Mul(c4, s4)  plain = MatMul(f4, w)
         }""",
         18,
-        last=np.array([-1]),
-        epsilon=np.float32(1e-5),
-        c127=np.float32(127),
-        low=np.float32(-127),
+        **SYMMETRIC,
         from0=np.array([0]),
         to2=np.array([2]),
         tokens_axis=np.array([1]),

@@ -140,17 +140,17 @@ def closing_of(
         accuracy: The accuracy of a quantized model, if it was measured.
         data: What the models were compared on. Its first set is timed.
     """
-    from ..storage import size
-
     speed, shapes, not_timed = None, dict[str, str](), ""
     if arguments.timing and result.report.rewritten and not original.is_replaced:
         try:
             speed, shapes = _speed(arguments, original.path, target, data)
         except DynqError as error:
             not_timed = str(error)
-    shared = set[Path]() if original.is_replaced else _data_files(target) & original.data_files
+    files = _data_files(target)
+    size = sum(map(os.path.getsize, (target, *files)))
+    shared = frozenset[Path]() if original.is_replaced else files & original.data_files
     return Closing(
-        *(original.bytes, size(target), *result.report.products, _finite_snr(accuracy), speed, shapes, not_timed),
+        *(original.bytes, size, *result.report.products, _finite_snr(accuracy), speed, shapes, not_timed),
         still_needed=tuple(sorted(each.name for each in shared)),
     )
 

@@ -122,9 +122,9 @@ def select_faster(
     models = [(model, None), *((each.model, backend) for each in (*floats[1:], *results))]
     timed = [*zip(_times(models, feeds, 2 * seconds), (*floats, *results), strict=True)]
     groups = timed[: len(floats)], timed[len(floats) :]
-    (float_time, fastest_float), (time, fastest) = (min(each, key=lambda pair: pair[0]) for each in groups)
-    faster = FasterLayers(fastest, tuple(found), float_time / time)
-    return replace(faster, result=fastest_float) if faster.is_float else faster
+    (float_time, best_float), (time, best) = (min(each, key=lambda pair: pair[0]) for each in groups)
+    faster = FasterLayers(best, tuple(found), float_time / time)
+    return replace(faster, result=best_float) if faster.is_float else faster
 
 
 def _original(model: Model, in_float: Result) -> Result:

@@ -1,9 +1,9 @@
 """Types and shapes after operators that ONNX's shape inference does not know.
 
 They are those that ONNX Runtime's optimizers write, and DynamicQuantize and DynamicDequantize, which a given model may
-have already. Operators without a kernel for CPUs are not here. For each operator,
-`_STAND_INS` has standard operators whose outputs have the same types and shapes, though not the same values. During
-inference, a function of these standard operators stands in for the node.
+have already. Operators without a kernel for CPUs are not here. For each operator, `_STAND_INS` has standard operators
+whose outputs have the same types and shapes, though not the same values. During inference, a function of these
+standard operators stands in for the node.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ...operators.program import COMPARISONS
 from .constants import constant_scalar
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
-from .shapes import has_one_element
+from .shapes import has_one_element, is_equal
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
 UNARY = ("Abs", "Cast", "Ceil", "Clip", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sqrt")
@@ -115,7 +115,7 @@ class Repetitions:
         if shape is None or wide is None or len(shape) != len(wide) or shape[-1] != 1:
             return None
         given = lengths if lengths is not None and len(lengths) == len(wide) else [None] * len(wide)
-        kept = [mine == its and not _is_unnamed(mine) for mine, its in zip(shape[:-1], wide[:-1], strict=True)]
+        kept = list(map(is_equal, shape[:-1], wide[:-1]))
         if node.op_type == "Tile" and not all(
             times == 1 or mine == 1 or same for times, mine, same in zip(given[:-1], shape[:-1], kept, strict=True)
         ):
@@ -175,7 +175,7 @@ class Repetitions:
             return None
         copies = given is not None and not node.attributes.get_int("allowzero", 0)
         is_kept = [
-            (a == b and not _is_unnamed(a)) or (copies and given is not None and given[i] == 0)
+            is_equal(a, b) or (copies and given is not None and given[i] == 0)
             for i, (a, b) in enumerate(zip(wide[:-2], value.shape[:-1], strict=True))
         ]
         is_joined = wide[-2] * inner.length == last and all(is_kept)
@@ -234,14 +234,10 @@ def _broadcast(shapes: list[ir.Shape | None]) -> ir.Shape | None:
         for i in range(-len(shape), 0):
             if found[i] == 1:
                 found[i] = shape[i]
-            elif shape[i] != 1 and (shape[i] != found[i] or _is_unnamed(found[i])):
+            elif shape[i] != 1 and not is_equal(shape[i], found[i]):
                 return None
     return ir.Shape(found)
 
 
 def _are_equal(a: ir.Shape, b: ir.Shape) -> bool:
-    return len(a) == len(b) and all(x == y and not _is_unnamed(x) for x, y in zip(a, b, strict=True))
-
-
-def _is_unnamed(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
+    return len(a) == len(b) and all(map(is_equal, a, b))

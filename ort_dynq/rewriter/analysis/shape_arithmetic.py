@@ -171,13 +171,8 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if node.op_type == "Reshape":
         return first.reshape(others[0].astype(np.int64)) if 0 not in others[0] else None
     if node.op_type == "Transpose":
-        return (
-            first.T
-            if first.ndim == 2 and list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]
-            else first
-            if first.ndim == 1
-            else None
-        )
+        is_reversed = first.ndim == 2 and list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]
+        return first.T if is_reversed or first.ndim == 1 else None
     if node.op_type == "Gather":
         return first[others[0].astype(np.int64)] if first.ndim == 1 else None
     if node.op_type in ("Squeeze", "Unsqueeze"):

@@ -36,14 +36,14 @@ def same_shape(a: ir.Value, b: ir.Value) -> bool:
     """Returns whether two values are known to have the same shape."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
-    return all(map(_is_equal, a.shape, b.shape))
+    return all(map(is_equal, a.shape, b.shape))
 
 
 def broadcasts(small: ir.Value, large: ir.Value) -> bool:
     """Returns whether `small` is known to broadcast to the shape of `large`."""
     if small.shape is not None and large.shape is not None:
         pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
-        if len(small.shape) <= len(large.shape) and all(mine == 1 or _is_equal(mine, its) for mine, its in pairs):
+        if len(small.shape) <= len(large.shape) and all(mine == 1 or is_equal(mine, its) for mine, its in pairs):
             return True
     return (small.shape is not None and len(small.shape) == 0) or _is_computed_from(small, large)
 
@@ -62,7 +62,7 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     if len(value.shape) > len(other.shape):
         return False
     return all(
-        mine == 1 or (mine == theirs and not _is_unknown(mine))
+        mine == 1 or is_equal(mine, theirs)
         for mine, theirs in zip(reversed(value.shape), reversed(other.shape), strict=False)
     )
 
@@ -81,7 +81,7 @@ def unexpanded(value: ir.Value, other: ir.Value) -> ir.Value | None:
     if narrow is None or narrow.shape is None or wide.shape is None or not same_shape(value, other):
         return None
     pairs = list(zip(narrow.shape, wide.shape, strict=False))
-    first = next((i for i, pair in enumerate(pairs) if not _is_equal(*pair)), len(pairs))
+    first = next((i for i, pair in enumerate(pairs) if not is_equal(*pair)), len(pairs))
     numbers = unreshaped(narrow)
     is_repeated_last = len(narrow.shape) == len(wide.shape) and all(dim == 1 for dim in narrow.shape[first:])
     return numbers if is_repeated_last and is_shape_of_rows(numbers, other, is_shared=False) else None
@@ -122,7 +122,7 @@ def lines_up(value: ir.Value, x: ir.Value, axis: int, keepdims: bool) -> bool:
     if any(dim != 1 for dim in value.shape[axis:]):
         return False
     # A reshaping keeps the number of elements: if all dimensions but one are equal, that one is equal too.
-    return sum(not _is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
+    return sum(not is_equal(mine, its) for mine, its in zip(value.shape[:axis], x.shape[:axis], strict=True)) <= 1
 
 
 def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) -> bool:
@@ -142,11 +142,11 @@ def is_shape_of_rows(value: ir.Value, x: ir.Value, *, is_shared: bool = True) ->
     if x.shape is None or len(value.shape) != len(x.shape) or value.shape[-1] != 1:
         return False
     pairs = list(zip(value.shape, x.shape, strict=True))[:-1]
-    lead = next((i for i, pair in enumerate(pairs) if not _is_equal(*pair)), len(pairs))
+    lead = next((i for i, pair in enumerate(pairs) if not is_equal(*pair)), len(pairs))
     if (is_shared or lead == len(pairs)) and all(dim == 1 for dim in value.shape[lead:]):
         return True
     # If there are as many numbers as rows, and all dimensions but one are equal, that one is equal too.
-    return sum(not _is_equal(*pair) for pair in pairs) <= 1 and _is_reshaped_as_rows(value, x)
+    return sum(not is_equal(*pair) for pair in pairs) <= 1 and _is_reshaped_as_rows(value, x)
 
 
 def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
@@ -166,7 +166,7 @@ def _is_reshaped_as_rows(value: ir.Value, x: ir.Value) -> bool:
         return False
     mine, its = list(numbers.shape), list(whole.shape[:-1])
     mine = mine[:-1] if len(mine) > len(its) and mine[-1] == 1 else mine
-    return len(mine) == len(its) and all(map(_is_equal, mine, its))
+    return len(mine) == len(its) and all(map(is_equal, mine, its))
 
 
 def _is_parameter_of(value: ir.Value, codes: ir.Value) -> bool:
@@ -278,8 +278,9 @@ def _is_computed_from(value: ir.Value, x: ir.Value) -> bool:
     return x in leaves and all(leaf is x or does_not_grow(leaf, x) for leaf in leaves)
 
 
-def _is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
-    return a == b and not _is_unknown(a)
+def is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
+    """Returns whether two dimensions are known to be equal."""
+    return a == b and not is_unnamed(a)
 
 
 def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) -> list[ir.Value]:
@@ -322,6 +323,6 @@ def shape_source(value: ir.Value | None) -> ir.Value | None:
     return shape.inputs[0]
 
 
-def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
     """Returns whether a dimension has neither a length nor a name."""
     return isinstance(dim, ir.SymbolicDim) and dim.value is None

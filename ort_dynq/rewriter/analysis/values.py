@@ -92,7 +92,7 @@ class Values:
     They hold for finite inputs of the model: the quotient of an infinity by a range may be infinite.
     """
 
-    _inputs_are_finite = True
+    _inputs_are_finite, _smallest_divisor = True, SMALLEST_DIVISOR
 
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
@@ -186,7 +186,7 @@ class Values:
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
             if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
-                largest = largest_quotient(node, self.known, self._smallest_divisor(node))
+                largest = largest_quotient(node, self.known, self._smallest_divisor)
                 if largest is not None:
                     found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
             if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
@@ -249,9 +249,6 @@ class Values:
             return False
         return self.known(number).low > 0 and (not is_greater or self.known(kept).low >= 0)
 
-    def _smallest_divisor(self, node: ir.Node) -> float:
-        return SMALLEST_DIVISOR
-
 
 class AnyValues(Values):
     """Bounds that hold for infinite inputs, too."""
@@ -265,8 +262,7 @@ class NearValues(Values):
     Products with an inverse range are within these bounds or infinite, where the inverse is infinite.
     """
 
-    def _smallest_divisor(self, node: ir.Node) -> float:
-        return 0
+    _smallest_divisor = 0.0
 
 
 def _is_number(known: Interval) -> bool:

@@ -24,7 +24,7 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, only_use
-from ..analysis.shapes import has_one_element
+from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..rule import Context, Rule
@@ -35,8 +35,6 @@ from .heads import (
     dims_of,
     heads_of,
     is_dynamic,
-    is_equal,
-    is_unknown,
     reshaped,
     splits_rows,
     swapped,
@@ -179,7 +177,7 @@ class _Biases:
         """
         ends = {2: match.query, 3: match.key}
         is_whole = all(any(_has_length(step.value, i, end.length) for step in match.steps) for i, end in ends.items())
-        lengths = [end.value if is_unknown(end.length) else end.length for end in ends.values()]
+        lengths = [end.value if is_unnamed(end.length) else end.length for end in ends.values()]
         key = edit.node.graph, match.steps, *(lengths if not is_whole else ())
         if key not in self._biases:
             total = sum_of(match.steps, edit)

@@ -24,12 +24,12 @@ from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
 from ..analysis.nodes import is_standard, producer_of
-from ..analysis.shapes import has_one_element
+from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .heads import Dim, dims_of, is_dynamic, is_equal, is_unknown
+from .heads import Dim, dims_of, is_dynamic
 from .scores import (
     LARGEST_MASK,
     LARGEST_MASK_OF_FLOAT16,
@@ -480,7 +480,7 @@ def _is_length(a: Dim, b: Dim) -> bool:
 
 def _is_computed(dim: Dim) -> bool:
     """Returns whether a dimension has no name, or one that shape inference has made."""
-    return is_unknown(dim) or str(dim).startswith("unk__")
+    return is_unnamed(dim) or str(dim).startswith("unk__")
 
 
 def _build(match: _CompressedAttention, edit: Edit) -> None:

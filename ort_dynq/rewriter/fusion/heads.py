@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_array
 from ..analysis.nodes import producer_of
+from ..analysis.shapes import is_equal, is_unnamed
 from ..edit import Edit
 
 HEADS_FIRST = [0, 2, 1, 3]  # from [B, S, H, D] to [B, H, S, D], and back
@@ -68,7 +69,7 @@ def heads_by_token(value: ir.Value | None) -> Heads | None:
         return heads
     if not splits_rows(node, rows, heads.value, heads.heads * heads.size):
         return heads
-    return replace(heads, value=rows, length=dims_of(rows)[1] if is_unknown(heads.length) else heads.length)
+    return replace(heads, value=rows, length=dims_of(rows)[1] if is_unnamed(heads.length) else heads.length)
 
 
 def _with_known_size(value: ir.Value | None, *, is_split_first: bool) -> Heads | None:
@@ -106,14 +107,5 @@ def dims_of(value: ir.Value) -> list[Dim]:
     return [] if value.shape is None else list(value.shape)
 
 
-def is_equal(a: Dim, b: Dim) -> bool:
-    return a == b and not is_unknown(a)
-
-
 def is_dynamic(dim: Dim) -> bool:
     return not isinstance(dim, int)
-
-
-def is_unknown(dim: Dim) -> bool:
-    """Returns whether a dimension has neither a length nor a name."""
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None

@@ -12,12 +12,12 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
-from ..analysis.shapes import RESHAPES, unreshaped
+from ..analysis.shapes import RESHAPES, is_equal, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, Rearrangement, divisor_of, marked, quotient_of, scaled_value
 from .marks import has_bounded_codes, has_nan_codes
-from .terms import Op, Param, Quotient, Term, combined, dtype_of, is_unnamed, lead, like, rank_of
+from .terms import Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of
 
 _SELECTIONS = ("Gather", "Slice", "Split")
 
@@ -163,10 +163,10 @@ def _keeps_rows(move: Rearrangement) -> bool:
     rank = None if before is None else rank_of(before)
     if not rank or not _are_as_long(after, before):
         return False
-    if node.op_type in ("Gather", "Transpose"):  # a Gather may repeat some elements, and leave out others
-        perm = node.attributes.get_ints("perm", range(rank)[::-1])
-        is_last = node.op_type == "Gather" and node.attributes.get_int("axis", 0) % rank == rank - 1
-        return not is_last and (node.op_type == "Gather" or perm[-1] == rank - 1)
+    if node.op_type == "Gather":  # it may repeat some elements of a row, and leave out others
+        return node.attributes.get_int("axis", 0) % rank != rank - 1
+    if node.op_type == "Transpose":
+        return node.attributes.get_ints("perm", range(rank)[::-1])[-1] == rank - 1
     assert before is not None
     return node.op_type not in RESHAPES or _are_as_long(before, after)
 
@@ -176,7 +176,7 @@ def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
     if other is None or value.shape is None or other.shape is None or not len(value.shape) or not len(other.shape):
         return False
     dim, least = value.shape[-1], other.shape[-1]
-    return dim >= least if isinstance(dim, int) and isinstance(least, int) else dim == least and not is_unnamed(dim)
+    return dim >= least if isinstance(dim, int) and isinstance(least, int) else is_equal(dim, least)
 
 
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:

@@ -27,6 +27,7 @@ from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import (
     broadcasts,
     has_one_element,
+    is_equal,
     is_shape_of_rows,
     same_shape,
     unexpanded,
@@ -42,7 +43,7 @@ from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, divisor
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, mark_of
 from .merged_rows import with_merged_rows
-from .terms import Param, combined, is_unnamed, like, rank_of, unsqueezed
+from .terms import Param, combined, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -364,9 +365,7 @@ class AffineForms(OfOnePhase):
         if value.shape is not None and like.shape is not None and len(value.shape) <= len(like.shape):
             pairs = list(zip(reversed(value.shape), reversed(like.shape), strict=False))
             axes = frozenset(-1 - i for i, (mine, _) in enumerate(pairs) if mine != 1)
-            is_known = all(
-                pairs[-1 - axis][0] == pairs[-1 - axis][1] and not is_unnamed(pairs[-1 - axis][0]) for axis in axes
-            )
+            is_known = all(is_equal(*pairs[-1 - axis]) for axis in axes)
             is_less = any(like.shape[i] != 1 for i in range(-len(like.shape), 0) if i not in axes)
             if (is_known or (axes and broadcasts(value, like))) and is_less:
                 return Param(value, axes, rank)

@@ -17,7 +17,7 @@ from ..analysis.bounds import constant_operand
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import RESHAPES, before_split, does_not_grow, unreshaped
+from ..analysis.shapes import RESHAPES, before_split, does_not_grow, is_equal, unreshaped
 from ..analysis.values import Values
 from .terms import (
     CodesOf,
@@ -26,13 +26,13 @@ from .terms import (
     Quotient,
     Term,
     dtype_of,
-    is_unnamed,
     key_of,
     lead,
     like,
     rank_of,
     scope_of,
     unsqueezed,
+    with_last_dims,
 )
 
 ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
@@ -117,10 +117,8 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
     width = None if part is None or part.shape is None else part.shape[-1]
     if not isinstance(width, int) or param.rank is None or param.rank > rank:
         return None
-    i64, ends = ir.DataType.INT64, (np.array([0]), np.array([-1]))
-    rows = Op("Slice", (Op("Shape", (CodesOf(concat.outputs[0]),), i64), *ends), i64)
     count = np.array([width // param.block if param.block else 1])
-    shape = Op("Concat", (rows, count), i64, (("axis", 0),))
+    shape = with_last_dims(CodesOf(concat.outputs[0]), -1, count)
     return replace(param.of("Expand", shape), axes=None, rank=rank)
 
 
@@ -173,7 +171,7 @@ def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shap
     """Returns a parameter after a Reshape, Flatten, Squeeze or Unsqueeze; None if it is not known."""
     rank, out_rank = len(before), len(after)
     pairs = list(zip(before, after, strict=False))
-    same = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1] or is_unnamed(pair[0])), len(pairs))
+    same = next((i for i, pair in enumerate(pairs) if not is_equal(*pair)), len(pairs))
     if not param.block and all(axis + rank < same for axis in axes):  # only dimensions without numbers change
         if out_rank >= rank:
             found = unsqueezed(param, list(range(rank, out_rank))) if out_rank > rank else param
@@ -197,9 +195,7 @@ def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shap
     elif lengths is not None and 0 not in lengths:
         shape = np.array([*lengths[:-1].tolist(), count])
     elif node.op_type == "Reshape":
-        i64, ends = ir.DataType.INT64, (np.array([0]), np.array([-1]))
-        rows = Op("Slice", (Op("Shape", (CodesOf(node.outputs[0]),), i64), *ends), i64)
-        shape = Op("Concat", (rows, np.array([count])), i64, (("axis", 0),))
+        shape = with_last_dims(CodesOf(node.outputs[0]), -1, np.array([count]))
     elif node.op_type in ("Squeeze", "Unsqueeze") and last == new_last:
         given = [each for each in node.inputs[1:] if each is not None]
         return replace(param.of(node.op_type, *given, **_given(node)), axes=None, rank=out_rank)

@@ -228,7 +228,7 @@ def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
     axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
     inputs: list[Term] = [Op("Abs", (x,), ir.DataType.FLOAT)]
-    if axes is not None and facts.model.opset_imports.get("", 0) >= _AXES_ARE_INPUTS:
+    if axes is not None and facts.opset >= _AXES_ARE_INPUTS:
         inputs.append(np.array(axes))
     elif axes is not None:
         attributes["axes"] = tuple(axes)

@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_array
-from .terms import Param, is_unnamed, lead
+from ..analysis.shapes import is_unnamed
+from .terms import Param, lead
 
 Dims = Sequence[int | ir.SymbolicDim]
 

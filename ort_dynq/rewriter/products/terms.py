@@ -100,9 +100,7 @@ class Param:
         if all(isinstance(dim, int) for dim in gaps.values()):
             lengths: Term = np.array([gaps.get(axis, 1) for axis in range(-rank, 0)])
         else:
-            i64, ends = ir.DataType.INT64, (np.array([0]), np.array([len(runs)]))
-            dims = Op("Slice", (Op("Shape", (codes,), i64), *ends), i64)
-            lengths = Op("Concat", (dims, np.ones(rank - len(runs), np.int64)), i64, (("axis", 0),))
+            lengths = with_last_dims(codes, len(runs), np.ones(rank - len(runs), np.int64))
         return replace(self.of("Expand", lengths), axes=runs, rank=rank)
 
     def of(self, op_type: str, *others: Term, **attributes: Any) -> Param:
@@ -166,12 +164,15 @@ def lead(rank: int, end: int) -> frozenset[int]:
     return frozenset(range(-rank, end))
 
 
+def with_last_dims(codes: CodesOf, end: int, last: np.ndarray[Any, Any]) -> Term:
+    """Returns the shape of codes, with other lengths from the dimension `end` on."""
+    i64 = ir.DataType.INT64
+    dims = Op("Slice", (Op("Shape", (codes,), i64), np.array([0]), np.array([end])), i64)
+    return Op("Concat", (dims, last), i64, (("axis", 0),))
+
+
 def rank_of(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
-
-
-def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
 @dataclass(frozen=True)
@@ -207,10 +208,9 @@ class Quotient:
         sides = (magnitudes, self.number) if self.node.inputs[0] is self.x else (self.number, magnitudes)
         end = combined(self.node.op_type, *sides)
         marks = [(end if self.is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
-        if (
-            self.zero_points
-        ):  # codes of an infinite scale are these: the row is 0 * infinity, but codes add up to any sum
-            marks += [*(each.of("Mul", _ZERO) for each in self.zero_points)]  # infinite where a quotient is
+        if self.zero_points:
+            marks += [each.of("Mul", _ZERO) for each in self.zero_points]  # infinite where a quotient is
+            # They are the codes of an infinite scale: the row is 0 * infinity, but codes add up to any sum.
             marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), self.number))
         return functools.reduce(functools.partial(combined, "Add"), marks)
 
