@@ -134,20 +134,17 @@ def load(model: Model) -> ir.Model:
             _check_external_data(loaded, None)
             _sort(loaded)
         return loaded
-    return _load(model, model)
+    return _load(model)
 
 
-def _load(
-    model: str | os.PathLike[str] | onnx.ModelProto, content: str | os.PathLike[str] | onnx.ModelProto | _Content
-) -> ir.Model:
-    """Loads a model: a ModelProto, or a path. `content` is what is read: the same, or a :class:`_Content`."""
+def _load(model: str | os.PathLike[str] | onnx.ModelProto, content: _Content | None = None) -> ir.Model:
+    """Loads a model: a ModelProto, or a path, whose file is read through `content` if it is given."""
     try:
-        if not isinstance(model, onnx.ModelProto):
-            check_file(model)
-        if isinstance(content, onnx.ModelProto):
-            proto = content
+        if isinstance(model, onnx.ModelProto):
+            proto = model
         else:
-            proto = onnx.load(cast("IO[bytes]", content), load_external_data=False)
+            check_file(model)
+            proto = onnx.load(cast("IO[bytes]", content or model), load_external_data=False)
         loaded = ir.from_proto(proto)
         if proto is not model:
             _own_tensors(loaded)

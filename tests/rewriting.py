@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -21,13 +19,9 @@ import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
 from ort_dynq.rewriter.chains import dynamic_quantize_linear, reductions
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.rewriter.programs import row_program
-from ort_dynq.rewriter.rule import Rule
-from ort_dynq.rewriter.rules import PHASES
 from ort_dynq.verification.products import Product
 
 F = np.float32
-_RANGE = reductions.RULE.name
 
 # The models of models/
 
@@ -84,22 +78,6 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
     return dict(
         Counter(f"ort_dynq.{node.op_type}" for body in bodies for node in nodes_of(body) if node.domain == "ort_dynq")
     )
-
-
-# Rewriting with other rules
-
-
-@contextmanager
-def without(*rules: Rule[Any]) -> Iterator[None]:
-    """Rewrites without some rules within the block."""
-    phases = tuple(tuple(rule for rule in phase if rule not in rules) for phase in PHASES)
-    with mock.patch("ort_dynq.rewriter.PHASES", phases):
-        yield
-
-
-def without_programs() -> AbstractContextManager[None]:
-    """Rewrites without programs within the block: the reasons of other rules are reported."""
-    return without(row_program.RULE)
 
 
 def programs(model: onnx.ModelProto) -> list[str]:

@@ -62,19 +62,27 @@ def _operand(name: str, size: str, opset: int) -> str:
     {name}_scales = Transpose<perm = [0, 1, 3, 2]>({name}_scale_chosen)"""
 
 
+def _repeated(value: str, to: str, axis: int, times: str, opset: int) -> str:
+    """Sets `to` to a value of four dimensions, of which each element along an axis, 2 or 3, is repeated."""
+    expansion = ["n1"] * 5
+    expansion[axis + 1] = times
+    return f"""{to}_5d = Unsqueeze({value}, n{axis + 1})
+    {to}_expansion = Concat<axis = 0>({", ".join(expansion)})
+    {to}_expanded = Expand({to}_5d, {to}_expansion)
+    {to}_shape = Shape({value})
+    {to}_lead = Slice({to}_shape, n0, n{axis})
+    {to}_rest = Slice({to}_shape, n{axis + 1}, end)
+    {to}_target = Concat<axis = 0>({to}_lead, last, {to}_rest)
+    {to} = {reshape(opset)}({to}_expanded, {to}_target)"""
+
+
 def _of_tokens(value: str, to: str, opset: int) -> str:
-    """Sets `to` to scales or zero points [.., token groups, groups], repeated for the tokens: [.., T, groups]."""
-    return f"""{to}_shape = Shape({value})
-    {to}_tokens = Slice({to}_shape, n2, n3)
+    """Sets `to` to parameters [.., token groups, groups], repeated for the tokens: [.., T, groups]."""
+    return f"""{to}_given_shape = Shape({value})
+    {to}_tokens = Slice({to}_given_shape, n2, n3)
     {to}_divisor = Max({to}_tokens, n1)
     {to}_times = Div(key_count, {to}_divisor)
-    {to}_expansion = Concat<axis = 0>(n1, n1, n1, {to}_times, n1)
-    {to}_5d = Unsqueeze({value}, n3)
-    {to}_repeated = Expand({to}_5d, {to}_expansion)
-    {to}_lead = Slice({to}_shape, n0, n2)
-    {to}_groups = Slice({to}_shape, n3, end)
-    {to}_target = Concat<axis = 0>({to}_lead, key_count, {to}_groups)
-    {to} = {reshape(opset)}({to}_repeated, {to}_target)"""
+    {_repeated(value, to, 2, f"{to}_times", opset)}"""
 
 
 def _scores_of_groups(opset: int) -> str:
@@ -116,13 +124,13 @@ def _scores_of_channels(opset: int) -> str:
     flat = reshape(opset)
     return f"""rows_shape = Concat<axis = 0>(key_lead, n1, row_count, query_size)
     rows_of_query = {flat}(query_rows, rows_shape)
-    {_of_channels("key", "key_real_scale", "channel_scale", opset)}
+    {_repeated("key_real_scale", "channel_scale", 3, "key_group_size", opset)}
     scale_rows = Unsqueeze(channel_scale, n3)
     scaled_query = Mul(rows_of_query, scale_rows)
     {_words("scaled", "scaled_query", opset)}
     scaled_factors = Cast<to = 11>(scaled_words)
     key_whole_offset = Expand(key_real_offset, key_scale_shape)
-    {_of_channels("key", "key_whole_offset", "channel_offset", opset)}
+    {_repeated("key_whole_offset", "channel_offset", 3, "key_group_size", opset)}
     offset_rows = Unsqueeze(channel_offset, n3)
     shifts = Mul(rows_of_query, offset_rows)
     {_words("shift", "shifts", opset)}
@@ -145,19 +153,6 @@ def _scores_of_channels(opset: int) -> str:
     scores_of_channels = {flat}(scores_by_row, scores_shape)"""
 
 
-def _of_channels(name: str, value: str, to: str, opset: int) -> str:
-    """Sets `to` to parameters [.., token groups, groups], repeated for the elements: [.., token groups, size]."""
-    return f"""{to}_5d = Unsqueeze({value}, n4)
-    {to}_widths = Concat<axis = 0>(n1, n1, n1, n1, {name}_group_size)
-    {to}_repeated = Expand({to}_5d, {to}_widths)
-    {to}_shape = Shape({value})
-    {to}_lead = Slice({to}_shape, n0, n3)
-    {to}_groups = Slice({to}_shape, n3, end)
-    {to}_size = Mul({to}_groups, {name}_group_size)
-    {to}_target = Concat<axis = 0>({to}_lead, {to}_size)
-    {to} = {reshape(opset)}({to}_repeated, {to}_target)"""
-
-
 def _value_factors(opset: int) -> str:
     """Sets what the values and the sums of their products are multiplied by.
 
@@ -175,9 +170,9 @@ def _value_factors(opset: int) -> str:
             powers_2 = Identity(powers)
             values_shape = Concat<axis = 0>(key_lead, n1, key_count, value_size)
             values_1 = {flat}(value_factors, values_shape)
-            {_of_channels("value", "value_real_scale", "scales_1", opset)}
+            {_repeated("value_real_scale", "scales_1", 3, "value_group_size", opset)}
             value_whole_offset = Expand(value_real_offset, value_scale_shape)
-            {_of_channels("value", "value_whole_offset", "offsets_1", opset)}
+            {_repeated("value_whole_offset", "offsets_1", 3, "value_group_size", opset)}
         }},
         else_branch = value_of_groups () =>
             (float[] weights_0, float[] weights_1, float[] values_0, float[] scales_0, float[] offsets_0) {{
@@ -219,19 +214,6 @@ def _words_of_blocks(name: str, weights: str, opset: int) -> str:
     {name}_steps_by_block = {flat}({name}_step, steps_shape)"""
 
 
-def _of_blocks(name: str, value: str, opset: int) -> str:
-    """Sets `name` to parameters [.., token groups, size] of sums for all blocks: [.., 1, blocks, 1, size]."""
-    return f"""{name}_6d = Unsqueeze({value}, axes_of_blocks)
-    {name}_times = Concat<axis = 0>(n1, n1, n1, n1, blocks_of_part, n1, n1)
-    {name}_7d = Unsqueeze({name}_6d, n4)
-    {name}_repeated = Expand({name}_7d, {name}_times)
-    {name}_shape = Shape({value})
-    {name}_lead = Slice({name}_shape, n0, n2)
-    {name}_size = Slice({name}_shape, n3, end)
-    {name}_target = Concat<axis = 0>({name}_lead, n1, blocks, n1, {name}_size)
-    {name} = {reshape(opset)}({name}_repeated, {name}_target)"""
-
-
 def _sums_of_blocks(opset: int) -> str:
     """Sets ``sums_of_blocks``: of products of words of the weights with the values, of all blocks, in their order."""
     flat = reshape(opset)
@@ -262,8 +244,10 @@ def _sums_of_blocks(opset: int) -> str:
     value_blocks = {flat}(padded_values, value_blocks_shape)
     value_columns = Cast<to = 11>(value_blocks)
     axes_of_blocks = Constant<value_ints = [2, 4]>()
-    {_of_blocks("block_scales", "sum_scales", opset)}
-    {_of_blocks("block_offsets", "sum_offsets", opset)}
+    {_repeated("sum_scales", "scales_by_block", 2, "blocks_of_part", opset)}
+    block_scales = Unsqueeze(scales_by_block, axes_of_blocks)
+    {_repeated("sum_offsets", "offsets_by_block", 2, "blocks_of_part", opset)}
+    block_offsets = Unsqueeze(offsets_by_block, axes_of_blocks)
     exact_result = MatMul(weight_factors, value_columns)
     real_result = Cast<to = 1>(exact_result)
     result_by_step = Mul(real_result, weight_steps_by_block)
@@ -357,7 +341,7 @@ def _filled_result(result: str, opset: int) -> str:
 
 
 def _body(opset: int) -> str:
-    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
+    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(5))
     return f"""{{
     {vectors}
     last = Constant<value_ints = [-1]>()

@@ -60,7 +60,7 @@ def convert(
             if findings.end_phase():
                 context.shared.clear()
         report.findings, report.is_prepared = findings.all(), findings.is_prepared or had_copies
-        _remove_initializers(model, initializers)
+        _remove_initializers(initializers)
         report.cpu = cpu_dependence(model, facts)
         declare_functions(model)
     if fixed_inputs and not report.rewritten:
@@ -207,7 +207,7 @@ def _used_initializers(model: ir.Model) -> list[ir.Value]:
     ]
 
 
-def _remove_initializers(model: ir.Model, candidates: list[ir.Value]) -> None:
+def _remove_initializers(candidates: list[ir.Value]) -> None:
     """Removes initializers that are no longer used: weights that have become integers."""
     for value in candidates:
         graph = value.graph

@@ -18,7 +18,6 @@ from onnx.reference.op_run import OpRun
 
 from ..graphs import STANDARD_DOMAINS, values_read
 from ..inputs import Array
-from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import is_standard
 from ..rewriter.analysis.shapes import RESHAPES
 from .attention import is_attention, size_of_attention
@@ -181,14 +180,11 @@ class Fusions:
                 else:
                     pending[output] = (*paths[0], node)
 
-    def values_to_record(self, facts: Facts) -> list[ir.Value]:
-        """Returns the values of A from which the references are computed.
+    def values_to_record(self) -> list[ir.Value]:
+        """Returns the values of A from which the references are computed. Call it while A's types are inferred.
 
         These are the values that B's fusions read, and integers: shapes, indices and masks, which ONNX's implementation
         may not be able to compute.
-
-        Args:
-            facts: Types of A's values.
         """
         found: dict[ir.Value, None] = {}
         for result, _ in self.found:

@@ -181,8 +181,8 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     needed += [value for each in of_a for value in each.values_of_a()]
     wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
     if fused:
-        with Facts(model_a) as facts:
-            wanted += fusions.values_to_record(facts)
+        with Facts(model_a):
+            wanted += fusions.values_to_record()
     known = Recorder(model_a, wanted).run(feeds)
     codes = [
         codes_of(node) if _has_float_activation(node, chain) else codes_of_rounded(node)

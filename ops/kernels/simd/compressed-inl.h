@@ -283,10 +283,11 @@ inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {
 }
 
 // The product of one group.
-inline WordProduct group_of(const WordProduct& p, int64_t group, int64_t bytes) {
+template <int kKind>
+inline WordProduct group_of(const WordProduct& p, int64_t group) {
   WordProduct found = p;
   found.words += group * p.group_words;
-  found.codes = static_cast<const uint8_t*>(p.codes) + group * bytes;
+  found.codes = static_cast<const uint8_t*>(p.codes) + group * bytes_of<kKind>(p.depth);
   found.sums += group * p.group_sums;
   found.groups = 1;
   return found;
@@ -294,8 +295,7 @@ inline WordProduct group_of(const WordProduct& p, int64_t group, int64_t bytes) 
 
 template <int kKind>
 void product_by_column(const WordProduct& p) {
-  for (int64_t group = 1; group < p.groups; ++group)
-    product_by_column<kKind>(group_of(p, group, bytes_of<kKind>(p.depth)));
+  for (int64_t group = 1; group < p.groups; ++group) product_by_column<kKind>(group_of<kKind>(p, group));
   int64_t row = 0;
   if (p.rows >= 2)
     for (int64_t c = 0; c < p.cols; c += V::kLanes / 2)
@@ -356,7 +356,7 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
 
 void halves_product_by_column(const WordProduct& p) {
   if (p.depth < kLeastHalves) return product_by_column<kHalves>(p);
-  for (int64_t group = 1; group < p.groups; ++group) halves_product_by_column(group_of(p, group, p.depth / 2));
+  for (int64_t group = 1; group < p.groups; ++group) halves_product_by_column(group_of<kHalves>(p, group));
   for (int64_t row = 0; row < p.rows; row += 2) {
     const int64_t count = p.rows - row < 2 ? 1 : 2;
     int16_t words[2][kMostProducts] = {};

@@ -192,13 +192,9 @@ struct Elementwise256 : Vector256 {
     return sums;
   }
   static I sum_lanes(const I* rows) {
-    I fours[2];
-    for (int64_t i = 0; i < 2; ++i) {
-      const I* r = rows + 4 * i;
-      fours[i] = _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3]));
-    }
-    return add(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
-               _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+    I parts[2];
+    sum_parts(rows, parts);
+    return add(parts[0], parts[1]);
   }
   static I load_bytes(const uint8_t* p, int64_t n) {
     if (n % 4 == 0) return load_part(reinterpret_cast<const int32_t*>(p), n / 4);

@@ -178,11 +178,9 @@ struct Elementwise512 : Vector512 {
   }
   static I dot_words(I sums, I a, I b) { return add(sums, _mm512_madd_epi16(a, b)); }
   static I sum_lanes(const I* rows) {
-    F lanes[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = _mm512_castsi512_ps(rows[i]);
-    return _mm512_castps_si512(combine_lanes(lanes, [](F a, F b) ORT_DYNQ_INLINE_LAMBDA {
-      return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-    }));
+    I parts[2];
+    sum_parts(rows, parts);
+    return add(parts[0], parts[1]);
   }
   static I load_bytes(const uint8_t* p, int64_t n) {
     return _mm512_maskz_loadu_epi8(n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}, p);

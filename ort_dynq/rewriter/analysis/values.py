@@ -92,8 +92,7 @@ class Values:
     They hold for finite inputs of the model: the quotient of an infinity by a range may be infinite.
     """
 
-    _inputs_are_finite = True
-    _smallest_divisor = SMALLEST_DIVISOR
+    _inputs_are_finite, _smallest_divisor = True, SMALLEST_DIVISOR
 
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
