@@ -90,12 +90,12 @@ def data() -> Array:
     return x
 
 
-def check_rows(model: onnx.ModelProto, x: Array) -> Array:
+def check_rows(model: onnx.ModelProto, x: Array, **others: Array) -> Array:
     """Checks which rows are finite and their numbers against ONNX Runtime's; returns these."""
-    result = rewrite(model).to_proto()
-    (expected,) = stock_session(model).run(None, {"x": x})
+    result, feeds = rewrite(model).to_proto(), {"x": x, **others}
+    (expected,) = stock_session(model).run(None, feeds)
     for session in (make_session(result, "native"), stock_session(result)):
-        (actual,) = session.run(None, {"x": x})
+        (actual,) = session.run(None, feeds)
         finite = np.isfinite(expected)
         assert (np.isfinite(actual) == finite).all()
         most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
