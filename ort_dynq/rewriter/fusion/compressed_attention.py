@@ -23,7 +23,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
-from ..analysis.nodes import is_standard, producer_of
+from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..analysis.values import Values
 from ..edit import Edit, call
@@ -167,7 +167,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     transpose = producer_of(key_value, "Transpose")
     is_transposed = transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 1, 3, 2]
     if transpose is not None and not is_transposed:
-        key_value = skip_casts(unscaled(_first(transpose), scores.scalars))
+        key_value = skip_casts(unscaled(operand(transpose), scores.scalars))
     value_value = None if product.inputs[1] is None else skip_casts(product.inputs[1])
     key_value = _unrepeated(key_value)
     value_value = None if value_value is None else _unrepeated(value_value)
@@ -176,8 +176,8 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     if is_safe and may_mask_rows(scores.steps, values):
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
     key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
-    for what, given, operand in (("keys", key_value, key), ("values", value_value, value)):
-        if operand is None or (operand.codes is None and _dequantizes(given)):
+    for what, given, each in (("keys", key_value, key), ("values", value_value, value)):
+        if each is None or (each.codes is None and _dequantizes(given)):
             is_scaled = _uncast(given) is None
             raise Unconverted(Reason.CODES_SCALES if is_scaled else Reason.CODES_NOT_SCALED, what=what)
     assert key is not None
@@ -226,12 +226,6 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
     return is_standard(node, *_MOVES) and _dequantizes(node.inputs[0], distance + 1)
 
 
-def _first(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
 def _fits(step: Added | Masked, scores: list[Dim]) -> bool:
     """Returns whether a mask or bias broadcasts to the dimensions of scores, as far as they are known."""
     dims = dims_of(step.value)
@@ -264,11 +258,11 @@ def _unrepeated(value: ir.Value) -> ir.Value:
     Heads of the query that are adjacent then share a head, as in the operator.
     """
     reshape = producer_of(value, "Reshape")
-    expand = None if reshape is None else producer_of(skip_casts(_first(reshape)), "Expand")
-    lift = None if expand is None else producer_of(skip_casts(_first(expand)), "Unsqueeze", "Reshape")
+    expand = None if reshape is None else producer_of(skip_casts(operand(reshape)), "Expand")
+    lift = None if expand is None else producer_of(skip_casts(operand(expand)), "Unsqueeze", "Reshape")
     if reshape is None or expand is None or lift is None:
         return value
-    source = skip_casts(_first(lift))
+    source = skip_casts(operand(lift))
     whole, repeated, lifted, narrow = map(dims_of, (value, expand.outputs[0], lift.outputs[0], source))
     if not len(whole) == len(narrow) == 4 or not len(repeated) == len(lifted) == 5:
         return value
@@ -385,7 +379,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
     [B, H, groups, tokens of a group, D], [B, H, T, groups, elements of a group] or [all groups, elements of a group]
     become [B, H, T, D].
     """
-    last, target = producer_of(skip_casts(_first(node)), "Mul", "Add", "Sub"), node.inputs[1]
+    last, target = producer_of(skip_casts(operand(node)), "Mul", "Add", "Sub"), node.inputs[1]
     codes = None if last is None else _codes_of(last)
     if codes is None or target is None:
         return None
