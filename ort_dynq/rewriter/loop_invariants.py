@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..graphs import subgraphs
+from ..opsets import opset_of
 from .analysis.nodes import copied, is_standard
 
 _FIRST_SCAN_WITHOUT_BATCHES = 9
@@ -17,7 +18,7 @@ _FIRST_SCAN_WITHOUT_BATCHES = 9
 
 def without_carried_invariants(model: ir.Model) -> ir.Model:
     """Returns a copy of a model whose loops do not carry values unchanged; the model itself if they do not."""
-    opset = model.graph.opset_imports.get("", 0)
+    opset = opset_of(model)
     if not any(_invariants(node, opset) for node in model.graph.all_nodes()):
         return model
     copy = model.clone()

@@ -1,6 +1,6 @@
 """Rows that are not finite in the model: quotients without an epsilon, and infinities behind a bounded range.
 
-At the end are other forms of published code: rows of unequal parts, copies of weights, and computed shapes.
+At the end are other forms of published code: rows of unequal parts, copies of weights, and scales of images.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def data() -> Array:
     return x
 
 
-def check_rows(model: onnx.ModelProto, x: Array) -> Array:
+def check_rows(model: onnx.ModelProto, x: Array, **others: Array) -> Array:
     """Checks which rows are finite and their numbers against ONNX Runtime's; returns these."""
-    result = rewrite(model).to_proto()
-    (expected,) = stock_session(model).run(None, {"x": x})
+    result, feeds = rewrite(model).to_proto(), {"x": x, **others}
+    (expected,) = stock_session(model).run(None, feeds)
     for session in (make_session(result, "native"), stock_session(result)):
-        (actual,) = session.run(None, {"x": x})
+        (actual,) = session.run(None, feeds)
         finite = np.isfinite(expected)
         assert (np.isfinite(actual) == finite).all()
         most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
@@ -364,18 +364,8 @@ def test_indices_that_do_not_fit_in_a_branch_that_no_input_takes() -> None:
     rewrite(model_of(body, CONSTANTS, inputs=INPUTS))  # raises no error
 
 
-def test_shapes_of_torch() -> None:
-    """The shape of `unflatten` has remainders; scales of images are reshaped vectors behind a convolution of others."""
-    body = (
-        "i = Constant<value_ints = [-1]>() rank = Constant<value_ints = [3]>() b = Mod(i, rank) e = Reshape(b, one)"
-        " o = Constant<value_ints = [1]>() k = Add(b, o) k1 = Reshape(k, one) sh = Shape(x)"
-        " z = Constant<value_ints = [0]>()"
-        " lead = Slice(sh, z, e) most = Constant<value_ints = [9223372036854775807]>() rest = Slice(sh, k1, most)"
-        " g = Constant<value_ints = [-1, 32]>() whole = Concat<axis = 0>(lead, g, rest) h = Reshape(x, whole)"
-        " a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) r = Max(m, eps) s = Div(r, c127) t = Div(h, s) n = Round(t)"
-        " c = Clip(n, low, high) q = Mul(c, s) sx = Shape(x) y0 = Reshape(q, sx) " + PRODUCT
-    )
-    assert products(rewrite(model_of(body, CONSTANTS, inputs=INPUTS)).report) == ["QuantizedMatMul"]
+def test_convolutions_whose_scales_are_reshaped_vectors() -> None:
+    """torch reshapes one range for each image to [-1, 1, 1, 1], also behind another convolution."""
     image = (
         "f{i} = Flatten<axis = 1>({x}) a{i} = Abs(f{i}) m{i} = ReduceMax<keepdims = 0>(a{i}, one) r{i} = Max(m{i}, eps)"
     )

@@ -10,6 +10,7 @@ Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -76,7 +77,7 @@ def largest_ratio(
 ) -> float | None:
     """Returns a bound of the magnitude of x / scale, or of x * scale if it is inverse; see :func:`largest_quotient`."""
     for multiple, factor in _multiples(x):
-        proof = _Proof(multiple, factor, known, smallest)
+        proof = _Proof(multiple, abs(factor), known, smallest)
         found = proof.largest_product(scale) if is_inverse else proof.largest(scale)
         if found is not None:
             return found
@@ -118,7 +119,7 @@ def is_range(node: ir.Node) -> bool:
 
 
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
-    """Yields x, and the values that it is a multiple of, each with the magnitude of the factor."""
+    """Yields x, and the values that it is a multiple of, each with the factor, whose magnitude is rounded up."""
     factor = 1.0
     yield x, factor
     for _ in range(_MOST_STEPS):
@@ -126,25 +127,12 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
         if node is None or node.inputs[0] is None:
             return
         if node.op_type == "Neg":
-            x = node.inputs[0]
+            x, factor = node.inputs[0], -factor
         elif (found := constant_operand(node, commutative=node.op_type == "Mul")) is not None and found[1]:
-            x, factor = found[0], factor * _scaled(abs(found[1]), node) / _ROUNDED
+            x, factor = found[0], factor * _scaled(found[1], node) / _ROUNDED
         else:
             return
         yield x, factor
-
-
-def _positive_multiples(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
-    """Yields a value, and the values that it is a positive multiple of, each with the factor, rounded up."""
-    factor = 1.0
-    yield value, factor
-    for _ in range(_MOST_STEPS):
-        node = producer_of(value, "Mul", "Div")
-        found = None if node is None else constant_operand(node, commutative=node.op_type == "Mul")
-        if node is None or found is None or found[1] <= 0:
-            return
-        value, factor = found[0], factor * _scaled(found[1], node) / _ROUNDED
-        yield value, factor
 
 
 class _Proof:
@@ -298,7 +286,7 @@ class _Proof:
             if i is None or limit is None or limit < 0 or (value is then) != takes_large:
                 continue  # the number would replace large values
             of = condition.inputs[1 - i]
-            for each, scale in _positive_multiples(value):
+            for each, scale in itertools.takewhile(lambda found: found[1] > 0, _multiples(value)):
                 compares = each is of and mask is compared
                 if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
                     compares = unreshaped(each) is unreshaped(of)

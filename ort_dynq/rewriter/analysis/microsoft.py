@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
 from ...operators import DOMAIN
+from ...opsets import opset_of
 
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
@@ -61,8 +62,7 @@ def _text_of(node: ir.Node, model: ir.Model) -> str:
     stand_in = _STAND_INS.get((domain, node.op_type))
     if stand_in is None or node.op_identifier() in model.functions:
         return ""
-    opset = model.graph.opset_imports.get("", 0)
-    if node.op_type == "LayerNormalization" and opset >= _STANDARD_LAYER_NORMALIZATION:
+    if node.op_type == "LayerNormalization" and opset_of(model) >= _STANDARD_LAYER_NORMALIZATION:
         return ""
     try:
         text = stand_in if isinstance(stand_in, str) else stand_in(node)

@@ -30,6 +30,7 @@ _UNARY = (
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *COMPARISONS)
 _REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
 _MOST_NODES = 64
+REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax and ReduceMin are an input
 
 
 def same_shape(a: ir.Value, b: ir.Value) -> bool:

@@ -24,7 +24,7 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, only_use
-from ..analysis.shapes import has_one_element, is_equal, is_unnamed
+from ..analysis.shapes import REDUCES_BY_INPUT, has_one_element, is_equal, is_unnamed
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..rule import Context, Rule
@@ -55,7 +55,6 @@ from .scores import (
 )
 
 _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
-_REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax are an input
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class _Biases:
         """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
         if bias not in self._safe:
             before = edit.node
-            by_input = edit.facts.opset >= _REDUCES_BY_INPUT
+            by_input = edit.facts.opset >= REDUCES_BY_INPUT
             axes = [edit.add_constant(np.array([-1]), before=before)] if by_input else []
             largest = edit.insert(
                 ir.node("ReduceMax", [bias, *axes], {} if by_input else {"axes": [-1]}), before=before

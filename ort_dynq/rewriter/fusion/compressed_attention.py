@@ -255,7 +255,7 @@ def _is_attention(query: ir.Value, key: ir.Value, value: ir.Value, is_transposed
     heads, key_heads = q[1], k[1]
     if not isinstance(heads, int) or not isinstance(key_heads, int) or key_heads != v[1] or key_heads == 0:
         return False
-    return heads % key_heads == 0 and _same(q[0], k[0], v[0])
+    return heads % key_heads == 0 and is_equal(q[0], k[0]) and is_equal(q[0], v[0])
 
 
 def _unrepeated(value: ir.Value) -> ir.Value:
@@ -281,10 +281,6 @@ def _unrepeated(value: ir.Value) -> ir.Value:
         for i, (a, b) in enumerate(zip(narrow, [*one[:2], *one[3:]], strict=True))
     )
     return source if stays and whole[1] == heads * repeats else value
-
-
-def _same(*dims: Dim) -> bool:
-    return all(is_equal(dims[0], each) for each in dims[1:])
 
 
 def _operand(value: ir.Value | None, axis: int) -> _Operand | None:

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
-from ..analysis.constants import constant_scalar
 from ..analysis.shapes import RESHAPES, is_equal, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
@@ -284,12 +283,7 @@ def _known(term: Term, values: Values) -> Interval:
     if isinstance(term, np.ndarray):
         return Interval(float(term.min()), float(term.max()), bool((term == np.rint(term)).all()))
     if isinstance(term, ir.Value):
-        number = constant_scalar(term)
-        return (
-            values.known(term)
-            if number is None
-            else Interval(number, number, math.isfinite(number) and number.is_integer())
-        )
+        return values.known(term)
     if not isinstance(term, Op):
         return Interval(0, 255, True)
     if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):

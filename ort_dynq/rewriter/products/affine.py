@@ -402,11 +402,8 @@ class AffineForms(OfOnePhase):
             of_others = [each.param(name) for each in others]
             found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
-            if (
-                found is None
-                and not others
-                and (runs := param.as_runs(data.shape, form.codes, -2)) not in (None, param)
-            ):
+            runs = None if found or others else param.as_runs(data.shape, form.codes, -2)
+            if runs is not None and runs is not param:
                 found = moved(runs, node, index, value, data)
             if found is None:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")

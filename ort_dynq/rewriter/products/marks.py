@@ -30,13 +30,12 @@ from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import RESHAPES, before_split
+from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
 from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
-_AXES_ARE_INPUTS = 18
 _DEEPEST = 16  # nodes from a quotient to its codes
 _MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
 _ZERO = np.zeros((), np.float32)
@@ -228,7 +227,7 @@ def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
     axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
     inputs: list[Term] = [Op("Abs", (x,), ir.DataType.FLOAT)]
-    if axes is not None and facts.opset >= _AXES_ARE_INPUTS:
+    if axes is not None and facts.opset >= REDUCES_BY_INPUT:
         inputs.append(np.array(axes))
     elif axes is not None:
         attributes["axes"] = tuple(axes)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_array
-from ..analysis.shapes import is_unnamed
+from ..analysis.shape_arithmetic import factors_of
 from .terms import Param, lead
 
 Dims = Sequence[int | ir.SymbolicDim]
@@ -71,9 +71,6 @@ def _completed(before: ir.Shape, after: ir.Shape) -> list[int | ir.SymbolicDim]:
 
 
 def _same_count(a: Dims, b: Dims) -> bool:
-    """Returns whether dimensions are known to have the same product."""
-    if 0 in (*a, *b):  # any other length has the same product
-        return False
-    names = [sorted(str(dim) for dim in dims if not isinstance(dim, int)) for dims in (a, b)]
-    counts = [math.prod(dim for dim in dims if isinstance(dim, int)) for dims in (a, b)]
-    return names[0] == names[1] and counts[0] == counts[1] and not any(map(is_unnamed, (*a, *b)))
+    """Returns whether dimensions are known to have the same product, which is not known to be 0."""
+    count = factors_of(a)
+    return count is not None and count[0] > 0 and count == factors_of(b)
