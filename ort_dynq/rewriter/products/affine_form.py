@@ -107,8 +107,12 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     if not is_same or any(each.block != param.block for each in given):
         return None
     if axis not in (lead(rank, -1) if param.axes is None else param.axes):
-        return None
-    return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
+        pairs = zip(given, concat.inputs, strict=True)
+        given = [found for each, part in pairs if (found := _for_each_index(each, part, axis)) is not None]
+        if len(given) <= len(others):
+            return None
+    first, *behind = given
+    return first.of("Concat", *(each.term for each in behind), axis=axis)
 
 
 def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param | None:
@@ -120,6 +124,16 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
     count = np.array([width // param.block if param.block else 1])
     shape = with_last_dims(CodesOf(concat.outputs[0]), -1, count)
     return replace(param.of("Expand", shape), axes=None, rank=rank)
+
+
+def _for_each_index(param: Param, part: ir.Value | None, axis: int) -> Param | None:
+    """Returns numbers that do not vary along an axis as numbers for each index of it; None if it is not known."""
+    length = None if part is None or part.shape is None else part.shape[axis]
+    if not isinstance(length, int) or param.rank is None or param.axes is None:
+        return None
+    lengths = np.ones(param.rank, np.int64)
+    lengths[axis] = length
+    return replace(param.of("Expand", lengths), axes=param.axes | {axis})
 
 
 def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:
