@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import onnxruntime as ort
 
 from .errors import DynqError
@@ -38,14 +39,30 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def session_options(*, threads: int = 0, optimize: bool = True) -> ort.SessionOptions:
+class Options(ort.SessionOptions):  # type: ignore[misc]
+    """Session options that keep what a session reads: it has them as long as it lives.
+
+    Attributes:
+        weights: Values of onnxruntime that refer to arrays.
+    """
+
+    weights: Sequence[ort.OrtValue] = ()
+
+    def lend(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Gives weights to the session, which reads them where they are."""
+        if weights:
+            self.weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+            self.add_external_initializers(list(weights), self.weights)
+
+
+def session_options(*, threads: int = 0, optimize: bool = True) -> Options:
     """Session options that silence onnxruntime's log: every failure is an exception.
 
     Args:
         threads: The number of threads of one operator; 0 leaves it to onnxruntime.
         optimize: Whether the default optimization level is on; otherwise all optimizations are off.
     """
-    options = ort.SessionOptions()
+    options = Options()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     if not optimize:
@@ -108,6 +125,10 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
     from .storage import check_data, is_large, save, to_proto
 
     check_data(model)
+    folder = _data_folder(model)
+    if isinstance(options, Options) and not folder and (content := _with_lent_weights(model, options)):
+        yield content
+        return
     if is_large(model):
         with temporary_folder() as temporary:
             file = os.path.join(temporary, "model.onnx")
@@ -119,7 +140,6 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
                 raise
             yield file
         return
-    folder = _data_folder(model)
     if not folder or config_entry(options, _DATA_FOLDER):
         yield serialize(to_proto(model))
     elif version() < _FIRST_WITH_DATA_FOLDER:
@@ -132,6 +152,18 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
         finally:
             if shared:
                 options.add_session_config_entry(_DATA_FOLDER, "")
+
+
+def _with_lent_weights(model: ir.Model, options: Options) -> bytes:
+    """Returns a model without its large weights, which the session gets; nothing if it has none, or is large still."""
+    from .serialized import lent_weights
+    from .storage import is_large, to_proto
+
+    with lent_weights(model) as weights:
+        if not weights or is_large(model):
+            return b""
+        options.lend(weights)
+        return serialize(to_proto(model))
 
 
 def config_entry(options: ort.SessionOptions, key: str) -> str:

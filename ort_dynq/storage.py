@@ -26,6 +26,7 @@ from .errors import DynqError
 from .files import is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
+from .serialized import Weights, put_back, without_weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
 _LARGEST_PROTO = 1 << 30
-# From this size on, it pays to write weights to a file that several sessions map.
-_LARGE_PROTO = 1 << 26
 _HASH_DIGITS = 12
 # Weights of these types become arrays: a tensor of onnx_ir copies its elements whenever they are read.
 _READ_AS_THEY_ARE = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -44,16 +43,31 @@ _SMALL_PART = 0.25  # of files with external data
 
 
 class _Content:
-    """The content of a model's file, for onnx.load(). Its hash and size are those of what was read."""
+    """The content of a model's file, for onnx.load(): without the large weights, which stay where the file was read to.
 
-    def __init__(self, path: str) -> None:
-        self.name = path  # onnx takes the format from its suffix
+    The hash and the size are those of what was read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)  # onnx takes the format from its suffix
         self.sha256, self.size = "", 0
+        self.without_weights = b""
+        self.weights: Weights = {}
+        self._apart: dict[int, memoryview] = {}
 
     def read(self) -> bytes:
-        content = Path(self.name).read_bytes()
+        with open(self.name, "rb") as file:
+            buffer = memoryview(np.empty(os.fstat(file.fileno()).st_size, np.uint8).data)
+            content = buffer[: file.readinto(buffer)].toreadonly()
         self.sha256, self.size = hashlib.sha256(content).hexdigest(), len(content)
-        return content
+        self.without_weights, self._apart = without_weights(content)
+        return self.without_weights
+
+    def take_weights(self, model: onnx.ModelProto) -> None:
+        """Makes arrays of the weights of the model, which has been read."""
+        self.weights = put_back(model, self._apart)
+        if len(self.weights) < len(self._apart):
+            self.without_weights = model.SerializeToString()
 
 
 class ModelFile(os.PathLike[str]):
@@ -70,13 +84,9 @@ class ModelFile(os.PathLike[str]):
         return self._path
 
     @functools.cached_property
-    def _read(self) -> tuple[ir.Model, str, int]:
+    def _read(self) -> tuple[ir.Model, _Content]:
         content = _Content(self._path)
-        model = _load(self._path, content)
-        apart = {tensor.path for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)}
-        # Where a file is missing, what reads it says so.
-        size = content.size + sum(os.path.getsize(path) for path in apart if os.path.exists(path))
-        return model, content.sha256, size
+        return _load(self._path, content), content
 
     @property
     def loaded(self) -> ir.Model:
@@ -86,12 +96,26 @@ class ModelFile(os.PathLike[str]):
     @property
     def sha256(self) -> str:
         """The SHA-256 of the file in hexadecimal digits."""
-        return self._read[1]
+        return self._read[1].sha256
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """The bytes of the file and of the files with external data."""
-        return self._read[2]
+        # Where a file is missing, what reads it says so.
+        return self._read[1].size + sum(os.path.getsize(path) for path in self.data_files if os.path.exists(path))
+
+    @functools.cached_property
+    def data_files(self) -> set[Path]:
+        """The files with external data."""
+        return files_of(self.loaded)
+
+    @property
+    def content(self) -> tuple[bytes, Weights] | None:
+        """What the file has: a serialized model, and large weights that are apart; None if there are external data."""
+        if self.data_files:
+            return None
+        content = self._read[1]
+        return content.without_weights, content.weights
 
 
 class ComputedTensor(ir.LazyTensor):
@@ -138,15 +162,19 @@ def load(model: Model) -> ir.Model:
 
 
 def _load(model: str | os.PathLike[str] | onnx.ModelProto, content: _Content | None = None) -> ir.Model:
-    """Loads a model: a ModelProto, or a path, whose file is read through `content` if it is given."""
+    """Loads a model: a ModelProto, or a path. Large weights of the file are copied, or stay in `content`."""
     try:
         if isinstance(model, onnx.ModelProto):
-            proto = model
+            loaded = ir.from_proto(proto := model)
         else:
             check_file(model)
-            proto = onnx.load(cast("IO[bytes]", content or model), load_external_data=False)
-        loaded = ir.from_proto(proto)
-        if proto is not model:
+            read = content or _Content(model)
+            proto = onnx.load(cast("IO[bytes]", read), load_external_data=False)
+            read.take_weights(proto)
+            loaded = ir.from_proto(proto)
+            for name, array in read.weights.items():
+                value = loaded.graph.initializers[name]
+                value.const_value = _with_array(value.const_value, array if content else array.copy())
             _own_tensors(loaded)
     except DynqError:
         raise
@@ -297,8 +325,8 @@ def _delete_unused_data(target: Path, sources: set[str]) -> None:
                 path.unlink()
 
 
-def mentions(model: Path, name: str) -> bool:
-    """Returns whether the file of a model contains the name of a file."""
+def mentions(model: str | os.PathLike[str], name: str) -> bool:
+    """Returns whether the file of a model contains a text, such as the name of a file."""
     with open(model, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return False
@@ -345,7 +373,14 @@ def data_files(path: str | os.PathLike[str]) -> set[Path]:
     Raises:
         DynqError: The file is not a model.
     """
-    return {Path(each.path) for each in tensors(load(path)) if isinstance(each, ir.ExternalTensor)}
+    if not mentions(path, "location"):  # a key of each reference to external data
+        return set()
+    return files_of(load(path))
+
+
+def files_of(model: ir.Model) -> set[Path]:
+    """Returns the files with the external data of a model in memory."""
+    return {Path(each.path) for each in tensors(model) if isinstance(each, ir.ExternalTensor)}
 
 
 def _check_sizes(external: list[ir.ExternalTensor]) -> None:
@@ -427,17 +462,6 @@ def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
 
 
-def put_apart(model: ir.Model, folder: str) -> None:
-    """Moves the initializers of a large model to a file in a folder: sessions map it, and do not copy them.
-
-    Those of a model that has external data already stay where they are.
-    """
-    found = list(tensors(model))
-    is_large = sum(tensor.nbytes for tensor in found) > _LARGE_PROTO
-    if is_large and not any(isinstance(tensor, ir.ExternalTensor | ComputedTensor) for tensor in found):
-        ir.external_data.unload_from_model(model, folder, "weights", size_threshold_bytes=1024)
-
-
 def tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Yields every tensor of the model: initializers and attributes, also those in functions and subgraphs."""
     for body in _bodies(model):
@@ -465,11 +489,13 @@ def _tensors_of(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
 
 
 def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr]]:
+    kinds = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
     for body in _bodies(model):
-        for node in ir.traversal.RecursiveGraphIterator(body):
-            for attribute in node.attributes.values():
-                if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS) and not attribute.is_ref():
-                    yield node, attribute
+        for _, graph in with_subgraphs(body):
+            for node in graph:
+                for attribute in node.attributes.data.values():  # as in graphs.subgraphs
+                    if attribute.type in kinds and not attribute.is_ref():
+                        yield node, attribute
 
 
 def _sort(model: ir.Model) -> None:
@@ -514,15 +540,17 @@ def _own_tensors(model: ir.Model) -> None:
         proto = tensor.raw
         if proto.data_type in _READ_AS_THEY_ARE and len(proto.raw_data) == tensor.nbytes > _SMALL_TENSOR:
             elements = np.frombuffer(proto.raw_data, tensor.dtype.numpy().newbyteorder("<"))
-            return ir.Tensor(
-                elements.reshape(tensor.shape.numpy()),
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-            )
+            return _with_array(tensor, elements.reshape(tensor.shape.numpy()))
         return ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor))
 
     _replace_tensors(model, own)
+
+
+def _with_array(tensor: ir.TensorProtocol | None, array: npt.NDArray[Any]) -> ir.TensorProtocol:
+    """Returns a tensor with the name and the documentation of another one."""
+    assert tensor is not None
+    properties = dict(tensor.metadata_props)
+    return ir.Tensor(array, name=tensor.name, doc_string=tensor.doc_string, metadata_props=properties)
 
 
 def _replace_tensors(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:

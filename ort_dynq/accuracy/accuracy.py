@@ -65,7 +65,7 @@ def measure(
     b: Model,
     *,
     backend: Backend = "native",
-    seconds: float = 0.5,
+    seconds: float = 0.25,
     threads: int = 1,
     effects: int | None = None,
     track: Track = iter,

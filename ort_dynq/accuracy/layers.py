@@ -18,15 +18,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..files import temporary_folder
 from ..graphs import graphs, label, values_of
 from ..inputs import Array
+from ..measuring.sessions import FEW_RUNS
 from ..operators import DOMAIN
 from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.layout import with_layout_of
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
-from ..storage import load, put_apart
+from ..storage import load
 from ..system import return_memory
 from ..verification.layers import Layers, Override, Recorder, name_of
 from ..verification.rounded import terms_of
@@ -153,23 +153,21 @@ def measure_layers(
     if found:
         foreign = [layers.values[name_of(output)] for output in layers.foreign]
         wanted = [each for each in (*activations, *results, *foreign) if each is not None]
-        with temporary_folder() as folder:
-            put_apart(model_a, folder)
-            return_memory()
-            parts = parts_of(model_a, {each.result for each in found if each.result is not None})
-            sets, runs = len(reference.data.sets), len(found) if effects is None else min(effects, len(found))
-            steps = iter(
-                track(
-                    [
-                        *(f"measuring layers, set {i + 1}" for i in range(sets)),
-                        *(f"running the float model with the error of layer {i + 1} of {runs}" for i in range(runs)),
-                    ]
-                )
+        return_memory()
+        parts = parts_of(model_a, {each.result for each in found if each.result is not None})
+        sets, runs = len(reference.data.sets), len(found) if effects is None else min(effects, len(found))
+        steps = iter(
+            track(
+                [
+                    *(f"measuring layers, set {i + 1}" for i in range(sets)),
+                    *(f"running the float model with the error of layer {i + 1} of {runs}" for i in range(runs)),
+                ]
             )
-            recorded = _record(reference, (model_a, wanted, parts), (b, layers), found, backend, steps)
-            recorded.keep(_noisiest(found, effects))
-            return_memory()
-            _run_parts(reference, model_a, found, recorded, steps)
+        )
+        recorded = _record(reference, (model_a, wanted, parts), (b, layers), found, backend, steps)
+        recorded.keep(_noisiest(found, effects))
+        return_memory()
+        _run_parts(reference, model_a, found, recorded, steps)
     ordered = sorted((each.layer(shares or {}) for each in found), key=lambda layer: layer.order)
     all_nodes = [node for _, graph in graphs(b) for node in graph]
     return tuple(ordered), sum(map(is_layer, all_nodes)) - len(found)
@@ -251,12 +249,12 @@ def _recorder(
     between = [value for value in values_of(model.graph) if name_of(value) in names]
     try:
         begin = time.perf_counter()
-        recorder = Recorder(model, list(dict.fromkeys([*wanted, *between])))
+        recorder = Recorder(model, list(dict.fromkeys([*wanted, *between])), FEW_RUNS)
         opened = time.perf_counter()
         known = recorder.run(feeds)
         return recorder, known, _Recorded(parts, (opened - begin) / (time.perf_counter() - opened))
     except DynqError:
-        recorder = Recorder(model, wanted)
+        recorder = Recorder(model, wanted, FEW_RUNS)
         results = tuple(name for part in parts for name in part.results)
         return recorder, recorder.run(feeds), _Recorded([Part(results, (), is_whole=True)])
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ..graphs import values_of, values_read
 from ..inputs import Array
+from ..measuring.sessions import FEW_RUNS
 from ..verification.layers import Disturbed, name_of
 
 _LAYERS = 6  # of the smallest parts: each one opens a session
@@ -95,13 +96,14 @@ class Behind:
             cut.graph.inputs.append(given)
         kept = {*nodes}
         cut.graph.remove([node for node in cut.graph if node not in kept and node.op_type != "Constant"])
+        used = {value for node in cut.graph for value in values_read(node)}
         for name, value in list(cut.graph.initializers.items()):
-            if not value.uses() and not value.is_graph_input():
+            if value not in used and not value.is_graph_input():
                 del cut.graph.initializers[name]
         self._outputs = [everything.index(name_of(output)) for output in outputs]
         values = {name_of(value): value for value in computed}
         disturbed = {values[name]: types[name] for name in part.results if name in types}
-        self._disturbed = Disturbed(cut, disturbed) if outputs and disturbed else None
+        self._disturbed = Disturbed(cut, disturbed, FEW_RUNS) if outputs and disturbed else None
 
     def run(
         self, feeds: Mapping[str, Array], known: Mapping[str, Array], errors: Mapping[str, Array], exact: Sequence[Any]

@@ -60,7 +60,10 @@ def reference_of(
     with working("running the float model"):
         from ..accuracy import Reference
 
-        gc.freeze()  # modules have most objects; without them, the collections that free sessions take half the time
+        # Modules have most objects: without them, the collections that free sessions take half the time. Collections
+        # between these free nothing large.
+        gc.freeze()
+        gc.set_threshold(100_000)
         return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 

@@ -60,7 +60,7 @@ def original_of(source: Path, target: Path, model: ModelFile) -> Original:
         is_replaced = target.samefile(source)
     except OSError:  # OUT is not there yet, or IN not any more
         is_replaced = False
-    return Original(source, model.size, _data_files(model), is_replaced)
+    return Original(source, model.size, frozenset(path.resolve() for path in model.data_files), is_replaced)
 
 
 @dataclass(frozen=True)

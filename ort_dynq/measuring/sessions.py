@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # onnxruntime's errors for files that are not models. Any other error means that a model does not load.
 _NOT_A_MODEL = ("NoSuchFile", "InvalidProtobuf")
 
+FEW_RUNS = {"session.disable_prepacking": "1"}
+"""Entries for a session that runs few times: to copy its weights into another layout takes longer than it saves. The
+last bits of products depend on it."""
+
 
 class SessionError(Exception):
     """ONNX Runtime does not load or run a model."""
@@ -61,7 +65,7 @@ def open_session(
     if backend:
         register(options, backend)
     try:
-        return open_registered(model, options)
+        return open_registered(_lent(model, options), options)
     except DynqError as error:
         if backend == "extensions":  # onnxruntime's error, to which the backend has added advice
             raise SessionError(message(error)) from error
@@ -74,6 +78,22 @@ def open_session(
         if backend is None:
             raise DynqError(f"{what} does not load in stock ONNX Runtime: {message(error)}") from error
         raise SessionError(message(error)) from error
+
+
+def _lent(model: Model, options: runtime.Options) -> Model:
+    """Returns the argument that opens a model: a file that was read is not read again."""
+    from ..storage import ModelFile
+
+    if isinstance(model, ModelFile):
+        try:
+            found = model.content
+        except DynqError:  # onnxruntime says what is wrong
+            return model
+        if found is not None:
+            content, weights = found
+            options.lend(weights)
+            return content
+    return model
 
 
 def _check(model: Model, what: str) -> None:

@@ -94,18 +94,23 @@ class Layers:
 class Recorder:
     """Runs A and returns some of its values. Computed ones are outputs of the model while its session is opened.
 
+    Args:
+        model: A.
+        wanted: The values.
+        entries: Entries of the session's configuration.
+
     Raises:
         DynqError: A does not load.
     """
 
-    def __init__(self, model: ir.Model, wanted: Sequence[ir.Value]) -> None:
+    def __init__(self, model: ir.Model, wanted: Sequence[ir.Value], entries: Mapping[str, str] | None = None) -> None:
         constants = [(name_of(value), value.const_value) for value in wanted if value.producer() is None]
         self._constants = {name: tensor for name, tensor in constants if tensor is not None}
         computed = {name_of(value): value for value in wanted if value.producer() is not None}
         self._names = list(computed)
         count = len(model.graph.outputs)
         model.graph.outputs.extend(value for value in computed.values() if not value.is_graph_output())
-        self._session = open_session(model, "A")
+        self._session = open_session(model, "A", entries=entries)
         del model.graph.outputs[count:]
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -128,12 +133,18 @@ class Disturbed:
     Args:
         model: A; it is changed.
         types: Computed values of the main graph, and their floating-point types.
+        entries: Entries of the session's configuration.
 
     Raises:
         DynqError: A does not load with the errors.
     """
 
-    def __init__(self, model: ir.Model, types: Mapping[ir.Value, np.dtype[Any]]) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        types: Mapping[ir.Value, np.dtype[Any]],
+        entries: Mapping[str, str] | None = None,
+    ) -> None:
         self._outputs = list(map(name_of, model.graph.outputs))
         self._errors = {}
         for i, (value, dtype) in enumerate(types.items()):
@@ -148,7 +159,7 @@ class Disturbed:
             model.graph.insert_after(producer, [add])
             model.graph.inputs.append(error)
             self._errors[name] = name_of(error), dtype
-        self._session = open_session(model, "A with errors added to its values")
+        self._session = open_session(model, "A with errors added to its values", entries=entries)
 
     def run(self, feeds: Mapping[str, Array], errors: Mapping[str, Array]) -> list[Array]:
         """Returns A's outputs.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import numpy as np
 import onnx
-import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from accuracy_models import K, floats, model_of
-from helpers import stock_session
 
-from ort_dynq import storage
+from ort_dynq import serialized
 from ort_dynq.accuracy.parts import Behind, Part, larger, parts_of
 from ort_dynq.storage import load
 
@@ -35,16 +34,21 @@ def branched() -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("apart", [False, True])
+def reference(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session of all of the model, whose weights are in the protocol buffer."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_outputs(is_whole: bool, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs(is_whole: bool, is_lent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = branched()
     feeds = {"x": floats(4, K, seed=20), "flag": np.array(True)}
     model = load(proto)
-    if apart:
-        monkeypatch.setattr(storage, "_LARGE_PROTO", 1000)
-        storage.put_apart(model, str(tmp_path))
-        assert isinstance(model.graph.initializers["w3"].const_value, ir.ExternalTensor)
+    monkeypatch.setattr(serialized, "_WORTHWHILE", 0 if is_lent else sys.maxsize)
     found = [Part(tuple(RESULTS), (), is_whole=True)] if is_whole else parts_of(model, RESULTS)
     if not is_whole:
         assert [each.results for each in found] == [tuple(RESULTS[:6]), tuple(RESULTS[6:])]
@@ -55,7 +59,7 @@ def test_outputs(is_whole: bool, apart: bool, tmp_path: Path, monkeypatch: pytes
     values = [name for node in proto.graph.node for name in node.output if name not in OUTPUTS]
     for name in values:
         proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    known = dict(zip([*OUTPUTS, *values], stock_session(proto).run(None, feeds), strict=True))
+    known = dict(zip([*OUTPUTS, *values], reference(proto).run(None, feeds), strict=True))
     exact = [known[name] for name in OUTPUTS]
     for part in found:
         # The last result of a part, which gets no error, does not change.
@@ -68,6 +72,6 @@ def test_outputs(is_whole: bool, apart: bool, tmp_path: Path, monkeypatch: pytes
             position = list(changed.graph.node).index(producer) + 1
             changed.graph.node.insert(position, onnx.helper.make_node("Add", ["before", "error"], [name]))
             changed.graph.input.append(onnx.helper.make_tensor_value_info("error", 1, [4, K]))
-            expected = stock_session(changed).run(None, {**feeds, "error": error})
+            expected = reference(changed).run(None, {**feeds, "error": error})
             for a, b in zip(behind.run(feeds, known, {name: error}, exact), expected, strict=True):
                 np.testing.assert_array_equal(a, b)

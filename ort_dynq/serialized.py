@@ -1,0 +1,179 @@
+"""Models in the format of protocol buffers whose large weights are in a buffer of their own.
+
+A protocol buffer copies its weights whenever it is read, and once more when a session is opened from it. So the weights
+of a file stay in the buffer into which it was read, and those of a model in memory in their arrays. Sessions take them
+from there: in the serialized model, each of these tensors is a reference to external data that do not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+Weights = dict[str, npt.NDArray[Any]]
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
+_LENGTH_DELIMITED = 2
+_SMALLEST = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
+_WORTHWHILE = 1 << 20  # bytes of all large tensors of a model for a session
+_LOCATION = "-"
+# Serialized fields of TensorProto: external_data with a location, and data_location.
+_REFERENCE = onnx.TensorProto(
+    external_data=[onnx.StringStringEntryProto(key="location", value=_LOCATION)],
+    data_location=onnx.TensorProto.EXTERNAL,
+).SerializeToString()
+# Only tensors of these types: others are packed, or have no type of NumPy's own.
+_DTYPES = {
+    each: np.dtype(f"<{onnx.helper.tensor_dtype_to_np_dtype(each).str[1:]}")
+    for each in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+}
+
+
+class _Field(NamedTuple):
+    number: int
+    start: int
+    begin: int  # of the value
+    end: int
+
+
+def without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]:
+    """Returns a serialized model without the bytes of the large initializers of its main graph, and these bytes.
+
+    Args:
+        content: The model. If it is none, or in another format, it is returned as it is.
+
+    Returns:
+        The model, and the bytes by the index of the initializer.
+    """
+    try:
+        return _without_weights(content)
+    except (ValueError, IndexError):  # the parser says what is wrong
+        return bytes(content), {}
+
+
+def _without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]:
+    pieces, found, index = list[bytes | memoryview](), dict[int, memoryview](), 0
+    for field in _fields(content, 0, len(content)):
+        if field.number != _GRAPH:
+            pieces.append(content[field.start : field.end])
+            continue
+        graph, copied = list[bytes | memoryview](), field.begin
+        for part in _fields(content, field.begin, field.end):
+            if part.number != _INITIALIZER:
+                continue
+            raw = [each for each in _fields(content, part.begin, part.end) if each.number == _RAW_DATA]
+            if len(raw) == 1 and raw[0].end - raw[0].begin > _SMALLEST:
+                tensor = b"".join((content[part.begin : raw[0].start], content[raw[0].end : part.end], _REFERENCE))
+                graph += (content[copied : part.start], _prefix(_INITIALIZER, len(tensor)), tensor)
+                copied = part.end
+                found[index] = content[raw[0].begin : raw[0].end]
+            index += 1
+        graph.append(content[copied : field.end])
+        pieces += (_prefix(_GRAPH, sum(map(len, graph))), *graph)
+    return b"".join(pieces), found
+
+
+def _fields(content: memoryview, position: int, end: int) -> Iterator[_Field]:
+    """Yields the fields of a message.
+
+    Raises:
+        ValueError: It is no message.
+    """
+    while position < end:
+        start = position
+        key, position = _varint(content, position)
+        kind = key & 7
+        if kind == _LENGTH_DELIMITED:
+            length, position = _varint(content, position)
+            last = position + length
+        elif kind == 0:
+            _, last = _varint(content, position)
+        elif kind in (1, 5):
+            last = position + (8 if kind == 1 else 4)
+        else:
+            raise ValueError("no field")
+        if last > end:
+            raise ValueError("the field is too long")
+        yield _Field(key >> 3, start, position, last)
+        position = last
+
+
+def _varint(content: memoryview, position: int) -> tuple[int, int]:
+    """Returns a number and the position behind it."""
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+
+
+def _prefix(number: int, length: int) -> bytes:
+    """Returns what is before the value of a field of this length."""
+    encoded = bytearray([number << 3 | _LENGTH_DELIMITED])
+    while length >= 0x80:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)
+
+
+def put_back(model: onnx.ModelProto, apart: dict[int, memoryview]) -> Weights:
+    """Returns the weights that were apart as arrays; those that are none get their bytes back.
+
+    Args:
+        model: The model without the weights.
+        apart: The bytes by the index of the initializer.
+    """
+    found: Weights = {}
+    names = [tensor.name for tensor in model.graph.initializer]
+    for index, content in apart.items():
+        tensor = model.graph.initializer[index]
+        dtype, shape = _DTYPES.get(tensor.data_type), tuple(tensor.dims)
+        is_alone = min(shape, default=1) >= 0 and names.count(tensor.name) == 1
+        if dtype is not None and is_alone and math.prod(shape) * dtype.itemsize == len(content):
+            found[tensor.name] = np.frombuffer(content, dtype).reshape(shape)
+        else:
+            del tensor.external_data[-1]
+            tensor.ClearField("data_location")
+            tensor.raw_data = bytes(content)
+    return found
+
+
+@contextlib.contextmanager
+def lent_weights(model: ir.Model) -> Iterator[Weights]:
+    """Yields the large weights of the main graph, which are references in the model while the block runs.
+
+    There are none if their sum is small.
+    """
+    read = {value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.inputs}
+    held = {
+        name: (value, tensor)
+        for name, value in model.graph.initializers.items()
+        if value in read  # onnxruntime removes others before it looks for the weights
+        and type(tensor := value.const_value) is ir.Tensor
+        and tensor.nbytes > _SMALLEST
+        and isinstance(tensor.raw, np.ndarray)
+        and tensor.raw.dtype in _DTYPES.values()
+        and tensor.raw.dtype == tensor.dtype.numpy()
+    }
+    if sum(tensor.nbytes for _, tensor in held.values()) < _WORTHWHILE:
+        held = {}
+    try:
+        for value, tensor in held.values():
+            value.const_value = ir.ExternalTensor(
+                *(_LOCATION, 0, tensor.nbytes, tensor.dtype), shape=tensor.shape, name=tensor.name or ""
+            )
+        yield {name: np.ascontiguousarray(tensor.raw) for name, (_, tensor) in held.items()}
+    finally:
+        for value, tensor in held.values():
+            value.const_value = tensor

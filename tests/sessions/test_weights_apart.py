@@ -1,0 +1,113 @@
+"""Large weights stay in the buffer of their file, and sessions read them where they are: nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_dynq import runtime, serialized
+from ort_dynq.errors import DynqError
+from ort_dynq.measuring.sessions import open_session
+from ort_dynq.storage import ModelFile, load, to_proto
+
+N = 32  # a weight of N x N bytes or more is large
+
+
+def parts() -> list[onnx.TensorProto]:
+    """Large tensors of each kind: arrays that stay apart, and others."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(-8, 8, (N + 1, N))
+    types = (np.float32, np.float16, np.int8, np.uint8, np.int64, np.float64, np.bool_)
+    found = [numpy_helper.from_array(codes.astype(dtype), np.dtype(dtype).name) for dtype in types]
+    found.append(helper.make_tensor("typed", TensorProto.FLOAT, codes.shape, codes.astype(np.float32).ravel()))
+    found.append(helper.make_tensor("int4", TensorProto.INT4, (2 * N, 2 * N), rng.integers(-8, 8, 4 * N * N)))
+    small = numpy_helper.from_array(np.float32([1, 2]), "small")
+    return [found[0], small, *found[1:]]
+
+
+def model() -> onnx.ModelProto:
+    """A model that reads all of them, one in a branch."""
+    tensors = parts()
+    nodes = [helper.make_node("Cast", [each.name], [f"y_{each.name}"], to=TensorProto.FLOAT) for each in tensors]
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["float32"], ["n"])], "b", [], [helper.make_empty_tensor_value_info("n")]
+    )
+    nodes.append(helper.make_node("If", ["flag"], ["y_branch"], then_branch=branch, else_branch=branch))
+    outputs = [helper.make_empty_tensor_value_info(name) for node in nodes for name in node.output]
+    inputs = [helper.make_tensor_value_info("flag", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def arrays(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+
+
+def merged(proto: onnx.ModelProto) -> bytes:
+    """The model in two messages one after the other, which a reader merges, with fields that no version knows."""
+    first, second = onnx.ModelProto(), onnx.ModelProto()
+    first.CopyFrom(proto)
+    del first.graph.initializer[3:]
+    second.graph.initializer.extend(list(proto.graph.initializer)[3:])
+    unknown = bytes([0xF8, 0x3F, 0x96, 0x01, 0xF9, 0x3F, *range(8), 0xFD, 0x3F, *range(4), 0xFA, 0x3F, 2, 1, 2])
+    return first.SerializeToString() + unknown + second.SerializeToString()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_loaded_weights(tmp_path: Path, is_merged: bool, kept: bool) -> None:
+    path, proto = tmp_path / "m.onnx", model()
+    path.write_bytes(merged(proto) if is_merged else proto.SerializeToString())
+    found = arrays(to_proto(load(ModelFile(path) if kept else path)))
+    assert found.keys() == arrays(proto).keys()
+    for name, expected in arrays(proto).items():
+        np.testing.assert_array_equal(found[name], expected)
+        assert found[name].dtype == expected.dtype
+    content, apart = serialized.without_weights(memoryview(path.read_bytes()))
+    assert len(apart) == 7
+    assert len(content) < path.stat().st_size - sum(map(len, apart.values())) + 7 * 40
+
+
+def test_tensors_that_are_no_arrays_stay_in_the_model() -> None:
+    """Bytes that contradict a shape, and two tensors of one name."""
+    proto = model()
+    proto.graph.initializer[0].dims[0] += 1
+    proto.graph.initializer[2].name = proto.graph.initializer[3].name
+    content, apart = serialized.without_weights(memoryview(proto.SerializeToString()))
+    read = onnx.ModelProto.FromString(content)
+    assert len(apart) - len(serialized.put_back(read, apart)) == 6  # also int64, double and bool
+    read.graph.initializer[4].CopyFrom(proto.graph.initializer[4])
+    assert read == proto
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000, -1])
+def test_cut_file(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(model().SerializeToString()[:count])
+    with pytest.raises(DynqError, match="is not an ONNX model"):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["file", "model"])
+def test_session_reads_lent_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(serialized, "_WORTHWHILE", 0)
+    path, proto = tmp_path / "m.onnx", model()
+    path.write_bytes(proto.SerializeToString())
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"flag": np.array(True)})
+    file = ModelFile(path)
+    loaded = load(file)
+    path.write_bytes(b"another")  # sessions see what was read
+    given = file if kind == "file" else loaded
+    lent: list[str] = []
+    lend = runtime.Options.lend
+    monkeypatch.setattr(runtime.Options, "lend", lambda self, found: (lent.extend(found), lend(self, found))[1])
+    for optimize in (False, True):
+        session = open_session(given, "A", optimize=optimize)
+        for a, b in zip(session.run(None, {"flag": np.array(True)}), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert lent == 2 * ["float32", "float16", "int8", "uint8"]
