@@ -199,6 +199,10 @@ class Reason(Enum):
         "largest magnitude away from 0"
     )
     EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked ones as in MatMul"
+    EINSUM_ROWS = (
+        "the Einsum takes rows in another order, and its activation has an offset, or it or the weights are rounded to "
+        "float16: transpose before the quantization"
+    )
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
