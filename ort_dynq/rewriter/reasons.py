@@ -86,6 +86,10 @@ class Reason(Enum):
     WEIGHTS_TYPE_NOT_KNOWN = "the type of the weights is not known"
     WEIGHTS_TYPE = "the weights are {dtype}, expected float32"
     WEIGHTS_NOT_A_GRID = "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"
+    WEIGHTS_STEPS = (
+        "the weights are multiples of one number over more than the 256 steps of 8 bits: 2 * "
+        "round(255 * w) / 255 - 1 has none at 0 and odd multiples of 1 / 255; 254 in place of 255 gives 8 bits"
+    )
     WEIGHTS_NOT_A_GRID_OF_CHANNELS = "the weights are not an 8-bit grid in each output channel"
     WEIGHTS_NOT_8_BITS = "the weights are not a matrix of integers of 8 bits"
     WEIGHTS_NO_MATRIX = "the weights are not a matrix, or empty"
