@@ -20,7 +20,7 @@ from ..graphs import STANDARD_DOMAINS, values_read
 from ..inputs import Array
 from ..rewriter.analysis.nodes import is_standard
 from ..rewriter.analysis.shapes import RESHAPES
-from .attention import is_attention, size_of_attention
+from .attention import has_size, size_of
 from .layers import is_fusion, name_of
 
 FLOOR = 16
@@ -116,7 +116,7 @@ class Fusion(NamedTuple):
 
     def observed(self) -> list[ir.Value]:
         """Returns the values of B from which :meth:`size` is computed."""
-        if not is_attention(self.path[0]):
+        if not has_size(self.path[0]):
             return []
         return [value for node in self.path for value in self._read(node)]
 
@@ -127,13 +127,11 @@ class Fusion(NamedTuple):
             reference: The result in float64.
             arrays: The values that :meth:`observed` returns, by name.
         """
-        if not is_attention(self.path[0]):
+        if not has_size(self.path[0]):
             return np.abs(reference).max(axis=-1, keepdims=True, initial=0) if reference.ndim else np.abs(reference)
         attention, *between = self.path
         given = {name_of(value): _array_of(value, arrays) for node in self.path for value in self._read(node)}
-        size = size_of_attention(
-            attention, [given.get(name_of(value)) if value else None for value in attention.inputs]
-        )
+        size = size_of(attention, [given.get(name_of(value)) if value else None for value in attention.inputs])
         if not between:
             return size
         given[name_of(attention.outputs[0])] = size
