@@ -22,7 +22,9 @@ _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
-_FEWEST_WEIGHTS_OF_INPUTS, _FEWEST_COLUMNS_OF_PART = 2048, 16
+# Of a matrix whose scales vary along the sums. A constant one may be dequantized once, which smaller parts gain less
+# from: `python tests/bench compressed` compares.
+_FEWEST_CODES_OF_INPUTS, _FEWEST_COLUMNS_OF_PART, _FEWEST_COLUMNS_OF_CONSTANT_PART = 2048, 16, 32
 _FEWEST_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
 _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
 _LEAST_SHARE_OF_WEIGHTS = 0.75
@@ -175,8 +177,9 @@ def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool
         size: The columns that share scales.
         is_constant: Whether the matrix is constant: it may be dequantized once.
     """
-    fewest = _FEWEST_WEIGHTS_OF_TWO_TERMS if is_constant else _FEWEST_WEIGHTS_OF_INPUTS
-    return depth * columns < fewest or size < _FEWEST_COLUMNS_OF_PART
+    if is_constant:
+        return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS or size < _FEWEST_COLUMNS_OF_CONSTANT_PART
+    return depth * columns < _FEWEST_CODES_OF_INPUTS or size < _FEWEST_COLUMNS_OF_PART
 
 
 def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:

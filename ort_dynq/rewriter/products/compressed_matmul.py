@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.compressed_attention import CODE_TYPES
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import same_shape
@@ -26,7 +25,7 @@ from .nbits import FLOATS
 from .provenance import note_activation
 
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
-_CODES = tuple(ir.DataType[each.upper()] for each in CODE_TYPES)
+_CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
     codes, scale, zero_point = [*dequantizer.inputs, None][:3]
     if product is None or codes is None or scale is None or codes.dtype not in _CODES:
         return None
-    types = {
-        product.a.dtype,
-        product.b.dtype,
-        scale.dtype,
-        ir.DataType(dequantizer.attributes.get_int("output_dtype", 0) or scale.dtype),
-    }
+    types = {product.a.dtype, product.b.dtype, dequantizer.outputs[0].dtype, scale.dtype}
     is_plain = not product.has_transposed_a and not product.has_transposed_b and product.alpha == product.beta == 1
     if not types <= {*FLOATS} or not is_plain or not _only_multiplies(dequantizer.outputs[0]):
         return None
@@ -85,7 +79,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
     ):
         return None
     if context.exact:
-        raise Unconverted(Reason.EXACT)
+        raise Unconverted(Reason.EXACT).then(Unconverted(Reason.MADE_DEQUANTIZATION))
     return _Product(product, codes, scale, zero_point, block)
 
 
@@ -113,6 +107,7 @@ def _build(match: _Product, edit: Edit) -> None:
     assert match.codes.dtype is not None
     parts = f"each part of {match.size} columns" if match.size else "the rows"
     edit.note = f"{match.codes.dtype.name.lower()} codes; the activation times the scales of {parts} has 16 bits"
+    edit.note += f"; {Unconverted(Reason.MADE_DEQUANTIZATION)}"
 
 
 RULE: Rule[_Product] = Rule("product with scales along the sums", OPSET, _match, _build)
