@@ -234,7 +234,7 @@ class CompressedMatMul : public Node {
  private:
   static void multiply(Context& context, const Run& run) {
     if (run.depth == 0) {
-      std::fill(run.dst, run.dst + run.rows * run.columns, 0.0f);
+      std::memset(run.dst, 0, static_cast<size_t>(run.rows * run.columns) * sizeof(float));
       return;
     }
     const int64_t rows = std::min(run.rows, kTaskRows);
@@ -280,8 +280,7 @@ Operator compressed_matmul() {
   std::vector<Signature> signatures;
   for (const Type src : {kFloat, kFloat16})
     for (const Type scale : {kFloat, kFloat16})
-      for (const Type codes : {kUint8, kInt8, kUint4, kInt4})
-        signatures.push_back({{src, codes, scale, codes}, {src}});
+      for (const Type codes : {kUint8, kInt8, kUint4, kInt4}) signatures.push_back({{src, codes, scale, codes}, {src}});
   Operator op = {kName, kInputs, signatures, make_node<CompressedMatMul>, type_of_input<kSrc>};
   op.columns_input = kWeight;
   return op;

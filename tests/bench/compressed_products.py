@@ -82,7 +82,7 @@ def bench_compressed(
             if columns % part:
                 raise DynqError(f"the parts do not fit {depth}x{columns}: {columns} is not a multiple of {part}")
     cases = [(size, count, part, each) for size in weights for count in rows for part in parts for each in bits]
-    return [timing for case in track(cases) for timing in _time(*case, settings)]
+    return [timing for size, count, part, each in track(cases) for timing in _time(size, count, part, each, settings)]
 
 
 def _time(weights: tuple[int, int], rows: int, part: int, bits: int, settings: Settings) -> list[CompressedTiming]:
@@ -124,6 +124,7 @@ def _time(weights: tuple[int, int], rows: int, part: int, bits: int, settings: S
             session_contender("float", floats_model, real_data, threads),
         ]
         us = [float(each.min()) / 1e3 / count for each in interleave(contenders, settings, threads)]
+        ours, of_codes, of_floats = us
         snr = float(10 * np.log10((exact**2).sum() / ((outputs[0] - exact) ** 2).sum()))
-        timings.append(CompressedTiming(rows, weights, part, bits, threads, *us, snr))
+        timings.append(CompressedTiming(rows, weights, part, bits, threads, ours, of_codes, of_floats, snr))
     return timings
