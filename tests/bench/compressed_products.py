@@ -124,7 +124,7 @@ def _time(weights: tuple[int, int], rows: int, part: int, bits: int, settings: S
             session_contender("float", floats_model, real_data, threads),
         ]
         us = [float(each.min()) / 1e3 / count for each in interleave(contenders, settings, threads)]
-        ours, of_codes, of_floats = us
+        ours, stock, once = us
         snr = float(10 * np.log10((exact**2).sum() / ((outputs[0] - exact) ** 2).sum()))
-        timings.append(CompressedTiming(rows, weights, part, bits, threads, ours, of_codes, of_floats, snr))
+        timings.append(CompressedTiming(rows, weights, part, bits, threads, ours, stock, once, snr))
     return timings

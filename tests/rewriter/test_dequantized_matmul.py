@@ -1,4 +1,7 @@
-"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them."""
+"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them.
+
+More than 450 lines: all tests share the forms of these products.
+"""
 
 from __future__ import annotations
 
