@@ -88,7 +88,7 @@ def activation_of(
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
     if not all(param.is_of_rows for param in form.params):
-        raise Unconverted(Reason.ACTIVATION_SCALES)
+        raise Unconverted(Reason.ACTIVATION_CHANNELS)
     has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
     form = _with_runs(form)
     may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
