@@ -10,6 +10,7 @@ from .analysis.shapes import RESHAPES, same_shape
 
 _PACKING = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
 _MOST_RESHAPES = 8
+_MOVES = ("Transpose", *RESHAPES)
 
 
 def without_copies(model: ir.Model) -> bool:
@@ -41,9 +42,12 @@ def without_copies(model: ir.Model) -> bool:
                 if not (is_constant and is_packing):
                     use.node.replace_input_with(use.idx, source)
                     found = True
-            if not copy.uses() and not copy.is_graph_output():
-                graph.remove([node], safe=True)
-                found = True
+            unused: ir.Node | None = node
+            while unused is not None and not any(each.uses() or each.is_graph_output() for each in unused.outputs):
+                before = None if unused is node and copied(node) else producer_of(unused.inputs[0], *_MOVES)
+                if unused.graph is not None:
+                    unused.graph.remove([unused], safe=True)
+                unused, found = before, True
     return found
 
 

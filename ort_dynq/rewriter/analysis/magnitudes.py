@@ -125,6 +125,15 @@ def is_end(value: ir.Value, x: ir.Value, *, is_upper: bool) -> bool:
     return (cover.above if is_upper else cover.below) == 1 and proof.lines_up(value, cover)
 
 
+def is_magnitude(value: ir.Value) -> bool:
+    """Returns whether a maximum is one of numbers of both signs, such as max(x, -x): it is not negative."""
+    x = value
+    while (node := producer_of(x, "Max", "ReduceMax", "ReduceMin", "Neg")) is not None and node.inputs[0] is not None:
+        x = node.inputs[0]
+    cover = _Proof(x, 1, lambda _: _Nothing(), 0).cover(value)
+    return cover is not None and cover.above > 0 and cover.below > 0
+
+
 def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
     """Returns whether x is clamped to -r and r, in any way and order, by nothing else than these and numbers.
 
@@ -192,7 +201,8 @@ class _Proof:
             return None
         # A quotient by the range itself is at most 1 in any rounding; a range that is scaled has to stay normal.
         needs_normal = self._is_inverted or cover.is_scaled or self._factor != 1
-        if needs_normal and self._known(divisor).low < self._smallest:
+        least = max(self._known(divisor).low, 0 if cover.above > 0 and cover.below > 0 else -math.inf)
+        if needs_normal and least < self._smallest:
             return None
         of = self._known(self._signed)
         smallest = cover.above if of.low >= 0 else cover.below if of.high <= 0 else min(cover.above, cover.below)

@@ -19,7 +19,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
-from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
@@ -263,11 +262,12 @@ class AffineForms(OfOnePhase):
             if not known.is_regular:
                 divisor = undefined_divisor(source, self._param, self.values, self._facts)
             bits = min(32, int(to.itemsize * 8))
-            if bits < 32 and all_bounds_of(source).value is source:
+            limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+            if bits < 32 and not self.values.of_any_inputs.known(source).fits(*limits):
                 return self._lose(
                     node, f"its input is not clipped, so that infinite codes may become any integers; {_CLIP}"
                 )
-            if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
+            if not known.fits(*limits) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits; {_CLIP}")
             form = replace(form, divisor=divisor, mark=form.mark if divisor is None else None)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
