@@ -139,21 +139,33 @@ class _Findings:
 def _apply_rules(
     rules: Iterable[Rule[Any]], graph: ir.Graph | ir.Function, context: Context, findings: _Findings
 ) -> None:
-    """Applies the rules to each node of a graph in turn, until one has a finding, and adds the findings."""
+    """Applies the rules to each node of a graph in turn, until one has a finding, and adds the findings.
+
+    Nodes that no program could have because of their neighbors get another try after these have changed.
+    """
     usable = [(rule, problem) for rule in rules if not (problem := _problem(rule, context)) or rule.reports_opset]
-    for node in list(graph):
-        if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
-            continue
-        if context.facts.is_folded(node):
-            continue
-        for rule, problem in usable:
-            applied = _apply(rule, node, context, problem)
-            if applied is not None and rule.prepares:
-                findings.prepare(node, *applied)
-            elif applied is not None:
-                context.reported[node] = applied[0].unconverted
-                findings.add(node, *applied)
-                break
+    nodes, tried = list(graph), set[ir.Node]()
+    while nodes:
+        left, has_changed = list[ir.Node](), False
+        for node in nodes:
+            if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
+                continue
+            if context.facts.is_folded(node):
+                continue
+            for rule, problem in usable:
+                applied = _apply(rule, node, context, problem)
+                if applied is not None and rule.prepares:
+                    findings.prepare(node, *applied)
+                elif applied is not None:
+                    why = context.reported[node] = applied[0].unconverted
+                    if why is None or node not in tried:
+                        findings.add(node, *applied)
+                    has_changed = has_changed or why is None
+                    if why is not None and why.reason == Reason.PROGRAM_CUT:
+                        left.append(node)
+                    break
+        tried.update(left)
+        nodes = left if has_changed else []
 
 
 def _apply(

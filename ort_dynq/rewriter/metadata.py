@@ -52,6 +52,7 @@ it adds what they contribute. Only the sum is a value of the original, which ver
 before it."""
 
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
+NEAR = "near"  # the value of ROUNDED_WEIGHTS if they are not rounded to float16, but relative to the largest one
 """On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
 rounded weights, and then the product of the unrounded ones."""
 

@@ -86,6 +86,10 @@ class Reason(Enum):
     WEIGHTS_TYPE_NOT_KNOWN = "the type of the weights is not known"
     WEIGHTS_TYPE = "the weights are {dtype}, expected float32"
     WEIGHTS_NOT_A_GRID = "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"
+    WEIGHTS_STEPS = (
+        "the weights are multiples of one number over more than the 256 steps of 8 bits: 2 * "
+        "round(255 * w) / 255 - 1 has none at 0 and odd multiples of 1 / 255; 254 in place of 255 gives 8 bits"
+    )
     WEIGHTS_NOT_A_GRID_OF_CHANNELS = "the weights are not an 8-bit grid in each output channel"
     WEIGHTS_NOT_8_BITS = "the weights are not a matrix of integers of 8 bits"
     WEIGHTS_NO_MATRIX = "the weights are not a matrix, or empty"
@@ -199,6 +203,10 @@ class Reason(Enum):
         "largest magnitude away from 0"
     )
     EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked ones as in MatMul"
+    EINSUM_ROWS = (
+        "the Einsum takes rows in another order, and its activation has an offset, or it or the weights are rounded to "
+        "float16: transpose before the quantization"
+    )
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"

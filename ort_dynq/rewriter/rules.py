@@ -16,6 +16,7 @@ from .chains import (
     reductions,
     repeated,
     truncation,
+    written_parts,
 )
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
@@ -37,7 +38,7 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (cast_like.RULE, masked.RULE, repeated.RULE, einsum_of_heads.RULE),
+    (cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
     (narrowing.RULE,),
     (truncation.RULE,),
     (

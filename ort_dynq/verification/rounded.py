@@ -14,13 +14,14 @@ from ..graphs import label
 from ..inputs import Array
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..operators.quantized_matmul import TERM_RATIO
-from ..rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..rewriter.products.grid import LARGEST_ROUNDING_OF_ALL
 from .layers import name_of
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The packed weights of a node of B, which A rounds to float16 after it dequantizes them."""
+    """The packed weights of a node of B, which A rounds to float16 after it dequantizes them, or otherwise."""
 
     node: ir.Node
     packed: npt.NDArray[np.int8]
@@ -52,21 +53,24 @@ class StoredWeights:
         return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
 
     def rounds_to(self, weights: Array, is_transposed: bool) -> bool:
-        """Returns whether they are A's weights after they are rounded to float16.
+        """Returns whether they are A's weights after they are rounded to float16, or nearly, if A rounds otherwise.
 
         A may round them to float32 first (DequantizeLinear with float32 scales, then Cast), or not (folded weights).
         """
         found = self.like(weights, is_transposed)
+        if self.node.metadata_props[ROUNDED_WEIGHTS] == NEAR:
+            most = 2 * LARGEST_ROUNDING_OF_ALL * np.abs(weights).max()
+            return found.shape == weights.shape and bool((np.abs(found - weights) <= most).all())
         return any(np.array_equal(each.astype(np.float16), weights) for each in (found, found.astype(np.float32)))
 
 
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
-    """Returns the weights of a node, if A rounds them to float16; None if A does not.
+    """Returns the weights of a node, if A rounds them to float16, or otherwise; None if A does not.
 
     Raises:
         DynqError: They are not constant.
     """
-    if node.metadata_props.get(ROUNDED_WEIGHTS) != "1":
+    if node.metadata_props.get(ROUNDED_WEIGHTS) not in ("1", NEAR):
         return None
     tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
     if None in tensors or len(tensors) < 3:

@@ -109,7 +109,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "encoder_token_integer": ENCODER,
     "encoder_torchao": ENCODER,
     "experts_token": PRODUCT_PROGRAM,
-    "floating_zero_point": PRODUCT | MIN_MAX | {"ort_dynq.QuantizedMatMul": 2},
+    "floating_zero_point": MIN_MAX | {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
     "frame_unclipped": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedConv": 1},
     "function_in_branch": PROGRAM,
     "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},

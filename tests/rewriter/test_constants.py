@@ -34,6 +34,7 @@ CONSTANTS: dict[str, Array] = {
     "column": np.full(32, 0.01, np.float32),
     "of_channel": np.full(16, 0.75, np.float32),
     "first": np.array([0]),
+    "of_first": np.array([[0]]),
     "of_heads": RNG.integers(-127, 128, (48, 4, 8)).astype(np.int32),
     "keys": RNG.integers(-127, 128, (1, 2, 32, 19)).astype(np.int8),
     "values": RNG.integers(-127, 128, (1, 2, 19, 24)).astype(np.int8),
@@ -52,6 +53,7 @@ CASES = {
     " t = DequantizeLinear(q, s, none)",
     "numbers where a condition holds": f"{ABS_MAX} e = Less(s, c127) nz = NonZero(e) at = Transpose(nz)"
     " n = Shape<end = 1>(at) u = Expand(c127, n) t = ScatterND(s, at, u)",
+    "parts that are written": "n = Neg(w) a = Gather(n, first) t = ScatterND(n, of_first, a)",
     "repeated numbers": f"{ABS_MAX} shape = Shape(w) v = Expand(s, shape) t = Div(w, v)",
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
     "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",

@@ -7,6 +7,7 @@ exact, so the result has as few roundings as ort_dynq.verify allows.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import onnx
@@ -163,6 +164,49 @@ def test_a_scale_for_each_sample(activation: str) -> None:
     (together,) = session.run(None, data)
     for i, result in enumerate(together):
         assert session.run(None, {"x": data["x"][i : i + 1]})[0].tobytes() == result.tobytes()
+
+
+def part(index: int, activation: str) -> str:
+    """Returns the nodes of an activation, with names of their own, of a part of the channels."""
+    own = {"x", *(name for names in re.findall(r"((?:\w+, )*\w+) = \w+[(<]", activation) for name in names.split(", "))}
+    return re.sub(r"\b(\w+)\b", lambda name: f"{name[0]}_{index}" if name[0] in own else name[0], activation)
+
+
+PARTS = {
+    "of all": ("symmetric", "symmetric through int8"),
+    "of two kinds": ("DynamicQuantizeLinear", "symmetric"),
+    "of samples": ("symmetric, each sample", "asymmetric, each sample"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_parts_of_the_channels(kind: str) -> None:
+    """Tensors that are quantized alone and joined, as skip connections are: the sum of a convolution of each."""
+    forms = [(ACTIVATIONS | OF_SAMPLES)[each] for each in PARTS[kind]]
+    body = "x_0, x_1 = Split<axis = 1>(x, channels)\n" + "".join(part(i, form) for i, form in enumerate(forms))
+    body += "dx = Concat<axis = 1>(dx_0, dx_1)\n y = Conv<pads = [1, 0, 2, 1]>(dx, w, b)"
+    model, data = model_of(body, WEIGHTS["folded"][1] | AXES | {"channels": np.array([2, 2])}), images(9, 8)
+    data["x"][1, -1] *= 100
+    check_converted(model, data)
+    after = [node.op_type for node in rewrite(model).to_proto().graph.node]
+    assert after.count("QuantizedConv") == 2
+    assert "Concat" not in after
+
+
+def test_parts_of_the_channels_that_stay() -> None:
+    """A part that is a float, parts of rows, and parts of groups of channels."""
+    first, second = part(0, ACTIVATIONS["symmetric"]), part(1, ACTIVATIONS["symmetric"])
+    split = "x_0, x_1 = Split<axis = 1>(x, channels)\n" + first
+    conv = "dx = Concat<axis = {}>(dx_0, {})\n y = Conv<group = {}>(dx, w)"
+    constants = WEIGHTS["folded"][1] | {"channels": np.array([2, 2])}
+    for body in (
+        split + conv.format(1, "x_1", 1),
+        split.replace("axis = 1", "axis = 2").replace("channels", "rows") + second + conv.format(2, "dx_1", 1),
+        split + second + conv.format(1, "dx_1", 2).replace("w)", "w2)"),
+    ):
+        model = model_of(body, constants | {"rows": np.array([4, 5]), "w2": codes_of(c=2).astype(F)})
+        check(model, images(9, 8))
+        assert not products(rewrite(model).report)
 
 
 def test_rows_of_a_sample_that_may_be_nan() -> None:

@@ -9,6 +9,7 @@ import pytest
 from helpers import Array, assert_same, diagonals, in_turn
 
 from ort_dynq.rewriter.products.grid import QuantizedWeights, grid_of
+from ort_dynq.rewriter.reasons import Reason, Unconverted
 
 F = np.float32
 
@@ -152,6 +153,39 @@ def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> N
     changed = weights.copy()
     changed[9, 20] = scale[20] * F(1 + 2.0**-19)
     assert grid_of(changed, may_be_rounded=True) is None
+
+
+def dorefa(shape: tuple[int, ...], steps: int, seed: int = 0) -> tuple[Array, Array]:
+    """Weights as DoReFa writes them, 2 * code / steps - 1, and the numbers of their grid."""
+    w = np.tanh(np.random.default_rng(seed).normal(size=shape).astype(F))
+    codes = np.rint((w / np.abs(w).max() * F(0.5) + F(0.5)) * F(steps))
+    numbers = (2 * codes - steps) // (2 - steps % 2)
+    return codes / F(steps) * F(2) - F(1), numbers
+
+
+@pytest.mark.parametrize("steps", [3, 7, 15, 63, 127, 254])
+def test_roundings_relative_to_the_largest_weight(steps: int) -> None:
+    """Of small weights they are as large as of the largest one. A weight that is left out, or is moved, is none."""
+    weights, numbers = dorefa((96, 40), steps)
+    assert grid_of(weights) is None
+    grid = grid_of(weights, may_be_rounded=True)
+    assert grid is not None
+    assert grid.is_near == (steps > 7)
+    np.testing.assert_array_equal(grid.codes - grid.zero_point.astype(F), numbers)
+    np.testing.assert_allclose(dequantized(grid), weights, rtol=0, atol=2.0**-23)
+    smallest = np.unravel_index(np.abs(weights).argmin(), weights.shape)
+    changed = weights.copy()
+    changed[smallest] += F(2.0**-22)
+    assert grid_of(changed, may_be_rounded=True) is None
+    left_out = weights.copy()
+    left_out[numbers == numbers[smallest]] = 2.0**-25
+    assert grid_of(left_out, may_be_rounded=True) is None
+
+
+def test_more_steps_than_8_bits_are_a_reason() -> None:
+    with pytest.raises(Unconverted) as raised:
+        grid_of(dorefa((96, 40), 255)[0], may_be_rounded=True)
+    assert raised.value.reason == Reason.WEIGHTS_STEPS
 
 
 # Weights that were rounded to float16

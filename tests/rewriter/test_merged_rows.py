@@ -59,6 +59,19 @@ PLACES: dict[str, tuple[tuple[int, ...], list[int], str, str]] = {
         f"float[B, {K}, H, W] x",
         "g = Transpose<perm = [0, 2, 3, 1]>(dx) y = MatMul(g, w)",
     ),
+    "experts of one activation": ((5, K), [1], f"float[T, {K}] x", "g = Expand(dx, experts) y = MatMul(g, stack)"),
+    "experts of one activation, repeated": (
+        (5, K),
+        [1],
+        f"float[T, {K}] x",
+        "tiled = Tile(dx, times) g = Reshape(tiled, of_experts) y = MatMul(g, stack)",
+    ),
+    "experts of one sample": (
+        (5, K),
+        [0, 1],
+        f"float[T, {K}] x",
+        "one = Unsqueeze(dx, first) g = Expand(one, experts) y = MatMul(g, stack)",
+    ),
     "frames": ((2, 3, 16, 12, 12), [2, 3, 4], "float[2, 3, 16, 12, 12] x", "g = Reshape(dx, images) y = Conv(g, k)"),
     "frames of a sample": (
         (2, 3, 16, 12, 12),
@@ -78,6 +91,9 @@ def test_rows_are_merged_or_split(place: str, form: str) -> None:
     )
     constants = {"axes": np.array(axes), "images": np.array([-1, 16, 12, 12]), "matrix": np.array([-1, K])}
     constants |= {"heads": np.array([-1, 4, K // 4]), "merged": np.array([3, 5, K])}
+    stack = np.stack([CODES, CODES[::-1], -CODES]).astype(F) * F(0.01)
+    constants |= {"experts": np.array([3, 1, 1]), "times": np.array([3, 1]), "of_experts": np.array([3, -1, K])}
+    constants |= {"first": np.array([0]), "stack": stack}
     constants |= {"tokens": np.array([-1, 5, K]), "w": CODES.astype(F) * F(0.01), "k": KERNELS.astype(F) * F(0.01)}
     model = model_of(FORMS[form] + product, constants, inputs=inputs)
     result = rewrite(model)

@@ -473,7 +473,7 @@ UNCONVERTED = {
         WEIGHTS["folded"][1],
     ),
     "not a product by a matrix of weights": (
-        'y = Einsum<equation = "abk,kn->anb">(dx, w)',
+        'y = Einsum<equation = "abk,kn->bn">(dx, w)',
         WEIGHTS["folded"][1],
     ),
     "computed at run time": ("w2 = Mul(w, gain)\n y = MatMul(dx, w2)", WEIGHTS["folded"][1]),

@@ -160,15 +160,58 @@ def test_einsum(equation: str, dims: str, shape: Shape, stack: Shape) -> None:
     assert (np.abs(actual - expected) <= 2.0**-21 * np.abs(expected).max()).all()
 
 
+MOVED_EINSUMS: tuple[tuple[str, str, Shape, Shape], ...] = (  # the dimensions of the weights before and behind K
+    ("tk,kef->tef", "S", (5,), (3, N)),  # experts that share an activation
+    ("tk,ekf->etf", "S", (5,), (3, N)),
+    ("bmk,hkn->bhmn", "B, S", (2, 5), (3, N)),
+    ("tek,ekf->tef", "S, 3", (5, 3), (3, N)),  # experts with activations of their own
+    ("tek,enk->etn", "S, 3", (5, 3), (3, N)),
+    ("bthk,hkn->bthn", "2, S, 3", (2, 5, 3), (3, N)),
+    ("abmk,akn->abmn", "3, B, S", (3, 2, 5), (3, N)),
+    ("bmk,bkn->bnm", "3, S", (3, 5), (3, N)),
+    ("mk,kn->nm", "S", (5,), (N,)),
+)
+
+
+SCALES = ("of tokens", "of all", "of samples")
+SCALED_EINSUMS = [(*each, SCALES[i % 3 - j]) for i, each in enumerate(MOVED_EINSUMS) for j in (0, 1)]
+
+
+@pytest.mark.parametrize(("equation", "dims", "shape", "weights_shape", "scale"), SCALED_EINSUMS)
+def test_moved_einsum(equation: str, dims: str, shape: Shape, weights_shape: Shape, scale: str) -> None:
+    """Codes and their numbers are transposed where the rows of the product have another order."""
+    codes, scales = weights_of(weights_shape[:-1])
+    labels = equation.partition(",")[2].partition("-")[0]
+    behind = [label for label in labels if label not in "k" and label not in equation.partition(",")[0]]
+    at = labels.index("k")
+    weights = codes * scales if at == labels.index(behind[-1]) - 1 else np.moveaxis(codes * scales, -2, at)
+    chain = CHAIN
+    if scale == "of all":
+        chain = "q, s, z = DynamicQuantizeLinear(x) f = DequantizeLinear(q, s, z)"
+    elif scale == "of samples":  # one for each index of the first dimension
+        chain = CHAIN.replace("m = ReduceMax(a, last)", "m0 = ReduceMax(a, behind) m = Max(m0, least)")
+    constants = {"w": np.ascontiguousarray(weights), **({} if scale == "of all" else SCALARS)}
+    if scale == "of samples":
+        constants = {**constants, "behind": np.arange(1, len(shape) + 1), "least": F(1e-5)}
+        constants.pop("last")
+    model = model_of(f'{chain} y = Einsum<equation = "{equation}">(f, w)', dims, constants)
+    result, x = rewrite(model), activations(*shape, K)
+    actual, (expected,) = run(result, x), stock_session(model).run(None, {"x": x})
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())  # sums of floats
+    special = x.copy()
+    special.reshape(-1, K)[1], special.reshape(-1, K)[3, 7] = 0, np.inf if scale == "of tokens" else 0
+    for data in (x, special):
+        assert verify(model, result.to_proto(), inputs={"x": data}).passed
+
+
 @pytest.mark.parametrize(
     ("equation", "dims"),
     [
-        ("abmk,akn->abmn", "3, B, S"),  # the matrices are those of another dimension
-        ("bmk,hkn->bhmn", "B, S"),
-        ("abk,bkn->abn", "B, 3"),  # each row has a matrix
         ("...k,...kn->...n", "3"),
-        ("bmk,bkn->bnm", "3, S"),
         ("mk,bkn->mn", "S"),  # a sum over all matrices
+        ("kb,bkn->bn", "S"),
+        ("bk,bkn->bn", "3"),  # each row has a matrix
     ],
 )
 def test_other_einsums_of_stacked_weights_stay(equation: str, dims: str) -> None:

@@ -21,6 +21,7 @@ from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from .bounds import all_bounds_of, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
+from .evaluation import evaluate
 from .inference import Facts
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
@@ -142,6 +143,8 @@ class Values:
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
+        if not found.is_regular and self._is_finite_constant(value):
+            found = replace(found, is_regular=True)
         if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and self._has_no_nan(value):
             found = replace(found, is_regular=True)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
@@ -156,6 +159,16 @@ class Values:
         is_number = found.low == found.high and float(found.low).is_integer()
         is_integer = found.is_integer or of_type.is_integer or is_number
         return found if is_integer == found.is_integer else replace(found, is_integer=is_integer)
+
+    def _is_finite_constant(self, value: ir.Value) -> bool:
+        """Returns whether a value is a constant without NaN and infinities that a node reads which is computed later.
+
+        Weights that the model divides by their largest magnitude are such constants.
+        """
+        if not self._facts.is_constant(value) or all(map(self._facts.is_constant, _outputs_of_uses(value))):
+            return False
+        elements = evaluate(value, self._facts)
+        return elements is not None and bool(np.isfinite(elements).all())
 
     def _of_node(self, node: ir.Node, value: ir.Value) -> Interval:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
@@ -267,6 +280,10 @@ class NearValues(Values):
 
 def _is_number(known: Interval) -> bool:
     return known.is_regular and _is_finite(known)
+
+
+def _outputs_of_uses(value: ir.Value) -> list[ir.Value]:
+    return [output for node, _ in value.uses() for output in node.outputs]
 
 
 def _is_finite(known: Interval) -> bool:

@@ -6,23 +6,29 @@ fake quantization | dequantization, ConvTranspose, [Mul by the activation's scal
     -> quantization, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
 
 The activation must have one scale for all elements, or one for each sample, and the weights must be an 8-bit grid in
-every output channel (products/grid.py). The integer sums are exact where a sum of floats is rounded, so the last bits
+every output channel (products/grid.py). Channels of a Concat may have scales of their own: then the convolutions of its
+inputs are added. The integer sums are exact where a sum of floats is rounded, so the last bits
 differ: the rule does not apply if results must be exact. The weights of a Conv may be a grid that was rounded to
 float16. The activation may be rounded to float16 after it is dequantized.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
+from ..analysis.nodes import producer_of
 from ..chains.quantize_linear import check_fused
 from ..edit import Edit
 from ..products.activation import Activation, activation_of
 from ..products.affine import AffineForms
+from ..products.affine_form import Affine
 from ..products.codes import ActivationCodes
 from ..products.epilogue import Epilogue
 from ..products.grid import QuantizedWeights
@@ -30,12 +36,14 @@ from ..products.provenance import note_activation, note_roundings
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, unpadded, weights_of
-from .quantized_conv import build_quantized_conv
+from .quantized_conv import insert_quantized_conv
 from .transposed import Phases, axes_of, build_phases, by_output_channel, phases_of
 
 
 @dataclass(frozen=True)
 class _FloatConv:
+    """A convolution, or the part of one that reads some of its input channels."""
+
     activation: Activation
     grid: QuantizedWeights  # the weights as a matrix, [C / group * k1 * ... * kr, M]
     weights: Weights
@@ -43,7 +51,15 @@ class _FloatConv:
     epilogue: Epilogue
 
 
-def _match(node: ir.Node, context: Context) -> _FloatConv | None:
+@dataclass(frozen=True)
+class _Match:
+    """The parts of a convolution, whose results are added, and the activation that it multiplies."""
+
+    parts: tuple[_FloatConv, ...]
+    value: ir.Value
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = [*node.inputs, None, None, None][:3]
@@ -54,41 +70,100 @@ def _match(node: ir.Node, context: Context) -> _FloatConv | None:
     if node.op_type == "Conv":
         a, more_pads = unpadded(a, 0 if w.shape is None else len(w.shape) - 2)
     form = forms.of(a)
-    if form is None:
+    parts = [] if form is not None and _is_of_samples(form, a) else _parts_of_channels(a, node, forms)
+    if form is None and not parts:
         return None
     check_fused(node, context)
     if context.exact:
         raise Unconverted(Reason.EXACT)
-    if not all(param.is_of_samples(a.shape) for param in form.params):
+    if parts:
+        return _Match(tuple(_of_parts(parts, w, bias, more_pads, node, context)), a)
+    if form is None or not _is_of_samples(form, a):
         raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values, is_image=True)
-    if not all(param.is_of_samples(a.shape) for param in activation.form.params):  # marks may be of rows of codes
+    if not _is_of_samples(activation.form, a):  # marks may be of rows of codes
         raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=grid.scale, bias=bias)
     if bias is None and not activation.has_offset:
         if not activation.is_scaled:  # a scale may follow
             epilogue = epilogue.past_scales(a, context.facts)
         epilogue = epilogue.past_bias(context.facts)
+    geometry: Geometry | Phases
     if node.op_type == "Conv":
         has_scales = not all(param.is_one for param in form.params)
         geometry = geometry_of_floats(node, bias, weights, more_pads, has_scales_of_samples=has_scales)
-        return _FloatConv(activation, grid, weights, geometry, epilogue)
-    if activation.has_offset:
+    elif activation.has_offset:
         raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
-    return _FloatConv(
-        activation, grid, weights, phases_of(a, weights, axes_of(node, weights), epilogue, context.facts), epilogue
-    )
-
-
-def _build(match: _FloatConv, edit: Edit) -> None:
-    codes = edit.shared(ActivationCodes).of(match.activation, edit)
-    if isinstance(match.geometry, Phases):
-        build_phases(match.geometry, codes, edit)
     else:
-        build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
-    note_activation(edit, match.activation.value)
-    note_roundings(edit, match.activation, match.grid)
+        geometry = phases_of(a, weights, axes_of(node, weights), epilogue, context.facts)
+    return _Match((_FloatConv(activation, grid, weights, geometry, epilogue),), a)
+
+
+def _is_of_samples(form: Affine, a: ir.Value) -> bool:
+    return all(param.is_of_samples(a.shape) for param in form.params)
+
+
+def _parts_of_channels(a: ir.Value, node: ir.Node, forms: AffineForms) -> list[Affine]:
+    """Returns the forms of the inputs of a Concat of channels, each with numbers of its own; none if it is no such one.
+
+    Skip connections are quantized so: each of the tensors that they join has its scale.
+    """
+    concat = producer_of(a, "Concat") if node.op_type == "Conv" else None
+    if concat is None or concat.attributes.get_int("axis", 0) != 1 or node.attributes.get_int("group", 1) != 1:
+        return []
+    found = [form for each in concat.inputs if each is not None and (form := forms.of(each)) is not None]
+    is_known = len(found) == len(concat.inputs) and all(
+        form.scale is not None
+        and not form.is_rounded
+        and form.value.shape is not None
+        and isinstance(form.value.shape[1], int)
+        and _is_of_samples(form, form.value)
+        for form in found
+    )
+    return found if is_known else []
+
+
+def _of_parts(
+    parts: list[Affine], w: ir.Value, bias: ir.Value | None, more_pads: list[int], node: ir.Node, context: Context
+) -> Iterator[_FloatConv]:
+    """Yields the convolutions of the parts of an activation; the first one has the bias."""
+    weights, grid = _weights(w, node, context)
+    if grid.is_rounded:
+        raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
+    values, first = context.shared(AffineForms).values, 0
+    for form in parts:
+        channels = form.value.shape[1] if form.value.shape is not None else None
+        assert isinstance(channels, int)
+        activation = activation_of(form, values, is_image=True)
+        if not _is_of_samples(activation.form, form.value):
+            raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
+        of_part = Weights(np.ascontiguousarray(weights.codes[:, first : first + channels]), weights.zero_point)
+        own_bias = None if first else bias
+        has_scales = not all(param.is_one for param in form.params)
+        geometry = geometry_of_floats(node, own_bias, of_part, more_pads, has_scales_of_samples=has_scales)
+        epilogue = Epilogue(node, of_part.channels, node.outputs[0], column=grid.scale, bias=own_bias)
+        yield _FloatConv(activation, grid, of_part, geometry, epilogue)
+        first += channels
+
+
+def _build(match: _Match, edit: Edit) -> None:
+    codes_of, results = edit.shared(ActivationCodes), list[ir.Value]()
+    for part in match.parts:
+        codes = codes_of.of(part.activation, edit)
+        if isinstance(part.geometry, Phases):
+            build_phases(part.geometry, codes, edit)
+        else:
+            results.append(insert_quantized_conv(part.epilogue, codes, part.weights, part.geometry, edit))
+        note_roundings(edit, part.activation, part.grid)
+    note_activation(edit, match.value)
+    if results:
+        add = functools.partial(_add, edit=edit)
+        edit.replace(match.parts[0].epilogue.last, functools.reduce(add, results))
+
+
+def _add(a: ir.Value, b: ir.Value, edit: Edit) -> ir.Value:
+    return edit.insert(ir.node("Add", [a, b]), before=edit.node)
 
 
 RULE = Rule("float convolution", 13, _match, _build)

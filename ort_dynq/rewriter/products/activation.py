@@ -34,6 +34,7 @@ class Activation:
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
         quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
+        order: The order of axes to which the product transposes codes; the scales already have it. Empty for none.
     """
 
     form: Affine
@@ -43,6 +44,7 @@ class Activation:
     has_code_zero_point: bool = True
     may_be_nan: bool = False
     quotient: Quotient | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def value(self) -> ir.Value:
@@ -309,5 +311,5 @@ def _known(term: Term, values: Values) -> Interval:
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
         return Interval(low, high, a.is_integer and b.is_integer)
-    is_moved = term.op_type in ("Cast", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
+    is_moved = term.op_type in ("Cast", "Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
     return inputs[0] if is_moved else Interval()

@@ -59,6 +59,10 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
         return replace(param.of("Transpose", perm=tuple(perm)), axes=new_axes)
     if op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
         return _reshaped(param, axes, node, before.shape, after.shape)
+    if op_type == "Expand":
+        return _expanded(param, axes, before.shape, after.shape)
+    if op_type == "Tile":
+        return _tiled(param, axes, known_lengths(node.inputs[1]))
     if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
         along = _sliced_axes(node, rank)
         if op_type == "Slice" and param.block and along is not None and set(along) == {-1}:
@@ -75,6 +79,22 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
             **_given(node),
         )
     return None
+
+
+def _expanded(param: Param, axes: frozenset[int], before: ir.Shape, after: ir.Shape) -> Param | None:
+    """Returns numbers after an Expand: elements that it repeats share one; None if it is not known what it repeats."""
+    repeated = frozenset(i for i in range(-len(before), 0) if not is_equal(before[i], after[i]))
+    if any(before[i] != 1 for i in repeated) or (param.block and -1 in repeated):
+        return None
+    return replace(param, axes=axes - repeated)
+
+
+def _tiled(param: Param, axes: frozenset[int], repeats: Sequence[int | None] | None) -> Param | None:
+    """Returns numbers after a Tile, which repeats those that vary along its axes; None if they are not known."""
+    if repeats is None or None in repeats or (repeats[-1] != 1 and (param.block or -1 in axes)):
+        return None
+    of_numbers = [each if i in axes else 1 for i, each in zip(range(-len(repeats), 0), repeats, strict=True)]
+    return param.of("Tile", np.array(of_numbers)) if set(of_numbers) != {1} else param
 
 
 def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, data: ir.Value) -> Param | None:
@@ -107,8 +127,12 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     if not is_same or any(each.block != param.block for each in given):
         return None
     if axis not in (lead(rank, -1) if param.axes is None else param.axes):
-        return None
-    return param.of("Concat", *(each.term for each in given[1:]), axis=axis)
+        pairs = zip(given, concat.inputs, strict=True)
+        given = [found for each, part in pairs if (found := _for_each_index(each, part, axis)) is not None]
+        if len(given) <= len(others):
+            return None
+    first, *behind = given
+    return first.of("Concat", *(each.term for each in behind), axis=axis)
 
 
 def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param | None:
@@ -120,6 +144,16 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
     count = np.array([width // param.block if param.block else 1])
     shape = with_last_dims(CodesOf(concat.outputs[0]), -1, count)
     return replace(param.of("Expand", shape), axes=None, rank=rank)
+
+
+def _for_each_index(param: Param, part: ir.Value | None, axis: int) -> Param | None:
+    """Returns numbers that do not vary along an axis as numbers for each index of it; None if it is not known."""
+    length = None if part is None or part.shape is None else part.shape[axis]
+    if not isinstance(length, int) or param.rank is None or param.axes is None:
+        return None
+    lengths = np.ones(param.rank, np.int64)
+    lengths[axis] = length
+    return replace(param.of("Expand", lengths), axes=param.axes | {axis})
 
 
 def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:

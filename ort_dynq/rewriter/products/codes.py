@@ -6,7 +6,7 @@ They are the model's codes, as uint8. Codes, scales and zero points are moved as
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from .affine_form import Affine
 from .terms import CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
-_MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Transpose", *RESHAPES)
+_MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
 
 
 class Codes(NamedTuple):
@@ -68,12 +68,15 @@ class ActivationCodes:
             edit: The edit of the product. It inserts the nodes, if there are no codes yet.
         """
         form = activation.form
-        key = form.value, activation.groups, activation.parts
+        key = form.value, activation.groups, activation.parts, activation.order
         if key not in self._found:
             before = form.value.producer()
             assert before is not None
             terms = _Terms(self, before, edit)
             codes = self._codes(form, edit)
+            if activation.order:
+                codes = terms.insert("Transpose", codes, perm=activation.order)
+                self._facts.note(codes, ir.DataType.UINT8, None)
             scale = None if form.scale is None else terms.of_rows(form.scale, activation)
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:
                 scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
@@ -174,7 +177,7 @@ class _Terms:
     def insert_node(self, node: ir.Node) -> ir.Value:
         return self._edit.insert(node, before=self._before, origin=self._before)
 
-    def insert(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+    def insert(self, op_type: str, *inputs: ir.Value, **attributes: int | Sequence[int]) -> ir.Value:
         return self.insert_node(ir.node(op_type, list(inputs), attributes))
 
     def constant(self, number: np.generic | np.ndarray[Any, Any]) -> ir.Value:

@@ -29,6 +29,7 @@ from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
 from .channels import columns_of
 from .codes import ActivationCodes
+from .einsum import Einsum, einsum_of
 from .epilogue import Epilogue, check_length
 from .grid import QuantizedWeights, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
@@ -42,12 +43,13 @@ class _FloatProduct:
     activation: Activation
     grid: QuantizedWeights
     epilogue: Epilogue
+    einsum: Einsum | None = None
 
 
 def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     forms = context.shared(AffineForms)
     is_quantized = bool(node.inputs) and forms.of(node.inputs[0]) is not None
-    product = matrix_product_of(node) if is_quantized else None
+    product, einsum = _product_of(node) if is_quantized else (None, None)
     form = None if product is None else forms.of(product.a)
     if form is None or product is None:
         return None
@@ -57,7 +59,8 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     a, facts = product.a, context.facts
     if a.dtype not in (ir.DataType.FLOAT, None):
         activation_of(form, forms.values)  # says what is wrong with it
-    grid = _grid(product, context)
+    grid = _grid(product, einsum, context)
+    form = form if einsum is None else einsum.moved(form)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     bias = bias_of(product, channels, facts)
@@ -73,6 +76,13 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     groups, parts = (depth // group_size, group_size // common) if group_size else (1, 1)
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
+    if einsum is not None:
+        if einsum.moves_rows and activation.quotient is not None:  # marks of rows are in the order of the activation
+            raise Unconverted(Reason.NAN_CODES)
+        if einsum.moves_rows and (activation.has_offset or activation.is_rounded or grid.is_rounded):
+            raise Unconverted(Reason.EINSUM_ROWS)
+        activation = replace(activation, order=einsum.order if einsum.moves_rows else ())
+        return _FloatProduct(activation, grid, epilogue, einsum)
     if activation.has_offset:
         return _FloatProduct(activation, grid, epilogue)
     if not activation.is_scaled and bias is None:  # a scale may follow
@@ -82,7 +92,7 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
 
 def _build(match: _FloatProduct, edit: Edit) -> None:
     codes = edit.shared(ActivationCodes).of(match.activation, edit)
-    build_quantized_matmul(match.epilogue, codes, match.grid, edit)
+    build_quantized_matmul(match.epilogue, codes, match.grid, edit, einsum=match.einsum)
     note_activation(edit, match.activation.value)
     note_roundings(edit, match.activation, match.grid)
 
@@ -90,7 +100,20 @@ def _build(match: _FloatProduct, edit: Edit) -> None:
 RULE = Rule("float matrix product", 13, _match, _build)
 
 
-def _grid(product: MatrixProduct, context: Context) -> QuantizedWeights:
+def _product_of(node: ir.Node) -> tuple[MatrixProduct | None, Einsum | None]:
+    """Returns a matrix product, and the Einsum that it is part of, if that has more; None for other nodes.
+
+    Raises:
+        Unconverted: It is an Einsum that is no product of matrices.
+    """
+    try:
+        return matrix_product_of(node), None
+    except Unconverted:
+        einsum, (a, b) = einsum_of(node), node.inputs
+        return (None, None) if a is None or b is None else (MatrixProduct(a, b), einsum)
+
+
+def _grid(product: MatrixProduct, einsum: Einsum | None, context: Context) -> QuantizedWeights:
     """Returns the grid of alpha times the weights.
 
     Raises:
@@ -102,15 +125,15 @@ def _grid(product: MatrixProduct, context: Context) -> QuantizedWeights:
         raise Unconverted(Reason.TWO_QUANTIZED_ACTIVATIONS if is_activation else Reason.WEIGHTS_AT_RUN_TIME)
     if product.has_transposed_a:
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
-    search = functools.partial(_grid_of, b, is_transposed, context.facts)
-    grid = context.shared(SharedGrids).of(b, is_transposed, search)
+    search = functools.partial(_grid_of, b, is_transposed, einsum, context.facts)
+    grid = context.shared(SharedGrids).of(b, is_transposed if einsum is None else einsum, search)
     if grid is None:
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
     return with_stack_of(with_alpha(grid, product), product.a)
 
 
-def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> QuantizedWeights | None:
-    """Returns the grid of constant weights, or of their transpose; None if they are not a grid.
+def _grid_of(b: ir.Value, is_transposed: bool, einsum: Einsum | None, facts: Facts) -> QuantizedWeights | None:
+    """Returns the grid of constant weights, of their transpose, or of those of an Einsum; None if they are not a grid.
 
     Raises:
         Unconverted: They are not known.
@@ -120,6 +143,7 @@ def _grid_of(b: ir.Value, is_transposed: bool, facts: Facts) -> QuantizedWeights
         raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
     if weights.ndim < 2:
         return None
+    weights = weights if einsum is None else einsum.matrices(weights)
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
     grid = grid_of(matrix, may_be_rounded=True)
     return None if grid is None else replace(grid, stack=stack)

@@ -4,7 +4,8 @@ Exporters fold DequantizeLinear(codes) or Cast(codes) * scale into float weights
 group of adjacent elements of a column, is float32(code * scale) for integer codes and one float32 scale. The search
 finds the scale and compares every weight bit for bit. Other arithmetic, such as w + (code * scale - w) or code / scale,
 rounds differently: then every weight is compared except for a few units in the last place. Weights of float16 may be
-float16(code * scale) (rounded_scales.py).
+float16(code * scale) (rounded_scales.py). 2 * code / n - 1, as DoReFa writes weights, rounds relative to 1, not to the
+weight: such weights have one scale, and are compared relative to the largest weight.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.constants import is_float16
+from ..reasons import Reason, Unconverted
 from .rounded_scales import float16_scales
 
 _N = TypeVar("_N", bound=np.generic)
@@ -28,6 +30,7 @@ _PROBED_ROWS = 64
 _FEW_ROWS = 4  # they reject most candidates for a scale
 _LARGEST_ROUNDING = 2.0**-13
 _FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16, or nearly, are multiples of some scale by chance
+LARGEST_ROUNDING_OF_ALL = 2.0**-23  # of 2 * code / n - 1, relative to the largest weight
 _LARGEST_DISTANCE = 2.0**-21  # of a weight to the grid, relative: w + (c - w) has an error of 2**-24 * (|c - w| + |c|)
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
 # Candidates for the code of the largest magnitude: 1 of ternary weights, 127, which is the most frequent one and prime,
@@ -39,7 +42,8 @@ _LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
 class QuantizedWeights:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
-    Or the weights are that except for roundings. If `is_rounded`, they are that product rounded to float16.
+    Or the weights are that except for roundings. If `is_rounded`, they are that product rounded to float16, or relative
+    to the largest weight.
 
     Attributes:
         codes: int8, [K, N]; 0 to 15 if `bits` is 4.
@@ -47,7 +51,8 @@ class QuantizedWeights:
         scale: float32, [groups, N], or [1, N].
         bits: 8 or 4.
         group_size: The number of adjacent k that share a scale; 0 if all do.
-        is_rounded: Whether the weights are rounded to float16.
+        is_rounded: Whether the weights have roundings that verification has to know.
+        is_near: Whether these are relative to the largest weight, at most LARGEST_ROUNDING_OF_ALL of it.
         stack: The leading dimensions of stacked matrices; empty for one matrix. The N columns are those of the first
             matrix, then those of the second one, and so on.
     """
@@ -58,6 +63,7 @@ class QuantizedWeights:
     bits: int = 8
     group_size: int = 0
     is_rounded: bool = False
+    is_near: bool = False
     stack: tuple[int, ...] = ()
 
     @property
@@ -114,6 +120,9 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Quant
         weights: The weights.
         may_be_rounded: Whether weights may be a grid except for roundings of float32, or one that was rounded to
             float16.
+
+    Raises:
+        Unconverted: Weights that may be rounded are a grid of more than 8 bits with one scale.
     """
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
@@ -125,7 +134,23 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Quant
             if found is not None:
                 grid = _grid(*found, group_size)
                 return None if grid is None else replace(grid, is_rounded=search is _ROUNDED)
-    return None
+    return _grid_of_all(weights) if may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS else None
+
+
+def _grid_of_all(weights: npt.NDArray[np.float32]) -> QuantizedWeights | None:
+    """Returns the grid of weights with one scale and roundings relative to the largest weight; None if they are none.
+
+    Raises:
+        Unconverted: They are a grid of more than 8 bits.
+    """
+    found = _numbers(weights.reshape(-1, 1), weights.size, _OF_ALL)
+    if found is None:
+        return None
+    numbers, scale = found
+    grid = _grid(numbers.reshape(weights.shape), np.repeat(scale, weights.shape[1], 1), 0)
+    if grid is None:
+        raise Unconverted(Reason.WEIGHTS_STEPS)
+    return replace(grid, is_rounded=True, is_near=True)
 
 
 def grid_of_integers(weights: npt.NDArray[Any]) -> QuantizedWeights | None:
@@ -283,9 +308,18 @@ def _is_nearly_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.floa
         return np.asarray((distance <= _LARGEST_DISTANCE * np.abs(weights)).all(0))
 
 
-def _fitted_scales(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+def _is_near_with_largest(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        codes = np.rint(weights / scale)
+        is_near = np.abs(codes * scale - weights) <= LARGEST_ROUNDING_OF_ALL * np.abs(weights).max(0)
+        return np.asarray((is_near & ((codes != 0) | (weights == 0))).all(0))  # small weights are not left out
+
+
+def _fitted_scales(
+    weights: npt.NDArray[np.float32], is_grid: _Comparison = _is_nearly_grid
+) -> npt.NDArray[np.float32] | None:
     """Returns the scales with the least squares of distances; None if a column is not nearly a grid."""
-    scales = _scales(weights, _is_nearly_grid, _is_positive)
+    scales = _scales(weights, is_grid, _is_positive)
     if scales is None:
         return None
     codes = np.rint(weights / scales).astype(np.float64)
@@ -299,6 +333,10 @@ _EXACT = _Search(
     functools.partial(_scales, is_grid=_is_grid, fits=_fits),
 )
 _NEAR = _Search(functools.partial(_has_scale, is_grid=_is_nearly_grid, fits=_is_positive), _fitted_scales)
+_OF_ALL = _Search(
+    functools.partial(_has_scale, is_grid=_is_near_with_largest, fits=_is_positive),
+    functools.partial(_fitted_scales, is_grid=_is_near_with_largest),
+)
 _ROUNDED = _Search(
     lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
     lambda weights: float16_scales(weights, _LARGEST_CODES),

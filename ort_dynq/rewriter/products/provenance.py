@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..edit import Edit
-from ..metadata import ACTIVATION, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ..metadata import ACTIVATION, NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from .activation import Activation
 from .grid import QuantizedWeights
 
@@ -27,6 +27,6 @@ def note_roundings(edit: Edit, activation: Activation, grid: QuantizedWeights) -
         edit.metadata[ROUNDED_ACTIVATION] = "1"
         notes.append("uses the activation before it is rounded to float16")
     if grid.is_rounded:
-        edit.metadata[ROUNDED_WEIGHTS] = "1"
-        notes.append("uses the weights before they are rounded to float16")
+        edit.metadata[ROUNDED_WEIGHTS] = NEAR if grid.is_near else "1"
+        notes.append(f"uses the weights before they are rounded{'' if grid.is_near else ' to float16'}")
     edit.note = "; ".join(notes)

@@ -12,12 +12,18 @@ from ..metadata import HAS_OFFSET
 from ..shared_initializers import SharedInitializers
 from .codes import Codes
 from .corrections import Correction
+from .einsum import Einsum
 from .epilogue import Epilogue
 from .grid import QuantizedWeights, stacked
 
 
 def build_quantized_matmul(
-    epilogue: Epilogue, codes: Codes, grid: QuantizedWeights, edit: Edit, correction: Correction | None = None
+    epilogue: Epilogue,
+    codes: Codes,
+    grid: QuantizedWeights,
+    edit: Edit,
+    correction: Correction | None = None,
+    einsum: Einsum | None = None,
 ) -> None:
     """Puts QuantizedMatMul in place of a matrix product and its epilogue.
 
@@ -27,6 +33,7 @@ def build_quantized_matmul(
         grid: The weights. The epilogue has their scales.
         edit: The edit of the product.
         correction: What is subtracted from the sums, if it is not the zero point times the sums of the weights.
+        einsum: The Einsum that the product is part of, if it is one.
     """
     main, before = quantized_matmul(epilogue, codes, grid, edit, correction), epilogue.last_node
     result = edit.insert_main(main, before=before)
@@ -36,7 +43,7 @@ def build_quantized_matmul(
     if codes.offset is not None:
         edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
-    edit.replace(epilogue.last, result)
+    edit.replace(epilogue.last, result if einsum is None else einsum.result(result, edit))
 
 
 def quantized_matmul(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -16,18 +16,18 @@ class SharedGrids:
     """The results for the weights that several products of one model multiply."""
 
     def __init__(self, facts: Facts) -> None:
-        self._grids: dict[tuple[ir.Value, bool], Any] = {}
+        self._grids: dict[tuple[ir.Value, Hashable], Any] = {}
 
-    def of(self, weights: ir.Value, is_transposed: bool, search: Callable[[], _T]) -> _T:
-        """Returns the result of a search for weights, or for their transpose.
+    def of(self, weights: ir.Value, layout: Hashable, search: Callable[[], _T]) -> _T:
+        """Returns the result of a search for weights, as a layout gives the matrix: whether it is their transpose.
 
         Raises:
             Unconverted: The search raised it.
         """
-        if (weights, is_transposed) in self._grids:
-            known: _T = self._grids[weights, is_transposed]
+        if (weights, layout) in self._grids:
+            known: _T = self._grids[weights, layout]
             return known
         found = search()
         if len(weights.uses()) > 1:
-            self._grids[weights, is_transposed] = found
+            self._grids[weights, layout] = found
         return found

@@ -1,0 +1,127 @@
+"""Einsums of an activation and constant weights as matrix products, as mixtures of experts and heads are written.
+
+td,edf->tef       one matrix of all experts: MatMul, Reshape
+td,edf->etf       stacked matrices, by which the activation is multiplied as in MatMul
+tef,efd->ted      stacked matrices: Transpose of the codes, MatMul, Transpose
+bthi,hio->btho    the same, with heads
+
+Labels of both factors and of the result are a stack, those of both factors alone are K, and those of the weights and
+the result are columns. matrix_product.py reads an Einsum that is a MatMul already.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..edit import Edit
+from ..reasons import Reason, Unconverted
+from .affine_form import Affine
+from .terms import Param, lead
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """An Einsum as a product of a matrix, or of stacked ones.
+
+    Attributes:
+        order: The axes of the activation in the order rows, stack, last row, K.
+        of_weights: The axes of the weights in the order stack, K, columns.
+        stack: The number of dimensions of the stack.
+        columns: The lengths of the dimensions of a column.
+        of_result: The axes of the product, with its columns in their dimensions, in the order of the result.
+    """
+
+    order: tuple[int, ...]
+    of_weights: tuple[int, ...]
+    stack: int
+    columns: tuple[int, ...]
+    of_result: tuple[int, ...]
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether rows are in another order in the product than in the activation."""
+        return list(self.order) != sorted(self.order)
+
+    def matrices(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns the weights as [stack..., K, N]."""
+        ordered = weights.transpose(self.of_weights)
+        return np.ascontiguousarray(ordered.reshape(*ordered.shape[: self.stack + 1], math.prod(self.columns)))
+
+    def moved(self, form: Affine) -> Affine:
+        """Returns the form of an activation with scales and zero points in the order of the product's rows.
+
+        Raises:
+            Unconverted: They are not known to belong to rows.
+        """
+        if not self.moves_rows:
+            return form
+        rank = len(self.order)
+
+        def in_order(_: str, param: Param) -> Param:
+            if param.is_one:
+                return param
+            runs = param.as_runs(form.value.shape, form.codes, -2)
+            if runs is None or runs.rank != rank or runs.axes != lead(rank, -1):
+                raise Unconverted(Reason.ACTIVATION_SCALES)
+            return runs.of("Transpose", perm=self.order)
+
+        return form.mapped(form.value, in_order)
+
+    def result(self, product: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the result of the Einsum after the product."""
+        rows = len(self.of_result) - len(self.columns)
+        if len(self.columns) > 1:
+            shape = edit.add_constant(np.array([0] * rows + list(self.columns)), before=edit.node)
+            product = edit.insert(ir.node("Reshape", [product, shape]), before=edit.node)
+        if list(self.of_result) != sorted(self.of_result):
+            product = edit.insert(ir.node("Transpose", [product], {"perm": list(self.of_result)}), before=edit.node)
+        return product
+
+
+def einsum_of(node: ir.Node) -> Einsum:
+    """Returns an Einsum as a product of matrices.
+
+    Raises:
+        Unconverted: It is none, or its lengths are not known.
+    """
+    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
+    factors, _, result = equation.partition("->")
+    a, _, weights = factors.partition(",")
+    if not (a.isalpha() and weights.isalpha() and result.isalpha()) or any(
+        len({*x}) != len(x) for x in (a, weights, result)
+    ):
+        raise Unconverted(Reason.EINSUM)
+    stack = [x for x in a if x in weights and x in result]
+    inner = [x for x in a if x in weights and x not in result]
+    rows = [x for x in a if x not in weights]
+    columns = [x for x in result if x not in a]
+    is_product = len(inner) == 1 and a[-1] == inner[0] and rows and columns
+    if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
+        raise Unconverted(Reason.EINSUM)
+    shapes = [None if each is None or each.shape is None else list(each.shape) for each in node.inputs]
+    if [None if each is None else len(each) for each in shapes] != [len(a), len(weights)]:
+        raise Unconverted(Reason.EINSUM)
+    lengths = dict(zip(weights, shapes[1] or [], strict=True))
+    of_a = dict(zip(a, shapes[0] or [], strict=True))
+    if any(not isinstance(lengths[x], int) for x in weights) or any(of_a[x] != lengths[x] for x in (*stack, *inner)):
+        raise Unconverted(Reason.EINSUM)  # Einsum repeats a dimension of 1
+    before = [x for x in columns if result.index(x) < result.index(rows[0])]
+    if not stack and len(rows) == 1 and len(before) < len(columns):  # the matrices broadcast
+        ordered, order = [*before, *rows], rows
+        stack, columns = before, columns[len(before) :]
+    else:
+        ordered = order = [*rows[:-1], *stack, rows[-1]]
+    of_columns = [lengths[x] for x in columns]
+    return Einsum(
+        tuple(map(a.index, (*order, *inner))),
+        tuple(map(weights.index, (*stack, *inner, *columns))),
+        len(stack),
+        tuple(each for each in of_columns if isinstance(each, int)),
+        tuple(map([*ordered, *columns].index, result)),
+    )
