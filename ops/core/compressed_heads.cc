@@ -16,18 +16,6 @@ static_assert(kWidenedColumns % kMostPanelColumns == 0);
 
 CodeKind kind_of(Type type) { return type == kInt8 || type == kInt4 ? kS8 : kU8; }
 
-// Codes of 4 bits [first, first + count), which may begin in the middle of a byte, as codes of 8 bits.
-void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to) {
-  const auto* bytes = static_cast<const uint8_t*>(data);
-  if (first % 2 != 0 && count > 0) {
-    const int code = bytes[first / 2] >> 4;
-    *to++ = static_cast<uint8_t>(type == kInt4 && code > 7 ? code - 16 : code);
-    ++first;
-    --count;
-  }
-  if (count > 0) storage.widen(bytes + first / 2, to, count);
-}
-
 // 8 rows of 8 bytes, of which the first is the lowest byte.
 void transpose_8x8(uint64_t (&rows)[8]) {
   constexpr uint64_t kMasks[] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};

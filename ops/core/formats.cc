@@ -1,8 +1,22 @@
 #include "core/formats.h"
 
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "core/rounding.h"
+#include "core/scratch.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
+namespace {
+
+template <class Part>
+void in_parts(Context& context, int64_t count, const Part& part) {
+  run_tasks(context, divide_up(count, kTaskElements),
+            [&](int64_t i) { part(i * kTaskElements, std::min(kTaskElements, count - i * kTaskElements)); });
+}
+
+}  // namespace
 
 Storage storage_of(Type type) {
   const auto converted = [=](int64_t wide_bytes, Format format) -> Storage {
@@ -21,6 +35,33 @@ Storage storage_of(Type type) {
     default:
       return {bits_of(type), bits_of(type) / 8, nullptr, nullptr};
   }
+}
+
+void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to) {
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  if (first % 2 != 0 && count > 0) {
+    const int code = bytes[first / 2] >> 4;
+    *to++ = static_cast<uint8_t>(type == kInt4 && code > 7 ? code - 16 : code);
+    ++first;
+    --count;
+  }
+  if (count > 0) storage.widen(bytes + first / 2, to, count);
+}
+
+const void* widened(Context& context, const Tensor& tensor, std::unique_ptr<char[]>& holder) {
+  const Storage storage = storage_of(tensor.type);
+  if (storage.widen == nullptr) return tensor.data;
+  const int64_t count = tensor.shape.elements();
+  holder = memory<char>(count * storage.wide_bytes);
+  in_parts(context, count, [&](int64_t first, int64_t length) {
+    storage.widen(element(tensor.data, storage, first), holder.get() + first * storage.wide_bytes, length);
+  });
+  return holder.get();
+}
+
+void narrow(Context& context, const Storage& storage, const float* from, int64_t count, void* to) {
+  in_parts(context, count,
+           [&](int64_t first, int64_t length) { storage.narrow(from + first, element(to, storage, first), length); });
 }
 
 }  // namespace dynq

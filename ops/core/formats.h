@@ -1,6 +1,8 @@
 // How the elements of each type are stored, and how kernels take them: as float32, or as codes of 8 bits.
 #pragma once
 
+#include <memory>
+
 #include "core/operator.h"
 #include "kernels/elementwise.h"
 
@@ -23,6 +25,15 @@ inline const void* element(const void* data, const Storage& storage, int64_t ind
 inline void* element(void* data, const Storage& storage, int64_t index) {
   return static_cast<char*>(data) + index * storage.bits / 8;
 }
+
+// Codes of 4 bits [first, first + count), which may begin in the middle of a byte, as codes of 8 bits.
+void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to);
+
+// All elements as kernels take them: as they are stored, or converted into the memory of `holder`.
+const void* widened(Context& context, const Tensor& tensor, std::unique_ptr<char[]>& holder);
+
+// Converts float32 to a 16-bit float.
+void narrow(Context& context, const Storage& storage, const float* from, int64_t count, void* to);
 
 // A tensor of float32 or of a 16-bit float, whose elements are read as float32.
 class FloatReader {

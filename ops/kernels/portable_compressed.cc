@@ -78,7 +78,7 @@ void portable_scores(const ScoreBlock& block) {
                           ? joined(0, block.sums[i] - int64_t{block.offset} - zero_point * block.word_sum)
                           : joined(block.sums[i], block.low_sums[i]);
     const float score = sum * block.step * (block.scales == nullptr ? 1.0f : load(block.scales + i));
-    block.scores[i] = block.adds ? block.scores[i] + score : score;
+    store(block.scores + i, block.adds ? load(block.scores + i) + score : score);
   }
 }
 
@@ -131,8 +131,8 @@ void portable_panel_scores(const PanelScores& block) {
       const int32_t first = panel_sum(block.product, r * of_score, c);
       const float sum = block.is_split ? joined(first, panel_sum(block.product, r * 2 + 1, c)) : joined(0, first);
       const float score = sum * block.steps[r] * (block.scales == nullptr ? 1.0f : load(block.scales + c));
-      float& to = block.scores[r * block.score_stride + c];
-      to = block.adds ? to + score : score;
+      float* const to = block.scores + r * block.score_stride + c;
+      store(to, block.adds ? load(to) + score : score);
     }
 }
 

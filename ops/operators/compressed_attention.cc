@@ -709,40 +709,24 @@ class CompressedAttention : public Node {
     void* const dst = context.output(0, shape);
     if (shape.elements() == 0) return;
     const Storage storage = storage_of(inputs[kQuery].type);
-    std::unique_ptr<float[]> floats[8];  // 16-bit floats as float32
+    std::unique_ptr<float[]> memory_of_results;
+    std::unique_ptr<char[]> floats[kInputs];  // 16-bit floats as float32
     auto* results = static_cast<float*>(dst);
     if (storage.widen != nullptr) {
-      floats[0] = memory<float>(shape.elements());
-      results = floats[0].get();
-      size_t used = 1;
+      memory_of_results = memory<float>(shape.elements());
+      results = memory_of_results.get();
       for (const auto i : {kQuery, kKey, kKeyScale, kKeyOffset, kValue, kValueScale, kValueOffset})
-        if (is_float(inputs[i].type)) widen(context, inputs[i], storage, floats[used++]);
+        if (is_float(inputs[i].type)) {
+          inputs[i].data = widened(context, inputs[i], floats[i]);
+          inputs[i].type = kFloat;
+        }
     }
     attend(context, inputs, n, bias, results);
-    if (storage.narrow == nullptr) return;
-    in_parts(context, shape.elements(), [&](int64_t first, int64_t count) {
-      storage.narrow(results + first, element(dst, storage, first), count);
-    });
+    if (storage.narrow != nullptr) narrow(context, storage, results, shape.elements(), dst);
   }
 
  private:
   static bool is_float(Type type) { return type == kFloat || type == kFloat16 || type == kBfloat16; }
-
-  template <class Part>
-  static void in_parts(Context& context, int64_t count, const Part& part) {
-    run_tasks(context, divide_up(count, kTaskElements),
-              [&](int64_t i) { part(i * kTaskElements, std::min(kTaskElements, count - i * kTaskElements)); });
-  }
-
-  static void widen(Context& context, Tensor& tensor, const Storage& storage, std::unique_ptr<float[]>& to) {
-    const int64_t count = tensor.shape.elements();
-    to = memory<float>(count);
-    in_parts(context, count, [&](int64_t first, int64_t length) {
-      storage.widen(element(tensor.data, storage, first), to.get() + first, length);
-    });
-    tensor.data = to.get();
-    tensor.type = kFloat;
-  }
 
   void attend(Context& context, const Tensor* inputs, const CompressedSizes& n, const AttentionBias& bias,
               float* dst) const {

@@ -14,6 +14,7 @@
   X(quantized_conv_program)   \
   X(quantized_attention)      \
   X(compressed_attention)     \
+  X(compressed_matmul)        \
   X(quantized_experts)        \
   X(quantized_recurrence)     \
   X(row_program)              \

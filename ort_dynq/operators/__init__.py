@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import (
     affine,
     compressed_attention,
+    compressed_matmul,
     dynamic_quantize_linear,
     granular,
     quantized_attention,
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_conv.FAMILY,
     quantized_attention.FAMILY,
     compressed_attention.FAMILY,
+    compressed_matmul.FAMILY,
     quantized_experts.FAMILY,
     quantized_recurrence.FAMILY,
     reduce.FAMILY,

@@ -19,7 +19,22 @@ _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _OPERAND_TYPES = (*CODE_TYPES, *_FLOAT_TYPES)
 
 
-def _words(name: str, value: str, opset: int) -> str:
+def word_constants() -> str:
+    """The constants that :func:`words` reads, and ``end``, beyond every dimension."""
+    return f"""last = Constant<value_ints = [-1]>()
+    end = Constant<value_ints = [{2**63 - 1}]>()
+    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
+    zero = Constant<value_float = 0.0>()
+    one = Constant<value_float = 1.0>()
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
+    infinity = Neg(minus_infinity)
+    nan = Sub(infinity, infinity)
+    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
+    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()"""
+
+
+def words(name: str, value: str, opset: int) -> str:
     """Sets ``{name}_words``, float32 integers, and ``{name}_step``. The last of five dimensions shares a step."""
     return f"""{name}_times_0 = Mul({value}, zero)
     {name}_is_undefined = IsNaN({name}_times_0)
@@ -49,7 +64,7 @@ def _operand(name: str, size: str, opset: int) -> str:
     {name}_group_size = Div({size}, {name}_groups)
     {name}_shape = Concat<axis = 0>(key_lead, key_count, {name}_groups, {name}_group_size)
     {name}_grouped = {flat}({name}_rows, {name}_shape)
-    {_words(name, f"{name}_grouped", opset)}
+    {words(name, f"{name}_grouped", opset)}
     {_of_tokens(f"{name}_real_zero_point", f"{name}_whole_zero_point", opset)}
     {name}_zero_points = Unsqueeze({name}_whole_zero_point, n4)
     {name}_codes = Sub({name}_grouped, {name}_zero_points)
@@ -91,7 +106,7 @@ def _scores_of_groups(opset: int) -> str:
     return f"""queries_shape = Concat<axis = 0>(key_lead, row_count, key_groups, key_group_size)
     query_grouped = {flat}(query_rows, queries_shape)
     query_by_group = Transpose<perm = [0, 1, 3, 2, 4]>(query_grouped)
-    {_words("query", "query_by_group", opset)}
+    {words("query", "query_by_group", opset)}
     query_factors = Cast<to = 11>(query_words)
     key_columns_real = Transpose<perm = [0, 1, 3, 4, 2]>(key_factors)
     key_columns = Cast<to = 11>(key_columns_real)
@@ -127,13 +142,13 @@ def _scores_of_channels(opset: int) -> str:
     {_repeated("key_real_scale", "channel_scale", 3, "key_group_size", opset)}
     scale_rows = Unsqueeze(channel_scale, n3)
     scaled_query = Mul(rows_of_query, scale_rows)
-    {_words("scaled", "scaled_query", opset)}
+    {words("scaled", "scaled_query", opset)}
     scaled_factors = Cast<to = 11>(scaled_words)
     key_whole_offset = Expand(key_real_offset, key_scale_shape)
     {_repeated("key_whole_offset", "channel_offset", 3, "key_group_size", opset)}
     offset_rows = Unsqueeze(channel_offset, n3)
     shifts = Mul(rows_of_query, offset_rows)
-    {_words("shift", "shifts", opset)}
+    {words("shift", "shifts", opset)}
     shift_factors = Cast<to = 11>(shift_words)
     shift_sums = ReduceSum<keepdims = 1>(shift_factors, last)
     shift_sums_real = Cast<to = 1>(shift_sums)
@@ -208,7 +223,7 @@ def _words_of_blocks(name: str, weights: str, opset: int) -> str:
     {name}_of_rows = {flat}({name}_padded, blocks_of_rows_shape)
     {name}_by_block = Transpose<perm = [0, 1, 2, 4, 3, 5]>({name}_of_rows)
     {name}_merged = {flat}({name}_by_block, merged_shape)
-    {_words(name, f"{name}_merged", opset)}
+    {words(name, f"{name}_merged", opset)}
     {name}_apart = {flat}({name}_words, words_shape)
     {name}_factors = Cast<to = 11>({name}_apart)
     {name}_steps_by_block = {flat}({name}_step, steps_shape)"""
@@ -344,18 +359,8 @@ def _body(opset: int) -> str:
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(5))
     return f"""{{
     {vectors}
-    last = Constant<value_ints = [-1]>()
-    end = Constant<value_ints = [{2**63 - 1}]>()
-    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
-    zero = Constant<value_float = 0.0>()
-    one = Constant<value_float = 1.0>()
-    minus_one = Neg(one)
-    minus_infinity = Div(minus_one, zero)
-    infinity = Neg(minus_infinity)
-    nan = Sub(infinity, infinity)
+    {word_constants()}
     log2e = Constant<value_float = 1.44269502162933349609375>()
-    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
-    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()
     transposed_flag = Constant<value_int: int = @transposed_key>()
     is_transposed = Cast<to = 9>(transposed_flag)
     {_by_row("key_rows", "key")}

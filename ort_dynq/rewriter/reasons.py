@@ -58,6 +58,10 @@ class Reason(Enum):
 
     # Activations of products
     FORM_LOST = "its activation is no longer codes times a scale after {operator} {name}: {why}"
+    ACTIVATION_CHANNELS = (
+        "the activation has a scale or a zero point for each element of K, and integer sums have one for all of them: "
+        "quantize with one for each token or group of 16 or more, and scale channels in the weights before it"
+    )
     ACTIVATION_FORM = "its activation is quantized in a form that has no integer product"
     ACTIVATION_SCALES = "the activation is not known to have one scale for each row"
     ACTIVATION_ZERO_POINT = (

@@ -22,6 +22,7 @@ from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
 from .fusion import activations, attention, compressed_attention, normalization, quantized_activations
 from .products import (
+    compressed_matmul,
     dequantized_matmul,
     float_matmul,
     float_weights,
@@ -43,7 +44,7 @@ PHASES = (
     (truncation.RULE,),
     (
         *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
-        *(float_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
+        *(float_matmul.RULE, compressed_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
     (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED, tied_embedding.RULE),
@@ -71,7 +72,10 @@ FUSIONS = frozenset(
 
 IN_FLOAT32 = frozenset(
     rule.name
-    for rule in (float_matmul.RULE, float_conv.RULE, row_program.RULE, compressed_attention.RULE, qdq.DEQUANTIZE)
+    for rule in (
+        *(float_matmul.RULE, compressed_matmul.RULE, float_conv.RULE, row_program.RULE),
+        *(compressed_attention.RULE, qdq.DEQUANTIZE),
+    )
 )
 """The names of the rules that need ONNX Runtime's Casts in float16 models.
 

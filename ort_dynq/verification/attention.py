@@ -1,4 +1,6 @@
-"""The rounding errors that attention may have: those of its scores, of Softmax, and of its product with the values.
+"""The rounding errors that attention, and products with codes, may have.
+
+Those of attention are errors of its scores, of Softmax, and of its product with the values.
 
 Its result may be far smaller than the values that it adds, and an error of a score is relative to the score's terms. So
 the largest element of a row is no measure of the errors of float32, as it is of a normalization. This is:
@@ -11,7 +13,7 @@ An error of e * size(s) in each score changes y by at most e * (size(y) - p @ |v
 
 CompressedAttention rounds queries and weights p * scale of v to words: multiples of 1/32512 of the largest number of
 their group. Its size(s) and size(y) have the largest sums of these roundings as well, in units of 2^-20: a sixteenth of
-the 2^-24 of the others, of which verification allows 16.
+the 2^-24 of the others, of which verification allows 16. So it is for CompressedMatMul, whose size is |x| @ |w|.
 """
 
 from __future__ import annotations
@@ -27,23 +29,28 @@ from ..inputs import Array
 from ..operators import DOMAIN
 
 _WORD = 2.0**20 / (2 * 32512)
+_BLOCK = 256  # of CompressedMatMul: products whose words share a step
 _BIAS = 5  # the inputs of MultiHeadAttention are query, key, value, bias, key_padding_mask, attention_bias
 
 
-def is_attention(node: ir.Node) -> bool:
-    """Returns whether a node is a MultiHeadAttention or CompressedAttention as the rewriter writes them."""
-    return (node.domain, node.op_type) in ((MICROSOFT, "MultiHeadAttention"), (DOMAIN, "CompressedAttention"))
+def has_size(node: ir.Node) -> bool:
+    """Returns whether :func:`size_of` has the size of a node's result."""
+    return (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") or (
+        node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul")
+    )
 
 
-def size_of_attention(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
-    """Returns size(y) of each element of the result, float64, [B, S, H * E].
+def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
+    """Returns size(y) of each element of the result, float64, of MultiHeadAttention [B, S, H * E].
 
     Args:
         node: The node.
-        inputs: Its inputs: query [B, S, H * D]; key and value of three dimensions or [B, H, T, D]; the bias, which
-            broadcasts to [B, H, S, T].
+        inputs: Its inputs. Those of MultiHeadAttention are query [B, S, H * D]; key and value of three dimensions or
+            [B, H, T, D]; the bias, which broadcasts to [B, H, S, T].
     """
-    if node.domain == DOMAIN:
+    if node.op_type == "CompressedMatMul":
+        return _size_of_product(*inputs)
+    if node.op_type == "CompressedAttention":
         return _size_of_compressed(node, inputs)
     heads = node.attributes.get_int("num_heads", 1)
     q, k, v, *rest = (None if each is None else each.astype(np.float64) for each in inputs)
@@ -62,6 +69,22 @@ def size_of_attention(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
         p = np.nan_to_num(p / p.sum(-1, keepdims=True))
         y = (p * (1 + size + (p * size).sum(-1, keepdims=True))) @ np.abs(v)
     return np.asarray(y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1))
+
+
+def _size_of_product(*inputs: Array | None) -> Array:
+    """Returns size(y) of CompressedMatMul, [..., M, N]."""
+    x, codes, scale, zero_point = (np.zeros(1) if each is None else each.astype(np.float64) for each in inputs)
+    depth, columns = codes.shape
+    scale = scale.reshape(depth, -1)
+    points = np.broadcast_to(zero_point.reshape(depth if zero_point.size > 1 else 1, -1), scale.shape)
+    w = np.abs(codes.reshape(depth, scale.shape[1], -1) - points[..., None])  # [K, parts, columns of a part]
+    with np.errstate(all="ignore"):  # x may be infinite
+        size = np.einsum("...k,kp,kpc->...pc", np.abs(x), np.abs(scale), w)
+        for first in range(0, depth, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            scaled = np.abs(x[..., block, None] * scale[block])
+            size += scaled.max(-2)[..., None] * w[block].sum(0) * _WORD
+    return np.asarray(size.reshape(*x.shape[:-1], columns))
 
 
 def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:

@@ -20,13 +20,14 @@ from ..graphs import STANDARD_DOMAINS, values_read
 from ..inputs import Array
 from ..rewriter.analysis.nodes import is_standard
 from ..rewriter.analysis.shapes import RESHAPES
-from .attention import is_attention, size_of_attention
+from .attention import has_size, size_of
 from .layers import is_fusion, name_of
 
 FLOOR = 16
 """The error in units that a fusion may always have: a dozen float32 operations, one unit each, and sums in 32 parts."""
 _UNIT = 2.0**-24
-_BETWEEN = (*RESHAPES, "Transpose", "Mul", "Cast")  # Mul: by 0, in rows of attention without keys
+# Mul: by 0, in rows of attention without keys. Add: of the bias of a product.
+_BETWEEN = (*RESHAPES, "Transpose", "Mul", "Cast", "Add")
 
 
 class SimplifiedLayerNormalization(OpRun):
@@ -108,7 +109,7 @@ class Fusion(NamedTuple):
     Attributes:
         result: The result, a value of B.
         path: The nodes of B from the fused operator to the result: between both, there may be Reshape, Transpose, Mul,
-            Cast.
+            Cast, Add.
     """
 
     result: ir.Value
@@ -116,7 +117,7 @@ class Fusion(NamedTuple):
 
     def observed(self) -> list[ir.Value]:
         """Returns the values of B from which :meth:`size` is computed."""
-        if not is_attention(self.path[0]):
+        if not has_size(self.path[0]):
             return []
         return [value for node in self.path for value in self._read(node)]
 
@@ -127,18 +128,17 @@ class Fusion(NamedTuple):
             reference: The result in float64.
             arrays: The values that :meth:`observed` returns, by name.
         """
-        if not is_attention(self.path[0]):
+        if not has_size(self.path[0]):
             return np.abs(reference).max(axis=-1, keepdims=True, initial=0) if reference.ndim else np.abs(reference)
         attention, *between = self.path
         given = {name_of(value): _array_of(value, arrays) for node in self.path for value in self._read(node)}
-        size = size_of_attention(
-            attention, [given.get(name_of(value)) if value else None for value in attention.inputs]
-        )
+        size = size_of(attention, [given.get(name_of(value)) if value else None for value in attention.inputs])
         if not between:
             return size
-        given[name_of(attention.outputs[0])] = size
+        sizes = {name: np.abs(each) if each.dtype.kind == "f" else each for name, each in given.items()}
+        sizes[name_of(attention.outputs[0])] = size
         assert isinstance(attention.graph, ir.Graph)
-        return np.abs(_computed(between, given, name_of(between[-1].outputs[0]), attention.graph))
+        return _computed(between, sizes, name_of(between[-1].outputs[0]), attention.graph)
 
     def _read(self, node: ir.Node) -> list[ir.Value]:
         inside = {output for node in self.path for output in node.outputs}

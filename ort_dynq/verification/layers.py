@@ -16,7 +16,7 @@ from ..rewriter.analysis.nodes import only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.fusion.splitting import is_inexact
 from ..rewriter.metadata import ACTIVATION, HAS_OFFSET, PRODUCT, RULE
-from .attention import is_attention
+from .attention import has_size
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -235,7 +235,7 @@ def is_fusion(node: ir.Node, a: Mapping[str, ir.Value]) -> bool:
     if is_inexact(node):
         return True
     producers = [a[name_of(output)].producer() for output in node.outputs if name_of(output) in a]
-    if node.domain != MICROSOFT and not is_attention(node):
+    if node.domain != MICROSOFT and not has_size(node):
         return False
     # MultiHeadAttention computes the bits of a QAttention after the products of its query, key and value.
     return any(each is not None and each.op_type not in (node.op_type, "QAttention") for each in producers) or (
@@ -259,7 +259,7 @@ def _values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def _is_product(node: ir.Node) -> bool:
-    return ACTIVATION in node.metadata_props
+    return ACTIVATION in node.metadata_props and not has_size(node)
 
 
 def _enclosing(model: ir.Model) -> tuple[list[ir.Node], int]:

@@ -130,6 +130,17 @@ def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend(parser)
 
 
+def _compressed_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads=_THREADS, time="0.5")
+    parser.add_argument(
+        "--sizes", type=_sizes, metavar="KxN[,KxN]", help="sizes of the weights (default: 1024x3072,4096x4096)"
+    )
+    parser.add_argument("--rows", type=positives, metavar="N[,N]", help="rows of the activation (default: 1,4,16,128)")
+    parser.add_argument("--parts", type=positives, metavar="N[,N]", help="columns of a part (default: 32,64,128)")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="bits of a code (default: 4 and 8)")
+    add_backend(parser)
+
+
 def _convolution_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
@@ -366,6 +377,38 @@ def _attention(arguments: argparse.Namespace, settings: Settings, track: Track) 
     return Outcome({"heads": heads, "timings": list(map(asdict, timings))}, text)
 
 
+def _compressed(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times CompressedMatMul."""
+    from bench.compressed_products import PARTS, ROWS, SIZES, bench_compressed
+
+    timings = bench_compressed(
+        settings,
+        arguments.rows or ROWS,
+        arguments.sizes or SIZES,
+        parts=arguments.parts or PARTS,
+        bits=(arguments.bits,) if arguments.bits else (4, 8),
+        track=track,
+    )
+
+    def text() -> Iterator[RenderableType]:
+        yield "fastest runs in us; each row of the weights has a scale and a zero point for each part of the columns"
+        yield "all weights are inputs, and not in the caches"
+        yield "ort_dynq: CompressedMatMul; codes: DequantizeLinear, MatMul; float: MatMul of weights dequantized once"
+        yield "dB: from float64; ratios: float / ort_dynq, codes / ort_dynq\n"
+        head = ("rows", "weights", "part", "bits", "threads", "ort_dynq", "float", "ratio", "codes", "ratio", "dB")
+        yield _timings(
+            timings,
+            head,
+            lambda each: (
+                *(each.rows, format_shape(each.weights), each.part, each.bits, each.threads, Figure(each.ours_us, 1)),
+                *(Figure(each.float_us, 1), Figure(each.ratios[0], 2), Figure(each.codes_us, 1)),
+                *(Figure(each.ratios[1], 2), Figure(each.snr_db, 1)),
+            ),
+        )
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
 def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times MatMulNBits and its rewritten forms."""
     from bench.nbits_products import ROWS, SIZES, Form, bench_nbits
@@ -559,6 +602,14 @@ COMMANDS = (
         (f"{PROGRAM} attention --cases decode-DT-8,prompt-TD-8 --threads 1",),
         _attention_arguments,
         partial(timed, run=_attention, time=0.5, all_cores=True),
+    ),
+    Command(
+        "compressed",
+        "products with codes of 8 and 4 bits whose scales vary along the sums, the same in stock ONNX Runtime, and "
+        "MatMul of float32",
+        (f"{PROGRAM} compressed --rows 1,128 --sizes 1024x3072 --bits 4 --threads 1",),
+        _compressed_arguments,
+        partial(timed, run=_compressed, time=0.5, all_cores=True),
     ),
     Command(
         "convolutions",

@@ -305,6 +305,24 @@ struct CompressedCache {
   }
 };
 
+// CompressedMatMul: the columns and parts.
+struct CompressedProduct {
+  int64_t parts, size;
+
+  CompressedProduct(Bytes& bytes, Shape& src)
+      : parts(1 + static_cast<int64_t>(bytes.below(4))),
+        size(1 + static_cast<int64_t>(bytes.one_in(8) ? 500 + bytes.below(40) : bytes.below(70))) {
+    const int64_t depth = static_cast<int64_t>(bytes.one_in(4) ? bytes.below(600) : bytes.below(40));
+    src = shape_of({static_cast<int64_t>(bytes.one_in(4) ? bytes.below(110) : bytes.below(9)), depth});
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+    if (index == 1) return shape_of({src.dims[1], parts * size});
+    if (index == 3 && bytes.one_in(2)) return Shape{};
+    return shape_of({src.dims[1], parts});
+  }
+};
+
 // QuantizedAttention: the heads, and the lengths that src does not have.
 struct Attention {
   int64_t heads, keys, columns;
@@ -990,6 +1008,8 @@ Problem make_problem(Bytes& bytes) {
   if (name == "QuantizedAttention") attention.emplace(bytes, problem.attributes, src);
   std::optional<CompressedCache> cache;
   if (name == "CompressedAttention") cache.emplace(bytes, types, problem.attributes, src);
+  std::optional<CompressedProduct> compressed;
+  if (name == "CompressedMatMul") compressed.emplace(bytes, src);
   std::optional<Recurrence> recurrence;
   if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
   std::optional<Mixture> mixture;
@@ -1025,6 +1045,7 @@ Problem make_problem(Bytes& bytes) {
                   : conv                          ? conv->shape_of_input(bytes, i, src)
                   : attention                     ? attention->shape_of_input(bytes, i, src)
                   : cache                         ? cache->shape_of_input(bytes, types, i, src)
+                  : compressed                    ? compressed->shape_of_input(bytes, i, src)
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
                   : mixture                       ? mixture->shape_of_input(bytes, i, src)
                   : program                       ? shape_of({1})

@@ -69,6 +69,10 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
                 yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, ()], {"num_heads": h}
     elif operator.name == "CompressedAttention":
         yield from compressed_caches(n)
+    elif operator.name == "CompressedMatMul":
+        for rows, depth, parts, size in ((n, 3, 2, 4), (1, n, 2, 3), (2, 9, n, 2), (3, 5, 2, n), (20, n, 3, 33)):
+            for zero_points in ((depth, parts), ()):
+                yield [(rows, depth), (depth, parts * size), (depth, parts), zero_points], {}
     elif operator.name == "QuantizedRecurrence":
         yield from recurrences(n)
     elif operator.name == "QuantizedExperts":
@@ -461,6 +465,17 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         ):
             for shape in wrong:
                 yield [*cached[:index], shape, *cached[index + 1 :]], {}, cached
+        return
+    if operator.name == "CompressedMatMul":
+        product: list[Given] = [(3, 8), (8, 6), (8, 2), (8, 2)]
+        for index, wrong in (
+            (0, [(), (3, 7), (8, 3), (3, 0)]),
+            (1, [(6,), (7, 6), (1, 8, 6)]),
+            (2, [(), (2,), (8, 4), (8, 0), (1, 2), (8, 2, 1)]),
+            (3, [(2,), (8,), (1, 2), (0,), (8, 2, 1)]),
+        ):
+            for shape in wrong:
+                yield [*product[:index], shape, *product[index + 1 :]], {}, product
         return
     if operator.name == "QuantizedExperts":
         mixture: list[Given] = [(3, 32), (3, 4), (3, 4)]

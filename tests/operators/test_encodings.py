@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases.compressed_attention import compressed_inputs
+from cases.compressed_matmul import compressed_operands
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
 from helpers import Array
@@ -41,6 +42,8 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name == "CompressedAttention":
         rng = np.random.default_rng(0)
         return compressed_inputs(rng, ("int8", "int8"), (1, 1, 1, 4, 2, 2, 2), has_zero_points=False)
+    if operator.name == "CompressedMatMul":
+        return compressed_operands(np.random.default_rng(0), "int8", (4,), 2, 1, 2)
     if operator.name == "QuantizedAttention":
         return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), np.float32(1)]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]

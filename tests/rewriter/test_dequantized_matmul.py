@@ -1,4 +1,7 @@
-"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them."""
+"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them.
+
+More than 450 lines: all tests share the forms of these products.
+"""
 
 from __future__ import annotations
 
@@ -136,10 +139,17 @@ FORMS = [
     Form(codes="INT8", axis=1, block=0, more="rounded", made=EVERY_RUN),
 ]
 FOLDED = [
-    Form(axis=1, made=EVERY_RUN, columns=256),
-    Form(codes="INT8", axis=0, block=0, made=EVERY_RUN),
+    Form(axis=1, block=16, made=EVERY_RUN, columns=256),
     Form(depth=64, columns=64),
     Form(codes="INT16", axis=1, block=0, made=EVERY_RUN),  # of onnxsim.quantize_weight_only_int16
+]
+ALONG_SUMS = [  # scales of rows of the matrix, or of parts of them
+    Form(codes="INT8", axis=0, block=0, made=EVERY_RUN),
+    Form(axis=1, block=64, columns=320, depth=300, made=EVERY_RUN),
+    Form(codes="UINT8", axis=1, block=80, columns=320, product="Gemm", more="bias", made=EVERY_RUN),
+    Form(codes="UINT4", axis=1, block=75, columns=675, product="Einsum", made=EVERY_RUN),
+    Form(codes="UINT4", axis=1, block=128, columns=256, half=True, depth=257, made=EVERY_RUN),
+    Form(codes="UINT8", axis=1, block=600, columns=1200, more="cast", made=EVERY_RUN),
 ]
 
 
@@ -187,6 +197,36 @@ def test_one_term(form: Form) -> None:
     assert ort_dynq.verify(model, rewritten).passed
 
 
+@pytest.mark.parametrize(("form", "are_inputs"), [(form, i % 2 > 0) for i, form in enumerate(ALONG_SUMS)], ids=str)
+def test_scales_along_the_sums(form: Form, are_inputs: bool) -> None:
+    """The activation times the scales of each part has 16 bits; the codes are constants or inputs of the model."""
+    model = form.model()
+    constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if each.name != "bias"}
+    if are_inputs:
+        for tensor in [each for each in model.graph.initializer if each.name != "bias"]:
+            model.graph.input.add().CopyFrom(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            model.graph.initializer.remove(tensor)
+    result = ort_dynq.rewrite(model)
+    (finding, *of_half) = result.report.findings
+    assert finding.operator.startswith("CompressedMatMul")
+    assert EVERY_RUN in finding.reason
+    assert all(each.operator == "CompressedMatMul of float16" for each in of_half)
+    reference = outputs_of(form.model(), form.x).astype(np.float64)
+    many = np.repeat(form.x, 5, 0)
+    for threads in (1, 3):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = ort_dynq.InferenceSession(model, options)
+        y, of_many = (
+            np.asarray(session.run(None, {"x": x} | (constants if are_inputs else {}))[0]) for x in (form.x, many)
+        )
+        is_half = form.half or form.more == "cast"
+        assert noise(y, reference) > (60 if is_half else 74)
+        assert_same(np.repeat(y, 5, 0), of_many)  # rows do not depend on how many there are
+    if not are_inputs:
+        assert ort_dynq.verify(model, result.to_proto()).passed
+
+
 @pytest.mark.parametrize("form", FOLDED, ids=str)
 def test_folded(form: Form) -> None:
     """Weights that QuantizedMatMul does not have, or too few of them, are dequantized once."""
@@ -215,7 +255,7 @@ _OF_1_32 = pytest.mark.skipif(
 
 
 @_OF_1_32
-@pytest.mark.parametrize("form", [*FORMS, *FOLDED], ids=str)
+@pytest.mark.parametrize("form", [*FORMS, *FOLDED, *ALONG_SUMS], ids=str)
 def test_reports_what_onnxruntime_makes(form: Form, tmp_path: Path) -> None:
     """ONNX Runtime's optimized model agrees with the report, also of a rewrite that changes nothing."""
     model = form.model()

@@ -33,3 +33,22 @@ def test_weights_of_dorefa(product: str) -> None:
         verified = verify(model, result.to_proto(), inputs={"x": data})
         assert verified.passed, verified
         assert verified.products
+
+
+def test_static_scale_that_where_keeps_from_zero() -> None:
+    """The scale is a constant that is not 0, so that a later activation has no NaN of its own (ModelOpt)."""
+    body = "g = Greater(amax, eps) k = Where(g, step, zero)" + "".join(
+        f" t{i} = Mul({x}, k) r{i} = Round(t{i}) c{i} = Clip(r{i}, low, high) d{i} = Div(c{i}, k)"
+        f" y{i} = MatMul(d{i}, w)"
+        for i, x in enumerate(("x", "y0"))
+    )
+    codes = np.random.default_rng(4).integers(-127, 128, (64, 64))
+    codes[0] = 127
+    constants = {"w": codes.astype(F) * F(0.001), "amax": F(3), "step": F(42.3)}
+    model = model_of(body + " y = Identity(y1)", constants, inputs="float[B, 9, 64] x")
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"] * 2
+    verified = verify(
+        model, result.to_proto(), inputs={"x": np.random.default_rng(5).normal(size=(2, 9, 64)).astype(F)}
+    )
+    assert verified.passed, verified

@@ -697,7 +697,7 @@ def test_a_scale_along_the_summed_dimension_stays() -> None:
     model = model_of(body, WEIGHTS["folded"][1] | {"lead": np.array([0, 1])})
     report = check(model, DATA, exact=False)
     assert "QuantizedMatMul" not in products(report)
-    assert any("one scale for each row" in finding.reason for finding in report.unconverted)
+    assert any("for each element of K" in finding.reason for finding in report.unconverted)
 
 
 def test_fused_nodes_stay_if_they_are_kept() -> None:

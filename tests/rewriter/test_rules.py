@@ -91,6 +91,20 @@ ATTENTION_OVER_CODES = onnx.parser.parse_model("""<ir_version: 10, opset_import:
         y = MatMul(p, v_float)
     }""")
 
+SCALES_ALONG_SUMS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[3, 64] x, int8[64, 48] codes, float[64, 3] scales) => (float[3, 48] y) {
+        w = DequantizeLinear<axis = 1, block_size = 16>(codes, scales)
+        y = MatMul(x, w)
+    }""")
+
+WRITTEN_PART = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[2, 9, 6] x, float[2, 9, 2] part) => (float[2, 9, 6] y) <int64[2, 1] at = {4, 5}> {
+        a = Transpose<perm = [2, 1, 0]>(x)
+        b = Transpose<perm = [2, 1, 0]>(part)
+        c = ScatterND(a, at, b)
+        y = Transpose<perm = [2, 1, 0]>(c)
+    }""")
+
 ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v) => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z)
     <float scale = {0.02}, int8 zero = {0}, int64[3] lengths = {64, 32, 5}> {
@@ -124,7 +138,7 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    written = map(ir.from_proto, (ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS))
+    written = map(ir.from_proto, (ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

@@ -23,6 +23,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from cases.compressed_attention import compressed_inputs
+from cases.compressed_matmul import compressed_operands
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
@@ -126,6 +127,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return expert_inputs(rng, (7, 32), 3, 48, bits=8, program="dst = x", **kinds)
     if operator.name == "CompressedAttention":
         return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
+    if operator.name == "CompressedMatMul":
+        return compressed_operands(rng, types[1], (7,), 33, 4, 5, float_types=(types[0], types[2]))
     if operator.name == "QuantizedAttention":
         return [
             *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
@@ -143,8 +144,8 @@ class Values:
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
             found = replace(found, is_regular=is_bounded)
-        if not found.is_regular and self._is_finite_constant(value):
-            found = replace(found, is_regular=True)
+        if (not found.is_regular or node.op_type == "Where") and (constant := self._of_finite_constant(value)):
+            found = constant
         if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and self._has_no_nan(value):
             found = replace(found, is_regular=True)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
@@ -160,15 +161,15 @@ class Values:
         is_integer = found.is_integer or of_type.is_integer or is_number
         return found if is_integer == found.is_integer else replace(found, is_integer=is_integer)
 
-    def _is_finite_constant(self, value: ir.Value) -> bool:
-        """Returns whether a value is a constant without NaN and infinities that a node reads which is computed later.
+    def _of_finite_constant(self, value: ir.Value) -> Interval | None:
+        """Returns the bounds of a constant that a node reads which is computed at run time; None if it is not finite.
 
-        Weights that the model divides by their largest magnitude are such constants.
+        Weights that the model divides by their largest magnitude, and scales that Where keeps from 0, are such ones.
         """
         if not self._facts.is_constant(value) or all(map(self._facts.is_constant, _outputs_of_uses(value))):
-            return False
+            return None
         elements = evaluate(value, self._facts)
-        return elements is not None and bool(np.isfinite(elements).all())
+        return None if elements is None else _of_elements(elements)
 
     def _of_node(self, node: ir.Node, value: ir.Value) -> Interval:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
@@ -308,7 +309,11 @@ def _of_constant(value: ir.Value) -> Interval | None:
     elements = constant_array(value)
     if elements is None and (number := constant_scalar(value)) is not None:
         elements = np.array(number)
-    if elements is None or not elements.size or not is_number(elements.dtype):
+    return None if elements is None else _of_elements(elements)
+
+
+def _of_elements(elements: npt.NDArray[Any]) -> Interval | None:
+    if not elements.size or not is_number(elements.dtype):
         return None
     elements = elements.astype(np.float64)
     if not np.isfinite(elements).all():

@@ -22,6 +22,9 @@ _FEWEST_PRODUCTS_OF_GROUPS = 8192
 _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
 _FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
 _FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
+# Of a matrix whose scales vary along the sums. A constant one may be dequantized once, which smaller parts gain less
+# from: `python tests/bench compressed` compares.
+_FEWEST_CODES_OF_INPUTS, _FEWEST_COLUMNS_OF_PART, _FEWEST_COLUMNS_OF_CONSTANT_PART = 2048, 16, 32
 _FEWEST_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
 _FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
 _LEAST_SHARE_OF_WEIGHTS = 0.75
@@ -164,6 +167,19 @@ def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) ->
         return False
     rows = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in list(activation.shape)[:-1])
     return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
+
+
+def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool) -> bool:
+    """Returns whether a product with a matrix whose scales vary along the sums costs more than it saves.
+
+    Args:
+        depth, columns: The shape of the matrix.
+        size: The columns that share scales.
+        is_constant: Whether the matrix is constant: it may be dequantized once.
+    """
+    if is_constant:
+        return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS or size < _FEWEST_COLUMNS_OF_CONSTANT_PART
+    return depth * columns < _FEWEST_CODES_OF_INPUTS or size < _FEWEST_COLUMNS_OF_PART
 
 
 def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:

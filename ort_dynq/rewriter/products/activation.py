@@ -89,7 +89,7 @@ def activation_of(
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
     if not all(param.is_of_rows for param in form.params):
-        raise Unconverted(Reason.ACTIVATION_SCALES)
+        raise Unconverted(Reason.ACTIVATION_CHANNELS)
     has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
     form = _with_runs(form)
     if form.divisor is not None and not _is_scaled_by(form, form.divisor):
