@@ -32,7 +32,9 @@ def without_copies(model: ir.Model) -> bool:
     found = False
     for _, graph in with_subgraphs(model.graph):
         for node in list(graph):
-            source = copied(node) or _restored(node)
+            source = copied(node)
+            if source is None and (restored := _restored(node)) is not None:
+                source = None if producer_of(restored, "MatMul") is not None else restored  # heads, for a fusion
             if source is None:
                 continue
             copy = node.outputs[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Mapping
 from typing import TypeAlias
@@ -13,10 +12,9 @@ from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
-from .nodes import is_standard, producer_of
-from .shape_arithmetic import factors_of, known_lengths, known_product
+from .nodes import producer_of
+from .shape_arithmetic import factors_of, known_lengths, known_product, solved_lengths
 from .shape_inference import ShapeInference
-from .shapes import unreshaped
 from .shared import Shared
 
 _Dim: TypeAlias = "int | ir.SymbolicDim"
@@ -131,7 +129,7 @@ class Facts:
         resized: list[tuple[ir.Value, ir.TypeProtocol | None, ir.Shape]] = []
         solved: dict[_Dim, int] = {}
         for _ in range(_MOST_ROUNDS):
-            solved |= (now := _solved(self.model))
+            solved |= (now := solved_lengths(self.model.graph, _names_of_inputs(self.model)))
             new = [] if now else [(value, value.type, shape) for value, shape in _resized(self.model)]
             if not new and not now:
                 return
@@ -190,32 +188,6 @@ def _names_of_inputs(model: ir.Model) -> set[_Dim]:
     """Returns the names of the dimensions of the model's inputs."""
     dims = (dim for value in model.graph.inputs for dim in value.shape or ())
     return {dim for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
-
-
-def _solved(model: ir.Model) -> dict[_Dim, int]:
-    """Returns the lengths of dimensions of inputs that follow from Reshapes to a constant shape, which fail otherwise.
-
-    Example: [n, 256] becomes [2, 4, 256] only if n is 8. A Reshape in a branch says nothing of other runs, nor does one
-    whose result is read for its shape alone, since ONNX Runtime may remove it.
-    """
-    found = dict[_Dim, int]()
-    names = _names_of_inputs(model)
-    needed = set(model.graph.outputs) if names else set[ir.Value]()
-    for node in reversed(list(model.graph) if names else ()):
-        if needed.isdisjoint(node.outputs):
-            continue
-        if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Shape", "Size"):
-            needed.update(each for each in node.inputs if each is not None)
-        lengths = known_lengths(node.inputs[1]) if is_standard(node, "Reshape") else None
-        if lengths is None or not all(length is not None and length > 0 for length in lengths):
-            continue
-        before = factors_of((node.inputs[0] and unreshaped(node.inputs[0]).shape) or [None])
-        total = math.prod(length or 0 for length in lengths)
-        if before is None or len(before[1]) != 1 or before[1][0] not in names:
-            continue
-        if before[0] and total % before[0] == 0:
-            found[before[1][0]] = total // before[0]
-    return found
 
 
 def _with_lengths(shape: ir.Shape | None, lengths: Mapping[_Dim, int]) -> ir.Shape | None:
