@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
-from ..rewriter.analysis.nodes import cast_to, is_standard, only_use
+from ..rewriter.analysis.nodes import cast_to, is_inverse_transpose, is_standard, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
 from .layers import Layers, name_of
@@ -147,12 +147,21 @@ def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> Fl
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Yields the uses of a value and of its copies, which B does not have: of Identity and of Casts to float32."""
-    for node, index in value.uses():
-        if is_standard(node, "Identity") or (is_standard(node, "Cast") and cast_to(node) == ir.DataType.FLOAT):
-            yield from _uses(node.outputs[0])
-        else:
+    """Yields the uses of a value and of its copies, which B does not have.
+
+    Copies are those of Identity and of Casts to float32, and what Transposes or Reshapes restore: a product of B that
+    reads the value has a product of A with the same shape.
+    """
+    todo = [value]
+    while todo:
+        for node, index in todo.pop().uses():
+            is_cast = is_standard(node, "Cast") and cast_to(node) == ir.DataType.FLOAT
+            if is_cast or is_standard(node, "Identity", *RESHAPES):
+                todo.append(node.outputs[0])
+                continue
             yield node, index
+            if is_standard(node, "Transpose"):
+                todo += [use.node.outputs[0] for use in node.outputs[0].uses() if is_inverse_transpose(node, use.node)]
 
 
 def _pads_with_zeros(node: ir.Node) -> bool:

@@ -34,6 +34,7 @@ ROUNDINGS = {
 ROUNDINGS |= {
     "Round(Clip)": lambda x: np.rint(np.clip(x, F(-127.5), F(126.9))),
     "Round(Clip to 0)": lambda x: np.rint(np.clip(x, F(0), F(254.9))),
+    "Sign(x) * Floor(Abs(x) + 0.5)": lambda x: np.sign(x) * np.floor(np.abs(x) + F(0.5)),
 }
 
 
@@ -42,6 +43,14 @@ def test_the_sum_is_the_rounded_value(name: str) -> None:
     y = ROUNDINGS[name](X)
     assert y.dtype == F
     np.testing.assert_array_equal(X + (y - X), y)
+
+
+@pytest.mark.parametrize("z", [-383, -128, -1, 0, 3, 127, 255])
+def test_the_sum_is_the_rounded_value_plus_an_integer(z: int) -> None:
+    v, most = X[np.abs(X) <= 2**20], F(127)
+    x = v + F(z)
+    for y in (np.rint(v) + F(z), np.clip(np.floor(v) + F(z), -most, most)):
+        np.testing.assert_array_equal(x + (y - x), y)
 
 
 CHAIN = "a = Abs(x) m = ReduceMax(a, one) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)"
@@ -81,6 +90,9 @@ MASKED = (  # a scale whose zeros become 1, and a mask that is reshaped as it is
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Add(f0, s) d = Sub(f, x) v = Add(x, d)",
         MASKED.format("ms"),
         "k = Clip(q, low, high) e = Round(k) d = Sub(e, k) t = Add(d, k) v = Mul(t, s)",
+        "o = Sign(q) a1 = Abs(q) a2 = Add(a1, half) a3 = Floor(a2) e = Mul(o, a3) c = Clip(e, low, high)"
+        " d = Sub(c, q) t = Add(d, q) v = Mul(t, s)",
+        "i = Div(c127, m) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) d = Sub(c, p) t = Add(p, d) v = Mul(t, s)",
     ],
 )
 def test_products(nodes: str) -> None:
@@ -105,7 +117,6 @@ def test_products(nodes: str) -> None:
         " e = Round(p) c = Clip(e, low, high) f = Mul(c, t) d = Sub(f, x) v = Add(x, d)",
         "c = Clip(r, low, high) t = Mul(s, eps) f = Mul(c, t) d = Sub(f, x) v = Add(x, d)",
         "h = Sub(half, q) e = Ceil(h) c = Clip(e, low, high) d = Sub(c, q) t = Add(q, d) v = Mul(t, s)",
-        "i = Div(c127, m) p = Mul(x, i) e = Round(p) c = Clip(e, low, high) d = Sub(c, p) t = Add(p, d) v = Mul(t, s)",
         "c = Clip(r, low, high) f0 = Mul(c, s) f = Mul(f0, eps) d = Sub(f, x) v = Add(x, d)",
         "o1 = Abs(other) o2 = ReduceMax(o1, one) " + MASKED.format("o2"),
     ],

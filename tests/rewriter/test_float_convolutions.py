@@ -212,7 +212,7 @@ def test_parts_of_the_channels_that_stay() -> None:
 def test_rows_of_a_sample_that_may_be_nan() -> None:
     """Without an epsilon, marks belong to the rows of the moved codes: one scale of a sample cannot have them."""
     body = "a = Abs(x)\n m = ReduceMax(a, sample)\n s = Div(m, c127)\n" + CODES
-    body += "i = Reshape(c, rows)\n j = Reshape(i, image)\n dx = Mul(j, s)\n y = Conv(dx, w)"
+    body += "i = Reshape(c, rows)\n h = Neg(i)\n j = Reshape(h, image)\n dx = Mul(j, s)\n y = Conv(dx, w)"
     constants = {"w": codes_of().astype(F), "rows": np.array([-1, 8]), "image": np.array([2, C, 9, 8])}
     model = model_of(body, constants | AXES)
     for dim, length in zip(model.graph.input[0].type.tensor_type.shape.dim, (2, C, 9, 8), strict=True):

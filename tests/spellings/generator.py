@@ -261,6 +261,8 @@ class _Writer(Layers):
             return None  # other codes
         if made.get("bounds before Round") == "just below half" and made["rounding"] not in ("Round", "floor(x + 0.5)"):
             return None  # low - 0.5 is rounded down
+        if made.get("bounds before Round") == "just below half" and self.type == "float16":
+            return None  # float16 rounds the bounds to halves, so that codes reach 128
         has_zero_code = made["scheme"] != "offset" and made.get("zero in the range") != "no"
         if "Pad" in moves and (not has_zero_code or made.get("zero point") == "not rounded"):
             return None
@@ -279,6 +281,11 @@ class _Writer(Layers):
         is_multiplied = self._order.startswith(("x * ", "(x - min) * "))
         if is_multiplied and not self._is_guarded() and made.get("codes") in ("int16", "int32", "int64"):
             return None  # c / r may be infinite, and its product with 0, NaN, becomes the least integer
+        place, is_guarded = made.get("epsilon", "none").partition(": ")[0], self._guards_divisor()
+        if made.get("codes") in ("int16", "int32", "int64") and place == "scale" and not is_guarded:
+            return None  # 0 / 0 becomes the least integer, and is multiplied by a scale that is not 0
+        if self._is_cast_at_once and not is_guarded:
+            return None  # ONNX does not define the Cast of 0 / 0 to int32
         return True if made.get("clip") != "none" or (self._is_proven() and not is_other) else None
 
     def _is_proven(self) -> bool:
@@ -298,12 +305,13 @@ class _Writer(Layers):
         return self.draw.made.get("order of the offset", self.draw.made.get("order", ""))
 
     def _is_guarded(self) -> bool:
-        """Returns whether the divisor has an epsilon."""
-        place, _, form = self.draw.made.get("epsilon", "none").partition(": ")
-        is_used = place == "range" or (
-            place == "scale" and ("(r / c)" in self._order or "(r * (1 / c))" in self._order)
-        )
-        return is_used and "(= 0)" not in form
+        """Returns whether the divisor has an epsilon, also if the range is denormal."""
+        return self._guards_divisor() and "(= 0)" not in self.draw.made.get("epsilon", "none")
+
+    def _guards_divisor(self) -> bool:
+        """Returns whether the divisor is not 0."""
+        place = self.draw.made.get("epsilon", "none").partition(": ")[0]
+        return place == "range" or (place == "scale" and ("(r / c)" in self._order or "(r * (1 / c))" in self._order))
 
     def _array(self, elements: Array) -> Array:
         """Returns an activation, with the elements of one scale next to each other in memory."""
@@ -354,6 +362,8 @@ class _Writer(Layers):
                         steps |= 1
                     row[:] = steps * np.float32(1e-45)
                 case 2 | 3 as sign:
+                    if self.kind.startswith("Conv") and self.draw.made.get("clip") == "none":
+                        continue  # numerics.md: an infinite code is NaN in the whole sample
                     row[rng.integers(row.size)] = np.inf if sign == 2 else -np.inf
                 case 4 | 5:
                     row *= np.float32(rng.choice([3e36, 3e38])) / np.abs(row).max()

@@ -193,7 +193,10 @@ class Quantization(Steps):
             return None
         if self.scope == "tensor" and self.g.opset >= 10:
             return 1
-        return 0 if self.scope == "token" and len(self.lengths) == 2 and self.g.opset >= 13 else None
+        is_repeated = "repeated" in self.draw.made.get("epsilon", "")  # as many scales as elements
+        return (
+            0 if self.scope == "token" and len(self.lengths) == 2 and self.g.opset >= 13 and not is_repeated else None
+        )
 
     def _quantize_linear(self, s: str, z_code: str | None, axis: int) -> Codes:
         g = self.g

@@ -16,9 +16,9 @@ _FEWEST = 0.95
 _PARTS, _SPELLINGS, _NEAR_MISSES = 5, 6, 3
 _MANY, _LONGER = 40, 15  # parts of an exhaustive run, and how many times as many seeds each of them has
 _COUNTED = 60
-_ONCE_WRONG = (143, 172, 548, 951, 1142, 2000, 5078, 160001)
-"""Seeds that earlier versions got wrong: infinite codes of integers, x * Reciprocal(s), a model that fails, a right one
-that `verify` took for wrong."""
+_ONCE_WRONG = (143, 172, 548, 951, 1142, 2000, 5078, 88086, 160001, 512010)
+"""Seeds that earlier versions got wrong: infinite codes, also of rows that share a scale, x * Reciprocal(s), a model
+that fails, one that is invalid, a right one that `verify` took for wrong."""
 _FOLDED = 170074
 """A near miss whose weights are dequantized once: ONNX Runtime packs constants, and adds in another order."""
 

@@ -99,6 +99,14 @@ def signed_magnitude_of(value: ir.Value) -> ir.Value | None:
     return None
 
 
+def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
+    """Returns m of Sign(x) * m; None for other nodes."""
+    for i in (0, 1) if node.op_type == "Mul" else ():
+        if producer_of(node.inputs[i], "Sign") is not None:
+            return node.inputs[1 - i]
+    return None
+
+
 def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:
     least, most = (-_INFINITY, bound) if is_upper else (bound, _INFINITY)
     return Bounded(value, least, most, keeps_negative_zero or bound != 0)

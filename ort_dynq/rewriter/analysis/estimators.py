@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from .bounds import Bounded, all_bounds_of, constant_operand
+from .bounds import Bounded, all_bounds_of, constant_operand, magnitude_beside_sign
 from .magnitudes import AnyBounds, largest_quotient
 from .nodes import producer_of
 
 _LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
+_MODERATE = 2.0**20
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -44,7 +45,10 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
        that x + d rounds to y, at worst in a tie between y and its neighbor, and y is even.
 
     A rounding alone is case 2 or 3, or x is an integer. A clip to a range around 0, before or after it, may also be
-    case 1. Where x is a quotient by 0, the sum is NaN.
+    case 1. Where x is a quotient by 0, or a product with its infinite inverse, the sum is NaN.
+
+    An integer z may be added after the rounding, and in x before it: y = round(v) + z, x = v + z. The sum v + z has one
+    more rounding of at most 2**-4, if both are at most 2**20, so that abs(d) <= 1 without a clip.
 
     Args:
         y: The rounded value.
@@ -52,33 +56,61 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
         known: Returns what is known of a value.
     """
     bounded = all_bounds_of(y)
-    node = producer_of(bounded.value, "Round", "Floor", "Ceil")
-    given = None if node is None else node.inputs[0]
-    if node is None or given is None:
+    if (v := _without_integer(bounded.value, x, known)) is not None:
+        return bounded.least <= 0 <= bounded.most and (
+            _is_at_most(_MODERATE, known(v)) or _is_finite_quotient(v, known, _MODERATE)
+        )
+    given = _before_rounding(bounded.value)
+    if given is None:
         return False
-    half = producer_of(given, {"Floor": "Add", "Ceil": "Sub"}.get(node.op_type, ""))  # round half up, or down
-    found = None if half is None else constant_operand(half, commutative=half.op_type == "Add")
-    if found is not None and found[1] == 0.5:
-        given = found[0]
     before = Bounded(given) if given is x else all_bounds_of(given)
     if before.value is not x:
         return False
     if before.value is given and bounded.value is y:
         return True
     is_around_0 = before.least <= 0 <= before.most and bounded.least <= 0 <= bounded.most
-    return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known))
+    return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known, _LARGEST))
 
 
-def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> bool:
-    """Returns whether x is at most 2**24, except where it is a quotient by 0.
+def _without_integer(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> ir.Value | None:
+    """Returns v, if y is round(v) + z and x is v + z, where z is an integer; or None."""
+    sums = [producer_of(each, "Add", "Sub") for each in (y, x)]
+    if sums[0] is None or sums[1] is None or sums[0].op_type != sums[1].op_type:
+        return None
+    for z in sums[0].inputs if sums[0].op_type == "Add" else sums[0].inputs[1:]:
+        if z not in sums[1].inputs or not known(z).is_integer or not _is_at_most(_MODERATE, known(z)):
+            continue
+        rounded, v = (next((each for each in node.inputs if each is not z), None) for node in sums if node is not None)
+        if rounded is not None and v is not None and _before_rounding(rounded) is v and sums[1].inputs[0] is not z:
+            return v
+    return None
 
-    A product with an inverse range is not known to be: 127 / r is infinite for a small r, too.
+
+def _before_rounding(value: ir.Value) -> ir.Value | None:
+    """Returns what is rounded, in any way; None for values that are no integers next to it."""
+    node = producer_of(value, "Round", "Floor", "Ceil", "Mul")
+    if node is None or node.inputs[0] is None:
+        return None
+    if node.op_type == "Mul":  # half away from 0: Sign(x) * Floor(Abs(x) + 0.5)
+        magnitude = magnitude_beside_sign(node)
+        rounded = None if magnitude is None else _before_rounding(magnitude)
+        whole, signs = producer_of(rounded, "Abs"), [producer_of(each, "Sign") for each in node.inputs]
+        of = None if whole is None else whole.inputs[0]
+        return of if any(sign is not None and sign.inputs[0] is of for sign in signs) else None
+    half = producer_of(node.inputs[0], {"Floor": "Add", "Ceil": "Sub"}.get(node.op_type, ""))  # half up, or down
+    found = None if half is None else constant_operand(half, commutative=half.op_type == "Add")
+    return found[0] if found is not None and found[1] == 0.5 else node.inputs[0]
+
+
+def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], AnyBounds], limit: float) -> bool:
+    """Returns whether x is at most a limit, except where it is a quotient by 0, or a product with an infinity.
+
+    An inverse that is finite is computed from a range of at least 2**-128, which has 21 digits.
     """
-    limit = _LARGEST
     while (node := producer_of(x, "Div", "Mul")) is not None:
         found = constant_operand(node, commutative=node.op_type == "Mul")
         if found is None:
-            largest = largest_quotient(node, known, 0) if node.op_type == "Div" else None
+            largest = largest_quotient(node, known, 0)
             return largest is not None and largest <= limit
         if not found[1]:
             return False

@@ -13,7 +13,7 @@ from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
 from .nodes import producer_of
-from .shape_arithmetic import factors_of, known_lengths, known_product
+from .shape_arithmetic import factors_of, known_lengths, known_product, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
 
@@ -127,13 +127,17 @@ class Facts:
         before = [(value, value.type, value.shape.copy() if value.shape is not None else None) for value in outputs]
         inference.run()
         resized: list[tuple[ir.Value, ir.TypeProtocol | None, ir.Shape]] = []
+        solved: dict[_Dim, int] = {}
         for _ in range(_MOST_ROUNDS):
-            new = [(value, value.type, shape) for value, shape in _resized(self.model)]
-            if not new:
+            solved |= (now := solved_lengths(self.model.graph, _names_of_inputs(self.model)))
+            new = [] if now else [(value, value.type, shape) for value, shape in _resized(self.model)]
+            if not new and not now:
                 return
             resized += new
+            for value in self.model.graph.inputs:
+                value.shape = _with_lengths(value.shape, solved)
             for value, type_, shape in (*before, *resized):
-                value.type, value.shape = type_, shape.copy() if shape is not None else None
+                value.type, value.shape = type_, _with_lengths(shape, solved)
             inference.run()
 
     def _drop_contradicted(self, inference: ShapeInference) -> None:
@@ -184,6 +188,11 @@ def _names_of_inputs(model: ir.Model) -> set[_Dim]:
     """Returns the names of the dimensions of the model's inputs."""
     dims = (dim for value in model.graph.inputs for dim in value.shape or ())
     return {dim for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
+
+
+def _with_lengths(shape: ir.Shape | None, lengths: Mapping[_Dim, int]) -> ir.Shape | None:
+    """Returns a copy of a shape, with these lengths of its dimensions that have names."""
+    return None if shape is None else ir.Shape([lengths.get(dim, dim) for dim in shape])
 
 
 def _resized(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:

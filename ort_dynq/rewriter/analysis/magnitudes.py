@@ -11,11 +11,13 @@ Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import onnx_ir as ir
 
+from ...graphs import STANDARD_DOMAINS
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import producer_of
@@ -24,6 +26,7 @@ from .shapes import RESHAPES, axes_of, before_split, has_one_element, is_shape_o
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
 _MOST_STEPS = 24
+_MOST_STEPS_OF_ELEMENTS = 6  # from a reduction to x, on both ways where there are two
 _MOST_CLAMPS = 4
 _KEPT = ("keepdims", "noop_with_empty_axes")
 
@@ -35,16 +38,37 @@ class AnyBounds(Protocol):
     def low(self) -> float: ...
     @property
     def high(self) -> float: ...
+    @property
+    def is_integer(self) -> bool: ...
 
 
-class _Multiples(NamedTuple):
-    """r >= above * x and r >= -below * x, for each element of x and the element of r that applies to it."""
+class _Nothing(NamedTuple):
+    low: float = -math.inf
+    high: float = math.inf
+    is_integer: bool = False
+
+
+class _Cover(NamedTuple):
+    """r >= above * x and r >= -below * x, for each element of x and the element of r that applies to it; 0: not known.
+
+    Attributes:
+        axes: The reduced dimensions; none if r is the same number for all of x, None if r is not known to be of rows.
+        is_kept: Whether they stay as dimensions of length 1, and nothing reshapes r.
+        is_scaled: Whether r was multiplied, so that it may have lost digits.
+    """
 
     above: float
     below: float
+    axes: tuple[int, ...] | None = ()
+    is_kept: bool = True
+    is_scaled: bool = False
 
-    def times(self, factor: float) -> _Multiples:
-        return _Multiples(self.above * factor * _ROUNDED, self.below * factor * _ROUNDED)
+    def times(self, factor: float) -> _Cover:
+        above, below = self.above * factor * _ROUNDED, self.below * factor * _ROUNDED
+        return self._replace(above=above, below=below, is_scaled=True)
+
+    def reshaped(self) -> _Cover:
+        return self._replace(is_kept=False)
 
 
 def largest_quotient(
@@ -89,7 +113,25 @@ def difference_of_minimum(node: ir.Node) -> ir.Value | None:
     x, low = node.inputs[:2]
     if x is None or low is None:
         return None
-    return x if _end_of(low, x, "ReduceMin") else None
+    return x if is_end(low, x, is_upper=False) else None
+
+
+def is_end(value: ir.Value, x: ir.Value, *, is_upper: bool) -> bool:
+    """Returns whether no element of x is larger (smaller) than the element of a value that applies to it."""
+    proof = _Proof(x, 1, lambda _: _Nothing(), 0)
+    cover = proof.cover(value, is_negated=not is_upper)
+    if cover is None or cover.is_scaled:
+        return False
+    return (cover.above if is_upper else cover.below) == 1 and proof.lines_up(value, cover)
+
+
+def is_magnitude(value: ir.Value) -> bool:
+    """Returns whether a maximum is one of numbers of both signs, such as max(x, -x): it is not negative."""
+    x = value
+    while (node := producer_of(x, "Max", "ReduceMax", "ReduceMin", "Neg")) is not None and node.inputs[0] is not None:
+        x = node.inputs[0]
+    cover = _Proof(x, 1, lambda _: _Nothing(), 0).cover(value)
+    return cover is not None and cover.above > 0 and cover.below > 0
 
 
 def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
@@ -113,9 +155,12 @@ def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
 
 def is_range(node: ir.Node) -> bool:
     """Returns whether a Sub is the maximum minus the minimum of a value over the same dimensions."""
-    reduced = None if node.inputs[0] is None else producer_of(node.inputs[0], "ReduceMax")
+    high, low = node.inputs[:2]
+    reduced = producer_of(high, "ReduceMax")
     x = None if reduced is None else _first(reduced)
-    return x is not None and _both_ends(node, x) is not None
+    if high is None or low is None or x is None:
+        return False
+    return is_end(high, x, is_upper=True) and is_end(low, x, is_upper=False)
 
 
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
@@ -143,26 +188,30 @@ class _Proof:
     ) -> None:
         self._x, self._factor, self._known = x, factor, known
         self._smallest = smallest
-        self._reduced: tuple[list[int], bool] = [], True
-        self._is_scaled = False
-        self._covers: dict[tuple[ir.Value, int], tuple[_Multiples | None, tuple[list[int], bool]]] = {}
-        self._is_limit = False  # the range clamps x: both broadcast to it in the same way
+        self._is_inverted = False
+        self._covers: dict[tuple[ir.Value, bool], _Cover | None] = {}
+        magnitude = producer_of(x, "Abs")
+        inner = None if magnitude is None else magnitude.inputs[0]
+        self._signed = x if inner is None else inner  # which has the magnitude of x; covers are those of it
 
     def largest(self, divisor: ir.Value) -> float | None:
         """Returns the largest magnitude of x / divisor, or None."""
-        cover = self._cover(divisor, 0)
-        # A quotient by the range itself is at most 1 in any rounding; a range that is scaled has to stay normal.
-        needs_normal = self._is_scaled or self._factor != 1
-        is_small = needs_normal and self._known(divisor).low < self._smallest
-        if cover is None or is_small or not self._lines_up(divisor):
+        cover = self.cover(divisor)
+        if cover is None or not self.lines_up(divisor, cover):
             return None
-        smallest = min(cover)
+        # A quotient by the range itself is at most 1 in any rounding; a range that is scaled has to stay normal.
+        needs_normal = self._is_inverted or cover.is_scaled or self._factor != 1
+        least = max(self._known(divisor).low, 0 if cover.above > 0 and cover.below > 0 else -math.inf)
+        if needs_normal and least < self._smallest:
+            return None
+        of = self._known(self._signed)
+        smallest = cover.above if of.low >= 0 else cover.below if of.high <= 0 else min(cover.above, cover.below)
         return self._factor / smallest / _ROUNDED if smallest > 0 else None
 
     def largest_product(self, inverse: ir.Value) -> float | None:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
         factor = 1.0
-        self._is_scaled = True  # the reciprocal of a small range may be infinite
+        self._is_inverted = True  # the reciprocal of a small range may be infinite
         for _ in range(_MOST_STEPS):
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
                 inverse = node.inputs[0]
@@ -184,92 +233,109 @@ class _Proof:
         found_ = None if divisor is None else self.largest(divisor)
         return None if found_ is None else found_ * factor / _ROUNDED
 
-    def _lines_up(self, divisor: ir.Value) -> bool:
+    def lines_up(self, divisor: ir.Value, cover: _Cover) -> bool:
         """Returns whether each number of the divisor is known to apply to the elements that it covers."""
-        axes, is_kept = self._reduced
-        if not axes or is_kept or has_one_element(divisor):
+        if cover.is_kept or cover.axes == () or has_one_element(divisor):
             return True
-        return not self._is_limit and _is_of_rows(divisor, self._x, axes)
+        return cover.axes is not None and _is_of_rows(divisor, self._x, [*cover.axes])
 
-    def _cover(self, r: ir.Value | None, depth: int) -> _Multiples | None:
-        """Returns the cover of a value, at a distance from the divisor; operands may be the same value."""
+    def cover(self, r: ir.Value | None, *, is_negated: bool = False, depth: int = 0) -> _Cover | None:
+        """Returns what is known of r, or of -r; `depth` is the distance from the divisor."""
         if r is None or depth > _MOST_STEPS:
             return None
-        if (r, depth) not in self._covers:
-            self._covers[r, depth] = self._find(r, depth), self._reduced
-        cover, reduced = self._covers[r, depth]
-        if cover is not None:
-            self._reduced = reduced
-        return cover
+        key = r, is_negated
+        if key not in self._covers:
+            self._covers[key] = self._find(r, is_negated, depth + 1)
+        return self._covers[key]
 
-    def _find(self, r: ir.Value, depth: int) -> _Multiples | None:
-        if is_clamped_to(self._x, r) and self._known(r).low >= 0:
-            self._reduced, self._is_limit = ([0], True), True
-            return _Multiples(1, 1)
+    def _find(self, r: ir.Value, is_negated: bool, depth: int) -> _Cover | None:
+        if r is self._signed:
+            return _Cover(0, 1, None) if is_negated else _Cover(1, 0, None)
+        if not is_negated and is_clamped_to(self._signed, r) and self._known(r).low >= 0:
+            return _Cover(1, 1, None)
         node = r.producer()
-        if node is None:
+        if node is None or node.domain not in STANDARD_DOMAINS:
             return None
         bounded = all_bounds_of(r)
         if bounded.value is not r:
-            return self._cover(bounded.value, depth + 1) if bounded.most >= LARGEST else None
-        inner = self._cover(node.inputs[0], depth + 1) if node.op_type in (*RESHAPES, "Expand", "Relu") else None
-        if inner is not None:
-            self._reduced = self._reduced[0], self._reduced[1] and node.op_type in ("Expand", "Relu")
-            return inner
-        if (end := self._end(r)) is not None:
-            return end
-        if node.op_type in ("Max", "Add"):
-            covers = [self._cover(each, depth + 1) for each in node.inputs]
-            found = [each for each in covers if each is not None]
-            if node.op_type == "Add" and (len(found) != 1 or min(self._known(each).low for each in node.inputs) < 0):
-                return None
-            return _Multiples(max(each.above for each in found), max(each.below for each in found)) if found else None
-        if node.op_type in ("Mul", "Div"):
-            self._is_scaled = True
-            found_ = constant_operand(node, commutative=node.op_type == "Mul")
-            inner = None if found_ is None or found_[1] <= 0 else self._cover(found_[0], depth + 1)
-            return None if found_ is None or inner is None else inner.times(_scaled(found_[1], node))
-        return self._where(node, depth) if node.op_type == "Where" else None
-
-    def _end(self, r: ir.Value) -> _Multiples | None:
-        """Returns the cover of the magnitude, the maximum, the negated minimum, or the range of x."""
-        node, x = r.producer(), self._x
-        if node is None:
+            is_free = bounded.least <= -LARGEST if is_negated else bounded.most >= LARGEST
+            return self.cover(bounded.value, is_negated=is_negated, depth=depth) if is_free else None
+        inputs, op_type = node.inputs, node.op_type
+        if op_type in (*RESHAPES, "Expand") or (op_type == "Relu" and not is_negated):
+            inner = self.cover(inputs[0], is_negated=is_negated, depth=depth)
+            return inner.reshaped() if inner is not None and op_type in RESHAPES else inner
+        if op_type == "Neg":
+            return self.cover(inputs[0], is_negated=not is_negated, depth=depth)
+        if op_type == ("ReduceMin" if is_negated else "ReduceMax"):
+            return self._reduced(node, is_negated, 0)
+        if op_type == ("Min" if is_negated else "Max"):
+            return _joined(self.cover(each, is_negated=is_negated, depth=depth) for each in inputs)
+        if op_type in ("Mul", "Div"):
+            found = constant_operand(node, commutative=op_type == "Mul")
+            inner = None if found is None or found[1] <= 0 else self.cover(found[0], is_negated=is_negated, depth=depth)
+            return None if found is None or inner is None else inner.times(_scaled(found[1], node))
+        if is_negated:
             return None
-        if (maximum := _maximum(r)) is not None:
-            whole, given = maximum
-            changed = producer_of(given, "Abs", "Neg")
-            of = given if changed is None else _first(changed)
-            if of is None or not _is_of(whole, of, x):
-                return None
-            self._note(whole)
-            is_negated = changed is not None and changed.op_type == "Neg"
-            return _Multiples(0 if is_negated else 1, 0 if changed is None else 1)
-        if node.op_type in ("Neg", "Abs"):
-            inner = _first(node)
-            inner = None if inner is None else all_bounds_of(inner).value
-            for op_type, cover in (("ReduceMin", _Multiples(0, 1)), ("ReduceMax", _Multiples(1, 0))):
-                reduced = producer_of(inner, op_type)
-                is_of_x = reduced is not None and (of := _first(reduced)) is not None and _is_of(reduced, of, x)
-                if reduced is not None and is_of_x and (op_type == "ReduceMin" or node.op_type == "Abs"):
-                    self._note(reduced)
-                    return cover
-        if node.op_type == "Sub" and x in node.inputs:
-            high, low = (self._known(each) for each in node.inputs)
-            return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # |x| <= high - low
-        if node.op_type == "Sub" and (both := _both_ends(node, x)) is not None:
-            high, low = (self._known(each) for each in node.inputs)
-            self._note(both)
-            return _Multiples(_ROUNDED, _ROUNDED) if low.high <= 0 <= high.low else None  # max - min >= |x|
-        if node.op_type == "Sub" and (difference := producer_of(x, "Sub")) is not None:
-            origin, least, most = difference_of_minimum(difference), difference.inputs[1], node.inputs[0]
-            is_same = _is_same_end(least, node.inputs[1])
-            if origin is not None and is_same and most is not None and (reduced := _end_of(most, origin, "ReduceMax")):
-                self._note(reduced)
-                return _Multiples(_ROUNDED, 1)
-        return None
+        if op_type == "Abs":
+            return _joined(self.cover(inputs[0], is_negated=sign, depth=depth) for sign in (False, True))
+        if op_type in ("Add", "Sub"):
+            return self._sum(node, depth)
+        return self._where(node, depth) if op_type == "Where" else None
 
-    def _where(self, node: ir.Node, depth: int) -> _Multiples | None:
+    def _sum(self, node: ir.Node, depth: int) -> _Cover | None:
+        """Returns the cover of a + b, which is at least a if b >= 0, or of a - b; rounding is monotonic."""
+        is_difference = node.op_type == "Sub"
+        a, b = node.inputs[:2]
+        low_a, known_b = self._known(a).low, self._known(b)
+        least_b = -known_b.high if is_difference else known_b.low
+        found = [self.cover(a, depth=depth) if least_b >= 0 else None]
+        found.append(self.cover(b, is_negated=is_difference, depth=depth) if low_a >= 0 else None)
+        if (cover := _joined(found)) is not None or not is_difference or b is None:
+            return cover
+        difference = producer_of(self._signed, "Sub")  # max - min >= x - min
+        if difference is None or a is None or not _is_same_end(difference.inputs[1], b):
+            return None
+        origin = difference_of_minimum(difference)
+        of_origin = None if origin is None else _Proof(origin, 1, self._known, 0).cover(a)
+        return None if of_origin is None or of_origin.above != 1 else of_origin._replace(below=1)
+
+    def _reduced(self, node: ir.Node, is_negated: bool, depth: int) -> _Cover | None:
+        """Returns the cover of a maximum, or of a negated minimum."""
+        is_whole, axes = _is_whole(node), axes_of(node)
+        inner = None if node.inputs[0] is None else self._of_elements(node.inputs[0], is_negated, is_whole, depth)
+        is_kept = node.attributes.get_int("keepdims", 1) == 1
+        if inner is None or is_whole:
+            return None if inner is None else inner._replace(axes=(), is_kept=True)
+        if not axes or not inner.is_kept or inner.axes is None:
+            return None
+        return inner._replace(axes=(*inner.axes, *axes), is_kept=is_kept)
+
+    def _of_elements(self, value: ir.Value, is_negated: bool, is_whole: bool, depth: int) -> _Cover | None:
+        """Returns the cover of a value before it is reduced: of the elements of x, or of an extreme of them."""
+        before = unreshaped if is_whole else before_split
+        if (value := before(value)) is before(self._signed):
+            return _Cover(0, 1) if is_negated else _Cover(1, 0)
+        node = value.producer()
+        if node is None or node.domain not in STANDARD_DOMAINS or depth > _MOST_STEPS_OF_ELEMENTS:
+            return None
+        signs: tuple[bool, ...] = (is_negated,)
+        if node.op_type == ("ReduceMin" if is_negated else "ReduceMax"):
+            return self._reduced(node, is_negated, depth + 1)
+        if node.op_type == "Neg":
+            signs = (not is_negated,)
+        elif node.op_type == "Abs" and not is_negated:
+            signs = (False, True)
+        elif node.op_type != ("Min" if is_negated else "Max"):
+            return None
+        found = [
+            self._of_elements(each, sign, is_whole, depth + 1)
+            for each in node.inputs
+            for sign in signs
+            if each is not None and not has_one_element(each, 1)
+        ]
+        return None if None in found and len(node.inputs) > 1 else _joined(found)
+
+    def _where(self, node: ir.Node, depth: int) -> _Cover | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
         mask, then, otherwise = node.inputs
         compared = None if mask is None else unreshaped(mask)
@@ -291,16 +357,26 @@ class _Proof:
                 if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
                     compares = unreshaped(each) is unreshaped(of)
                 if compares and limit * scale <= number:
-                    return self._cover(value, depth + 1)
+                    return self.cover(value, depth=depth)
         return None
 
-    def _note(self, reduced: ir.Node) -> None:
-        """Notes the reduced dimensions, and whether they stay as dimensions of length 1."""
-        axes = axes_of(reduced)
-        self._reduced = (
-            [0] if axes is None else axes,
-            axes is not None and reduced.attributes.get_int("keepdims", 1) == 1,
-        )
+
+def _joined(covers: Iterable[_Cover | None]) -> _Cover | None:
+    """Returns the cover of a value that is at least as large as several ones, as far as these line up."""
+    found = [each for each in covers if each is not None]
+    of_rows = [each for each in found if each.axes != ()]
+    if not found:
+        return None
+    first = (of_rows or found)[0]
+    axes = first.axes if all(each.axes == first.axes for each in of_rows) else None
+    same = [each for each in found if each.axes in ((), first.axes) or (each.is_kept and first.is_kept)]
+    return _Cover(
+        max(each.above for each in same),
+        max(each.below for each in same),
+        axes,
+        all(each.is_kept for each in same),
+        any(each.is_scaled for each in same),
+    )
 
 
 def _is_of_rows(value: ir.Value, x: ir.Value, axes: list[int]) -> bool:
@@ -364,27 +440,6 @@ def _scaled(number: float, node: ir.Node) -> float:
     return number if node.op_type == "Mul" else 1 / number
 
 
-def _maximum(r: ir.Value) -> tuple[ir.Node, ir.Value] | None:
-    """Returns the reduction, and v, of ReduceMax(v) and of -ReduceMin(-v); None for other values."""
-    reduced = producer_of(r, "ReduceMax")
-    given = None if reduced is None else _first(reduced)
-    if (negation := producer_of(r, "Neg")) is not None:
-        reduced = producer_of(_first(negation), "ReduceMin")
-        inner = None if reduced is None else producer_of(_first(reduced), "Neg")
-        given = None if inner is None else _first(inner)
-    if reduced is None or given is None:
-        return None
-    return reduced, unreshaped(given) if _is_whole(reduced) else given
-
-
-def _is_of(reduced: ir.Node, value: ir.Value, x: ir.Value) -> bool:
-    """Returns whether a node reduces x or |x|; or all of it, reshaped."""
-    magnitude = producer_of(x, "Abs")
-    sources = (x, magnitude.inputs[0]) if magnitude is not None and magnitude.inputs[0] is not None else (x,)
-    before = unreshaped if _is_whole(reduced) else before_split
-    return any(value is each or before(value) is before(each) for each in sources)
-
-
 def _is_whole(reduced: ir.Node) -> bool:
     """Returns whether a node reduces all dimensions of its input."""
     axes, given = axes_of(reduced), reduced.inputs[0]
@@ -392,42 +447,3 @@ def _is_whole(reduced: ir.Node) -> bool:
         return axes is not None and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
     rank = None if given is None or given.shape is None else len(given.shape)
     return rank is not None and len({axis % rank for axis in axes if rank}) == rank
-
-
-def _both_ends(node: ir.Node, x: ir.Value) -> ir.Node | None:
-    """Returns the ReduceMax of a Sub of the maximum and the minimum of x over the same dimensions; None for others."""
-    most, least = node.inputs[:2]
-    if most is None or least is None:
-        return None
-    high, low = _end_of(most, x, "ReduceMax"), _end_of(least, x, "ReduceMin")
-    return high if high is not None and low is not None and axes_of(high) == axes_of(low) else None
-
-
-def _unbounded_by_relu(value: ir.Value, op_type: str) -> ir.Value:
-    """Returns v of Relu(v), which is a maximum, or of -Relu(-v), which is a minimum; else the value."""
-    nodes = [producer_of(value, "Neg" if op_type == "ReduceMin" else "Relu")]
-    for each in ("Relu", "Neg") if op_type == "ReduceMin" else ():
-        nodes.append(None if nodes[-1] is None else producer_of(_first(nodes[-1]), each))
-    inner = None if nodes[-1] is None else _first(nodes[-1])
-    return value if inner is None else inner
-
-
-def _end_of(value: ir.Value, x: ir.Value, op_type: str) -> ir.Node | None:
-    """Returns the ReduceMin (ReduceMax) of x from which a value is computed that is not larger (smaller); or None."""
-    end, is_reshaped = value, False
-    while True:
-        bounded = all_bounds_of(_unbounded_by_relu(value, op_type))
-        if bounded.value is value:
-            if unreshaped(value) is value:
-                break
-            is_reshaped, value = True, unreshaped(value)
-            continue
-        if (bounded.least > -LARGEST) if op_type == "ReduceMin" else (bounded.most < LARGEST):
-            return None
-        value = bounded.value
-    reduced = producer_of(value, op_type)
-    of = None if reduced is None else _first(reduced)
-    if reduced is None or of is None or not _is_of(reduced, of, x):
-        return None
-    is_kept = reduced.attributes.get_int("keepdims", 1) == 1 and not is_reshaped
-    return reduced if is_kept or _is_whole(reduced) or _is_of_rows(end, x, axes_of(reduced) or []) else None

@@ -98,6 +98,17 @@ def copied(node: ir.Node) -> ir.Value | None:
     return source if source.dtype == ir.DataType.FLOAT and cast_to(node) == ir.DataType.FLOAT else None
 
 
+def is_inverse_transpose(first: ir.Node, second: ir.Node) -> bool:
+    """Returns whether two nodes are Transposes that together move nothing."""
+    if not is_standard(first, "Transpose") or not is_standard(second, "Transpose"):
+        return False
+    a, b = (each.attributes["perm"].as_ints() if "perm" in each.attributes else None for each in (first, second))
+    if a is None or b is None:  # both reverse the dimensions, or one of them does so explicitly
+        given = list(a or b or [])
+        return given == sorted(given, reverse=True)
+    return [a[axis] for axis in b] == list(range(len(b)))
+
+
 def uncast(value: ir.Value | None) -> ir.Value | None:
     """Returns the uint8 or int8 integers whose Cast to float32 is `value`, or None."""
     if (cast := producer_of(value, "Cast")) is None or cast.inputs[0] is None:

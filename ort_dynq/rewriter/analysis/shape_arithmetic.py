@@ -6,7 +6,7 @@ Example: Mul(Gather(Shape(x), 0), 3) is 12 if x is [4, n].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .constants import constant_array, is_number
-from .nodes import producer_of
-from .shapes import shape_source
+from .nodes import is_standard, producer_of
+from .shapes import shape_source, unreshaped
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
@@ -118,6 +118,30 @@ def product_of(lengths: Iterable[Length]) -> Length:
     is_one = number == 1 and len(names) == 1
     texts = [str(number), *(str(name.value) for name in names)]
     return names[0] if is_one else ir.SymbolicDim(_TIMES.join(texts))
+
+
+def solved_lengths(graph: ir.Graph, names: Collection[int | ir.SymbolicDim]) -> dict[int | ir.SymbolicDim, int]:
+    """Returns lengths of these dimensions that follow from Reshapes to a constant shape, which fail otherwise.
+
+    Example: [n, 256] becomes [2, 4, 256] only if n is 8. A Reshape in a branch says nothing of other runs, nor does one
+    whose result is read for its shape alone, since ONNX Runtime may remove it.
+    """
+    found, needed = dict[int | ir.SymbolicDim, int](), set(graph.outputs)
+    for node in reversed(graph) if names else ():
+        if needed.isdisjoint(node.outputs):
+            continue
+        if not is_standard(node, "Shape", "Size"):
+            needed.update(each for each in node.inputs if each is not None)
+        lengths = known_lengths(node.inputs[1]) if is_standard(node, "Reshape") else None
+        if lengths is None or not all(length is not None and length > 0 for length in lengths):
+            continue
+        before = factors_of((node.inputs[0] and unreshaped(node.inputs[0]).shape) or [None])
+        total = math.prod(length or 0 for length in lengths)
+        if before is None or len(before[1]) != 1 or before[1][0] not in names:
+            continue
+        if before[0] and total % before[0] == 0:
+            found[before[1][0]] = total // before[0]
+    return found
 
 
 def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elements:

@@ -24,7 +24,7 @@ from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .evaluation import evaluate
 from .inference import Facts
-from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_range, largest_quotient
+from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
 
 INF = math.inf
@@ -336,6 +336,8 @@ def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]
         return known(node.inputs[0]).low >= 0 or (power is not None and power % 2 == 0)
     if node.op_type == "Mul":
         return node.inputs[0] is node.inputs[1]
+    if node.op_type == "Max":
+        return is_magnitude(node.outputs[0])
     return node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus")
 
 

@@ -18,6 +18,7 @@ from .affine_form import Affine, Rearrangement, divisor_of, marked, quotient_of,
 from .marks import has_bounded_codes, has_nan_codes
 from .terms import Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of
 
+_ROUNDINGS = 2.0**-22  # of a number and of its inverse
 _SELECTIONS = ("Gather", "Slice", "Split")
 
 
@@ -91,16 +92,16 @@ def activation_of(
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
     has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
     form = _with_runs(form)
-    may_be_nan = form.divisor is None and (has_nan_codes(form, values) or _has_nan_zero_points(form, values))
+    if form.divisor is not None and not _is_scaled_by(form, form.divisor):
+        raise Unconverted(Reason.NAN_CODES)
+    may_be_nan = _has_nan(form, values) or _has_nan_zero_points(form, values)
     quotient = None
     if may_be_nan and not has_marks_of_rows and form.mark is not None and form.scale is not None:
         quotient = form.quotient
     marked_form = form if quotient is not None else _with_marked_scale(form, values) if may_be_nan else None
     if marked_form is not None:
         form, may_be_nan = marked_form, False
-    if (may_be_nan and (form.is_rounded or values.known(form.root).overflows)) or (
-        form.divisor is not None and not _is_scaled_by(form, form.divisor)
-    ):
+    if may_be_nan and (form.is_rounded or values.known(form.root).overflows):
         raise Unconverted(Reason.NAN_CODES)
     if form.value.dtype not in (ir.DataType.FLOAT, None):
         raise Unconverted(Reason.ACTIVATION_TYPE, dtype=str(form.value.dtype).lower())
@@ -113,7 +114,11 @@ def activation_of(
         is_code = known.fits(-form.shift, 255 - form.shift)
         if is_code and known.low == known.high:
             number = int(known.low)
-    form = form if marked_form is not None else _with_infinite_rows(form, values)
+    if marked_form is None and _may_be_infinite(form, values):
+        assert form.mark is not None
+        quotient = None if has_marks_of_rows else form.quotient
+        if quotient is None and form.scale is not None:
+            form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
     found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
@@ -180,6 +185,11 @@ def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
     return dim >= least if isinstance(dim, int) and isinstance(least, int) else is_equal(dim, least)
 
 
+def _has_nan(form: Affine, values: Values) -> bool:
+    """Returns whether codes may be NaN when they are multiplied by the scale: integers are not."""
+    return form.divisor is None and has_nan_codes(form, values)
+
+
 def _has_nan_zero_points(form: Affine, values: Values) -> bool:
     """Returns whether zero points that stay floats may be NaN."""
     zero = form.zero_point
@@ -197,7 +207,7 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
     """
     if form.scale is None:
         return None
-    may_be_nan = has_nan_codes(form, values)
+    may_be_nan = _has_nan(form, values)
     if not may_be_nan or form.mark is not None:
         marks = [form.mark] if may_be_nan else []
         if form.zero_point is not None and _has_nan_zero_points(form, values):
@@ -215,24 +225,22 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
     return None if term is None else replace(form, scale=replace(form.scale, term=term))
 
 
-def _with_infinite_rows(form: Affine, values: Values) -> Affine:
-    """Returns a form whose scale is NaN where codes may be infinite although its scale is finite, since it is bounded.
+def _may_be_infinite(form: Affine, values: Values) -> bool:
+    """Returns whether codes may be infinite although their scale is finite, since it is bounded.
 
     Raises:
         Unconverted: Such codes are possible, and it is not known in which rows.
     """
-    if form.root.dtype != ir.DataType.FLOAT or form.scale is None:
-        return form
-    if has_bounded_codes(form, values):
-        return form
+    if form.root.dtype != ir.DataType.FLOAT or form.scale is None or has_bounded_codes(form, values):
+        return False
     if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
         raise Unconverted(Reason.CODES_NOT_PROVEN)
     scale = scaled_value(form.scale.term)
     if scale is not None and not scale.is_inverse and math.isinf(all_bounds_of(scale.value).most):
-        return form  # an infinite range gives an infinite scale
+        return False  # an infinite range gives an infinite scale
     if form.mark is None:
         raise Unconverted(Reason.CODES_NOT_PROVEN)
-    return replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
+    return True
 
 
 def _is_proven_where_finite(form: Affine) -> bool:
@@ -257,7 +265,8 @@ def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
     if unreshaped(scale.value) is unreshaped(divisor):
         return not scale.is_inverse
     is_twice = unreshaped(scale.value) is unreshaped(same.value)  # the divisor is computed twice
-    return is_twice and scale._replace(value=same.value) == same
+    is_same = scale.is_inverse == same.is_inverse and math.isclose(scale.number, same.number, rel_tol=_ROUNDINGS)
+    return is_twice and is_same
 
 
 def group_size_of(form: Affine, depth: int) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
-from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated
 from ..analysis.inference import Facts
@@ -39,9 +38,9 @@ from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, divisor_of, moved
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, mark_of
+from .marks import has_bounded_codes, has_nan_codes, mark_of, undefined_divisor
 from .merged_rows import with_merged_rows
 from .terms import Param, combined, like, rank_of, unsqueezed
 
@@ -259,15 +258,18 @@ class AffineForms(OfOnePhase):
         if to not in (ir.DataType.FLOAT, *_INTEGERS):
             return self._lose(node)
         if to in _INTEGERS and source.dtype in _FLOATS:
-            divisor = None if known.is_regular else divisor_of(source, self.values)
+            divisor = None
+            if not known.is_regular:
+                divisor = undefined_divisor(source, self._param, self.values, self._facts)
             bits = min(32, int(to.itemsize * 8))
-            if bits < 32 and all_bounds_of(source).value is source:
+            limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+            if bits < 32 and not self.values.of_any_inputs.known(source).fits(*limits):
                 return self._lose(
                     node, f"its input is not clipped, so that infinite codes may become any integers; {_CLIP}"
                 )
-            if not known.fits(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) or not (known.is_regular or divisor):
+            if not known.fits(*limits) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits; {_CLIP}")
-            form = replace(form, divisor=divisor, mark=None)
+            form = replace(form, divisor=divisor, mark=form.mark if divisor is None else None)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:

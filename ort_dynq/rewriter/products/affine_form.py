@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.bounds import constant_operand
+from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
@@ -368,28 +368,25 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     return whole
 
 
-def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
-    """Returns m of Sign(x) * m; None for other nodes."""
-    for i in (0, 1) if node.op_type == "Mul" else ():
-        if producer_of(node.inputs[i], "Sign") is not None:
-            return node.inputs[1 - i]
-    return None
-
-
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    division = producer_of(before_split(value), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+    steps = (*ROUNDINGS, "Abs", "Neg", "Add", "Sub", "Mul", "Div")
+    division = producer_of(_unbounded(value), *steps)
     while division is not None and division.inputs[0] is not None:
         before = division.inputs[0]
         if (magnitude := magnitude_beside_sign(division)) is not None:
             before = magnitude
         elif division.op_type in ("Add", "Sub", "Mul", "Div"):
-            found = constant_operand(division, commutative=division.op_type in ("Add", "Mul"))
-            if found is None or not found[1]:
+            found = constant_operand(division, commutative=division.op_type != "Div")
+            if found is None or (not found[1] and division.op_type in ("Mul", "Div")):
                 break
             before = found[0]
-        division = producer_of(before_split(before), *ROUNDINGS, "Clip", "Add", "Sub", "Mul", "Div")
+        division = producer_of(_unbounded(before), *steps)
     return division
+
+
+def _unbounded(value: ir.Value) -> ir.Value:
+    return all_bounds_of(before_split(value)).value
 
 
 def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:

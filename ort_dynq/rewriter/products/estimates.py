@@ -55,7 +55,7 @@ def _quotients(form: Affine, param: Param, scale: Scaled, x: ir.Value) -> Iterat
     Reshapes keep the order of elements. So rows and scales may be reshaped if the scales are those of runs of elements.
     """
     whole, numbers = unreshaped(x), unreshaped(scale.value)
-    if not form.moves and isinstance(param.term, ir.Value):
+    if not form.moves and (isinstance(param.term, ir.Value) or is_shape_of_rows(scale.value, x)):
         yield from ((each, scale.value) for each in _without_offset(form, x))
     reshaped = [use.node.outputs[0] for use in whole.uses() if is_standard(use.node, *RESHAPES)]
     for dividend in dict.fromkeys((x, whole, *reshaped)) if param.is_of_runs(form.value.shape) else ():

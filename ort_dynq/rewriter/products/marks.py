@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.bounds import all_bounds_of, constant_operand
+from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split
+from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split, unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, magnitude_beside_sign, scaled_value
+from .affine_form import ROUNDINGS, Affine, divisor_of, scaled_value
 from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
 
 _DEEPEST = 16  # nodes from a quotient to its codes
@@ -69,7 +69,7 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     is_bounded = known.high - known.low <= 255
     if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
         return None, None
-    found = _quotient_of(codes, param_of, values, facts)
+    found = rounded_quotient(codes, param_of, values, facts)
     if found is None:
         return None, None
     is_divided = found.node.op_type == "Div"
@@ -77,7 +77,8 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     if range_ is not None:
         mark = param_of(range_, found.x)
         is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
-        return (mark.of("Mul", _ZERO), None) if mark is not None and is_float else (None, None)
+        found = replace(found, is_exact=True)
+        return (mark.of("Mul", _ZERO), found) if mark is not None and is_float else (None, None)
     if not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=is_divided):
         return None, None  # the scale of these rows shows them
     found = replace(found, is_exact=found.is_exact or not is_bounded)
@@ -85,7 +86,24 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
     return found.marks(magnitude), found
 
 
-def _quotient_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
+def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:
+    """Returns what codes are divided by, if they are not finite only where that is 0 or not finite; or None."""
+    found = rounded_quotient(codes, param_of, values, facts)
+    divisor = None if found is None or found.node.op_type != "Div" else found.number.term
+    if found is None or not isinstance(divisor, ir.Value) or not values.known(found.x).is_regular:
+        return None
+    for each in found.zero_points:
+        zero_point = each.term if isinstance(each.term, ir.Value) else None
+        if zero_point is None:
+            return None
+        if not values.known(zero_point).is_regular:
+            other = divisor_of(zero_point, values)
+            if other is None or unreshaped(other) is not unreshaped(divisor):
+                return None
+    return divisor
+
+
+def rounded_quotient(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
     """Returns the quotient that codes are rounded from; None if they are computed in another way."""
     value, zero_points, is_estimated = codes, list[Param](), False
     for _ in range(_DEEPEST):

@@ -26,7 +26,7 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
         region.src,
         str(region.program),
         before=before,
-        operands=[_repeated(each, rows, before, edit) for each in region.operands],
+        operands=[_repeated(each, region, rows, edit) for each in region.operands],
         code_type=region.code_type,
         axis=rows.axis,
     )
@@ -47,12 +47,12 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
         replaced.add(output)
 
 
-def _repeated(operand: ir.Value, rows: Rows, before: ir.Node, edit: Edit) -> ir.Value:
+def _repeated(operand: ir.Value, region: Region, rows: Rows, edit: Edit) -> ir.Value:
     """Returns an operand; a number whose rows are not adjacent as one for each row."""
     if not rows.is_apart(operand):
         return operand
     assert rows.x.shape is not None
-    ones = -rows.axis or len(rows.x.shape)
+    before, ones = region.before, -rows.axis or len(rows.x.shape)
     lead = list(rows.x.shape)[: len(rows.x.shape) - ones]
 
     def constant_of(*numbers: int) -> ir.Value:
@@ -61,7 +61,8 @@ def _repeated(operand: ir.Value, rows: Rows, before: ir.Node, edit: Edit) -> ir.
     if all(isinstance(dim, int) for dim in lead):
         lengths = constant_of(*(dim for dim in lead if isinstance(dim, int)), *[1] * ones)
     else:
-        shape = edit.insert(ir.node("Shape", [rows.x]), before=before)
+        is_computed = rows.x.producer() in region.nodes  # by the operator itself, from a tensor of the same shape
+        shape = edit.insert(ir.node("Shape", [region.src if is_computed else rows.x]), before=before)
         dims = edit.insert(ir.node("Slice", [shape, constant_of(0), constant_of(len(lead))]), before=before)
         lengths = edit.insert(ir.node("Concat", [dims, constant_of(*[1] * ones)], {"axis": 0}), before=before)
     return edit.insert(ir.node("Expand", [operand, lengths]), before=before)
