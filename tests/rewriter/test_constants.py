@@ -94,8 +94,10 @@ CASES = {
 CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16')} t = Transpose(q)"
 MORE = " v = Abs(x) k = ReduceMax<keepdims = 0>(v) xs = Div(k, c127) z = QuantizeLinear(x, xs)"
 # The parser of these cases has only standard operators; test_matmul_nbits.py, test_mixture_of_experts.py,
-# test_dynamic_lstm.py and test_dynamic_products.py have those of com.microsoft.
+# test_dynamic_lstm.py and test_dynamic_products.py have those of com.microsoft. Scales along the sums are those of at
+# least 2,048 codes: test_dequantized_matmul.py.
 OTHERS = ("MatMulNBits", "tied embedding", "QMoE", "DynamicQuantizeLSTM", "fused integer product")
+OTHERS += ("product with scales along the sums",)
 RULES = {rule.name: rule for phase in PHASES for rule in phase if rule.name not in OTHERS}
 REPORT_ONLY = ("truncated codes", "unconverted product", "unconverted float product")
 REPORT_ONLY += ("attention over codes that is not fused",)
