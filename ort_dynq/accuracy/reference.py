@@ -11,7 +11,7 @@ from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..measuring.data import Source, load_data
-from ..measuring.sessions import FEW_RUNS, open_session, run_original, signature
+from ..measuring.sessions import open_session, run_original, signature
 from ..storage import load
 from ..system import return_memory
 from ..verification.saturation import without_saturation
@@ -66,7 +66,7 @@ class Reference:
         """
         self.model, self.classifiers = _exact(a)
         return_memory()
-        session = open_session(self.model, "A", entries=FEW_RUNS)
+        session = open_session(self.model, "A")
         self.declared = [Declared(each.name, each.type, each.shape) for each in session.get_inputs()]
         self.signature = signature(session)
         self.data = load_data(source, self.declared, inputs=inputs, shapes=shapes, seed=seed)
