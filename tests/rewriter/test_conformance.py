@@ -325,7 +325,6 @@ OLDEST_RUNTIME = {
     "ort_mixture_of_experts": (1, 32),  # QMoE with blocks of 8 bits, and the levels of its activations
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
 }
-OF_REMAINDERS = (1, 18)  # the version of onnx that infers shapes through Mod
 RUNTIME = tuple(map(int, ort.__version__.split(".")[:2]))
 
 
@@ -376,8 +375,6 @@ def expected_operators(name: str) -> dict[str, int]:
     expected = (EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name]
     if name == "compressed_bert_half" and version() < (1, 30):  # it truncates quotients of float16
         return {operator: count for operator, count in expected.items() if operator != "ort_dynq.DynamicQuantize"}
-    if name == "moved_codes" and tuple(map(int, onnx.__version__.split(".")[:2])) < OF_REMAINDERS:
-        return expected | {"ort_dynq.QuantizedMatMul": expected["ort_dynq.QuantizedMatMul"] - 1}
     return expected
 
 
