@@ -110,6 +110,17 @@ def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
     assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
 
 
+@pytest.mark.parametrize("axes", ["one", "tensor"])
+@pytest.mark.parametrize("product", ["y = MatMul(c, w)", "y0 = MatMul(c, w) y = Mul(y0, s)"])
+def test_codes_are_multiplied_without_their_scale(axes: str, product: str) -> None:
+    body = SHARED.replace("{axes}", axes) + "i = Reciprocal(s) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) "
+    model = model_of(body + product, CONSTANTS | {"tensor": np.array([0, 1, 2])}, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    assert np.isnan(check_rows(model, data())).any() == (axes == "one")
+    assert np.isnan(check_rows(model, np.zeros((2, 3, K), F))).all()
+    assert np.isfinite(check_rows(model, np.random.default_rng(5).normal(0, 1, (2, 3, K)).astype(F))).all()
+
+
 SHARED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, {axes}) s = Div(m, c127) "
 SHARED_ENDS = ENDS.replace("one)", "{axes})")
 INVERSE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, {axes}) i = Div(c127, m) t = Mul(x, i) n = Round(t)"

@@ -91,6 +91,8 @@ def activation_of(
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
     has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
+    if form.scale is None and form.mark is not None and _has_nan(form, values):  # the mark makes it NaN
+        form = replace(form, scale=Param(np.ones((), np.float32)))
     form = _with_runs(form)
     if form.divisor is not None and not _is_scaled_by(form, form.divisor):
         raise Unconverted(Reason.NAN_CODES)
