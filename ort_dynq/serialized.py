@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ import onnx_ir as ir
 
 Weights = dict[str, npt.NDArray[Any]]
 
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
+_GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
+_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14  # fields of TensorProto
+_LARGEST_SHIFT = 63  # of a number of at most 64 bits
 _LENGTH_DELIMITED = 2
 _SMALLEST = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
 _WORTHWHILE = 1 << 20  # bytes of all large tensors of a model for a session
@@ -68,8 +71,10 @@ def _without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]
         for part in _fields(content, field.begin, field.end):
             if part.number != _INITIALIZER:
                 continue
-            raw = [each for each in _fields(content, part.begin, part.end) if each.number == _RAW_DATA]
-            if len(raw) == 1 and raw[0].end - raw[0].begin > _SMALLEST:
+            fields = list(_fields(content, part.begin, part.end))
+            raw = [each for each in fields if each.number == _RAW_DATA]
+            is_inside = not any(each.number in (_EXTERNAL_DATA, _DATA_LOCATION) for each in fields)
+            if is_inside and len(raw) == 1 and raw[0].end - raw[0].begin > _SMALLEST:
                 tensor = b"".join((content[part.begin : raw[0].start], content[raw[0].end : part.end], _REFERENCE))
                 graph += (content[copied : part.start], _prefix(_INITIALIZER, len(tensor)), tensor)
                 copied = part.end
@@ -106,15 +111,20 @@ def _fields(content: memoryview, position: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(content: memoryview, position: int) -> tuple[int, int]:
-    """Returns a number and the position behind it."""
+    """Returns a number and the position behind it.
+
+    Raises:
+        ValueError: The number has more than 64 bits.
+    """
     number = shift = 0
-    while True:
+    while shift <= _LARGEST_SHIFT:
         byte = content[position]
         position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, position
         shift += 7
+    raise ValueError("the number is too long")
 
 
 def _prefix(number: int, length: int) -> bytes:
@@ -135,15 +145,15 @@ def put_back(model: onnx.ModelProto, apart: dict[int, memoryview]) -> Weights:
         apart: The bytes by the index of the initializer.
     """
     found: Weights = {}
-    names = [tensor.name for tensor in model.graph.initializer]
+    counts = Counter(tensor.name for tensor in model.graph.initializer)
     for index, content in apart.items():
         tensor = model.graph.initializer[index]
         dtype, shape = _DTYPES.get(tensor.data_type), tuple(tensor.dims)
-        is_alone = min(shape, default=1) >= 0 and names.count(tensor.name) == 1
+        is_alone = min(shape, default=1) >= 0 and counts[tensor.name] == 1
         if dtype is not None and is_alone and math.prod(shape) * dtype.itemsize == len(content):
             found[tensor.name] = np.frombuffer(content, dtype).reshape(shape)
         else:
-            del tensor.external_data[-1]
+            tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             tensor.raw_data = bytes(content)
     return found

@@ -93,6 +93,21 @@ def test_cut_file(tmp_path: Path, count: int) -> None:
         load(path)
 
 
+def test_numbers_end() -> None:
+    """A number of a million bytes would take hours."""
+    content = bytes([0x3A]) + b"\x80" * 1_000_000
+    assert serialized.without_weights(memoryview(content)) == (content, {})
+
+
+def test_references_stay_as_they_are() -> None:
+    """A tensor with bytes of its own and a reference to a file is not valid: what checks references sees it."""
+    proto = model()
+    proto.graph.initializer[0].external_data.add(key="location", value="../other")
+    _, apart = serialized.without_weights(memoryview(proto.SerializeToString()))
+    assert len(apart) == 6
+    assert 0 not in apart
+
+
 @pytest.mark.parametrize("kind", ["file", "model"])
 def test_session_reads_lent_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(serialized, "_WORTHWHILE", 0)
