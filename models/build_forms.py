@@ -602,6 +602,98 @@ def weight_shapes() -> Example:
     return Example(model, [activations(7, 64, zero_row=True)])
 
 
+def joined_parts() -> Example:
+    """Parts with numbers of their own that a model writes or joins, and products that move rows.
+
+    Channels and tokens of x are written at their indices, as torch's two exporters do for `x[..., a:b] = y`; images are
+    joined along their channels; experts have an Einsum each; weights are those of DoReFa. The frames have a constant
+    shape, from which their number follows.
+    """
+    rng = np.random.default_rng(41)
+    experts = int8_weights(rng, 3, 64, 8) * np.float32(0.01)
+    experts[:, 0] = 1.27
+    model = parse(
+        f"""joined (float[batch, 5, 64] x, float[1, 32, height, 6] image, float[frames, 64] sound) => (
+            float[batch, 5, 8] channels, float[batch, 5, 8] indexed, float[batch, 5, 8] tokens,
+            float[1, 8, rows, 6] y, float[ten, 3, 8] shared, float[3, ten, 8] own, float[2, 4, 8] framed,
+            float[one, batch, 5, 8] copied, float[batch, 4] samples, float[batch, 5, 8] dorefa) {{
+            x_high = Slice(x, at48, at64, axis2)  {_quantized("x_high", "high")}
+            x_low = Slice(x, at0, at48, axis2)  {_quantized("x_low", "lower")}
+            shape = Shape(x)  n0 = Gather(shape, zero)  n1 = Gather(shape, unit)  n2 = Gather(shape, two)
+            all2 = Range(zero, n2, unit)  part2 = Slice(all2, at48, at64, at0)  to = Reshape(part2, column)
+            ht = Transpose<perm = [2, 1, 0]>(high)  xt = Transpose<perm = [2, 1, 0]>(x)
+            wt = ScatterND(xt, to, ht)  x2 = Transpose<perm = [2, 1, 0]>(wt)
+            first2 = Slice(all2, at0, at48, at0)  to_low = Unsqueeze(first2, last)
+            lt = Transpose<perm = [2, 1, 0]>(lower)  xt2 = Transpose<perm = [2, 1, 0]>(x2)
+            wt2 = ScatterND(xt2, to_low, lt)  x3 = Transpose<perm = [2, 1, 0]>(wt2)  channels = MatMul(x3, w)
+
+            all0 = Range(zero, n0, unit)  i0 = Reshape(all0, third)
+            all1 = Range(zero, n1, unit)  i1 = Reshape(all1, column)
+            i01 = Add(i0, i1)  i012 = Add(i01, part2)  whole = Shape(i012)
+            e0 = Expand(i0, whole)  e1 = Expand(i1, whole)  e2 = Expand(part2, whole)
+            u0 = Unsqueeze(e0, last)  u1 = Unsqueeze(e1, last)  u2 = Unsqueeze(e2, last)
+            joined = Concat<axis = -1>(u0, u1, u2)  of_part = Shape(high)  wide = Expand(high, of_part)
+            elements = Reshape(wide, whole)  z = ScatterND(x3, joined, elements)  indexed = MatMul(z, w)
+
+            head = Slice(x, at0, at3, axis1)  {_quantized("head", "heads", "of_sample")}
+            tail = Slice(x, at3, at64, axis1)  {_quantized("tail", "tails", "of_sample")}
+            both = Concat<axis = 1>(heads, tails)  tokens = MatMul(both, w)
+
+            left, right = Split<axis = 1, num_outputs = 2>(image)
+            {_quantized("left", "dl", "of_image")}  {_quantized("right", "dr", "of_image")}
+            channel = Concat<axis = 1>(dl, dr)  y = Conv<pads = [1, 1, 1, 1]>(channel, filters)
+
+            flat_x = Reshape(x, to_rows)  {_quantized("flat_x", "t")}
+            shared = Einsum<equation = "tk,ekn->ten">(t, experts)
+            three = Slice(x, at0, at3, axis1)  by_expert = Reshape(three, to_experts)  {_quantized("by_expert", "te")}
+            own = Einsum<equation = "tek,ekn->etn">(te, experts)
+
+            of_frames = Reshape(sound, to_frames)  {_quantized("of_frames", "fr")}  framed = MatMul(fr, w)
+            {_quantized("x", "f")}  once = Unsqueeze(f, at0)  twice = Expand(once, copies)
+            thrice = Tile(twice, copies)  copied = MatMul(thrice, w)
+            {_quantized("x", "all", "of_sample")}  flat = Flatten(all)  samples = MatMul(flat, of_samples)
+
+            tanh = Tanh(v)  size = Abs(tanh)  largest = ReduceMax<keepdims = 0>(size)  normal = Div(tanh, largest)
+            halves = Mul(normal, half)  from0 = Add(halves, half)  of15 = Mul(from0, c15)  whole15 = Round(of15)
+            parts15 = Div(whole15, c15)  doubled = Mul(parts15, c2)  grid = Sub(doubled, c1)  dorefa = MatMul(f, grid)
+        }}""",
+        18,
+        **SYMMETRIC,
+        w=grid_weights(rng, 64, 8),
+        filters=int8_weights(rng, 8, 32, 3, 3) * np.float32(0.005),
+        experts=experts,
+        of_samples=int8_weights(rng, 5 * 64, 4) * np.float32(0.01),
+        v=rng.normal(size=(64, 8)).astype(np.float32),
+        **{f"at{i}": np.array([i]) for i in (0, 3, 48, 64)},
+        axis1=np.array([1]),
+        axis2=np.array([2]),
+        **{name: np.array(i) for i, name in enumerate(("zero", "unit", "two"))},
+        column=np.array([-1, 1]),
+        third=np.array([-1, 1, 1]),
+        of_sample=np.array([1, 2]),
+        of_image=np.array([0, 1, 2, 3]),
+        to_rows=np.array([-1, 64]),
+        to_experts=np.array([-1, 3, 64]),
+        to_frames=np.array([2, 4, 64]),
+        copies=np.array([2, 1, 1, 1]),
+        half=np.float32(0.5),
+        c1=np.float32(1),
+        c2=np.float32(2),
+        c15=np.float32(15),
+    )
+    image = activations(1, 32, 6, 6, tensor=True)
+    return Example(model, [activations(2, 5, 64), image, activations(8, 64, seed=1)])
+
+
+def _quantized(x: str, y: str, axes: str = "last") -> str:
+    """Returns nodes that quantize x with one scale along some axes, and dequantize it."""
+    return (
+        f"{y}_a = Abs({x})  {y}_m = ReduceMax<keepdims = 1>({y}_a, {axes})  {y}_l = Max({y}_m, epsilon)"
+        f"  {y}_s = Div({y}_l, c127)  {y}_q = Div({x}, {y}_s)  {y}_r = Round({y}_q)  {y}_c = Clip({y}_r, low, c127)"
+        f"  {y} = Mul({y}_c, {y}_s)"
+    )
+
+
 MODELS: dict[str, Callable[[], Example]] = {
     "image_decoder": image_decoder,
     "integer_zero_points": integer_zero_points,
@@ -619,6 +711,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "floating_zero_point": floating_zero_point,
     "integer_heads": integer_heads,
     "weight_shapes": weight_shapes,
+    "joined_parts": joined_parts,
 }
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
     "loop_states": PROGRAM,
     "masked_attention": PRODUCT,
+    "joined_parts": {"ort_dynq.RowProgram": 11, "ort_dynq.QuantizedMatMul": 9, "ort_dynq.QuantizedConv": 2},
     "moved_codes": {"ort_dynq.RowProgram": 5, "ort_dynq.QuantizedMatMul": 10},
     "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
     "ort_dynamic": DYNAMIC_PRODUCTS,
@@ -303,6 +304,7 @@ COMPRESSED = [
 OF_1_32 = (
     *("image_decoder", "inverse_products", "straight_through", "weight_blocks", "image_parts", "masked_attention"),
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
+    "joined_parts",
     *("ort_dynamic_llama", "padded_images", "shared_scales"),
 )
 

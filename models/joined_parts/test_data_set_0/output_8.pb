@@ -1,0 +1,1 @@
+BsamplesJ t2A¢ğšÂLCäDB$jšB!’oÁG€‚A(0ÁÁ
