@@ -204,14 +204,13 @@ class CompressedMatMul : public Node {
   void compute(Context& context) const override {
     Tensor src = context.input(kSrc), scale = context.input(kScale), zero_point = context.input(kZeroPoint);
     const Tensor weight = context.input(kWeight);
-    const Run run_of_shapes = sizes_of(src.shape, weight.shape, scale.shape, zero_point.shape);
+    Run run = sizes_of(src.shape, weight.shape, scale.shape, zero_point.shape);
     Shape shape = src.shape;
-    shape.dims[shape.rank - 1] = run_of_shapes.columns;
+    shape.dims[shape.rank - 1] = run.columns;
     void* const dst = context.output(0, shape);
     const int64_t count = shape.elements();
     if (count == 0) return;
     std::unique_ptr<char[]> wide[3];
-    Run run = run_of_shapes;
     run.src = static_cast<const float*>(widened(context, src, wide[0]));
     run.scales = static_cast<const float*>(widened(context, scale, wide[1]));
     run.zero_points = static_cast<const uint8_t*>(widened(context, zero_point, wide[2]));

@@ -131,7 +131,7 @@ def _interval(indices: ir.Value, dim: _Dim, facts: Facts, depth: int = 0) -> tup
     given = [each[0] for each in numbers if each is not None and len(each) == 1]
     if inner is None or not isinstance(inner[1], int) or None in given or len(given) < len(numbers):
         return None
-    start, end, axis, step = [*given, 0, 1][: len(given)] + [0, 1][len(given) - 2 :]
+    start, end, axis, step = given + [0, 1][len(given) - 2 :]
     found = range(inner[0], inner[1])[start:end]
     return (found.start, found.stop) if axis in (0, -1) and step == 1 else None
 
