@@ -119,6 +119,7 @@ struct CompressedHead {
   float largest_scale() const;  // or offset; infinite if one is NaN or infinite
   bool is_packed() const { return panels_ != nullptr; }
   int64_t panel_stride() const { return panel_stride_; }
+  int64_t part_stride() const { return part_stride_; }
   // The panels of a part: a token group and group of a key, or a group of a value.
   const int16_t* panels(int64_t part) const { return panels_ + part * part_stride_; }
 

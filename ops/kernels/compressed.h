@@ -53,9 +53,11 @@ struct PanelProduct {
   int64_t panel_stride;
 };
 
-// scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`.
+// scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`; then the same of other groups is
+// added, one after the other.
 struct PanelScores {
-  PanelProduct product;
+  PanelProduct product;                                                  // of the first group
+  int64_t groups, group_words, group_panels, group_steps, group_scales;  // their number, and strides
   bool is_split;  // a sum is kHighByte * that of words' row 2 * r, and that of the next row
   const float* steps;
   const float* scales;  // null: 1

@@ -16,6 +16,9 @@ struct V : VectorNeon {
     const auto pairs = [&](F a, F b) { return op(vuzp1q_f32(a, b), vuzp2q_f32(a, b)); };
     return pairs(pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
   }
+  static F larger_bits(F a, F b) {
+    return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)));
+  }
   static F negate(F a) { return vnegq_f32(a); }
   static F abs(F a) { return vabsq_f32(a); }
   static F with_sign_of(F a, F b) { return vbslq_f32(vdupq_n_u32(0x80000000), b, a); }

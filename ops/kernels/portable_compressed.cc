@@ -22,10 +22,11 @@ int32_t code_at(const void* codes, int64_t i) {
 
 float joined(int64_t high, int64_t low) { return static_cast<float>(high * kHighByte + low); }
 
-int32_t panel_sum(const PanelProduct& p, int64_t r, int64_t c) {
+int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c) {
+  const PanelProduct& p = block.product;
   constexpr int64_t kColumns = kPortablePanelColumns;
-  const int16_t* const pairs = p.panels + c / kColumns * p.panel_stride + c % kColumns * 2;
-  const int16_t* const words = p.words + r * p.word_stride;
+  const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
+  const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
   int32_t sum = 0;
   for (int64_t d = 0; d < p.depth; ++d) sum += words[d] * pairs[d / 2 * 2 * kColumns + d % 2];
   return sum;
@@ -126,14 +127,16 @@ void portable_pack(const PanelPack& pack) {
 
 void portable_panel_scores(const PanelScores& block) {
   const int64_t of_score = block.is_split ? 2 : 1;
-  for (int64_t r = 0; r < block.product.rows / of_score; ++r)
-    for (int64_t c = 0; c < block.product.cols; ++c) {
-      const int32_t first = panel_sum(block.product, r * of_score, c);
-      const float sum = block.is_split ? joined(first, panel_sum(block.product, r * 2 + 1, c)) : joined(0, first);
-      const float score = sum * block.steps[r] * (block.scales == nullptr ? 1.0f : load(block.scales + c));
-      float* const to = block.scores + r * block.score_stride + c;
-      store(to, block.adds ? load(to) + score : score);
-    }
+  for (int64_t group = 0; group < block.groups; ++group)
+    for (int64_t r = 0; r < block.product.rows / of_score; ++r)
+      for (int64_t c = 0; c < block.product.cols; ++c) {
+        const int32_t first = panel_sum(block, group, r * of_score, c);
+        const float sum = block.is_split ? joined(first, panel_sum(block, group, r * 2 + 1, c)) : joined(0, first);
+        const float scale = block.scales == nullptr ? 1.0f : load(block.scales + group * block.group_scales + c);
+        const float score = sum * block.steps[group * block.group_steps + r] * scale;
+        float* const to = block.scores + r * block.score_stride + c;
+        store(to, block.adds || group > 0 ? load(to) + score : score);
+      }
 }
 
 constexpr CompressedKernels kPortableCompressed = {

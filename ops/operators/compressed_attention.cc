@@ -27,6 +27,7 @@ namespace {
 
 constexpr const char* kName = "CompressedAttention";
 constexpr int64_t kUnitRows = 48;         // of a unit: a multiple of the rows of every kernel's tile
+constexpr int64_t kSoftenedRows = 16;     // at once: a multiple of the rows that kernels quantize at once
 constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
 constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
 constexpr int64_t kFewHeads = 16;         // with fewer, threads share a head
@@ -216,29 +217,7 @@ class Unit {
 
   // Scores become powers, and words of powers times the scales of values.
   void soften() {
-    const int64_t groups = run_.value.groups(), word_rows = run_.value.word_rows();
-    const int64_t count = seen_.count(), first = seen_.first;
-    for (int64_t r = 0; r < rows_; ++r) {
-      float* const of_row = scores_ + r * n_.t + first;
-      const bool is_vector = run_.bias.strides[3] != 0;
-      const float* biases = bias_of(r) + (is_vector ? first : 0);
-      inverses_[static_cast<size_t>(r)] = kernels().powers({of_row, count, run_.factor, biases, is_vector});
-    }
-    for (int64_t group = 0; group < groups; ++group) {
-      int16_t* const words = words_ + group * rows_ * word_rows * padded_;
-      for (int64_t t = first; t < seen_.end; t = end_of_block(t)) {
-        const int64_t keys = end_of_block(t) - t, padding = round_up(keys, kWordUnit) - keys;
-        int16_t* const of_block = words + blocks_.word(t);
-        const float* const scales = run_.value.is_per_channel() ? nullptr : value_.scales + group * n_.t + t;
-        kernels().quantize_words(
-            {scores_ + t, n_.t, scales, rows_, keys, of_block, word_rows * padded_, steps_of(group, t)});
-        for (int64_t r = 0; r < rows_; ++r) {
-          int16_t* const of_row = of_block + r * word_rows * padded_;
-          std::fill(of_row + keys, of_row + keys + padding, int16_t{0});
-          if (word_rows == 2) split_words(of_row, keys + padding, of_row + padded_);
-        }
-      }
-    }
+    for (int64_t row = 0; row < rows_; row += kSoftenedRows) soften(row, std::min(kSoftenedRows, rows_ - row));
     if (value_.offsets != nullptr) sum_offsets();
   }
 
@@ -290,6 +269,34 @@ class Unit {
     int64_t sum = 0;
     for (int64_t i = 0; i < count; i += kMostProducts) sum += sum_of(words + i, std::min(kMostProducts, count - i));
     return sum;
+  }
+
+  // Rows [row, row + rows), whose scores stay in the first-level cache.
+  void soften(int64_t row, int64_t rows) {
+    const int64_t groups = run_.value.groups(), word_rows = run_.value.word_rows();
+    const int64_t count = seen_.count(), first = seen_.first;
+    float* const scores = scores_ + row * n_.t;
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool is_vector = run_.bias.strides[3] != 0;
+      const float* biases = bias_of(row + r) + (is_vector ? first : 0);
+      inverses_[static_cast<size_t>(row + r)] =
+          kernels().powers({scores + r * n_.t + first, count, run_.factor, biases, is_vector});
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      int16_t* const words = words_ + (group * rows_ + row) * word_rows * padded_;
+      for (int64_t t = first; t < seen_.end; t = end_of_block(t)) {
+        const int64_t keys = end_of_block(t) - t, padding = round_up(keys, kWordUnit) - keys;
+        int16_t* const of_block = words + blocks_.word(t);
+        const float* const scales = run_.value.is_per_channel() ? nullptr : value_.scales + group * n_.t + t;
+        kernels().quantize_words(
+            {scores + t, n_.t, scales, rows, keys, of_block, word_rows * padded_, steps_of(group, t) + row});
+        for (int64_t r = 0; r < rows; ++r) {
+          int16_t* const of_row = of_block + r * word_rows * padded_;
+          std::fill(of_row + keys, of_row + keys + padding, int16_t{0});
+          if (word_rows == 2) split_words(of_row, keys + padding, of_row + padded_);
+        }
+      }
+    }
   }
 
   int64_t end_of_block(int64_t t) const { return std::min(seen_.end, blocks_.end(t)); }
@@ -443,18 +450,25 @@ class Unit {
     const CompressedOperand& key = run_.key;
     const int64_t columns = kernels().panel_columns, groups = key.groups();
     const int64_t panel = (range.first - part_first) / columns, first = part_first + panel * columns;
-    for (int64_t group = 0; group < groups; ++group) {
-      PanelProduct product = {};
-      product.words = queries.words.get() + group * rows_ * key.word_rows() * queries.stride;
-      product.word_stride = queries.stride;
-      product.rows = rows_ * key.word_rows();
-      product.depth = key.group_size();
-      product.cols = range.end - first;
-      product.panels = key_.panels(token_group * groups + group) + panel * key_.panel_stride();
-      product.panel_stride = key_.panel_stride();
-      kernels().panel_scores({product, key.is_float(), queries.steps.data() + group * rows_, scales_of(group, first),
-                              group > 0, scores_ + first, n_.t});
-    }
+    PanelScores block = {};
+    block.product.words = queries.words.get();
+    block.product.word_stride = queries.stride;
+    block.product.rows = rows_ * key.word_rows();
+    block.product.depth = key.group_size();
+    block.product.cols = range.end - first;
+    block.product.panels = key_.panels(token_group * groups) + panel * key_.panel_stride();
+    block.product.panel_stride = key_.panel_stride();
+    block.groups = groups;
+    block.group_words = block.product.rows * queries.stride;
+    block.group_panels = key_.part_stride();
+    block.group_steps = rows_;
+    block.group_scales = n_.t;
+    block.is_split = key.is_float();
+    block.steps = queries.steps.data();
+    block.scales = scales_of(0, first);
+    block.scores = scores_ + first;
+    block.score_stride = n_.t;
+    kernels().panel_scores(block);
   }
 
   void score_stored(const Queries& queries, Keys range) {
@@ -531,16 +545,22 @@ class Unit {
     const int64_t size = value.group_size(), columns = kernels().panel_columns;
     for (int64_t t = range.first; t < range.end; t = end_of_block(t))
       for (int64_t group = 0; group < value.groups(); ++group) {
-        PanelProduct product = {};
-        product.words = words_ + group * rows_ * value.word_rows() * padded_ + blocks_.word(t);
-        product.word_stride = padded_;
-        product.rows = rows_ * value.word_rows();
-        product.depth = end_of_block(t) - t;
-        product.cols = size;
-        product.panels = value_.panels(group) + t * columns;
-        product.panel_stride = value_.panel_stride();
-        kernels().panel_scores(
-            {product, value.is_float(), steps_of(group, t), scales_of_result(t), true, totals + group * size, n_.e});
+        PanelScores block = {};
+        block.product.words = words_ + group * rows_ * value.word_rows() * padded_ + blocks_.word(t);
+        block.product.word_stride = padded_;
+        block.product.rows = rows_ * value.word_rows();
+        block.product.depth = end_of_block(t) - t;
+        block.product.cols = size;
+        block.product.panels = value_.panels(group) + t * columns;
+        block.product.panel_stride = value_.panel_stride();
+        block.groups = 1;
+        block.is_split = value.is_float();
+        block.steps = steps_of(group, t);
+        block.scales = scales_of_result(t);
+        block.adds = true;
+        block.scores = totals + group * size;
+        block.score_stride = n_.e;
+        kernels().panel_scores(block);
       }
   }
 

@@ -145,15 +145,14 @@ class Task {
     pack.panels = panels_.get();
     pack.panel_stride = round_up(depth, 2) * kernels().panel_columns;
     kernels().pack[run_.kind()](pack);
-    PanelProduct product = {};
-    product.words = words_.get();
-    product.word_stride = kMostProducts;
-    product.rows = rows;
-    product.depth = depth;
-    product.cols = width_;
-    product.panels = pack.panels;
-    product.panel_stride = pack.panel_stride;
-    kernels().panel_scores({product, false, steps_.get(), nullptr, first > 0, dst, run_.columns});
+    PanelScores block = {};
+    block.product = {words_.get(), kMostProducts, rows, depth, width_, pack.panels, pack.panel_stride};
+    block.groups = 1;
+    block.steps = steps_.get();
+    block.adds = first > 0;
+    block.scores = dst;
+    block.score_stride = run_.columns;
+    kernels().panel_scores(block);
   }
 
   void multiply_stored(int64_t rows, int64_t first, int64_t depth, int64_t i, float* dst) {

@@ -285,7 +285,8 @@ void check_panels() {
                 depth = source.integer(1, dynq::kMostProducts), padded = round_up(depth, 2);
   dynq::PanelPack pack = {};
   pack.code_stride = cols + source.integer(0, 9);
-  pack.codes = place(codes_of_kind(kind, (depth - 1) * pack.code_stride + cols, is_extreme), 0);
+  const int64_t groups = source.one_in(2) ? 1 : source.integer(1, 4);  // the codes of each begin in another row
+  pack.codes = place(codes_of_kind(kind, (groups + depth - 2) * pack.code_stride + cols, is_extreme), 0);
   pack.depth = depth;
   pack.cols = cols;
   if (kind != dynq::kWords && source.one_in(2))
@@ -293,15 +294,23 @@ void check_panels() {
   pack.of_row = is_of_rows ? 1 : 0;
   pack.of_column = is_of_rows ? 0 : 1;
   const int64_t word_stride = padded + source.integer(0, 9);
-  const std::vector<int16_t> words =
-      rows_of_words(rows * per_row, depth, padded, word_stride, padded, kind == dynq::kWords, is_extreme);
+  std::vector<int16_t> words;  // those of each group end with the last row's padding
+  for (int64_t group = 0; group < groups; ++group) {
+    const std::vector<int16_t> of_group =
+        rows_of_words(rows * per_row, depth, padded, word_stride, padded, kind == dynq::kWords, is_extreme);
+    words.insert(words.end(), of_group.begin(), of_group.end());
+  }
   const int numbers_of = number_kind();
-  const std::vector<float> steps = numbers(rows, kOrdinary), scales = numbers(cols, numbers_of);
+  const std::vector<float> steps = numbers(groups * rows, kOrdinary), scales = numbers(groups * cols, numbers_of);
   dynq::PanelScores block = {};
   block.product.word_stride = word_stride;
   block.product.rows = rows * per_row;
   block.product.depth = depth;
   block.product.cols = cols;
+  block.groups = groups;
+  block.group_words = static_cast<int64_t>(words.size()) / groups;
+  block.group_steps = rows;
+  block.group_scales = cols;
   block.is_split = kind == dynq::kWords;
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
@@ -309,14 +318,21 @@ void check_panels() {
   block.score_stride = cols + source.integer(0, 5);
   const std::vector<float> before = numbers((rows - 1) * block.score_stride + cols, kOrdinary);
   const std::string problem = "kind " + std::to_string(kind) + ", " + std::to_string(rows) + "x" +
-                              std::to_string(depth) + "x" + std::to_string(cols);
+                              std::to_string(depth) + "x" + std::to_string(cols) + ", " + std::to_string(groups) +
+                              " groups";
   compare("pack and panel_scores", problem, [&](const CompressedKernels& kernels) {
     const int64_t columns = kernels.panel_columns;
     pack.panel_stride = block.product.panel_stride = padded * columns;
     const int64_t size = round_up(cols, columns) / columns * pack.panel_stride;
-    pack.panels = place(std::vector<int16_t>(static_cast<size_t>(size), 0x5a5a), 2);
-    kernels.pack[kind](pack);
-    block.product.panels = pack.panels;
+    int16_t* const panels = place(std::vector<int16_t>(static_cast<size_t>(groups * size), 0x5a5a), 2);
+    for (int64_t group = 0; group < groups; ++group) {
+      dynq::PanelPack of_group = pack;
+      of_group.codes = static_cast<const uint8_t*>(pack.codes) + group * pack.code_stride * per_row;
+      of_group.panels = panels + group * size;
+      kernels.pack[kind](of_group);
+    }
+    block.product.panels = panels;
+    block.group_panels = size;
     block.product.words = place(words, 3);
     block.scores = place(before, 4);
     kernels.panel_scores(block);

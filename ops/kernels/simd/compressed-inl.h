@@ -391,21 +391,11 @@ struct RowOfNumbers {
     return V::load_part(x + whole, n);
   }
 
-  // The largest magnitudes in lanes; `nans` becomes NaN if a number is NaN or infinite.
-  V::F peaks(V::F& nans) const {
-    const V::F zero = V::set1(0.0f);
-    V::F peaks = zero;
-    if (whole < count) {
-      const V::F last = rest();
-      peaks = V::max(V::abs(last), zero);
-      nans = V::fmadd(last, zero, nans);
-    }
-#pragma GCC unroll 2
-    for (int64_t i = 0; i < whole; i += V::kLanes) {
-      const V::F a = at(i);
-      peaks = V::max(V::abs(a), peaks);
-      nans = V::fmadd(a, zero, nans);
-    }
+  // The largest magnitudes in lanes, where NaN is larger than infinity.
+  V::F peaks() const {
+    V::F peaks = whole < count ? V::abs(rest()) : V::set1(0.0f);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < whole; i += V::kLanes) peaks = V::larger_bits(V::abs(at(i)), peaks);
     return peaks;
   }
 
@@ -427,36 +417,29 @@ struct RowOfNumbers {
 // As many rows as a vector has lanes share the work on their steps.
 template <bool kHasFactors>
 void quantize_rows(const WordRows& p) {
-  const V::F zero = V::set1(0.0f), smallest = V::set1(kSmallestStep);
   for (int64_t first = 0; first < p.rows; first += V::kLanes) {
     const int64_t count = p.rows - first < V::kLanes ? p.rows - first : V::kLanes;
     const auto row = [&](int64_t r) ORT_DYNQ_INLINE_LAMBDA {
       return RowOfNumbers<kHasFactors>{p.x + (first + r) * p.stride, p.factors, p.count,
                                        p.count / V::kLanes * V::kLanes};
     };
-    V::F peaks[V::kLanes], nans = zero;
-    for (int64_t r = 0; r < count; ++r) {
-      V::F of_row = zero;
-      peaks[r] = row(r).peaks(of_row);
-      nans = V::add(nans, of_row);
-    }
+    V::F peaks[V::kLanes];
+    for (int64_t r = 0; r < count; ++r) peaks[r] = row(r).peaks();
     V::F largest;
     if (count == 1) {
-      largest = V::set1(V::highest(peaks[0]));
+      largest = V::set1(V::has_nan(peaks[0], peaks[0]) ? kNan : V::highest(peaks[0]));
     } else {
-      for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = zero;
-      largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::max(a, b); });
+      for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = V::set1(0.0f);
+      largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::larger_bits(a, b); });
     }
-    const V::F step = V::max(V::div(largest, V::set1(kLargestWord)), smallest);
-    float steps[V::kLanes], inverses[V::kLanes];
+    const V::F step = V::max(V::div(largest, V::set1(kLargestWord)), V::set1(kSmallestStep));
+    float magnitudes[V::kLanes], steps[V::kLanes], inverses[V::kLanes];
+    V::store<false>(magnitudes, largest);
     V::store<false>(steps, step);
     V::store<false>(inverses, V::div(V::set1(1.0f), step));
-    const bool are_finite = !V::has_nan(nans, nans);
     for (int64_t r = 0; r < count; ++r) {
       int16_t* const words = p.words + (first + r) * p.word_stride;
-      V::F of_row = zero;
-      if (!are_finite) row(r).peaks(of_row);
-      const bool is_finite = are_finite || !V::has_nan(of_row, of_row);
+      const bool is_finite = magnitudes[r] < kInfinity;
       if (is_finite)
         row(r).store_words(words, inverses[r], first + V::kLanes + r < p.rows ? V::kLanes * p.stride : 0);
       else
@@ -522,12 +505,9 @@ void pack_panels(const PanelPack& p) {
   }
 }
 
-// kCount rows of words and a panel. finish(r, half, sums, next) takes the sums of each row and half of the columns;
-// with kIsSplit those of two rows, and half of the row's number.
-template <int kCount, bool kIsSplit, class Finish>
-inline void tile_of_panel(const PanelProduct& p, int64_t row, const int16_t* panel, const Finish& finish) {
-  const int16_t* const words = p.words + row * p.word_stride;
-  V::I sums[kCount][2];
+// The sums of kCount rows of words and a panel.
+template <int kCount>
+inline void tile_of_panel(const PanelProduct& p, const int16_t* words, const int16_t* panel, V::I (&sums)[kCount][2]) {
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
   for (int64_t d = 0; d < p.depth; d += 2) {
@@ -541,51 +521,84 @@ inline void tile_of_panel(const PanelProduct& p, int64_t row, const int16_t* pan
       sums[r][1] = V::dot_words(sums[r][1], high, pair);
     }
   }
-  if constexpr (kIsSplit) {
-#pragma GCC unroll 6
-    for (int r = 0; r + 1 < kCount; r += 2)
-      for (int half = 0; half < 2; ++half)
-        finish((row + r) / 2, half * V::kLanes, V::joined(sums[r][half], sums[r + 1][half]));
-  } else {
-#pragma GCC unroll 6
-    for (int r = 0; r < kCount; ++r)
-      for (int half = 0; half < 2; ++half) finish(row + r, half * V::kLanes, V::to_float(sums[r][half]));
-  }
 }
 
-template <bool kIsSplit, int kCount, class Finish>
-inline void rest_of_panel(const PanelProduct& p, int64_t row, const int16_t* panel, const Finish& finish) {
+inline void copy_columns(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
+                         int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    memcpy(to + r * to_stride, from + r * from_stride, static_cast<size_t>(cols) * sizeof(float));
+}
+
+// The scores of kCount rows of words and a panel of each group, which stay in registers until the last one.
+template <bool kIsSplit, int kCount>
+inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first) {
+  constexpr int kWordRows = kIsSplit ? 2 : 1, kRows = kCount / kWordRows;
+  const PanelProduct& p = block.product;
+  const int64_t rest = p.cols - first;
+  float* to = block.scores + row / kWordRows * block.score_stride + first;
+  int64_t stride = block.score_stride;
+  float part[kRows * kPairColumns];  // in place of scores of fewer columns
+  if (rest < kPairColumns) {
+    memset(part, 0, sizeof part);
+    if (block.adds) copy_columns(to, stride, kRows, rest, part, kPairColumns);
+    to = part;
+    stride = kPairColumns;
+  }
+  V::F scores[kRows][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      scores[r][half] = block.adds ? V::load(to + r * stride + half * V::kLanes) : V::set1(0.0f);
+  for (int64_t group = 0; group < block.groups; ++group) {
+    V::I sums[kCount][2];
+    tile_of_panel(p, p.words + group * block.group_words + row * p.word_stride,
+                  p.panels + group * block.group_panels + first / kPairColumns * p.panel_stride, sums);
+    const float* const steps = block.steps + group * block.group_steps + row / kWordRows;
+    V::F scales[2] = {V::set1(1.0f), V::set1(1.0f)};
+    if (block.scales != nullptr) {
+      const float* const of_panel = block.scales + group * block.group_scales + first;
+      scales[0] = numbers_at(of_panel, 0, rest);
+      if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        V::F sum;
+        if constexpr (kIsSplit)
+          sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
+        else
+          sum = V::to_float(sums[r][half]);
+        const V::F score = V::mul(V::mul(sum, V::set1(steps[r])), scales[half]);
+        scores[r][half] = group > 0 || block.adds ? V::add(scores[r][half], score) : score;
+      }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) V::store<false>(to + r * stride + half * V::kLanes, scores[r][half]);
+  if (rest < kPairColumns)
+    copy_columns(part, kPairColumns, kRows, rest, block.scores + row / kWordRows * block.score_stride + first,
+                 block.score_stride);
+}
+
+// As many rows as are left, at most kCount.
+template <bool kIsSplit, int kCount>
+inline void rows_of_groups(const PanelScores& block, int64_t row, int64_t first) {
   if constexpr (kCount > 0) {
-    if (p.rows - row == kCount)
-      tile_of_panel<kCount, kIsSplit>(p, row, panel, finish);
+    if (block.product.rows - row >= kCount)
+      tile_of_groups<kIsSplit, kCount>(block, row, first);
     else
-      rest_of_panel<kIsSplit, kCount - (kIsSplit ? 2 : 1)>(p, row, panel, finish);
+      rows_of_groups<kIsSplit, kCount - (kIsSplit ? 2 : 1)>(block, row, first);
   }
 }
 
 template <bool kIsSplit>
 void panel_scores(const PanelScores& block) {
-  constexpr int kMostOfRest = kTileRows - (kIsSplit ? 2 : 1);
   static_assert(kTileRows % 2 == 0);
-  const PanelProduct& p = block.product;
-  for (int64_t first = 0; first < p.cols; first += kPairColumns) {
-    const int16_t* const panel = p.panels + first / kPairColumns * p.panel_stride;
-    const auto finish = [&](int64_t row, int64_t half, V::F sums) ORT_DYNQ_INLINE_LAMBDA {
-      const int64_t column = first + half, rest = p.cols - column;
-      if (rest <= 0) return;
-      float* const to = block.scores + row * block.score_stride + column;
-      V::F score = V::mul(sums, V::set1(block.steps[row]));
-      if (block.scales != nullptr) score = V::mul(score, numbers_at(block.scales, column, p.cols));
-      if (block.adds) score = V::add(rest >= V::kLanes ? V::load(to) : V::load_part(to, rest), score);
-      if (rest >= V::kLanes)
-        V::store<false>(to, score);
-      else
-        V::store_part(to, score, rest);
-    };
-    int64_t r = 0;
-    for (; r + kTileRows <= p.rows; r += kTileRows) tile_of_panel<kTileRows, kIsSplit>(p, r, panel, finish);
-    rest_of_panel<kIsSplit, kMostOfRest>(p, r, panel, finish);
-  }
+  for (int64_t first = 0; first < block.product.cols; first += kPairColumns)
+    for (int64_t r = 0; r < block.product.rows; r += kTileRows) rows_of_groups<kIsSplit, kTileRows>(block, r, first);
 }
 
 void panel_scores(const PanelScores& block) { block.is_split ? panel_scores<true>(block) : panel_scores<false>(block); }
@@ -623,43 +636,49 @@ void scale_scores(const ScoreBlock& block) {
 
 float powers_of_2(const PowerRow& row) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
-  const auto score_at = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
-    return i + V::kLanes <= row.count ? V::load(row.scores + i)
-                                      : V::load_part(row.scores + i, row.count - i, f(-kInfinity));
+  float* const scores = row.scores;
+  const int64_t count = row.count, whole = count / V::kLanes * V::kLanes, rest = count - whole;
+  const float* const bias =
+      row.bias != nullptr && (row.bias_is_vector || dynq::load(row.bias) != 0) ? row.bias : nullptr;
+  const V::F factor = f(row.factor), one_bias = f(bias == nullptr || row.bias_is_vector ? 0.0f : dynq::load(bias));
+  const bool bias_is_vector = row.bias_is_vector;
+  const auto scaled = [&](V::F score, int64_t i) ORT_DYNQ_INLINE_LAMBDA {
+    score = V::mul(score, factor);
+    if (bias == nullptr) return score;
+    return V::add(score, V::mul(bias_is_vector ? numbers_at(bias, i, count) : one_bias, f(kLog2E)));
   };
-  const auto store_at = [&](int64_t i, V::F a) ORT_DYNQ_INLINE_LAMBDA {
-    if (i + V::kLanes <= row.count)
-      V::store<false>(row.scores + i, a);
-    else
-      V::store_part(row.scores + i, a, row.count - i);
-  };
-  const bool has_bias = row.bias != nullptr && (row.bias_is_vector || dynq::load(row.bias) != 0);
+  const auto last_scores = [&] { return V::load_part(scores + whole, rest, f(-kInfinity)); };
   V::F best = f(-kInfinity);
-  for (int64_t i = 0; i < row.count; i += V::kLanes) {
-    V::F score = V::mul(score_at(i), f(row.factor));
-    if (has_bias) {
-      const V::F bias = row.bias_is_vector ? numbers_at(row.bias, i, row.count) : f(dynq::load(row.bias));
-      score = V::add(score, V::mul(bias, f(kLog2E)));
-    }
-    store_at(i, score);
-    best = V::max(score_at(i), best);  // read again: of the last vector, only the first lanes are scores
+  for (int64_t i = 0; i < whole; i += V::kLanes) {
+    const V::F score = scaled(V::load(scores + i), i);
+    V::store<false>(scores + i, score);
+    best = V::max(score, best);
+  }
+  if (rest > 0) {
+    V::store_part(scores + whole, scaled(last_scores(), whole), rest);
+    best = V::max(last_scores(), best);  // read again: only the first lanes are scores
   }
   const V::F largest = f(V::highest(best));
   V::F nans = f(0);
+  V::I sums;
+  const auto power_of = [&](V::F score) ORT_DYNQ_INLINE_LAMBDA {
+    const V::F y = V::max(f(kLeastPower), V::sub(score, largest));
+    const V::F n = V::round_float(y), r = V::sub(y, n);
+    V::F p = f(kPowerOf2[0]);
+    for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));
+    const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kLeastPower), y));
+    nans = V::fmadd(power, f(0), nans);
+    sums = V::add(sums, V::round(V::mul(power, f(kPowerUnit))));
+    return power;
+  };
   int64_t sum = 0;
-  for (int64_t start = 0; start < row.count; start += 128 * V::kLanes) {  // 128 * 2^23 fits int32
-    const int64_t end = start + 128 * V::kLanes < row.count ? start + 128 * V::kLanes : row.count;
-    V::I sums = V::set1(int32_t{0});
-    for (int64_t i = start; i < end; i += V::kLanes) {
-      const V::F y = V::max(f(kLeastPower), V::sub(score_at(i), largest));
-      const V::F n = V::round_float(y), r = V::sub(y, n);
-      V::F p = f(kPowerOf2[0]);
-      for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));
-      const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kLeastPower), y));
-      nans = V::fmadd(power, f(0), nans);
-      sums = V::add(sums, V::round(V::mul(power, f(kPowerUnit))));
-      store_at(i, power);
-    }
+  constexpr int64_t kPart = 128 * V::kLanes;  // 128 * 2^23 fits int32
+  for (int64_t start = 0; start < count; start += kPart) {
+    const int64_t end = start + kPart < whole ? start + kPart : whole;
+    sums = V::set1(int32_t{0});
+#pragma GCC unroll 2
+    for (int64_t i = start; i < end; i += V::kLanes) V::store<false>(scores + i, power_of(V::load(scores + i)));
+    if (rest > 0 && count - start < kPart) V::store_part(scores + whole, power_of(last_scores()), rest);
     int32_t lanes[V::kLanes];
     store_sums(lanes, sums);
     for (const int32_t lane : lanes) sum += lane;

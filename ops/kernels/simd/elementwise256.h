@@ -33,6 +33,9 @@ struct Elementwise256 : Vector256 {
     }
     return op(_mm256_permute2f128_ps(fours[0], fours[1], 0x20), _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
   }
+  static F larger_bits(F a, F b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
   static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
   static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {

@@ -28,6 +28,9 @@ struct Elementwise512 : Vector512 {
     };
     return halves(halves(fours[0], fours[1]), halves(fours[2], fours[3]));
   }
+  static F larger_bits(F a, F b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
   static F abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
   static F with_sign_of(F a, F b) {

@@ -29,10 +29,11 @@ struct VectorMembers {
   F (*sub)(F, F) = V::sub;
   F (*mul)(F, F) = V::mul;
   F (*div)(F, F) = V::div;
-  F (*fmadd)(F a, F b, F c) = V::fmadd;    // a * b + c, rounded once
-  F (*fnmadd)(F a, F b, F c) = V::fnmadd;  // c - a * b, rounded once
-  F (*min)(F, F) = V::min;                 // the second argument if either is NaN, or if both are zeros
-  F (*max)(F, F) = V::max;                 // likewise
+  F (*fmadd)(F a, F b, F c) = V::fmadd;     // a * b + c, rounded once
+  F (*fnmadd)(F a, F b, F c) = V::fnmadd;   // c - a * b, rounded once
+  F (*min)(F, F) = V::min;                  // the second argument if either is NaN, or if both are zeros
+  F (*max)(F, F) = V::max;                  // likewise
+  F (*larger_bits)(F, F) = V::larger_bits;  // the larger one as int32: of magnitudes NaN, if there is one
   F (*negate)(F) = V::negate;
   F (*abs)(F) = V::abs;
   F (*with_sign_of)(F magnitude, F sign) = V::with_sign_of;
