@@ -38,9 +38,9 @@ from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_bounded, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, mark_of, undefined_divisor
+from .marks import has_bounded_codes, has_nan_codes, mark_of, mark_of_infinite, undefined_divisor
 from .merged_rows import with_merged_rows
 from .terms import Param, combined, like, rank_of, unsqueezed
 
@@ -283,7 +283,13 @@ class AffineForms(OfOnePhase):
                 mark, quotient = mark_of(value, self._param, self.values, self._facts)
                 form = replace(form, mark=mark, quotient=quotient)
             return replace(form, value=value)
-        return replace(form, value=value) if is_estimate(form, pair[1], self.values) else None
+        if not is_estimate(form, pair[1], self.values):
+            return None
+        scale = form.scale
+        mark = None if scale is None or not is_bounded(scale) else mark_of_infinite(pair[1], scale, self._facts)
+        if scale is not None and mark is not None:  # an infinite x is subtracted from itself
+            scale = combined("Add", scale, mark)
+        return replace(form, value=value, scale=scale)
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:
