@@ -38,9 +38,9 @@ from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_bounded, moved
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, mark_of, mark_of_infinite, undefined_divisor
+from .marks import has_bounded_codes, has_nan_codes, mark_of, scale_of_estimate, undefined_divisor
 from .merged_rows import with_merged_rows
 from .terms import Param, combined, like, rank_of, unsqueezed
 
@@ -285,11 +285,7 @@ class AffineForms(OfOnePhase):
             return replace(form, value=value)
         if not is_estimate(form, pair[1], self.values):
             return None
-        scale = form.scale
-        mark = None if scale is None or not is_bounded(scale) else mark_of_infinite(pair[1], scale, self._facts)
-        if scale is not None and mark is not None:  # an infinite x is subtracted from itself
-            scale = combined("Add", scale, mark)
-        return replace(form, value=value, scale=scale)
+        return replace(form, value=value, scale=scale_of_estimate(form.scale, pair[1], self._facts))
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:

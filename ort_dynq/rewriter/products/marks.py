@@ -33,8 +33,8 @@ from ..analysis.nodes import producer_of
 from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split, unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, divisor_of, scaled_value
-from .terms import ZERO, Op, Param, Quotient, Term, dtype_of, lead, rank_of
+from .affine_form import ROUNDINGS, Affine, divisor_of, is_bounded, scaled_value
+from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
 
 _DEEPEST = 16  # nodes from a quotient to its codes
 _MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
@@ -97,12 +97,14 @@ def of_largest(mark: Param) -> Param:
     return replace(mark, term=replaced(mark.term))
 
 
-def mark_of_infinite(x: ir.Value, like: Param, facts: Facts) -> Param | None:
-    """Returns NaN for the rows of x with an infinity, and 0 for the others; None if rows may share a number."""
+def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param | None:
+    """Returns the scale of y in x + (y - x), NaN for the rows of an infinite x, if they do not share a number."""
     rank = rank_of(x)
-    if like.axes is not None and (rank is None or like.axes != lead(rank, -1)):
-        return None
-    return _magnitude("ReduceMax", x, like, facts).of("Mul", ZERO)
+    if scale is None or not is_bounded(scale):
+        return scale
+    if scale.axes is not None and (rank is None or scale.axes != lead(rank, -1)):
+        return scale
+    return combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
 
 
 def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:
