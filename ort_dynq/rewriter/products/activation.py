@@ -125,8 +125,9 @@ def activation_of(
         quotient = None if has_marks_of_rows else form.quotient
         if quotient is None and form.scale is not None:
             form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
-    if quotient is None and (mark := _mark_of_infinite_range(form, values)) is not None and form.scale is not None:
-        form = replace(form, scale=combined("Add", form.scale, like(mark, form.scale)))
+    if zero is not None and quotient is None and form.scale is not None and _is_of_infinite_range(form.scale):
+        # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
+        form = replace(form, scale=combined("Add", form.scale, form.scale.of("Sub", form.scale.term)))
     found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
@@ -235,22 +236,10 @@ def _with_marked_scale(form: Affine, values: Values, *, is_image: bool) -> Affin
     return None if term is None else replace(form, scale=replace(form.scale, term=term))
 
 
-def _mark_of_infinite_range(form: Affine, values: Values) -> Param | None:
-    """Returns NaN for the rows with an infinite range, and 0 for others; None if these rows are NaN without a mark.
-
-    An infinite scale makes NaN of 0, which codes of finite numbers are, minus the zero point. But the sum of codes need
-    not be 0, since those of infinite numbers are other ones. A bounded scale is finite, but not the zero point then.
-    """
-    scale, zero = form.scale, form.zero_point
-    if scale is None or zero is None:
-        return None
-    if is_bounded(scale):
-        known = _known(zero.term, values.of_any_inputs)
-        is_finite = dtype_of(zero.term) != ir.DataType.FLOAT or math.isfinite(known.high - known.low)
-        return None if is_finite else zero.of("Mul", ZERO)
-    range_ = range_of(scale)
-    is_computed = range_ is not None and producer_of(all_bounds_of(range_.value).value, *_RANGES) is not None
-    return scale.of("Sub", scale.term) if is_computed else None
+def _is_of_infinite_range(scale: Param) -> bool:
+    """Returns whether the model computes a scale for each row by nodes of its own, infinite where the range is."""
+    found = None if scale.is_one or is_bounded(scale) else range_of(scale)
+    return found is not None and producer_of(all_bounds_of(found.value).value, *_RANGES) is not None
 
 
 def _may_be_infinite(form: Affine, values: Values) -> bool:

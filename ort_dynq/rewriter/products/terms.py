@@ -194,10 +194,16 @@ class Quotient:
     zero_points: tuple[Param, ...] = ()
     is_exact: bool = False
 
-    @property
-    def limits(self) -> Param:
-        """NaN where the number lets codes within bounds be NaN, else 0."""
-        return combined("Add", combined("Div", Param(ZERO), self.number), self.number.of("Mul", ZERO))
+    def limits(self, *, is_whole: bool) -> Param:
+        """Returns NaN where the number lets codes within bounds be NaN, else 0.
+
+        Args:
+            is_whole: Whether also where only codes of infinite x are NaN.
+        """
+        of_zero, of_infinity = combined("Div", Param(ZERO), self.number), self.number.of("Mul", ZERO)
+        if self.zero_points or is_whole:
+            return combined("Add", of_zero, of_infinity)
+        return of_zero if self.node.op_type == "Div" else of_infinity
 
     def marks(self, magnitudes: Param) -> Param:
         """Returns NaN where codes of these magnitudes of x are not finite, else 0."""
