@@ -4,7 +4,7 @@ unchanged, remainders of constants as constants, and images with the channels fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import DynqError, message
-from ..graphs import MICROSOFT, functions, named
+from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, subgraphs, values_of, with_subgraphs
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
@@ -28,10 +28,10 @@ _KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and th
 def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:
     """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
 
-    ONNX Runtime inlines functions itself, so that no bit changes. Bodies of loops read directly what the loops carry
-    unchanged. Transposes are moved if that helps a convolution which is converted. A newer opset is used only if the
-    outputs are the same, bit for bit; see :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in
-    the older one.
+    ONNX Runtime inlines functions itself, so that no bit changes. Values of subgraphs get names of their own. Bodies of
+    loops read directly what the loops carry unchanged. Transposes are moved if that helps a convolution which is
+    converted. A newer opset is used only if the outputs are the same, bit for bit; see
+    :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
 
     Args:
         model: The model, which may be changed.
@@ -45,7 +45,7 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
-    form = _without_remainders(without_carried_invariants(form))
+    form = _without_remainders(without_carried_invariants(_with_distinct_names(form)))
     moved = without_transposes(form)
     if moved is not None:
         converted, report = _in_newer_opset(moved, convert, notes)
@@ -109,6 +109,33 @@ def inlined_if_possible(model: ir.Model) -> ir.Model:
         return inlined(model)
     except DynqError:
         return model
+
+
+def _with_distinct_names(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model in which no value of a subgraph has the name of one outside; itself if none has.
+
+    ONNX Runtime allows this if the other value is computed after the subgraph. But rules move nodes before it.
+    """
+    if not any(_shadowing(model.graph, frozenset())):
+        return model
+    copy = model.clone()
+    names = {value.name for _, graph in with_subgraphs(copy.graph) for value in values_of(graph)}
+    for i, value in enumerate(list(_shadowing(copy.graph, frozenset()))):
+        value.meta[NAME_IN_MODEL] = value.name
+        while value.name in names:
+            value.name = f"{value.name}_{i}"
+        names.add(value.name)
+    return copy
+
+
+def _shadowing(graph: ir.Graph, outside: frozenset[str | None]) -> Iterator[ir.Value]:
+    """Yields the values of subgraphs that have the name of a value outside; initializers may, wherever nodes are."""
+    own = values_of(graph)
+    yield from (value for value in own if value.name and value.name in outside and not value.is_initializer())
+    names = outside.union(value.name for value in own)
+    for node in graph:
+        for _, inner in subgraphs(node):
+            yield from _shadowing(inner, names)
 
 
 def _without_remainders(model: ir.Model) -> ir.Model:
