@@ -118,7 +118,10 @@ def test_codes_are_multiplied_without_their_scale(axes: str, product: str) -> No
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     assert np.isnan(check_rows(model, data())).any() == (axes == "one")
     assert np.isnan(check_rows(model, np.zeros((2, 3, K), F))).all()
-    assert np.isfinite(check_rows(model, np.random.default_rng(5).normal(0, 1, (2, 3, K)).astype(F))).all()
+    x = np.random.default_rng(5).normal(0, 1, (2, 3, K)).astype(F)
+    assert np.isfinite(check_rows(model, x)).all()
+    x[0, 1, 4] = np.inf
+    assert np.isnan(check_rows(model, x)[0, 1]).all()
 
 
 SHARED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, {axes}) s = Div(m, c127) "
@@ -388,3 +391,35 @@ def test_convolutions_whose_scales_are_reshaped_vectors() -> None:
     body = image.format(i=0, x="x") + image.format(i=1, x="y0") + "y = Relu(y1)"
     model = model_of(body, constants, inputs="float[B, 16, 24, 24] x", outputs="float[] y")
     assert products(rewrite(model).report) == ["QuantizedConv", "QuantizedConv"]
+
+
+BOUNDED = {
+    "inverse without an epsilon": "i = Div(c127, m) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
+    "quotient without an epsilon": "d = Div(x, m) t = Mul(d, c127) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
+    "estimator": "t = Div(x, s) n = Round(t) c = Clip(n, low, high) q = Mul(c, s) d = Sub(q, x) y0 = Add(d, x) ",
+}
+
+
+@pytest.mark.parametrize("axes", ["one", "tensor"])
+@pytest.mark.parametrize("form", BOUNDED)
+def test_an_infinity_beside_a_bounded_scale(form: str, axes: str) -> None:
+    """The scale of an infinite row is the largest float, but infinity * 0 and infinity - infinity are NaN."""
+    axes = "one" if form == "estimator" else axes
+    shared = SHARED.replace("{axes}", axes).replace("s = Div(m, c127)", "s0 = Div(m, c127) s = Clip(s0, eps)")
+    model = model_of(shared + BOUNDED[form] + PRODUCT, CONSTANTS | {"tensor": np.array([0, 1, 2])}, inputs=INPUTS)
+    x = np.random.default_rng(5).normal(0, 1, (3, 4, K)).astype(F)
+    x[0, 0, 3], x[2, 1, 4] = np.inf, -np.inf
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
+
+
+def test_a_range_that_is_infinite() -> None:
+    """Codes of finite numbers are the zero point, and infinity times 0 is NaN: the sum of codes need not be 0."""
+    body = ENDS + "h = Max(mx, zero) l = Min(mn, zero) e = Sub(h, l) r = Add(e, eps) s = Div(r, c255) f = Div(l, s)"
+    body += " g = Round(f) z0 = Sub(low, g) z = Clip(z0, low, high) t = Div(x, s) u0 = Add(t, z) u = Round(u0)"
+    body += " c = Clip(u, low, high) v = Sub(c, z) y0 = Mul(v, s) " + PRODUCT
+    model = model_of(body, CONSTANTS, inputs=INPUTS)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    x = np.random.default_rng(5).normal(0, 1, (3, 4, K)).astype(F)
+    x[0, 0, 1], x[0, 1, 3], x[0, 2, :3] = -np.inf, np.inf, (3e38, 2e38, -3e38)
+    assert np.isnan(check_rows(model, x)).all(-1).sum() == 3

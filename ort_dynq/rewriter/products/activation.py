@@ -11,14 +11,16 @@ import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
+from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES, is_equal, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Rearrangement, divisor_of, marked, quotient_of, scaled_value
-from .marks import has_bounded_codes, has_nan_codes
-from .terms import Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of
+from .affine_form import Affine, Rearrangement, divisor_of, is_bounded, marked, quotient_of, range_of, scaled_value
+from .marks import has_bounded_codes, has_nan_codes, of_largest
+from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of
 
 _ROUNDINGS = 2.0**-22  # of a number and of its inverse
+_RANGES = ("Add", "Max", "ReduceMax", "Sub", "Where")
 _SELECTIONS = ("Gather", "Slice", "Split")
 
 
@@ -100,7 +102,9 @@ def activation_of(
     quotient = None
     if may_be_nan and not has_marks_of_rows and form.mark is not None and form.scale is not None:
         quotient = form.quotient
-    marked_form = form if quotient is not None else _with_marked_scale(form, values) if may_be_nan else None
+    marked_form = (
+        form if quotient is not None else _with_marked_scale(form, values, is_image=is_image) if may_be_nan else None
+    )
     if marked_form is not None:
         form, may_be_nan = marked_form, False
     if may_be_nan and (form.is_rounded or values.known(form.root).overflows):
@@ -121,6 +125,9 @@ def activation_of(
         quotient = None if has_marks_of_rows else form.quotient
         if quotient is None and form.scale is not None:
             form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
+    if zero is not None and quotient is None and form.scale is not None and _is_of_infinite_range(form.scale):
+        # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
+        form = replace(form, scale=combined("Add", form.scale, form.scale.of("Sub", form.scale.term)))
     found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
@@ -198,7 +205,7 @@ def _has_nan_zero_points(form: Affine, values: Values) -> bool:
     return zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular
 
 
-def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
+def _with_marked_scale(form: Affine, values: Values, *, is_image: bool) -> Affine | None:
     """Returns a form whose scale is NaN where the model's row is, since codes or zero points are not finite; or None.
 
     Codes within bounds have a mark. Others are not finite where the divisor of x is 0 or infinite, if it is a factor of
@@ -212,8 +219,10 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
     may_be_nan = _has_nan(form, values)
     if not may_be_nan or form.mark is not None:
         marks = [form.mark] if may_be_nan else []
+        if marks and form.mark is not None and not is_image and is_bounded(form.scale):
+            marks.append(of_largest(form.mark))
         if form.zero_point is not None and _has_nan_zero_points(form, values):
-            marks.append(form.zero_point.of("Mul", np.zeros((), np.float32)))
+            marks.append(form.zero_point.of("Mul", ZERO))
         scale = form.scale
         for mark in marks:
             scale = scale if mark is None else combined("Add", scale, like(mark, scale))
@@ -225,6 +234,12 @@ def _with_marked_scale(form: Affine, values: Values) -> Affine | None:
         return None
     term = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
     return None if term is None else replace(form, scale=replace(form.scale, term=term))
+
+
+def _is_of_infinite_range(scale: Param) -> bool:
+    """Returns whether the model computes a scale for each row by nodes of its own, infinite where the range is."""
+    found = None if scale.is_one or is_bounded(scale) else range_of(scale)
+    return found is not None and producer_of(all_bounds_of(found.value).value, *_RANGES) is not None
 
 
 def _may_be_infinite(form: Affine, values: Values) -> bool:

@@ -40,7 +40,7 @@ from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, mark_of, undefined_divisor
+from .marks import has_bounded_codes, has_nan_codes, mark_of, scale_of_estimate, undefined_divisor
 from .merged_rows import with_merged_rows
 from .terms import Param, combined, like, rank_of, unsqueezed
 
@@ -283,7 +283,9 @@ class AffineForms(OfOnePhase):
                 mark, quotient = mark_of(value, self._param, self.values, self._facts)
                 form = replace(form, mark=mark, quotient=quotient)
             return replace(form, value=value)
-        return replace(form, value=value) if is_estimate(form, pair[1], self.values) else None
+        if not is_estimate(form, pair[1], self.values):
+            return None
+        return replace(form, value=value, scale=scale_of_estimate(form.scale, pair[1], self._facts))
 
     def _arithmetic(self, node: ir.Node, value: ir.Value) -> Affine | Unconverted | None:
         if (found := self._estimate(node, value)) is not None:

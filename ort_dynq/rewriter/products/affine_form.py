@@ -20,6 +20,7 @@ from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import RESHAPES, before_split, does_not_grow, is_equal, unreshaped
 from ..analysis.values import Values
 from .terms import (
+    ZERO,
     CodesOf,
     Op,
     Param,
@@ -351,7 +352,7 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     if not isinstance(node, (Op, ir.Node)):
         return whole
     inputs: list[Term] = [each for each in node.inputs if each is not None]
-    if node.op_type in RESHAPES:
+    if node.op_type in RESHAPES or (node.op_type == "Add" and is_mark(inputs[1])):
         return scaled_value(inputs[0], until, depth + 1)
     if node.op_type == "Reciprocal":
         inputs.insert(0, np.ones(()))
@@ -366,6 +367,29 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
         if 0 < abs(factor) < math.inf:
             return Scaled(factor, inner.value, inner.is_inverse ^ is_inverted)
     return whole
+
+
+def is_mark(term: Term) -> bool:
+    """Returns whether a term is a number times 0: NaN or 0."""
+    return isinstance(term, Op) and term.op_type == "Mul" and term.inputs[1] is ZERO
+
+
+def range_of(scale: Param) -> Scaled | None:
+    """Returns the value that a scale is computed from by constants and reshapes, or its inverse; or None."""
+    found = scaled_value(scale.term)
+    while found is not None and (inner := unreshaped(found.value)) is not found.value:
+        behind = scaled_value(inner)
+        found = None if behind is None else Scaled(1, behind.value, found.is_inverse ^ behind.is_inverse)
+    return found
+
+
+def is_bounded(scale: Param) -> bool:
+    """Returns whether a scale may be finite although the range is infinite."""
+    found = range_of(scale)
+    if found is None:
+        return True
+    bounds = all_bounds_of(found.value)
+    return bounds.least > 0 if found.is_inverse else math.isfinite(bounds.most)
 
 
 def quotient_of(value: ir.Value) -> ir.Node | None:

@@ -18,7 +18,7 @@ from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
-from .affine_form import Affine
+from .affine_form import Affine, is_bounded
 from .terms import CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
@@ -162,8 +162,9 @@ def _has_one(param: Param | None) -> bool:
 def _limits_of(form: Affine) -> list[Param]:
     """Returns NaN where a number lets codes be NaN, else 0: of each part of a Concat, or of all of them."""
     assert form.mark is not None
-    quotients = [each.quotient for each in form.parts]
-    limits = [each.limits for each in quotients if each is not None and not each.is_exact]
+    assert form.scale is not None
+    quotients, is_whole = [each.quotient for each in form.parts], is_bounded(form.scale)
+    limits = [each.limits(is_whole=is_whole) for each in quotients if each is not None and not each.is_exact]
     return limits if len(limits) == len(quotients) else [form.mark]
 
 

@@ -33,12 +33,11 @@ from ..analysis.nodes import producer_of
 from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split, unreshaped
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
-from .affine_form import ROUNDINGS, Affine, divisor_of, scaled_value
-from .terms import Op, Param, Quotient, Term, dtype_of, lead, rank_of
+from .affine_form import ROUNDINGS, Affine, divisor_of, is_bounded, scaled_value
+from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
 
 _DEEPEST = 16  # nodes from a quotient to its codes
 _MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
-_ZERO = np.zeros((), np.float32)
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
 
 
@@ -78,12 +77,34 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         mark = param_of(range_, found.x)
         is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
         found = replace(found, is_exact=True)
-        return (mark.of("Mul", _ZERO), found) if mark is not None and is_float else (None, None)
+        return (mark.of("Mul", ZERO), found) if mark is not None and is_float else (None, None)
     if not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=is_divided):
         return None, None  # the scale of these rows shows them
     found = replace(found, is_exact=found.is_exact or not is_bounded)
     magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
     return found.marks(magnitude), found
+
+
+def of_largest(mark: Param) -> Param:
+    """Returns the mark that the largest magnitudes have instead of the smallest ones: infinity times 0 is NaN, too."""
+
+    def replaced(term: Term) -> Term:
+        if not isinstance(term, Op):
+            return term
+        name = "ReduceMax" if term.op_type == "ReduceMin" else term.op_type
+        return replace(term, op_type=name, inputs=tuple(map(replaced, term.inputs)))
+
+    return replace(mark, term=replaced(mark.term))
+
+
+def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param | None:
+    """Returns the scale of y in x + (y - x), NaN for the rows of an infinite x, if they do not share a number."""
+    rank = rank_of(x)
+    if scale is None or not is_bounded(scale):
+        return scale
+    if scale.axes is not None and (rank is None or scale.axes != lead(rank, -1)):
+        return scale
+    return combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
 
 
 def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..reasons import Reason, Unconverted
 
-_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,14 @@ class Quotient:
     zero_points: tuple[Param, ...] = ()
     is_exact: bool = False
 
-    @property
-    def limits(self) -> Param:
-        """NaN where the number lets codes within bounds be NaN, else 0."""
-        of_zero, of_infinity = combined("Div", Param(_ZERO), self.number), self.number.of("Mul", _ZERO)
-        if self.zero_points:
+    def limits(self, *, is_whole: bool) -> Param:
+        """Returns NaN where the number lets codes within bounds be NaN, else 0.
+
+        Args:
+            is_whole: Whether also where only codes of infinite x are NaN.
+        """
+        of_zero, of_infinity = combined("Div", Param(ZERO), self.number), self.number.of("Mul", ZERO)
+        if self.zero_points or is_whole:
             return combined("Add", of_zero, of_infinity)
         return of_zero if self.node.op_type == "Div" else of_infinity
 
@@ -207,11 +210,11 @@ class Quotient:
         is_divided = self.node.op_type == "Div"
         sides = (magnitudes, self.number) if self.node.inputs[0] is self.x else (self.number, magnitudes)
         end = combined(self.node.op_type, *sides)
-        marks = [(end if self.is_exact else end.of("Clip", _ZERO, _ONE)).of("Mul", _ZERO)]
+        marks = [(end if self.is_exact else end.of("Clip", ZERO, _ONE)).of("Mul", ZERO)]
         if self.zero_points:
-            marks += [each.of("Mul", _ZERO) for each in self.zero_points]  # infinite where a quotient is
+            marks += [each.of("Mul", ZERO) for each in self.zero_points]  # infinite where a quotient is
             # They are the codes of an infinite scale: the row is 0 * infinity, but codes add up to any sum.
-            marks.append(combined("Mul" if is_divided else "Div", Param(_ZERO), self.number))
+            marks.append(combined("Mul" if is_divided else "Div", Param(ZERO), self.number))
         return functools.reduce(functools.partial(combined, "Add"), marks)
 
     def of_elements(self) -> Term:
