@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
-from ..rewriter.analysis.nodes import cast_to, is_inverse_transpose, is_standard, only_use
+from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
@@ -168,7 +168,7 @@ def _pads_with_zeros(node: ir.Node) -> bool:
     """Returns whether a node is a Pad with zeros along all axes, and its pads are constant and not negative."""
     if not is_standard(node, "Pad") or ("mode" in node.attributes and node.attributes["mode"].value != "constant"):
         return False
-    _, _, fill, *axes = [*node.inputs, None, None, None][:4]
+    _, _, fill, *axes = first_inputs(node, 4)
     pads = _pads_of(node)
     has_pads = pads is not None and pads.size % 2 == 0 and (pads >= 0).all()
     is_zero = node.attributes.get_float("value", 0.0) == 0 if fill is None else constant_scalar(fill) == 0
