@@ -144,11 +144,12 @@ def measure_layers(
     write_casts_as_converted(model_a, b)
     split_tails(b)
     layers = Layers(model_a, b)
-    activations = list(map(layers.activation, layers.nodes))
+    nodes = [each.node for each in layers.products]
+    activations = list(map(layers.activation, nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
         _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node), _weights(node))
-        for node, activation, result in zip(layers.nodes, activations, results, strict=True)
+        for node, activation, result in zip(nodes, activations, results, strict=True)
     ]
     if found:
         foreign = [layers.values[name_of(output)] for output in layers.foreign]

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.nodes import is_standard
+from ..rewriter.analysis.nodes import first_inputs, is_standard
 from ..rewriter.convolutions.convolution import (
     Geometry,
     Weights,
@@ -88,7 +88,7 @@ def operands_of(node: ir.Node, context: Context, options: Options) -> tuple[ir.V
     Raises:
         Unconverted: The layer is excluded, its weights are not constant, or its activation is not of floats.
     """
-    a, w, bias = [*node.inputs, None, None, None][:3]
+    a, w, bias = first_inputs(node, 3)
     if a is None or w is None:
         return None
     options.check(node)

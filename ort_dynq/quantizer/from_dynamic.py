@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
-from ..rewriter.analysis.nodes import producer_of
+from ..rewriter.analysis.nodes import first_inputs, producer_of
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
@@ -49,7 +49,7 @@ def _match(
     if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
         return None
     options.check(node)
-    facts, (codes, _, zero_point) = context.facts, [*node.inputs, None, None, None][:3]
+    facts, (codes, _, zero_point) = context.facts, first_inputs(node, 3)
     quantizer = None if codes is None else producer_of(codes, "DynamicQuantizeLinear")
     if quantizer is not None and zero_point is not quantizer.outputs[2]:
         quantizer = None

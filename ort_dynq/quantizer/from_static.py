@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..opsets import OPSET
 from ..rewriter.analysis.constants import constant_scalar
-from ..rewriter.analysis.nodes import is_standard, producer_of
+from ..rewriter.analysis.nodes import input_of, is_standard, producer_of
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.edit import Edit
 from ..rewriter.rule import Context, Rule
@@ -58,7 +58,7 @@ class _Clipped:
 def bounds_of(quantizer: ir.Node) -> _Bounds | None:
     """Returns the bounds of a QuantizeLinear of float32 with one constant scale; None for another node."""
     x, scale = quantizer.inputs[0], constant_scalar(quantizer.inputs[1])
-    zero_point = quantizer.inputs[_ZERO_POINT] if len(quantizer.inputs) > _ZERO_POINT else None
+    zero_point = input_of(quantizer, _ZERO_POINT)
     number = 0.0 if zero_point is None else constant_scalar(zero_point)
     dtype = quantizer.outputs[0].dtype
     if x is None or x.dtype != ir.DataType.FLOAT or scale is None or number is None or dtype not in _CODES:

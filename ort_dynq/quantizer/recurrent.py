@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.nodes import first_inputs
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_recurrence
 from ..rewriter.products.float_activations import check_activation
@@ -64,7 +65,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _RecurrentLayer
     is_dynamic = is_dynamic_lstm(node)
     if not is_dynamic and (node.domain not in STANDARD_DOMAINS or node.op_type not in GATES):
         return None
-    x, w, r = [*node.inputs, *[None] * 3][:3]
+    x, w, r = first_inputs(node, 3)
     if x is None or w is None or r is None:
         return None
     facts = context.facts

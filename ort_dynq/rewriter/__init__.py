@@ -3,9 +3,9 @@
 A rewritten model contains a model-local function for each operator, whose body computes the same with standard
 operators (functions.py). So the model also runs without the plugin, but slowly.
 
-rules.py lists the rules, which are in chains/, products/, convolutions/ and float16/, by subject. They read types,
-shapes and constants from analysis/, and ask policy/ whether ONNX Runtime does better. The loop (loop.py) applies the
-rules, checks opsets and writes the report.
+rules.py lists the rules, by phase; each is in the folder of its subject. They read types, shapes and constants from
+analysis/, and ask policy/ whether ONNX Runtime does better. The loop (loop.py) applies the rules, checks opsets and
+writes the report.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from . import metadata
 from .analysis.constants import constant_array
 from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
-from .analysis.nodes import is_standard
+from .analysis.nodes import input_of, is_standard
 from .programs.steps import ELEMENTWISE, elements_of
 
 RULE = "transposes of images"
@@ -172,7 +172,7 @@ class _Layout:
         if node.op_type in _ALONG_AXIS:
             return True
         given = [constant_array(each) for each in node.inputs[1:] if each is not None]
-        axes = [*node.inputs, None, None, None, None][3]
+        axes = input_of(node, 3)
         if any(each is None for each in given[:1]) or (axes is not None and constant_array(axes) is None):
             return False
         return len(node.inputs) > 1  # since opset 10 or 11

@@ -54,11 +54,8 @@ PHASES = (
     (float_weights.RULE, dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
     (unconverted.RULE, float16_operands.RULE),
 )
-"""Each phase goes over the whole model before the next one begins: first the types of codes, then products of quantized
-data, then normalizations after products, tables that share their weights and the report of those that stay float, then
-programs of products and of chains, then the remaining QuantizeLinear and DequantizeLinear, then the weights of products
-that stay float, the remaining dequantizations and ranges, DynamicQuantizeLinear before products, and the weights of
-products that stay ONNX Runtime's. The last phase reports the other unconverted products and removes Casts."""
+"""Each phase goes over the whole model before the next one begins. The first three prepare nodes for the others, and
+report codes that are not rounded; docs/rules.md says what each further phase does."""
 
 FIRST_FUSIONS = ((activations.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)

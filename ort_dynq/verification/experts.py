@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT, label
 from ..inputs import Array
-from ..rewriter.analysis.nodes import attributes_of
+from ..rewriter.analysis.nodes import attributes_of, first_inputs
 from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
 from .nbits import half_step
@@ -119,7 +119,7 @@ class _Experts:
 
     def __init__(self, node: ir.Node, known: Mapping[str, Array]) -> None:
         self._node = node
-        self._given = [None if value is None else known[name_of(value)] for value in [*node.inputs, *[None] * 15][:15]]
+        self._given = [None if value is None else known[name_of(value)] for value in first_inputs(node, 15)]
         x, router = self._given[:2]
         assert x is not None
         assert router is not None

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
-from ..rewriter.analysis.nodes import cast_to, is_inverse_transpose, is_standard, only_use
+from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
-from .layers import Layers, name_of
+from .layers import IntegerProduct, Layers, name_of
 
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _SMALLEST = 2.0**-149  # the smallest positive float32
@@ -115,9 +115,9 @@ class FloatProduct(NamedTuple):
         return [self.activation, self.weights, self.result, *parameters, *(operand for _, operand in self.steps)]
 
 
-def float_product_of(node: ir.Node, result_in_b: ir.Value, layers: Layers) -> FloatProduct | None:
-    """Returns A's nodes from the activation to the result of a node of B, or None if A has no such nodes."""
-    activation, result = layers.activation(node), layers.values.get(name_of(result_in_b))
+def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProduct | None:
+    """Returns A's nodes from the activation to the result of a product of B, or None if A has no such nodes."""
+    activation, result = layers.activation(product_of_b.node), layers.values.get(name_of(product_of_b.result))
     if activation is None or result is None or (producer := result.producer()) is None:
         return None
     uses: list[tuple[ir.Node, int, ir.Node | None]] = [(*use, None) for use in _uses(activation)]
@@ -168,7 +168,7 @@ def _pads_with_zeros(node: ir.Node) -> bool:
     """Returns whether a node is a Pad with zeros along all axes, and its pads are constant and not negative."""
     if not is_standard(node, "Pad") or ("mode" in node.attributes and node.attributes["mode"].value != "constant"):
         return False
-    _, _, fill, *axes = [*node.inputs, None, None, None][:4]
+    _, _, fill, *axes = first_inputs(node, 4)
     pads = _pads_of(node)
     has_pads = pads is not None and pads.size % 2 == 0 and (pads >= 0).all()
     is_zero = node.attributes.get_float("value", 0.0) == 0 if fill is None else constant_scalar(fill) == 0

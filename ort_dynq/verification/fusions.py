@@ -108,11 +108,13 @@ class Fusion(NamedTuple):
 
     Attributes:
         result: The result, a value of B.
+        of_a: The value of A.
         path: The nodes of B from the fused operator to the result: between both, there may be Reshape, Transpose, Mul,
             Cast, Add.
     """
 
     result: ir.Value
+    of_a: ir.Value
     path: tuple[ir.Node, ...]
 
     def observed(self) -> list[ir.Value]:
@@ -176,7 +178,7 @@ class Fusions:
                 if is_hidden or output in products:
                     self.hidden.add(output)
                 elif name_of(output) in a:
-                    self.found.append(Fusion(output, (*paths[0], node)))
+                    self.found.append(Fusion(output, a[name_of(output)], (*paths[0], node)))
                 else:
                     pending[output] = (*paths[0], node)
 
@@ -187,10 +189,10 @@ class Fusions:
         may not be able to compute.
         """
         found: dict[ir.Value, None] = {}
-        for result, _ in self.found:
-            sources = self._sources(result)
+        for fusion in self.found:
+            sources = self._sources(fusion.result)
             found.update(dict.fromkeys(sources))
-            todo, seen = [self._a[name_of(result)]], set[ir.Value]()
+            todo, seen = [fusion.of_a], set[ir.Value]()
             for value in todo:
                 node = value.producer()
                 for source in () if node is None else values_read(node):

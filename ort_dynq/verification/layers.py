@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -25,15 +25,27 @@ PREFIX = "ort_dynq.product."
 """The prefix of new names, for values whose old names go to other values."""
 
 
+class IntegerProduct(NamedTuple):
+    """An integer product of B whose activation and result are values of A.
+
+    Attributes:
+        node: The node of B.
+        result: The value of B that it computes; A has it as well.
+        offset: The value that its activation has in addition to the scaled codes; None if there is none. B adds its
+            product with the weights: Add(product, Mul(offset, sums of the weights)).
+    """
+
+    node: ir.Node
+    result: ir.Value
+    offset: ir.Value | None
+
+
 class Layers:
-    """The integer products of B's main graph, whose activations and results are values of A.
+    """The integer products of B's main graph.
 
     Attributes:
         values: The values of A's main graph, by name.
-        nodes: The products.
-        results: The value that each product of B computes; A has it as well.
-        offsets: The value that each product's activation has in addition to the scaled codes; None if there is none. B
-            adds its product with the weights: Add(product, Mul(offset, sums of the weights)).
+        products: The products.
         enclosing: The nodes of B's main graph that contain products or fusions in subgraphs.
         unreachable: The number of these products and fusions. Their values cannot be graph outputs.
     """
@@ -41,10 +53,17 @@ class Layers:
     def __init__(self, a: ir.Model, b: ir.Model) -> None:
         self.values = _values(a.graph)
         self._before_programs = {node.metadata_props.get(PRODUCT) for node in a.graph}
-        self.nodes = [node for node in b.graph if _is_product(node) and not self._is_product_of_a(node)]
-        self.results = list(map(self._result, self.nodes))
-        self.offsets = list(map(self._offset, self.nodes))
+        self.products = [
+            IntegerProduct(node, self._result(node), _offset(node))
+            for node in b.graph
+            if _is_product(node) and not self._is_product_of_a(node)
+        ]
         self.enclosing, self.unreachable = _enclosing(b)
+
+    @property
+    def results(self) -> list[ir.Value]:
+        """The results of the products."""
+        return [each.result for each in self.products]
 
     @property
     def foreign(self) -> list[ir.Value]:
@@ -53,12 +72,8 @@ class Layers:
 
     def take(self, operator: str) -> list[ir.Node]:
         """Removes the products of one operator, and returns them."""
-        taken = [node.op_type == operator for node in self.nodes]
-        found = [node for node, is_taken in zip(self.nodes, taken, strict=True) if is_taken]
-        kept = [i for i, is_taken in enumerate(taken) if not is_taken]
-        self.nodes = [self.nodes[i] for i in kept]
-        self.results = [self.results[i] for i in kept]
-        self.offsets = [self.offsets[i] for i in kept]
+        found = [each.node for each in self.products if each.node.op_type == operator]
+        self.products = [each for each in self.products if each.node.op_type != operator]
         return found
 
     def activation(self, node: ir.Node) -> ir.Value | None:
@@ -74,12 +89,6 @@ class Layers:
                 break
             value = following.outputs[0]
         return value
-
-    def _offset(self, node: ir.Node) -> ir.Value | None:
-        use = only_use(node.outputs[0]) if HAS_OFFSET in node.metadata_props else None
-        other = use.node.inputs[1 - use.idx] if use is not None and use.node.op_type == "Add" else None
-        product = None if other is None else other.producer()
-        return product.inputs[0] if product is not None and product.op_type == "Mul" else None
 
     def _is_product_of_a(self, node: ir.Node) -> bool:
         """Returns whether a product of A computes the same value: A was rewritten before."""
@@ -252,6 +261,13 @@ def is_fusion(node: ir.Node, a: Mapping[str, ir.Value]) -> bool:
     return any(each is not None and each.op_type not in (node.op_type, "QAttention") for each in producers) or (
         not producers and RULE in node.metadata_props
     )
+
+
+def _offset(node: ir.Node) -> ir.Value | None:
+    use = only_use(node.outputs[0]) if HAS_OFFSET in node.metadata_props else None
+    other = use.node.inputs[1 - use.idx] if use is not None and use.node.op_type == "Add" else None
+    product = None if other is None else other.producer()
+    return product.inputs[0] if product is not None and product.op_type == "Mul" else None
 
 
 def _following(value: ir.Value) -> ir.Node | None:

@@ -27,6 +27,7 @@ import onnx_ir as ir
 
 from ..inputs import Array
 from ..operators.quantized_matmul import TERM_RATIO
+from ..rewriter.analysis.nodes import first_inputs
 from .layers import name_of
 
 _MOST_WEIGHTS = 1 << 22  # that are dequantized at a time
@@ -76,7 +77,7 @@ def _weights_of(node: ir.Node, known: Mapping[str, Array], part: slice) -> Array
         stored = rows(value)
         return np.stack([stored >> shift & (2**bits - 1) for shift in range(0, 8, bits)], -1).reshape(len(stored), -1)
 
-    _, packed, scales, zero_points = [*node.inputs, None][:4]
+    _, packed, scales, zero_points = first_inputs(node, 4)
     weights = codes(packed).reshape(-1, blocks, size).astype(np.float64)
     if zero_points is None:
         weights -= 2 ** (bits - 1)
@@ -102,7 +103,7 @@ def add_rest(
     Returns:
         How many more roundings of float32 an element of B's result has.
     """
-    _, _, scales, zero_points = [*node.inputs, None][:4]
+    _, _, scales, zero_points = first_inputs(node, 4)
     if zero_points is None or known[name_of(zero_points)].dtype.kind != "f":
         return 0
     assert scales is not None

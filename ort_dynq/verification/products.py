@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import DynqError
@@ -32,7 +33,7 @@ from .experts import mixture_of
 from .float64 import FloatProduct, errors_of, float_product_of
 from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
-from .layers import Disturbed, Layers, Override, Recorder, name_of
+from .layers import Disturbed, IntegerProduct, Layers, Override, Recorder, name_of
 from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
 from .recurrent import lstm_of
 from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
@@ -162,81 +163,43 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_a = with_layout_of(inlined_if_possible(load(a)), model_b)
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
-    taken: dict[ir.Node, QuantizedLayer | None] = {
-        **{node: lstm_of(node, layers) for node in layers.take("QuantizedRecurrence")},
-        **{node: mixture_of(node, layers) for node in layers.take("QuantizedExperts")},
-    }
-    of_a = [layer for layer in taken.values() if layer is not None]
-    labels = list(map(label, layers.nodes))
-    stored = list(map(rounded_weights_of, layers.nodes))
-    of_taken = [output for node in taken for output in node.outputs]
-    fusions = Fusions(layers.values, model_b, {*layers.results, *of_taken})
-    fused = [fusion.result for fusion in fusions.found]
-    if not layers.nodes and not taken and not layers.unreachable and not fused and not fusions.hidden:
+    replaced: list[tuple[ir.Node, QuantizedLayer | None]] = [
+        *((node, lstm_of(node, layers)) for node in layers.take("QuantizedRecurrence")),
+        *((node, mixture_of(node, layers)) for node in layers.take("QuantizedExperts")),
+    ]
+    of_layers = [layer for _, layer in replaced if layer is not None]
+    pairs = [_pair_of(each, layers) for each in layers.products]
+    fusions = Fusions(
+        layers.values, model_b, {*layers.results, *(output for node, _ in replaced for output in node.outputs)}
+    )
+    if not pairs and not replaced and not layers.unreachable and not fusions.found and not fusions.hidden:
         return None
     names = list(map(name_of, model_a.graph.outputs))
-    chains = [float_product_of(node, result, layers) for node, result in zip(layers.nodes, layers.results, strict=True)]
-    foreign = layers.foreign
-    needed = [value for chain in chains if chain for value in chain.values()]
-    needed += [value for each in of_a for value in each.values_of_a()]
-    wanted = [*model_a.graph.outputs, *needed, *(layers.values[name_of(output)] for output in (*foreign, *fused))]
-    if fused:
-        with Facts(model_a):
-            wanted += fusions.values_to_record()
-    known = Recorder(model_a, wanted).run(feeds)
-    codes = [
-        codes_of(node) if _has_float_activation(node, chain) else codes_of_rounded(node)
-        for node, chain in zip(layers.nodes, chains, strict=True)
-    ]
-    offsets = [value for value in layers.offsets if value is not None]
-    of_fusions = [value for fusion in fusions.found for value in fusion.observed()]
-    wanted_of_b = dict.fromkeys(
-        [
-            *(value for each in (*codes, *(layer.observed for layer in of_a)) for value in each),
-            *offsets,
-            *(value for value in of_fusions if name_of(value) not in known),
-        ]
-    )
-    observed = [value for value in wanted_of_b if value.producer() is not None]
-    overridden = [*layers.results, *fused, *(value for each in of_a for value in each.b.outputs)]
-    names_of_fused = list(map(name_of, fused))
     hidden = set(map(name_of, fusions.hidden))
-    results = Override(model_b, overridden, foreign, known, backend, observed).run(feeds, known)
+    known = Recorder(model_a, _values_of_a(model_a, layers, pairs, of_layers, fusions)).run(feeds)
+    observed = _values_of_b(pairs, of_layers, fusions, known)
+    overridden = [*layers.results, *(each.result for each in fusions.found)]
+    overridden += [output for each in of_layers for output in each.b.outputs]
+    results = Override(model_b, overridden, layers.foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
-    found = {name: outputs[name] for name in names if name in outputs and name not in hidden}
-    of_b_and_feeds = {**feeds, **outputs}
-    activations = [dequantized(node, each, of_b_and_feeds) for node, each in zip(layers.nodes, codes, strict=True)]
-    arrays = [
-        None if value is None else outputs.get(name_of(value), feeds.get(name_of(value))) for value in layers.offsets
-    ]
-    judged = zip(labels, chains, zip(results, activations, stored, arrays, strict=False), layers.nodes, strict=True)
+    of_b = {**feeds, **outputs}
     products = [
-        _judge_weights_only(name, chain, known, *of_b[:3], node)
-        if chain is not None and _has_float_activation(node, chain)
-        else _judge(name, chain, known, *of_b)
-        for name, chain, of_b, node in judged
+        Product(each.name, unchecked=_HIDDEN) if each.b.result in fusions.hidden else _judge(each, known, of_b)
+        for each in pairs
     ]
-    cut = {**feeds, **{name_of(value): known[name_of(value)] for value in wanted}}
-    products = [
-        Product(each.name, unchecked=_HIDDEN) if result in fusions.hidden else each
-        for each, result in zip(products, layers.results, strict=True)
-    ]
-    arrays_of_b = {**of_b_and_feeds, **known}
-    for fusion, name, result in zip(fusions.found, names_of_fused, results[len(layers.results) :], strict=False):
-        products.append(_judge_fusion(fusion, layers.values[name], result, cut, arrays_of_b, model_a))
-    of_others = iter(results[len(layers.results) + len(fused) :])
     products += [
-        _judge_layer(layer, known, of_b_and_feeds, [next(of_others) for _ in layer.b.outputs]) for layer in of_a
+        _judge_fusion(each, of_b[name_of(each.result)], known, {**of_b, **known}, model_a) for each in fusions.found
     ]
-    products += [Product(label(node), problem=_NO_PRODUCT) for node, layer in taken.items() if layer is None]
-    verified = [*(chain.result for chain in chains if chain), *(layers.values[name] for name in names_of_fused)]
-    verified += [value for each in of_a for value in each.node.outputs if value.uses() or value.is_graph_output()]
+    products += [_judge_layer(each, known, of_b) for each in of_layers]
+    products += [Product(label(node), problem=_NO_PRODUCT) for node, layer in replaced if layer is None]
+    verified = [*(each.a.result for each in pairs if each.a), *(each.of_a for each in fusions.found)]
+    verified += [value for each in of_layers for value in each.node.outputs if value.uses() or value.is_graph_output()]
     # Last, since this renames A's values.
     perturbed, not_perturbed = _run_perturbed(model_a, verified, feeds, known) if verified else ([], "")
     return Checked(
         products=tuple(products),
         unreachable=layers.unreachable,
-        b=found,
+        b={name: outputs[name] for name in names if name in outputs and name not in hidden},
         original=[known[name] for name in names],
         perturbed=perturbed,
         not_perturbed=not_perturbed,
@@ -244,31 +207,76 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     )
 
 
+class _Pair(NamedTuple):
+    """A product of B, and A's nodes that compute it.
+
+    Attributes:
+        b: The product of B.
+        a: A's nodes; None if A has no such product.
+        name: The name of B's node.
+        stored: B's weights if A's are these, rounded to float16.
+        observed: B's codes, scale and zero point if its activation is not A's; otherwise empty.
+    """
+
+    b: IntegerProduct
+    a: FloatProduct | None
+    name: str
+    stored: StoredWeights | None
+    observed: list[ir.Value]
+
+
+def _pair_of(product: IntegerProduct, layers: Layers) -> _Pair:
+    node, of_a = product.node, float_product_of(product, layers)
+    observed = codes_of(node) if _has_float_activation(node, of_a) else codes_of_rounded(node)
+    return _Pair(product, of_a, label(node), rounded_weights_of(node), observed)
+
+
+def _values_of_a(
+    a: ir.Model, layers: Layers, pairs: Sequence[_Pair], of_layers: Sequence[QuantizedLayer], fusions: Fusions
+) -> list[ir.Value]:
+    """Returns the values of A to record: what is compared, and what references are computed from."""
+    wanted = list(a.graph.outputs)
+    wanted += [value for each in pairs if each.a for value in each.a.values()]
+    wanted += [value for each in of_layers for value in each.values_of_a()]
+    wanted += [layers.values[name_of(output)] for output in layers.foreign]
+    wanted += [each.of_a for each in fusions.found]
+    if fusions.found:
+        with Facts(a):
+            wanted += fusions.values_to_record()
+    return wanted
+
+
+def _values_of_b(
+    pairs: Sequence[_Pair], of_layers: Sequence[QuantizedLayer], fusions: Fusions, known: Mapping[str, Array]
+) -> list[ir.Value]:
+    """Returns the computed values of B that are compared with A's, or from which errors are computed."""
+    found = [value for each in pairs for value in each.observed]
+    found += [value for each in of_layers for value in each.observed]
+    found += [each.b.offset for each in pairs if each.b.offset is not None]
+    found += [value for each in fusions.found for value in each.observed() if name_of(value) not in known]
+    return [value for value in dict.fromkeys(found) if value.producer() is not None]
+
+
 def _judge_fusion(
-    fusion: Fusion,
-    value: ir.Value,
-    result: Array,
-    cut: Mapping[str, Array],
-    arrays_of_b: Mapping[str, Array],
-    a: ir.Model,
+    fusion: Fusion, result: Array, known: Mapping[str, Array], arrays_of_b: Mapping[str, Array], a: ir.Model
 ) -> Product:
     """Compares the result of a fusion.
 
     Args:
         fusion: The fusion.
-        value: The value of A that it computes.
         result: B's result.
-        cut: Values of A by name: at these, the computation of the reference begins.
+        known: Values of A by name: at these, the computation of the reference begins.
         arrays_of_b: The values of B that fusions observe, by name.
         a: A.
     """
-    expected, product = cut[name_of(value)], Product(name_of(value), elements=result.size, is_fusion=True)
+    name = name_of(fusion.of_a)
+    expected, product = known[name], Product(name, elements=result.size, is_fusion=True)
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         return replace(product, problem=f"B's result is {result.dtype} {list(result.shape)}")
     if expected.dtype.kind != "f":
         return replace(product, unchecked=_HIDDEN)
     try:
-        reference = reference_of(value, cut, a)
+        reference = reference_of(fusion.of_a, known, a)
         size = fusion.size(reference, arrays_of_b)
     except Exception as error:  # of ONNX's implementation of any operator
         return replace(product, unchecked=f"A's nodes cannot be computed in float64: {first_line(error)}")
@@ -302,100 +310,158 @@ def _run_perturbed(
     return disturbed.run(feeds, errors), ""
 
 
-def _has_float_activation(node: ir.Node, chain: FloatProduct | None) -> bool:
+def _has_float_activation(node: ir.Node, of_a: FloatProduct | None) -> bool:
     """Returns whether B quantizes an activation that is a float in A: A has MatMulNBits, or only weights quantized."""
-    return chain is not None and (chain.is_nbits or node.metadata_props.get(FLOAT_ACTIVATION) == "1")
+    return of_a is not None and (of_a.is_nbits or node.metadata_props.get(FLOAT_ACTIVATION) == "1")
+
+
+def _judge(pair: _Pair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
+    """Compares a product.
+
+    Args:
+        pair: The product.
+        known: A's values.
+        of_b: B's values, of which it has the result and the observed ones.
+    """
+    of_a = pair.a
+    if of_a is None:
+        return Product(pair.name, problem=_NO_PRODUCT)
+    expected, result = known[name_of(of_a.result)], of_b[name_of(pair.b.result)]
+    if (expected.shape, expected.dtype) != (result.shape, result.dtype):
+        found = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
+        return Product(pair.name, problem=f"B's result is {found}")
+    activation = dequantized(pair.b.node, pair.observed, of_b)
+    if _has_float_activation(pair.b.node, of_a):
+        return _judge_weights_only(pair, of_a, known, result, activation)
+    offset = None if pair.b.offset is None else of_b.get(name_of(pair.b.offset))
+    return _judge_exact(pair, of_a, known, result, activation, offset)
 
 
 def _judge_weights_only(
-    name: str,
-    chain: FloatProduct,
-    known: Mapping[str, Array],
-    result: Array,
-    activation: Array | None,
-    stored: StoredWeights | None,
-    node: ir.Node,
+    pair: _Pair, of_a: FloatProduct, known: Mapping[str, Array], result: Array, activation: Array | None
 ) -> Product:
     """Compares a product that quantizes its activation in B: see nbits.py.
 
     In A, MatMulNBits of accuracy_level 4 also quantizes it. Other products do not.
 
     Args:
-        name: Its name.
-        chain: The nodes in A.
+        pair: The product.
+        of_a: The nodes in A.
         known: A's values.
         result: B's result.
         activation: B's activation, dequantized.
-        stored: B's weights if A's are these, rounded to float16.
-        node: The node in B.
     """
-    product, expected = Product(name), known[name_of(chain.result)]
-    if (expected.shape, expected.dtype) != (result.shape, result.dtype):
-        return replace(product, problem=_shapes(result, expected))
-    x = known[name_of(chain.activation)].astype(np.float64)
-    if chain.is_nbits:
-        depth, block_size = (chain.node.attributes.get_int(name, 0) for name in ("K", "block_size"))
+    product, expected, stored = Product(pair.name), known[name_of(of_a.result)], pair.stored
+    x = known[name_of(of_a.activation)].astype(np.float64)
+    if of_a.is_nbits:
+        depth, block_size = (of_a.node.attributes.get_int(name, 0) for name in ("K", "block_size"))
     else:
-        depth = chain.depth(known[name_of(chain.weights)])
-        block_size = node.attributes.get_int("group_size", 0) or depth
-    if stored is not None and not stored.rounds_to(known[name_of(chain.weights)], chain.is_transposed):
+        depth = of_a.depth(known[name_of(of_a.weights)])
+        block_size = pair.b.node.attributes.get_int("group_size", 0) or depth
+    if stored is not None and not stored.rounds_to(known[name_of(of_a.weights)], of_a.is_transposed):
         return replace(product, problem=WRONG_WEIGHTS)
     if activation is None or activation.shape[:-1] != x.shape[:-1] or activation.shape[-1] < depth:
         return replace(product, problem="B's activation is not A's")
     activation = activation[..., :depth]
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        of_a, size_of_a, of_squares, of_b, size_of_b = _products_of(chain, known, x, activation, stored)
+        y, size, of_squares, y_of_b, size_of_b = _products_of(of_a, known, x, activation, stored)
         roundings = -(-depth // block_size)
-        if chain.is_nbits:
-            roundings += add_rest(chain.node, known, x, activation, of_b, size_of_b)
-        reference, magnitude = chain.after_steps(of_a, size_of_a, known)
+        if of_a.is_nbits:
+            roundings += add_rest(of_a.node, known, x, activation, y_of_b, size_of_b)
+        reference, magnitude = of_a.after_steps(y, size, known)
         of_squares = of_squares.reshape(reference.shape)
         a_errors, a_compared = errors_of(expected, reference, magnitude)
-        b_errors, b_compared = errors_of(result, *chain.after_steps(of_b, size_of_b, known))
+        b_errors, b_compared = errors_of(result, *of_a.after_steps(y_of_b, size_of_b, known))
     compared = a_compared & b_compared & np.isfinite(x).all(-1, keepdims=True)
-    a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
+    product = _with_errors(product, a_errors, b_errors, compared)
     in_float64 = reference[compared]
     a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
     allowed = float(FLOOR + roundings)
     problem = ""
     if not is_noise(a_result - in_float64, in_float64, of_squares[compared], float(np.finfo(result.dtype).eps)):
-        problem = f"A's result is {a_error:.3g} units from the reference: more than rounding to 8 bits causes"
-    elif not is_within_steps(activation, x, block_size, terms_of(node)):
+        problem = f"A's result is {product.a_error:.3g} units from the reference: more than rounding to 8 bits causes"
+    elif not is_within_steps(activation, x, block_size, terms_of(pair.b.node)):
         problem = "B's activation is further from A's than half a step of its codes"
-    elif b_error > allowed:
-        problem = f"B's error is {b_error:.3g} units, expected at most {allowed:.3g}"
-    return replace(
-        product,
-        depth=depth,
-        elements=result.size,
-        skipped=int(compared.size - compared.sum()),
-        a_error=a_error,
-        b_error=b_error,
-        allowed=allowed,
-        problem=problem,
-        a_noise=noise_of(a_result, in_float64),
-        b_noise=noise_of(b_result, in_float64),
-    )
+    elif product.b_error > allowed:
+        problem = f"B's error is {product.b_error:.3g} units, expected at most {allowed:.3g}"
+    a_noise, b_noise = noise_of(a_result, in_float64), noise_of(b_result, in_float64)
+    return replace(product, depth=depth, allowed=allowed, problem=problem, a_noise=a_noise, b_noise=b_noise)
 
 
 def _products_of(
-    chain: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: StoredWeights | None
+    of_a: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: StoredWeights | None
 ) -> list[Array]:
     """Returns A's product, those of its magnitudes and of its squares, and the first two of B's activation, float64."""
-    of_a: _Factors = (x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)
-    of_b: _Factors = (activation, np.asarray), (np.abs(activation), np.abs)
-    if chain.is_nbits:
-        return products_of(chain.node, known, *of_a, *of_b)
-    weights = known[name_of(chain.weights)].astype(np.float64)
-    weights_of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
-    both = (of_a, weights), (of_b, weights_of_b)
-    return [chain.multiply(each, function(given)) for factors, given in both for each, function in factors]
+    factors_of_a: _Factors = (x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)
+    factors_of_b: _Factors = (activation, np.asarray), (np.abs(activation), np.abs)
+    if of_a.is_nbits:
+        return products_of(of_a.node, known, *factors_of_a, *factors_of_b)
+    weights = known[name_of(of_a.weights)].astype(np.float64)
+    weights_of_b = weights if stored is None else stored.like(weights, of_a.is_transposed)
+    both = (factors_of_a, weights), (factors_of_b, weights_of_b)
+    return [of_a.multiply(each, function(given)) for factors, given in both for each, function in factors]
 
 
-def _judge_layer(
-    layer: QuantizedLayer, known: Mapping[str, Array], of_b: Mapping[str, Array], outputs: list[Array]
+def _judge_exact(
+    pair: _Pair,
+    of_a: FloatProduct,
+    known: Mapping[str, Array],
+    result: Array,
+    activation: Array | None,
+    offset: Array | None,
 ) -> Product:
+    """Compares a product whose activation consists of codes in A, too.
+
+    Args:
+        pair: The product. If it has stored weights, the reference for B's result has these.
+        of_a: The nodes in A.
+        known: A's values.
+        result: B's result.
+        activation: B's activation if A's is this one, rounded to float16; the reference for B's result then has B's.
+        offset: What the activation has in addition to codes times a scale. A rounds each sum of both relative to the
+            larger one, and the reference does not know: the magnitude has both.
+    """
+    product, expected, stored = Product(pair.name), known[name_of(of_a.result)], pair.stored
+    x, weights = (known[name_of(value)].astype(np.float64) for value in (of_a.activation, of_a.weights))
+    if stored is not None and not stored.rounds_to(weights, of_a.is_transposed):
+        return replace(product, problem=WRONG_WEIGHTS)
+    weights_of_b = weights if stored is None else stored.like(weights, of_a.is_transposed)
+    x_of_b = x if activation is None else activation
+    with np.errstate(over="ignore"):
+        if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
+            return replace(product, problem="B's activation, rounded to float16, is not A's")
+    size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
+    size = np.maximum(size, LEAST)
+    with np.errstate(all="ignore"):  # elements that are not finite are skipped
+        a_errors, a_compared = errors_of(expected, *of_a.reference(x, weights, known, size))
+        b_errors, b_compared = errors_of(result, *of_a.reference(x_of_b, weights_of_b, known, size))
+    compared = a_compared & b_compared
+    product = _with_errors(product, a_errors, b_errors, compared)
+    depth = of_a.depth(weights)
+    bound = depth + len(of_a.steps)
+    allowed = max(FACTOR * product.a_error, FLOOR)
+    problem = ""
+    if product.a_error > bound:
+        problem = f"A's result is {product.a_error:.3g} units from the reference, expected at most {bound}"
+    elif product.b_error > allowed:
+        problem = f"B's error is {product.b_error:.3g} units, A's {product.a_error:.3g}, expected at most {allowed:.3g}"
+    return replace(product, depth=depth, allowed=allowed, problem=problem)
+
+
+def _with_errors(product: Product, a_errors: Array, b_errors: Array, compared: npt.NDArray[np.bool_]) -> Product:
+    """Returns the product with the largest errors of the elements that are compared."""
+    return replace(
+        product,
+        elements=compared.size,
+        skipped=int(compared.size - compared.sum()),
+        a_error=float(a_errors[compared].max(initial=0)),
+        b_error=float(b_errors[compared].max(initial=0)),
+    )
+
+
+def _judge_layer(layer: QuantizedLayer, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
     """Compares a layer whose errors are relative to their bounds: see recurrent.py and experts.py."""
+    outputs = [of_b[name_of(value)] for value in layer.b.outputs]
     found = layer.judge(known, of_b, outputs)
     compared = np.isfinite(found.reference)
     both = (each.astype(np.float64) for each in (known[name_of(layer.node.outputs[0])], outputs[0]))
@@ -413,70 +479,4 @@ def _judge_layer(
         problem=found.problem,
         a_noise=a_noise,
         b_noise=b_noise,
-    )
-
-
-def _shapes(result: Array, expected: Array) -> str:
-    return f"B's result is {result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
-
-
-def _judge(
-    name: str,
-    chain: FloatProduct | None,
-    known: Mapping[str, Array],
-    result: Array,
-    activation: Array | None,
-    stored: StoredWeights | None,
-    offset: Array | None,
-) -> Product:
-    """Compares a product.
-
-    Args:
-        name: Its name.
-        chain: The nodes in A.
-        known: A's values.
-        result: B's result.
-        activation: B's activation if A's is this one, rounded to float16; the reference then has B's.
-        stored: B's weights if A's are these, rounded to float16; the reference then has B's.
-        offset: What the activation has in addition to codes times a scale. A rounds each sum of both relative to the
-            larger one, and the reference does not know: the magnitude has both.
-    """
-    product = Product(name)
-    if chain is None:
-        return replace(product, problem=_NO_PRODUCT)
-    expected = known[name_of(chain.result)]
-    if (expected.shape, expected.dtype) != (result.shape, result.dtype):
-        return replace(product, problem=_shapes(result, expected))
-    x, weights = (known[name_of(value)].astype(np.float64) for value in (chain.activation, chain.weights))
-    if stored is not None and not stored.rounds_to(weights, chain.is_transposed):
-        return replace(product, problem=WRONG_WEIGHTS)
-    of_b = weights if stored is None else stored.like(weights, chain.is_transposed)
-    x_of_b = x if activation is None else activation
-    with np.errstate(over="ignore"):
-        if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
-            return replace(product, problem="B's activation, rounded to float16, is not A's")
-    size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
-    size = np.maximum(size, LEAST)
-    with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        a_errors, a_compared = errors_of(expected, *chain.reference(x, weights, known, size))
-        b_errors, b_compared = errors_of(result, *chain.reference(x_of_b, of_b, known, size))
-    compared = a_compared & b_compared
-    a_error, b_error = (float(errors[compared].max(initial=0)) for errors in (a_errors, b_errors))
-    depth = chain.depth(weights)
-    bound = depth + len(chain.steps)
-    allowed = max(FACTOR * a_error, FLOOR)
-    problem = ""
-    if a_error > bound:
-        problem = f"A's result is {a_error:.3g} units from the reference, expected at most {bound}"
-    elif b_error > allowed:
-        problem = f"B's error is {b_error:.3g} units, A's {a_error:.3g}, expected at most {allowed:.3g}"
-    return replace(
-        product,
-        depth=depth,
-        elements=result.size,
-        skipped=int(compared.size - compared.sum()),
-        a_error=a_error,
-        b_error=b_error,
-        allowed=allowed,
-        problem=problem,
     )

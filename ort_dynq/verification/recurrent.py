@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from ..graphs import label
 from ..inputs import Array
+from ..rewriter.analysis.nodes import first_inputs
 from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
@@ -99,7 +100,7 @@ class _Steps:
     """
 
     def __init__(self, node: ir.Node, known: Mapping[str, Array]) -> None:
-        given = [*node.inputs, *[None] * 12][:12]
+        given = first_inputs(node, 12)
         arrays = [None if value is None else known[name_of(value)] for value in given]
         x, w, r, bias, lengths, h, c, peepholes, *_ = arrays
         assert x is not None

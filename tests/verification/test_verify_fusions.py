@@ -18,7 +18,7 @@ FUSED = {
     "encoder_token": 3,
     "encoder_token_integer": 3,
     "encoder_torchao": 3,
-    "masked_attention": 2,
+    "masked_attention": 3,
     "ort_dynamic_attention": 3,
     "ort_dynamic_llama": 1,
     "ort_half_optimized": 1,

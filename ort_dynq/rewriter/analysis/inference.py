@@ -12,7 +12,7 @@ from ...graphs import STANDARD_DOMAINS, graphs, values_of
 from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
-from .nodes import producer_of
+from .nodes import input_of, producer_of
 from .shape_arithmetic import factors_of, known_lengths, known_product, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
@@ -232,7 +232,7 @@ def _resized(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
 
 def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]:
     """Returns the dimensions after a node that changes lengths, as far as they follow from its other inputs."""
-    given = known_lengths(node.inputs[1]) if len(node.inputs) > 1 else None
+    given = known_lengths(input_of(node, 1))
     if node.op_type == "Slice":
         return _sliced(node, data)
     if node.op_type == "Pad":
@@ -334,7 +334,7 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
     before = len(found)
     for _, graph in graphs(model):
         for node in graph:
-            src = node.inputs[0] if node.inputs else None
+            src = input_of(node, 0)
             if node.domain != DOMAIN or src is None or src.shape is None:
                 continue
             for i, output in enumerate(node.outputs):
@@ -355,7 +355,8 @@ def _shape_of_own(node: ir.Node, output: int, src: Dims) -> Dims:
         ones = node.attributes.get_int("keepdims", 1) == 1
         return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
     if node.op_type.startswith(("QuantizedMatMul", "QuantizedConv")):
-        bias = node.inputs[7].shape if len(node.inputs) > 7 and node.inputs[7] is not None else None
+        column_bias = input_of(node, 7)
+        bias = None if column_bias is None else column_bias.shape
         channels = ir.SymbolicDim(None) if bias is None or not len(bias) else bias[-1]
         if node.op_type.startswith("QuantizedMatMul"):
             stack = [] if bias is None else list(bias[:-1])

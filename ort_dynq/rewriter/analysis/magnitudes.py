@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
-from .nodes import producer_of
+from .nodes import input_of, producer_of
 from .shapes import RESHAPES, axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
@@ -157,7 +157,7 @@ def is_range(node: ir.Node) -> bool:
     """Returns whether a Sub is the maximum minus the minimum of a value over the same dimensions."""
     high, low = node.inputs[:2]
     reduced = producer_of(high, "ReduceMax")
-    x = None if reduced is None else _first(reduced)
+    x = None if reduced is None else input_of(reduced, 0)
     if high is None or low is None or x is None:
         return False
     return is_end(high, x, is_upper=True) and is_end(low, x, is_upper=False)
@@ -430,10 +430,6 @@ def _is_same_end(a: ir.Value | None, b: ir.Value | None) -> bool:
     kept, noop = ([node.attributes.get_int(name, int(name == "keepdims")) for node in nodes if node] for name in _KEPT)
     is_same = nodes[0].inputs[0] is nodes[1].inputs[0] and axes is not None and axes == axes_of(nodes[1])
     return is_same and kept[0] == kept[1] and noop[0] == noop[1]
-
-
-def _first(node: ir.Node) -> ir.Value | None:
-    return node.inputs[0] if node.inputs else None
 
 
 def _scaled(number: float, node: ir.Node) -> float:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
 from ...operators import DOMAIN
 from ...opsets import opset_of
+from .nodes import input_of
 
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
@@ -83,7 +84,7 @@ def _output_count(node: ir.Node) -> int:
 
 
 def _has(node: ir.Node, position: int) -> bool:
-    return position < len(node.inputs) and node.inputs[position] is not None
+    return input_of(node, position) is not None
 
 
 def _rank(node: ir.Node, position: int) -> int | None:

@@ -23,13 +23,23 @@ def is_standard(node: ir.Node, *types: str) -> bool:
     return node.domain in STANDARD_DOMAINS and node.op_type in types
 
 
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Returns an input of a node; None if it is absent."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def first_inputs(node: ir.Node, count: int) -> list[ir.Value | None]:
+    """Returns the first inputs of a node; None for those that are absent."""
+    return [input_of(node, index) for index in range(count)]
+
+
 def operand(node: ir.Node, index: int = 0) -> ir.Value:
     """Returns an input of a node.
 
     Raises:
         Unconverted: It is absent.
     """
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_of(node, index)
     if value is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=index)
     return value

@@ -20,7 +20,7 @@ from ...operators.program import COMPARISONS
 from .constants import constant_scalar
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
-from .shapes import has_one_element, is_equal
+from .shapes import are_equal, has_one_element, is_equal
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
 UNARY = ("Abs", "Cast", "Ceil", "Clip", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sqrt")
@@ -145,7 +145,7 @@ class Repetitions:
         lengths = {each.length for each in wide if not each.is_one} or {first.length}
         if shape is None or len(lengths) > 1:
             return None
-        is_full = all(each.is_full for each in wide) and _are_equal(shape, first.shape)
+        is_full = all(each.is_full for each in wide) and are_equal(shape, first.shape)
         return Repeated(value, shape, None, node, tuple(inputs), is_full, lengths.pop(), first.blocks)
 
     def _reshaped(self, node: ir.Node, value: ir.Value) -> Repeated | None:
@@ -237,7 +237,3 @@ def _broadcast(shapes: list[ir.Shape | None]) -> ir.Shape | None:
             elif shape[i] != 1 and not is_equal(shape[i], found[i]):
                 return None
     return ir.Shape(found)
-
-
-def _are_equal(a: ir.Shape, b: ir.Shape) -> bool:
-    return len(a) == len(b) and all(map(is_equal, a, b))

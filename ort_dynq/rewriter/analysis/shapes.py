@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
-from .nodes import producer_of
+from .nodes import input_of, producer_of
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
@@ -35,9 +35,12 @@ REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax and Redu
 
 def same_shape(a: ir.Value, b: ir.Value) -> bool:
     """Returns whether two values are known to have the same shape."""
-    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return False
-    return all(map(is_equal, a.shape, b.shape))
+    return are_equal(a.shape, b.shape)
+
+
+def are_equal(a: ir.Shape | None, b: ir.Shape | None) -> bool:
+    """Returns whether two shapes are known to be equal."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(is_equal, a, b))
 
 
 def broadcasts(small: ir.Value, large: ir.Value) -> bool:
@@ -252,7 +255,7 @@ def axes_of(node: ir.Node) -> list[int] | None:
     """Returns the axes of a node, an attribute or (from opset 13 or 18 on) an input; None if not constant."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
-    given = node.inputs[1] if len(node.inputs) > 1 else None
+    given = input_of(node, 1)
     if given is None:
         return []
     elements = constant_array(given)

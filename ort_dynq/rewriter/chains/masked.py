@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, producer_of
-from ..analysis.shapes import RESHAPES, does_not_grow
+from ..analysis.nodes import input_of, is_standard, producer_of
+from ..analysis.shapes import RESHAPES, does_not_grow, is_equal
 from ..edit import Edit
 from ..rule import Context, Rule
 
@@ -34,18 +34,17 @@ def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
         return None
     data, indices, updates = node.inputs
     transpose = producer_of(indices, "Transpose")
-    found = None if transpose is None else producer_of(_first(transpose), "NonZero")
+    found = None if transpose is None else producer_of(input_of(transpose, 0), "NonZero")
     if data is None or transpose is None or found is None or updates is None or data.dtype not in _NUMBERS:
         return None
     if list(transpose.attributes.get_ints("perm", (1, 0))) != [1, 0]:
         return None
-    mask, number = _first(found), _repeated_number(updates, context.facts)
+    mask, number = input_of(found, 0), _repeated_number(updates, context.facts)
     if mask is None or mask.dtype != ir.DataType.BOOL or number is None or mask.shape is None or data.shape is None:
         return None
     if number == 0 and np.signbit(number):
         return None  # ONNX Runtime's Where may write 0 for it
-    pairs = list(zip(mask.shape, data.shape, strict=False))
-    is_known = all(a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None) for a, b in pairs)
+    is_known = all(map(is_equal, mask.shape, data.shape))
     return _MaskedNumber(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
 
 
@@ -68,10 +67,6 @@ def _build(match: _MaskedNumber, edit: Edit) -> None:
 
 
 RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
-
-
-def _first(node: ir.Node) -> ir.Value | None:
-    return node.inputs[0] if node.inputs else None
 
 
 def _repeated_number(value: ir.Value, facts: Facts) -> float | None:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...runtime import version
 from ..analysis.inference import Facts
+from ..analysis.nodes import input_of
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..policy.ort_fusions import dequantizer, fused_by_onnxruntime
@@ -97,7 +98,7 @@ def inputs_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     x, scale = node.inputs[:2]
     assert x is not None
     assert scale is not None
-    return x, scale, node.inputs[2] if len(node.inputs) > 2 else None
+    return x, scale, input_of(node, 2)
 
 
 def check_parameters(node: ir.Node, codes: ir.DataType | None) -> ir.DataType:

@@ -19,7 +19,7 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..analysis.repetition import ELEMENTWISE, UNARY, ZERO_OF_EITHER_SIGN, Repeated, Repetitions
-from ..analysis.shapes import does_not_grow, has_one_element
+from ..analysis.shapes import are_equal, does_not_grow, has_one_element
 from ..edit import Edit, constant
 from ..rule import Context, Rule
 
@@ -51,7 +51,7 @@ def _match(node: ir.Node, context: Context) -> _Found | None:
     if len(blocks) > 1 or numbers.repetitions.of(node.outputs[0]) is not None:
         return None
     if blocks != {0}:
-        is_known = data.shape is not None and all(_are_equal(each.wide_shape, data.shape) for each in found.values())
+        is_known = all(are_equal(each.wide_shape, data.shape) for each in found.values())
         return _Found(found, blocks.pop()) if is_known else None
     return _Found(found, 0) if all(_is_row_number(each, data) for each in found.values()) else None
 
@@ -60,14 +60,7 @@ def _is_row_number(repeated: Repeated, data: ir.Value) -> bool:
     """Returns whether the numbers broadcast to data to which the repeated ones do, in the same way."""
     if does_not_grow(repeated.value, data):
         return True
-    return repeated.is_full and _are_equal(repeated.wide_shape, data.shape)
-
-
-def _are_equal(a: ir.Shape | None, b: ir.Shape | None) -> bool:
-    """Returns whether two shapes are known to be equal."""
-    if a is None or b is None or len(a) != len(b):
-        return False
-    return all(x == y and not (isinstance(x, ir.SymbolicDim) and x.value is None) for x, y in zip(a, b, strict=True))
+    return repeated.is_full and are_equal(repeated.wide_shape, data.shape)
 
 
 def _build(match: _Found, edit: Edit) -> None:

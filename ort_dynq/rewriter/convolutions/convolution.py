@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
 from ..analysis.constants import constant_array, constant_scalar
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..policy.cost import has_short_sums, is_tiny_convolution
 from ..products.channels import Channels
 from ..products.epilogue import check_sums
@@ -131,8 +131,8 @@ def unpadded(x: ir.Value, spatial_rank: int) -> tuple[ir.Value, list[int]]:
     node = producer_of(x, "Pad")
     if node is None or node.inputs[0] is None or len(node.inputs) > 3:
         return x, [0] * 2 * spatial_rank
-    given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
-    fill = node.inputs[2] if len(node.inputs) > 2 else None
+    given = constant_array(input_of(node, 1))
+    fill = input_of(node, 2)
     is_zero = fill is None or constant_scalar(fill) == 0
     is_constant = "mode" not in node.attributes or node.attributes["mode"].value == "constant"
     if given is None or given.shape != (2 * (spatial_rank + 2),) or not (is_zero and is_constant):

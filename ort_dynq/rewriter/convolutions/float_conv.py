@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import first_inputs, producer_of
 from ..chains.quantize_linear import check_fused
 from ..edit import Edit
 from ..products.activation import Activation, activation_of
@@ -62,7 +62,7 @@ class _Match:
 def _match(node: ir.Node, context: Context) -> _Match | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
-    a, w, bias = [*node.inputs, None, None, None][:3]
+    a, w, bias = first_inputs(node, 3)
     forms = context.shared(AffineForms)
     if a is None or w is None:
         return None

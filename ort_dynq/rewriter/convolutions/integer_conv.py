@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import AutoPad
+from ..analysis.nodes import input_of
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..products.codes import Codes
@@ -101,7 +102,7 @@ def _match_convolution(node: ir.Node, codes: ir.Value, context: Context) -> Inte
         Unconverted: The weights or zero points are not known, int32 may not hold the sums, or QuantizedConv does not
             have the rank, an attribute or the epilogue of the convolution.
     """
-    zero_point = [*node.inputs, None][2]
+    zero_point = input_of(node, 2)
     check_type("the codes", codes, CODE_TYPES)
     if zero_point is not None and zero_point.shape is not None and any(dim != 1 for dim in zero_point.shape):
         raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)

@@ -25,7 +25,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN, OPERATORS
 from ...operators.program import parse
 from ..analysis.constants import is_float16
-from ..analysis.nodes import attributes_of, cast_to, producer_of
+from ..analysis.nodes import attributes_of, cast_to, input_of, producer_of
 from ..analysis.shapes import RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -82,7 +82,7 @@ def _operator(node: ir.Node, context: Context) -> _Float16Operand | None:
     # An input that outputs follow is before one that none follows, such as the scales of columns.
     inputs = sorted(OPERATORS[node.op_type].float16_inputs, key=lambda each: not each[1])
     index, outputs = inputs[0] if inputs else (None, ())
-    value = node.inputs[index] if index is not None and index < len(node.inputs) else None
+    value = None if index is None else input_of(node, index)
     if index is None or value is None or not _takes_float16(node):
         return None
     given = [node.outputs[i] for i in outputs if i < len(node.outputs)]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...operators.program import SUM
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard
+from ..analysis.nodes import input_of, is_standard
 from ..policy.float_fusions import is_left_alone
 from ..programs.building import build
 from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
@@ -21,7 +21,7 @@ from ..rule import Context, Rule
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
-    x = node.inputs[0] if node.inputs else None
+    x = input_of(node, 0)
     if x is None or not (is_norm(node) or is_standard(node, *SUMS)):
         return None
     rows = FusedRows(x, -1)

@@ -12,6 +12,7 @@ import functools
 import onnx_ir as ir
 
 from ...opsets import OPSET
+from ..analysis.nodes import input_of
 from ..policy.cost import saves_with_function
 from ..policy.float_fusions import is_left_alone
 from ..programs.building import build
@@ -21,7 +22,7 @@ from ..rule import Context, Rule
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
-    x = node.inputs[0] if node.inputs else None
+    x = input_of(node, 0)
     if x is None or not is_activation(node):
         return None
     rows = FusedRows(x, -1)

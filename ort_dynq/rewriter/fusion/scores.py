@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import is_standard, only_use, producer_of
+from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import does_not_grow, has_one_element
 from ..analysis.values import Values
@@ -287,7 +287,7 @@ def _is_idle_dropout(node: ir.Node) -> bool:
     """Returns whether a node is a Dropout that does nothing."""
     if not is_standard(node, "Dropout") or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
         return False
-    training = node.inputs[2] if len(node.inputs) > 2 else None
+    training = input_of(node, 2)
     return training is None or constant_scalar(training) == 0
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..analysis.nodes import data_type
+from ..analysis.nodes import data_type, input_of
 from ..reasons import Reason, Unconverted
 
 _UINT8 = ir.DataType.UINT8
@@ -308,7 +308,7 @@ def code_type(node: ir.Node) -> ir.DataType | None:
 
 
 def _zero_point(node: ir.Node) -> ir.Value | None:
-    return node.inputs[2] if len(node.inputs) > 2 else None
+    return input_of(node, 2)
 
 
 def _rank(value: ir.Value) -> int | None:

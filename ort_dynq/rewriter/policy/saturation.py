@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, label
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.nodes import input_of
 from .ort_fusions import saturating_weights
 
 _LARGEST_WEIGHT = 64  # 2 * 255 * 64 = 32640 fits int16
@@ -159,22 +160,18 @@ def _saturates(node: ir.Node, facts: Facts) -> bool:
     return bool(saturating_inputs(node, facts)) or saturating_codes(node, facts) is not None
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def _signed_inputs(node: ir.Node) -> tuple[tuple[int, int], ...]:
     """Returns the int8 inputs that an integer product multiplies by uint8 codes, each with its zero point."""
     pairs: tuple[tuple[int, int], ...]
     if (operands := OPERANDS.get(key_of(node))) is not None:
         unsigned, pairs = operands.unsigned, ((operands.signed, operands.zero_point),)
-        if unsigned is not None and not _has_type(_input(node, unsigned), ir.DataType.UINT8):
+        if unsigned is not None and not _has_type(input_of(node, unsigned), ir.DataType.UINT8):
             return ()
     else:
         pairs = WEIGHTS_OF_LSTM if key_of(node) == _LSTM else ()
     if node.op_type == "QLinearConv" and _is_depthwise(node):
         return ()
-    return tuple(pair for pair in pairs if _has_type(_input(node, pair[0]), ir.DataType.INT8))
+    return tuple(pair for pair in pairs if _has_type(input_of(node, pair[0]), ir.DataType.INT8))
 
 
 def _has_type(value: ir.Value | None, dtype: ir.DataType) -> bool:
@@ -188,7 +185,7 @@ def _is_small(weights: ir.Value | None, facts: Facts) -> bool:
 
 
 def _is_depthwise(node: ir.Node) -> bool:
-    weights = _input(node, 3)
+    weights = input_of(node, 3)
     return weights is not None and weights.shape is not None and len(weights.shape) > 1 and weights.shape[1] == 1
 
 

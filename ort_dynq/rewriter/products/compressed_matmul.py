@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of
+from ..analysis.nodes import first_inputs, is_standard, producer_of
 from ..analysis.shapes import same_shape
 from ..edit import Edit, call
 from ..policy.cost import is_tiny_compressed
@@ -56,7 +56,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
         product = matrix_product_of(node)
     except Unconverted:  # the rule for all dequantized products says why
         return None
-    codes, scale, zero_point = [*dequantizer.inputs, None][:3]
+    codes, scale, zero_point = first_inputs(dequantizer, 3)
     if product is None or codes is None or scale is None or codes.dtype not in _CODES:
         return None
     types = {product.a.dtype, product.b.dtype, dequantizer.outputs[0].dtype, scale.dtype}

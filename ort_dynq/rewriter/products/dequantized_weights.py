@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 from .epilogue import check_sums
@@ -66,7 +66,7 @@ class Dequantizer:
     @property
     def _types(self) -> list[ir.DataType]:
         """The types of its output and of those of Casts after it."""
-        scale = self.node.inputs[1] if len(self.node.inputs) > 1 else None
+        scale = input_of(self.node, 1)
         of_scale = ir.DataType.UNDEFINED if scale is None or scale.dtype is None else scale.dtype
         of_output = ir.DataType(self.node.attributes.get_int("output_dtype", 0)) or of_scale
         casts = (node for node in self.moves if node.op_type == "Cast")

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ...operators.packing import QUAD, pack_columns, packed_shape
 from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
 from .epilogue import check_sums
 from .nbits import (
@@ -195,7 +196,7 @@ def weights_of(
     bits, block_size = (node.attributes.get_int(name, default) for name, default in _NUMBERS)
     blocks = depth // block_size if block_size else 1
     check_sums(block_size or depth, None)
-    values = [*node.inputs, *[None] * 15]
+    values = first_inputs(node, 15)
     parts: list[Part] = []
     for indices in inputs:
         codes, scales, bias, zero_points = (constant_tensor(values[index], facts) for index in indices)

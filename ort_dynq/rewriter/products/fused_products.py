@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators.encodings import ScaleOrder
 from ...opsets import OPSET
+from ..analysis.nodes import first_inputs
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
@@ -82,7 +83,7 @@ class _FusedProduct:
 def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
     if node.domain != MICROSOFT or node.op_type not in _POSITIONS:
         return None
-    inputs, positions, facts = [*node.inputs, *[None] * 9][:9], _POSITIONS[node.op_type], context.facts
+    inputs, positions, facts = first_inputs(node, 9), _POSITIONS[node.op_type], context.facts
     x = inputs[0]
     if x is None or inputs[1] is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=int(x is not None))

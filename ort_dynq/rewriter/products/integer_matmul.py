@@ -28,7 +28,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows, same_shape
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
@@ -75,7 +75,7 @@ class _IntegerProduct:
 def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul", "MatMulInteger"):
         return None
-    (codes, weights), facts = [*node.inputs, None][:2], context.facts
+    (codes, weights), facts = first_inputs(node, 2), context.facts
     if codes is None or weights is None or facts.is_constant(codes):
         return None
     if node.op_type != "MatMulInteger":
@@ -106,7 +106,7 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
     if epilogue is None:
         is_fast = codes.dtype == ir.DataType.UINT8
         raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)
-    zero_point = [*node.inputs, None][2]
+    zero_point = input_of(node, 2)
     grid = with_stack_of(grid_of_weights(node, facts), codes)
     return _match_product(codes, WideCodes(codes, zero_point, codes), grid, epilogue)
 

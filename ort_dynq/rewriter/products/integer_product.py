@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit
 from ..policy.saturation import may_saturate
@@ -79,7 +79,7 @@ def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
 def build_unsigned_product(match: UnsignedProduct, edit: Edit) -> None:
     """Puts the same product of uint8 codes in its place."""
     node, unsigned = match.node, edit.shared(UnsignedCodes)
-    codes, weights, zero_point, weights_zero_point = [*node.inputs, None, None][:4]
+    codes, weights, zero_point, weights_zero_point = first_inputs(node, 4)
     assert codes is not None
     if codes.dtype == ir.DataType.INT8:
         zero_point = _unsigned(zero_point, edit)
@@ -124,7 +124,7 @@ def weights_of(
     Raises:
         Unconverted: They are not known.
     """
-    values = [node.inputs[i] if i < len(node.inputs) else None for i in positions]
+    values = [input_of(node, i) for i in positions]
     elements, zeros = (
         evaluate(each, facts) if each is not None and facts.is_constant(each) else None for each in values
     )

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...opsets import OPSET
+from ..analysis.nodes import input_of
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .nbits import QUANTIZED_LEVEL, nbits_of
@@ -44,7 +45,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
     match = WeightsOnlyProduct(
         activation,
         weights,
-        bias=node.inputs[_BIAS] if len(node.inputs) > _BIAS else None,
+        bias=input_of(node, _BIAS),
         terms=2 if has_two_terms else 1,
         dtype=weights.scales.dtype,
         source=(weights.root, *node.inputs[2:4]),

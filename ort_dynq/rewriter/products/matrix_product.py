@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import QuantizedWeights
@@ -50,7 +51,7 @@ def matrix_product_of(node: ir.Node) -> MatrixProduct | None:
     Raises:
         Unconverted: It is another Einsum, or may be.
     """
-    a, b, c = [*node.inputs, None, None, None][:3]
+    a, b, c = first_inputs(node, 3)
     if node.domain not in STANDARD_DOMAINS or a is None or b is None:
         return None
     if node.op_type == "MatMul":

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators.program import literal
 from ...opsets import OPSET
+from ..analysis.nodes import first_inputs
 from ..analysis.types import check_type
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -88,7 +89,7 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
             raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name=name, value=value)
     if block_size < 0 or block_size % 16:
         raise Unconverted(Reason.GROUPS_UNIT, group_size=block_size, unit=16)
-    inputs = [*node.inputs, *[None] * 21]
+    inputs = first_inputs(node, 21)
     if any(each is not None for each in inputs[_ROUTER_WEIGHTS + 1 :]):
         raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name="fc1_global_scale", value="an input")
     activation, router = inputs[:2]

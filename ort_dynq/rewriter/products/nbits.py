@@ -28,6 +28,7 @@ from ...storage import ComputedTensor
 from ..analysis.constants import is_float16
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
 from .epilogue import check_sums
 from .tied_tables import reads_table, root_of
@@ -191,7 +192,7 @@ def nbits_of(node: ir.Node, facts: Facts) -> NBits:
     Raises:
         Unconverted: QuantizedMatMul has no such weights, they are not constants, or other nodes also read them.
     """
-    _, b, scales, zero_points, g_idx, _ = [*node.inputs, *[None] * 6][:6]
+    _, b, scales, zero_points, g_idx, _ = first_inputs(node, 6)
     depth, columns, bits, block_size = (
         node.attributes.get_int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
     )

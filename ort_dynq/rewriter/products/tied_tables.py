@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import RESHAPES
 from ..packed_rows import is_whole
 
@@ -65,10 +65,10 @@ def is_table_of(node: ir.Node, product: ir.Node) -> bool:
     number, of_product = node.attributes.get_int, product.attributes.get_int
     depth, columns, bits = of_product("K", 0), of_product("N", 0), of_product("bits", 4)
     size = of_product("block_size", 0)
-    data, ids, *parameters = [*node.inputs, None, None][:4]
+    data, ids, *parameters = first_inputs(node, 4)
     if data is None or ids is None or data.shape is None or ids.shape is None or data.dtype != ir.DataType.UINT8:
         return False
-    others = [*product.inputs, None, None][2:4]
+    others = first_inputs(product, 4)[2:]
     has_same = all(root_of(one) is root_of(other) for one, other in zip(parameters, others, strict=True))
     is_code = others[1] is None or others[1].dtype == ir.DataType.UINT8
     given = number("bits", 4), number("block_size", 128), number("gather_axis", 0), number("quantize_axis", 1) % 2

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
-from ..analysis.nodes import only_use, producer_of, program_of
+from ..analysis.nodes import first_inputs, input_of, only_use, producer_of, program_of
 from ..analysis.shapes import RESHAPES
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -44,7 +44,7 @@ def _match(node: ir.Node, context: Context) -> None:
         raise Unconverted(Reason.INTEGER_OPERATOR if is_static else Reason.OPTIMIZED)
     if node.op_type in _INTEGER_PRODUCTS:
         _check(node, context)
-    elif node.op_type in _FLOAT_PRODUCTS and _is_quantized_by_program([*node.inputs, None][0]):
+    elif node.op_type in _FLOAT_PRODUCTS and _is_quantized_by_program(input_of(node, 0)):
         raise Unconverted(Reason.ACTIVATION_FORM)
 
 
@@ -62,7 +62,7 @@ FLOATS: Rule[None] = Rule("unconverted float product", 0, _match_float)
 def _check(node: ir.Node, context: Context) -> None:
     """Raises Unconverted if a factor of a product is codes times a scale, or was."""
     forms = context.shared(AffineForms)
-    activation, weights = [*node.inputs, None, None][:2]
+    activation, weights = first_inputs(node, 2)
     if (lost := forms.lost(activation)) is not None or forms.of(activation) is not None:
         raise _reason(node, activation, lost, context)
     if forms.lost(weights) is not None or forms.of(weights) is not None:

@@ -17,7 +17,7 @@ from ...operators import DOMAIN
 from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import attributes_of, is_standard
+from ..analysis.nodes import attributes_of, first_inputs, is_standard
 from .rows import Kind, Rows, axis_of
 from .steps import SUMS, Translation, elements_of
 
@@ -178,7 +178,7 @@ class FusedTranslation(Translation):
 
     def _normalized(self, x: str, node: ir.Node) -> list[str]:
         add = self.program.add
-        inputs = [*node.inputs, None, None, None, None]
+        inputs = first_inputs(node, 5)
         is_skip = node.op_type in _SKIP_NORMS
         count = _row_length(node.inputs[0]) or _row_length(inputs[2 if is_skip else 1])
         if count is None or node.attributes.get_int("stash_type", 1) != 1:

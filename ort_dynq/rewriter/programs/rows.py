@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard
-from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, lines_up, same_shape
+from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, is_equal, lines_up, same_shape
 from ..chains.quantize_linear import granularity_of
 from .steps import ELEMENTWISE, elements_of, is_linear, is_own_step
 
@@ -70,7 +70,7 @@ class Rows:
         end = len(value.shape) + self.axis if self.axis else 0
         first = lead.index(True)
         repeated = self.x.shape[len(self.x.shape) - len(value.shape) + first :]
-        return all(_is_dim(*pair) for pair in zip(value.shape[first:end], repeated, strict=False))
+        return all(is_equal(*pair) for pair in zip(value.shape[first:end], repeated, strict=False))
 
     def is_apart(self, value: ir.Value) -> bool:
         """Returns whether the rows of a number are not adjacent: [2, 1, 4, 1] of [2, 3, 4, 8]. It is then repeated."""
@@ -120,12 +120,12 @@ class Rows:
         if shape is None or rank > len(shape):
             return None
         fits = [
-            one or _is_dim(a, b) for one, a, b in zip(ones, value.shape, list(shape)[len(shape) - rank :], strict=True)
+            one or is_equal(a, b) for one, a, b in zip(ones, value.shape, list(shape)[len(shape) - rank :], strict=True)
         ]
         row = -self.axis or len(shape)  # the number of dimensions of a row
         if all(fits) and all(ones[max(0, rank - row) :]):
             return Kind.NUMBER if self._is_full(value) else Kind.PART
-        is_row = [_is_dim(*pair) for pair in zip(value.shape, list(shape)[len(shape) - rank :], strict=True)][
+        is_row = [is_equal(*pair) for pair in zip(value.shape, list(shape)[len(shape) - rank :], strict=True)][
             rank - row :
         ]
         return Kind.COLUMN if rank >= row and all(is_row) and all(ones[: rank - row]) else None
@@ -136,7 +136,7 @@ class Rows:
             return False
         pairs = list(zip(value.shape, self.x.shape, strict=True))
         lead = len(pairs) + self.axis if self.axis else 0
-        return all(_is_dim(*pair) for pair in pairs[:lead]) and all(mine == 1 for mine, _ in pairs[lead:])
+        return all(is_equal(*pair) for pair in pairs[:lead]) and all(mine == 1 for mine, _ in pairs[lead:])
 
     def _of_linear(self, node: ir.Node) -> Kind | None:
         """Returns the kind of the result of a node that quantizes with a scale for x, or for each row of it.
@@ -206,7 +206,3 @@ def axis_of(reduction: ir.Node) -> int | None:
         return None
     last = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
     return last[0] if last == list(range(-len(last), 0)) else None
-
-
-def _is_dim(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
-    return a == b and not (isinstance(a, ir.SymbolicDim) and a.value is None)

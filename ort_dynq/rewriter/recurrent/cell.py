@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import LastGate
 from ...operators.program import Program, literal
+from ..analysis.nodes import input_of
 from ..reasons import Reason, Unconverted
 
 _OPERATORS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -85,7 +86,7 @@ def cell_of(node: ir.Node, directions: int, operator: str) -> Cell:
     """
     functions = _functions_of(node, directions, _OPERATORS[operator])
     builder = _Builder(node.attributes.get_float("clip", math.inf))
-    has_peepholes = len(node.inputs) > 7 and node.inputs[7] is not None
+    has_peepholes = input_of(node, 7) is not None
     parts: dict[str, Callable[[], LastGate]] = {
         "LSTM": lambda: _lstm(builder, functions, bool(node.attributes.get_int("input_forget", 0)), has_peepholes),
         "GRU": lambda: _gru(builder, functions, bool(node.attributes.get_int("linear_before_reset", 0))),

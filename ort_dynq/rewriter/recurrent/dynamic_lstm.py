@@ -19,6 +19,7 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..edit import Edit
 from ..products.float_activations import FloatActivations, check_activation
 from ..products.grid import QuantizedWeights
@@ -67,7 +68,7 @@ def weights_of(node: ir.Node, facts: Facts) -> tuple[QuantizedWeights, tuple[Qua
     Raises:
         Unconverted: They are not known, do not have these shapes, or codes minus zero points exceed 8 bits.
     """
-    given = [*node.inputs, *[None] * 12][:12]
+    given = first_inputs(node, 12)
     inputs, recurrent = (_grids(given[i], given[k], given[k + 1], facts) for i, k in ((1, 8), (2, 10)))
     if len(inputs) != len(recurrent) or inputs[0].codes.shape[1] != recurrent[0].codes.shape[1]:
         raise Unconverted(Reason.RECURRENT_WEIGHTS)

@@ -12,6 +12,7 @@ from ...operators.encodings import Direction
 from ...operators.packing import pack
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..edit import Edit, call
 from ..products.codes import Codes
 from ..products.epilogue import check_sums
@@ -71,7 +72,7 @@ def recurrence_of(
         raise Unconverted(Reason.RECURRENT_ATTRIBUTE, name="direction")
     directions, (size, columns) = len(grids), grids[0].codes.shape
     cell = cell_of(node, directions, operator)
-    b, *_, peepholes = [*node.inputs, *[None] * 8][3:8]
+    b, *_, peepholes = first_inputs(node, 8)[3:]
     bias = np.zeros((directions, 2 * columns), np.float32) if b is None else _floats(b, facts)
     extra = np.zeros((directions, 0), np.float32) if peepholes is None else _floats(peepholes, facts)
     if (
@@ -110,7 +111,7 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
         edit: The edit of the layer.
     """
     node, shared = layer.node, edit.shared(SharedInitializers)
-    lengths, state, state_2 = (node.inputs[i] if i < len(node.inputs) else None for i in (4, 5, 6))
+    lengths, state, state_2 = first_inputs(node, 7)[4:]
     zeros = np.zeros((1, 1, 1), np.float32)
     inputs = [
         src,
