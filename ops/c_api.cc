@@ -2,15 +2,17 @@
 
 #include <cstring>
 
+#include "core/algorithm_use.h"
 #include "core/compiler.h"
-#include "core/conv_rows.h"
 #include "core/operator.h"
-#include "core/strassen.h"
-#include "core/winograd.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
+
+AlgorithmUse use_of(int32_t use) {
+  return use == 1 ? AlgorithmUse::kAlways : use == 2 ? AlgorithmUse::kNever : AlgorithmUse::kByRule;
+}
 
 // Runs the function and stores the message of its exception: no exception may cross the C boundary.
 template <class Function>
@@ -188,23 +190,11 @@ ORT_DYNQ_EXPORT const char* ort_dynq_isa(char* error, size_t error_size) {
   return name;
 }
 
-ORT_DYNQ_EXPORT void ort_dynq_select_winograd(int32_t use) {
-  dynq::select_winograd(use == 1   ? dynq::WinogradUse::kAlways
-                        : use == 2 ? dynq::WinogradUse::kNever
-                                   : dynq::WinogradUse::kByRule);
-}
+ORT_DYNQ_EXPORT void ort_dynq_select_winograd(int32_t use) { dynq::winograd_use = dynq::use_of(use); }
 
-ORT_DYNQ_EXPORT void ort_dynq_select_strassen(int32_t use) {
-  dynq::select_strassen(use == 1   ? dynq::StrassenUse::kAlways
-                        : use == 2 ? dynq::StrassenUse::kNever
-                                   : dynq::StrassenUse::kByRule);
-}
+ORT_DYNQ_EXPORT void ort_dynq_select_strassen(int32_t use) { dynq::strassen_use = dynq::use_of(use); }
 
-ORT_DYNQ_EXPORT void ort_dynq_select_conv_rows(int32_t use) {
-  dynq::select_conv_rows(use == 1   ? dynq::ConvRowsUse::kAlways
-                         : use == 2 ? dynq::ConvRowsUse::kNever
-                                    : dynq::ConvRowsUse::kByRule);
-}
+ORT_DYNQ_EXPORT void ort_dynq_select_conv_rows(int32_t use) { dynq::conv_rows_use = dynq::use_of(use); }
 
 ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {
   return dynq::guarded(error, error_size, [&] { dynq::select_isa(name); });

@@ -205,32 +205,20 @@ def use_isa(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def use_winograd(use: Literal["always", "never"]) -> Iterator[None]:
-    """Within the block, convolutions of 3x3 and stride 1 use Winograd's algorithm wherever they can, or never.
+def use_algorithm(
+    name: Literal["winograd", "strassen", "conv_rows"], use: Literal["always", "never"]
+) -> Iterator[None]:
+    """Within the block, an algorithm computes products and convolutions wherever it can, or never.
 
     For tests and measurements: results are the same. Holds for the whole process and all of its sessions. Without it,
-    the algorithm is used where it is faster.
+    an algorithm is used where it is faster.
+
+    Args:
+        name: Winograd's, for convolutions of 3x3 and stride 1; Strassen's, for matrix products; or matrix products of
+            the codes of each position, for convolutions of one group.
+        use: When it is used.
     """
-    with _use_algorithm(library.load().ort_dynq_select_winograd, use):
-        yield
-
-
-@contextlib.contextmanager
-def use_strassen(use: Literal["always", "never"]) -> Iterator[None]:
-    """As `use_winograd`, for matrix products by Strassen's algorithm."""
-    with _use_algorithm(library.load().ort_dynq_select_strassen, use):
-        yield
-
-
-@contextlib.contextmanager
-def use_conv_rows(use: Literal["always", "never"]) -> Iterator[None]:
-    """As `use_winograd`, for convolutions of one group as matrix products of the codes of each position."""
-    with _use_algorithm(library.load().ort_dynq_select_conv_rows, use):
-        yield
-
-
-@contextlib.contextmanager
-def _use_algorithm(select: Callable[[int], None], use: Literal["always", "never"]) -> Iterator[None]:
+    select: Callable[[int], None] = getattr(library.load(), f"ort_dynq_select_{name}")
     select({"always": 1, "never": 2}[use])
     try:
         yield

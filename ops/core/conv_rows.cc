@@ -1,11 +1,11 @@
 #include "core/conv_rows.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
 
+#include "core/algorithm_use.h"
 #include "core/rounding.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
@@ -24,8 +24,6 @@ constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
 // Zen 3 (family 25, model 1). With half as many they take 0.95 to 1.15, but 0.83 to 1.0 where the positions of a sample
 // leave more than a fifth of the lanes of the direct form empty, which has pairs of vectors.
 constexpr int64_t kManyQuads = 128, kPairLanes = 16;
-
-std::atomic<ConvRowsUse> selected{ConvRowsUse::kByRule};
 
 // Elements of a square that is transposed at once.
 constexpr int64_t kSquare = 8;
@@ -48,11 +46,9 @@ void clip(float* values, int64_t count, float lowest, float highest) {
 
 }  // namespace
 
-void select_conv_rows(ConvRowsUse use) { selected = use; }
-
 bool takes_conv_rows(const ConvShape& shape) {
-  const ConvRowsUse use = selected;
-  if (use != ConvRowsUse::kByRule) return use == ConvRowsUse::kAlways && shape.groups == 1;
+  const AlgorithmUse use = conv_rows_use;
+  if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways && shape.groups == 1;
   const std::string isa = active_isa().name;
   if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
   if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;

@@ -21,11 +21,6 @@ struct ConvShape {
 // Whether the instruction set in use computes a convolution by rows.
 bool takes_conv_rows(const ConvShape& shape);
 
-// For tests and measurements: whether the whole process follows the rule, or computes convolutions by rows wherever it
-// can, or nowhere.
-enum class ConvRowsUse { kByRule, kAlways, kNever };
-void select_conv_rows(ConvRowsUse use);
-
 // The most rows of a product, and the most columns that are computed at once: they stay in the second-level cache.
 constexpr int64_t kConvRows = 256, kConvColumns = 128;
 

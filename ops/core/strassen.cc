@@ -1,10 +1,10 @@
 #include "core/strassen.h"
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <thread>
 
+#include "core/algorithm_use.h"
 #include "core/rounding.h"
 #include "kernels/dispatch.h"
 
@@ -38,8 +38,6 @@ constexpr ConvRule kConvRules[] = {
 // Parts of fewer rows do not pay for the operands of weights.
 constexpr int64_t kFewestRows = 32;
 
-std::atomic<StrassenUse> selected{StrassenUse::kByRule};
-
 bool has_little_padding(int64_t depth, double most) {
   const int64_t padded = 2 * strassen_pieces(depth) * strassen_half_depth(depth);
   return static_cast<double>(padded) <= most * static_cast<double>(depth);
@@ -47,12 +45,10 @@ bool has_little_padding(int64_t depth, double most) {
 
 }  // namespace
 
-void select_strassen(StrassenUse use) { selected = use; }
-
 bool takes_strassen(const StrassenShape& shape) {
   if (active_isa().products->strassen == nullptr || shape.columns < kStrassenColumns || shape.depth == 0) return false;
-  const StrassenUse use = selected;
-  if (use != StrassenUse::kByRule) return use == StrassenUse::kAlways;
+  const AlgorithmUse use = strassen_use;
+  if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways;
   const std::string isa = active_isa().name;
   for (const Rule& rule : kRules)
     if (rule.isa == isa)
@@ -64,8 +60,8 @@ bool takes_strassen(const StrassenShape& shape) {
 bool takes_strassen_conv(const StrassenConvShape& shape) {
   if (active_isa().products->strassen == nullptr || shape.positions < kStrassenColumns || shape.depth == 0)
     return false;
-  const StrassenUse use = selected;
-  if (use != StrassenUse::kByRule) return use == StrassenUse::kAlways;
+  const AlgorithmUse use = strassen_use;
+  if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways;
   const std::string isa = active_isa().name;
   for (const ConvRule& rule : kConvRules)
     if (rule.isa == isa)

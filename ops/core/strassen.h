@@ -26,11 +26,6 @@ bool takes_strassen_conv(const StrassenConvShape& shape);
 // The channels of each part but the last one: whole blocks, and up to kStrassenRows.
 int64_t choose_strassen_channels(int64_t channels);
 
-// For tests and measurements: whether the whole process follows the rule, or takes Strassen's algorithm wherever it can
-// be used, or nowhere.
-enum class StrassenUse { kByRule, kAlways, kNever };
-void select_strassen(StrassenUse use);
-
 // The rows of each part but the last one: an even number, and up to kStrassenRows. `tasks` parts and strips of
 // kStrassenColumns columns occupy all threads, where the rows are many enough.
 int64_t choose_strassen_rows(const StrassenShape& shape, int64_t tasks);

@@ -1,10 +1,10 @@
 #include "core/winograd.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <string>
 
+#include "core/algorithm_use.h"
 #include "core/rounding.h"
 #include "kernels/dispatch.h"
 
@@ -35,8 +35,6 @@ constexpr int64_t kCodesBytes = 288 << 10, kMostCodesBytes = 1280 << 10;
 constexpr int64_t kFewTiles = 16, kMostSums = 28 * kWinogradElements;
 constexpr int64_t kMostKernel = 64;  // rows and columns: the numbers below cannot overflow
 
-std::atomic<WinogradUse> selected{WinogradUse::kByRule};
-
 WinogradKernelSize kernel_of(const ConvAxis (&axes)[kSpatialAxes]) { return {axes[1].kernel, axes[2].kernel}; }
 
 // The positions of a tile along an axis.
@@ -62,8 +60,6 @@ int64_t tile_bytes(const WinogradKernelSize& kernel, int64_t inputs) {
 
 }  // namespace
 
-void select_winograd(WinogradUse use) { selected = use; }
-
 bool takes_winograd(const WinogradShape& shape) {
   const ConvAxis &planes = shape.axes[0], &rows = shape.axes[1], &cols = shape.axes[2];
   if (active_isa().products->winograd == nullptr || shape.quad_axis != QuadAxis::kChannels || planes.kernel != 1 ||
@@ -74,8 +70,8 @@ bool takes_winograd(const WinogradShape& shape) {
   if (rows.dilation > rows.out || cols.dilation > cols.out || rows.kernel > kMostKernel || cols.kernel > kMostKernel ||
       rows.dilation * cols.dilation > kMostCodesBytes / tile_bytes(kernel, shape.inputs))
     return false;
-  const WinogradUse use = selected;
-  if (use != WinogradUse::kByRule) return use == WinogradUse::kAlways;
+  const AlgorithmUse use = winograd_use;
+  if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways;
   const std::string isa = active_isa().name;
   for (const Rule& rule : kRules)
     if (rule.isa == isa) {

@@ -22,11 +22,6 @@ struct WinogradShape {
 // Whether the instruction set in use computes the convolution by Winograd's algorithm.
 bool takes_winograd(const WinogradShape& shape);
 
-// For tests and measurements: whether the whole process follows the rule, or takes Winograd's algorithm wherever it can
-// be used, or nowhere.
-enum class WinogradUse { kByRule, kAlways, kNever };
-void select_winograd(WinogradUse use);
-
 // Sets the sizes of boxes: as many tiles as fit the caches, in equal parts.
 void choose_winograd_box(const ConvAxis (&axes)[kSpatialAxes], int64_t inputs, int64_t (&box)[kSpatialAxes]);
 

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from ..accuracy.signals import Cosines, Noise
 from ..errors import DynqError, message
-from ..files import temporary_folder
 from ..inputs import Array
 from ..measuring.timing import Contender, ContenderError, aligned
 
@@ -87,7 +85,7 @@ def contender(name: str, path: Path, feeds: Mapping[str, Array], threads: int) -
 
     Args:
         name: One of :data:`FORMS`.
-        path: The model that :func:`write` wrote.
+        path: The model that :func:`write` wrote, or a float ONNX model.
         feeds: Its inputs.
         threads: The number of threads.
 
@@ -100,28 +98,6 @@ def contender(name: str, path: Path, feeds: Mapping[str, Array], threads: int) -
         run = functools.partial(request.infer, share_outputs=True)
         run()
     return Contender(run, list(feeds.values()))
-
-
-def float_contender(model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> Contender:
-    """Compiles a model of float32 as it is, binds its inputs and runs it once.
-
-    Args:
-        model: The model; its weights are in it.
-        feeds: Its inputs.
-        threads: The number of threads.
-
-    Raises:
-        ContenderError: OpenVINO does not load or run the model.
-    """
-    arrays = {name: aligned(array) for name, array in feeds.items()}
-    with _running("OpenVINO"), temporary_folder() as folder:
-        path = Path(folder) / "model.onnx"
-        onnx.save(model, path)
-        request = _request(next(iter(FORMS)), path, threads)
-        _bind(request, arrays)
-        run = functools.partial(request.infer, share_outputs=True)
-        run()
-    return Contender(run, list(arrays.values()))
 
 
 def measure(name: str, path: Path, reference: Reference) -> tuple[float, float | None]:

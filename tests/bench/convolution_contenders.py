@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from onnx import numpy_helper
 from ort_dynq import kernels
 from ort_dynq.bench import openvino
 from ort_dynq.errors import DynqError
+from ort_dynq.files import temporary_folder
 from ort_dynq.inputs import Array
 from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
@@ -185,7 +187,7 @@ def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], li
         notes += _wrong(f"{name}, {convolution.name}", found[name].arrays[-1], form, expected)
         if name == "Conv" and openvino.forms():
             try:
-                found["OpenVINO"] = openvino.float_contender(_model(convolution, form), form.feeds, case.threads)
+                found["OpenVINO"] = _openvino(_model(convolution, form), form.feeds, case.threads)
             except ContenderError as error:
                 notes.append(f"OpenVINO is not available: {error}")
     if has_winograd(convolution):
@@ -199,9 +201,17 @@ def has_winograd(convolution: Convolution) -> bool:
     return convolution.kernel[-1] > 1 and convolution.stride == 1 and not convolution.depthwise
 
 
+def _openvino(model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> Contender:
+    with temporary_folder() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        arrays = {name: aligned(array) for name, array in feeds.items()}
+        return openvino.contender(openvino.forms()[0], path, arrays, threads)
+
+
 def _with_winograd(contender: Contender, use: Literal["always", "never"]) -> Contender:
     def run() -> None:
-        with kernels.use_winograd(use):
+        with kernels.use_algorithm("winograd", use):
             contender.run()
 
     return replace(contender, run=run)

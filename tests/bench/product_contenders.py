@@ -153,7 +153,7 @@ def contenders(case: Case, group_size: int, settings: Settings) -> tuple[dict[st
 
 def _direct(contender: Contender) -> Contender:
     def run() -> None:
-        with kernels.use_strassen("never"):
+        with kernels.use_algorithm("strassen", "never"):
             contender.run()
 
     return replace(contender, run=run)

@@ -6,7 +6,8 @@ The direct form of the portable kernels is compared with ONNX Runtime in test_qu
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ort_dynq.operators.encodings import QuadAxis
 from ort_dynq.operators.packing import pack_conv
 from ort_dynq.storage import to_proto
 
+ALGORITHMS: tuple[Literal["strassen", "conv_rows"], ...] = ("strassen", "conv_rows")
 CODES = (np.uint8, np.int8)
 ZERO_POINTS = ("none", "one", "all")
 # A strip has 64 positions, a part up to 192 channels, half of a piece up to 256 codes in units of 32.
@@ -33,14 +35,21 @@ def run(case: Conv, **given: Any) -> Array:
     return with_one_nan(kernels.run("QuantizedConv", inputs, **(GIVEN | its_own | given))[0])
 
 
+@contextlib.contextmanager
+def direct_form() -> Iterator[None]:
+    """Within the block, the portable kernels use none of the algorithms."""
+    with contextlib.ExitStack() as stack:
+        for name in ALGORITHMS:
+            stack.enter_context(kernels.use_algorithm(name, "never"))
+        stack.enter_context(kernels.use_isa("portable"))
+        yield
+
+
 def check(isa: str, case: Conv, *, rows: bool, **given: Any) -> Array:
     """Compares one of the algorithms with the direct form of the portable kernels."""
-    with contextlib.ExitStack() as stack:
-        for use in (kernels.use_strassen, kernels.use_conv_rows):
-            stack.enter_context(use("never"))
-        with kernels.use_isa("portable"):
-            right = run(case, **given)
-    with kernels.use_isa(isa), (kernels.use_conv_rows if rows else kernels.use_strassen)("always"):
+    with direct_form():
+        right = run(case, **given)
+    with kernels.use_isa(isa), kernels.use_algorithm("conv_rows" if rows else "strassen", "always"):
         assert_same(run(case, **given), right)
     return right
 
@@ -167,10 +176,10 @@ def test_programs_and_threads(product_isa: str, size: tuple[int, ...]) -> None:
     feeds = {"x": rng.standard_normal(size, np.float32)}
     for threads in (1, 2):
         session = make_session(to_proto(result.model), "native", threads=threads)
-        with kernels.use_isa("portable"), kernels.use_strassen("never"), kernels.use_conv_rows("never"):
+        with direct_form():
             right = session.run(None, feeds)[0]
         with kernels.use_isa(product_isa):
             assert_same(session.run(None, feeds)[0], right)
-            for use in (kernels.use_strassen, kernels.use_conv_rows):
-                with use("always"):
+            for name in ALGORITHMS:
+                with kernels.use_algorithm(name, "always"):
                     assert_same(session.run(None, feeds)[0], right)

@@ -35,9 +35,9 @@ def check(isa: str, inputs: list[Array], operator: str = "QuantizedMatMul", **gi
     def run() -> Array:
         return with_one_nan(kernels.run(operator, inputs, **(GIVEN | given))[0])
 
-    with kernels.use_isa("portable"), kernels.use_strassen("never"):
+    with kernels.use_isa("portable"), kernels.use_algorithm("strassen", "never"):
         right = run()
-    with kernels.use_isa(isa), kernels.use_strassen("always"):
+    with kernels.use_isa(isa), kernels.use_algorithm("strassen", "always"):
         assert_same(run(), right)
     return right
 
@@ -102,7 +102,7 @@ def test_threads_and_parts_change_nothing(strassen_isa: str) -> None:
     right = check(strassen_isa, inputs)
     for threads in (1, 2, 3):
         session = make_session(model, "native", threads=threads)
-        with kernels.use_strassen("always"):
+        with kernels.use_algorithm("strassen", "always"):
             result = session.run(None, dict(zip(names, inputs, strict=True)))[0]
         assert_same(with_one_nan(result), right)
 

@@ -32,9 +32,9 @@ def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = 
     def run() -> Array:
         return with_one_nan(kernels.run(operator, inputs, **(GIVEN | given))[0])
 
-    with kernels.use_isa("portable"), kernels.use_winograd("never"):
+    with kernels.use_isa("portable"), kernels.use_algorithm("winograd", "never"):
         right = run()
-    with kernels.use_isa(isa), kernels.use_winograd("always"):
+    with kernels.use_isa(isa), kernels.use_algorithm("winograd", "always"):
         assert_same(run(), right)
     return right
 
@@ -188,7 +188,7 @@ def test_threads_and_onnxruntime(product_isa: str, threads: int) -> None:
         attributes = ", ".join(f"{name} = {value}" for name, value in given.items())
         model = parse(heads, "float[] y", f"y = ort_dynq.QuantizedConv<{attributes}>({', '.join('abcdefghi')})")
         session = make_session(handwritten(model, "native"), "native", threads=threads)
-        with kernels.use_winograd("always"):
+        with kernels.use_algorithm("winograd", "always"):
             result = session.run(None, dict(zip("abcdefghi", inputs, strict=True)))[0]
         assert_same(with_one_nan(result), stock_conv((inputs, weights, given)))
 
@@ -213,9 +213,9 @@ def test_networks_keep_their_bits(product_isa: str, kind: str) -> None:
     feeds = {"x": np.random.default_rng(8).standard_normal(shape, np.float32)}
     for threads in (1, 2):
         session = make_session(to_proto(result.model), "native", threads=threads)
-        with kernels.use_isa("portable"), kernels.use_winograd("never"):
+        with kernels.use_isa("portable"), kernels.use_algorithm("winograd", "never"):
             right = session.run(None, feeds)[0]
         with kernels.use_isa(product_isa):
             assert_same(session.run(None, feeds)[0], right)
-            with kernels.use_winograd("always"):
+            with kernels.use_algorithm("winograd", "always"):
                 assert_same(session.run(None, feeds)[0], right)
