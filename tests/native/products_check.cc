@@ -62,7 +62,7 @@ constexpr int64_t kLongDepths4[] = {512, 520, 1032, 4096, 4104};
 constexpr int64_t kFloatBounds[] = {1 << 22, 1 << 15};    // sums of columns: kernels may compute with floats below one
 constexpr int64_t kLongestSum = INT32_MAX / (255 * 128);  // quantized_matmul.cc
 
-// A product. Arrays have the layouts of kernels.h, except for codes and weights, which are matrices.
+// A product. Arrays have the layouts of products.h, except for codes and weights, which are matrices.
 struct Problem {
   int bits = 8;
   int64_t rows = 0, cols = 0, depth = 0, groups = 1, row_groups = 1, column_groups = 1;
