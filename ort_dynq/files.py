@@ -202,9 +202,7 @@ def temporary_folder() -> Iterator[str]:
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     except OSError as error:
         place = f" in {os.path.dirname(error.filename)}" if error.filename else ""
-        raise DynqError(
-            f"a temporary folder cannot be created{place}: {error.strerror or error}; {_OTHER_FOLDER}"
-        ) from error
+        raise DynqError(f"a temporary folder cannot be created{place}: {reason(error)}; {_OTHER_FOLDER}") from error
     with folder as path:
         yield path
 
@@ -215,7 +213,7 @@ def unwritable(folder: str, error: Exception) -> DynqError:
 
 
 def reason(error: Exception) -> str:
-    """Returns why a file cannot be written. NumPy gives no reason if the system takes only a part of an array."""
+    """Returns why a file cannot be read or written: NumPy does not say it if the system takes a part of an array."""
     if not isinstance(error, OSError):
         return str(error)
     if error.errno is None and re.search(r"\d+ requested and \d+ written", str(error)):

@@ -179,7 +179,7 @@ def _load(model: str | os.PathLike[str] | onnx.ModelProto, content: _Content | N
     except DynqError:
         raise
     except OSError as error:
-        raise DynqError(f"{os.fspath(model)} cannot be read: {error.strerror or error}") from error
+        raise DynqError(f"{os.fspath(model)} cannot be read: {reason(error)}") from error
     except Exception as error:
         raise _not_a_model(model, first_line(error)) from error
     if not loaded.opset_imports:
@@ -391,7 +391,7 @@ def _check_sizes(external: list[ir.ExternalTensor]) -> None:
         except FileNotFoundError as error:
             raise _missing(tensor.path) from error
         except OSError as error:
-            raise DynqError(f"the external data {tensor.path} cannot be read: {error.strerror or error}") from error
+            raise DynqError(f"the external data {tensor.path} cannot be read: {reason(error)}") from error
         end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
         if end > size:
             raise DynqError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import tools  # noqa: F401
 from ..errors import DynqError
-from ..files import replacing_folder
+from ..files import reason, replacing_folder
 from ..inputs import Array
 from ..library import get_library_path
 from ..measuring.sessions import SessionError, open_session, run
@@ -89,7 +89,7 @@ class FolderResult:
                 for name, result in self.results.items():
                     save(result.model, temporary / name, apart=True)
         except OSError as error:
-            raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise DynqError(f"{path} cannot be written: {reason(error)}") from error
 
     def _replaced(self) -> set[str]:
         """The files that are not copied: the models, and their weights unless another model in the folder has them."""

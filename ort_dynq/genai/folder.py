@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DynqError
-from ..files import is_inside
+from ..files import is_inside, reason
 from ..formats import models_in
 
 CONFIG = "genai_config.json"
@@ -113,7 +113,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         config = json.loads(file.read_text(encoding="utf-8"))
         copy.deepcopy(config)  # raises an error here, and not later, if it is nested too deeply
     except OSError as error:
-        raise DynqError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise DynqError(f"{file} cannot be read: {reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise DynqError(f"{file} is not valid JSON: {error}") from error
     for names in (("model",), ("model", "decoder")):

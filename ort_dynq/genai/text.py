@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DynqError, message
-from ..files import check_text, temporary_folder
+from ..files import check_text, reason, temporary_folder
 from ..inputs import Array
 from .folder import Folder
 
@@ -36,7 +36,7 @@ def read_tokens(folder: Folder, path: str | os.PathLike[str]) -> Array:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise DynqError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise DynqError(f"{path} cannot be read: {reason(error)}") from error
     except UnicodeDecodeError as error:
         raise DynqError(f"{path} is not a text in UTF-8: {error}") from error
     return _checked(_tokenized(folder.path, text), folder, path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DynqError, printable
-from ..files import replacing
+from ..files import reason, replacing
 
 _FOLDER = Path(__file__).parent
 _LONGEST = 32  # letters of an operator's name
@@ -60,7 +60,7 @@ def save(text: str, path: Path) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DynqError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise DynqError(f"{path} cannot be written: {reason(error)}") from error
 
 
 def _shape(sizes: Sequence[int]) -> str:
