@@ -258,9 +258,7 @@ def _means_and_notes(found: Any, counted: str) -> Iterator[RenderableType]:
     """Yields the table of geometric means, each of so many products or convolutions (`counted`), and the notes."""
     yield ""
     head = ("geometric mean", "threads", counted, "ratio")
-    yield _timings(
-        found.means, head, lambda each: (each.name, each.threads, getattr(each, counted), Figure(each.ratio, 2))
-    )
+    yield _timings(found.means, head, lambda each: (each.name, each.threads, each.timings, Figure(each.ratio, 2)))
     yield from map(one_line, found.notes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Settings, check_backend, interleave
 
 from .convolution_contenders import Case, Convolution, contenders
+from .means import Mean, means
 
 CONVOLUTIONS = {
     each.name: each
@@ -91,23 +91,6 @@ class ConvolutionTiming:
     def float_rate(self) -> float:
         """The multiply-adds of Conv of float32 in a nanosecond; 0 if it is not available."""
         return 0 if self.float_us is None else CONVOLUTIONS[self.name].multiply_adds / self.float_us / 1e3
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The geometric mean of a ratio.
-
-    Attributes:
-        name: The ratio, and the convolutions that count.
-        threads: The number of threads.
-        convolutions: The number of convolutions.
-        ratio: The mean; above 1 if ort_dynq is faster.
-    """
-
-    name: str
-    threads: int
-    convolutions: int
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -198,11 +181,6 @@ def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
         ("QLinearConv / ort_dynq", lambda each: each.static_ratio),
     )
     for kind, depthwise in (("dense", False), ("depthwise", True)):
+        chosen = [each for each in timings if CONVOLUTIONS[each.name].depthwise == depthwise]
         for name, ratio in ratios:
-            for threads in sorted({each.threads for each in timings}):
-                chosen = (each for each in timings if each.threads == threads)
-                found = [ratio(each) for each in chosen if CONVOLUTIONS[each.name].depthwise == depthwise]
-                values = [each for each in found if each is not None]
-                if values:
-                    mean = statistics.geometric_mean(values)
-                    yield Mean(f"{name}, {kind}", threads, len(values), mean)
+            yield from means(f"{name}, {kind}", chosen, ratio)

@@ -9,7 +9,6 @@ each contender has several weights.
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Contender, Settings, aligned, session_contender
 
 from .llama_cpp_product import BLOCK_SIZE, llama_cpp_contender, q4_0
+from .means import Mean, means
 from .product_contenders import (
     Case,
     copies,
@@ -34,7 +34,7 @@ from .product_contenders import (
     read_contender,
     wrong_results,
 )
-from .products import Mean, medians_us, rate, time_products
+from .products import medians_us, rate, time_products
 
 ROWS = (1, 16, 128)
 SIZES = ((1024, 1024), (1024, 3072), (4096, 4096))
@@ -226,11 +226,11 @@ def _means(timings: Sequence[NBitsTiming]) -> Iterator[Mean]:
         *("MatMulNBits / blocks", "MatMulNBits / two-term", "llama.cpp / blocks"),
         *("float / blocks", "plain read / blocks"),
     )
+
+    def ratio(i: int, each: NBitsTiming) -> float | None:
+        return each.ratios[i]
+
     for i, name in enumerate(names):
-        for threads in sorted({each.threads for each in timings}):
-            for rows in sorted({each.rows for each in timings}):
-                chosen = [each.ratios[i] for each in timings if (each.threads, each.rows) == (threads, rows)]
-                found = [each for each in chosen if each is not None]
-                if found:
-                    title = f"{name}, {rows} row{'s' if rows > 1 else ''}"
-                    yield Mean(title, threads, len(found), statistics.geometric_mean(found))
+        for rows in sorted({each.rows for each in timings}):
+            title = f"{name}, {rows} row{'s' if rows > 1 else ''}"
+            yield from means(title, (each for each in timings if each.rows == rows), functools.partial(ratio, i))

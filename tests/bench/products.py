@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +13,7 @@ from ort_dynq.errors import DynqError
 from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.timing import Contender, Settings, check_backend, interleave
 
+from .means import Mean, means
 from .product_contenders import Case, contenders
 
 T = TypeVar("T")
@@ -75,23 +75,6 @@ class ProductTiming:
     def rate_4(self) -> float:
         """The multiply-adds of QuantizedMatMul with 4-bit weights in a nanosecond."""
         return rate(self.rows, self.weights, self.ours_4_us)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The geometric mean of a ratio.
-
-    Attributes:
-        name: The ratio, and the rows that count.
-        threads: The number of threads.
-        products: The number of products.
-        ratio: The mean; above 1 if ort_dynq is faster.
-    """
-
-    name: str
-    threads: int
-    products: int
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -212,8 +195,4 @@ def _means(timings: Sequence[ProductTiming]) -> Iterator[Mean]:
         ("plain read / ort_dynq, 8 bits, 1 row", lambda each: each.read_ratio, lambda rows: rows == 1),
     )
     for name, ratio, counts in kinds:
-        for threads in sorted({each.threads for each in timings}):
-            chosen = (ratio(each) for each in timings if each.threads == threads and counts(each.rows))
-            found = [each for each in chosen if each is not None]
-            if found:
-                yield Mean(name, threads, len(found), statistics.geometric_mean(found))
+        yield from means(name, (each for each in timings if counts(each.rows)), ratio)

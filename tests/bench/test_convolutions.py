@@ -56,7 +56,7 @@ def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
             if each["threads"] == threads and each["name"].startswith("depthwise") == (kind == "depthwise")
         ]
         mean = means.pop((f"{name}, {kind}", threads))
-        assert mean["convolutions"] == len(chosen)
+        assert mean["timings"] == len(chosen)
         assert mean["ratio"] == pytest.approx(math.prod(chosen) ** (1 / len(chosen)))
     assert not means
 
