@@ -331,7 +331,7 @@ def _filled_result(result: str, opset: int) -> str:
     below = Sub(scores, peak)
     lowest = Constant<value_float = -{_LOWEST}.0>()
     y = Clip(below, lowest, zero)
-    {power_of_2("y", "power_or_least", POWER_OF_2, _LOWEST)}
+    {power_of_2("power_or_least", POWER_OF_2, _LOWEST)}
     is_seen = Greater(y, lowest)
     seen = Cast<to = 1>(is_seen)
     power = Mul(power_or_least, seen)

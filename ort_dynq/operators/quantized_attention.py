@@ -86,7 +86,7 @@ def _body(opset: int) -> str:
     {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
     y = Clip(below, least, zero)
-    {power_of_2("y", "e", _POWER, _LOWEST)}
+    {power_of_2("e", _POWER, _LOWEST)}
     code = Round(e)
     code_wide = Cast<to = 11>(code)
     code_sum = ReduceSum<keepdims = 1>(code_wide, last)
