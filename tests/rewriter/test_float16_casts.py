@@ -197,6 +197,18 @@ def test_zeros_of_max_and_min(isa: str) -> None:
     assert verify(model, result.model, inputs={"x": x}).passed
 
 
+def test_max_and_min_in_a_branch_and_around_it() -> None:
+    """The Casts of both have names of their own."""
+    body = f"""{CHAINS["quotient"]} h = Mul(x, third) t = Round(h) u = Max(t, zero) k = Mul(u, third) z = If(yes) <
+        then_branch = b () => (float16[N, K] p) {{ g = Mul(k, third) o = Round(g) v = Min(o, zero) p = Mul(v, third) }},
+        else_branch = e () => (float16[N, K] n) {{ n = Mul(k, third) }}>"""
+    model = model_of(body, "float16[N, K] x, bool yes", "float16[N, K] y, float16[N, K] z")
+    result = rewrite(model, exact=True)
+    assert result.report.rewritten
+    for yes in (True, False):
+        same_bits(model, result.to_proto().SerializeToString(), x=rows(40, 129), yes=np.array(yes))
+
+
 def test_long_sums_of_integers() -> None:
     """Every sum is looked at once."""
     sums = " ".join(f"r{i + 1} = Add(r{i}, r{i})" for i in range(64))
