@@ -421,6 +421,18 @@ def test_functions_that_onnxruntime_does_not_call() -> None:
         same_bits(model.SerializeToString(), result.to_proto().SerializeToString(), x=rows(40, 129), yes=np.array(yes))
 
 
+@pytest.mark.parametrize("other", ["z = Transpose(d)", "z0 = QuantizeLinear(d, m, zero8) z = Cast<to = 10>(z0)"])
+def test_a_scale_that_only_some_uses_round(other: str) -> None:
+    """ONNX Runtime copies DequantizeLinear for each use; beside nodes of float32, it reads the scale unrounded."""
+    body = "a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Div(m, limit) q = QuantizeLinear(x, s, zero8)"
+    body += f" d = DequantizeLinear(q, s, zero8) y = Abs(d) {other}"
+    model = onnx.load_from_string(model_of(body, "float16[N, 257] x", "float16[] y, float16[] z"))
+    model.opset_import[0].version = 21
+    model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "zero8"))
+    x = np.random.default_rng(0).normal(0, 1, (64, 257)).astype(np.float16)
+    same_bits(model.SerializeToString(), rewrite(model, exact=True).to_proto().SerializeToString(), x=x)
+
+
 def test_values_that_onnxruntime_removes() -> None:
     """ONNX Runtime removes the Cast v, which a branch reads; it opens this model and cannot run it."""
     model = model_of(
