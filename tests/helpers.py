@@ -24,7 +24,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_dynq
-from ort_dynq import four_bits
+from ort_dynq import four_bits, kernels
 from ort_dynq.backends.options import Backend
 from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
@@ -255,6 +255,18 @@ def dequantize(
     """DynamicDequantize in a session."""
     arrays = [src, scales] if zps is None else [src, scales, zps]
     return _run_node(backend, "ort_dynq.DynamicDequantize", arrays, np.float32, given, threads)
+
+
+def dynamic_quantize(src: Array, scales: Array, zps: Array | None = None, **given: str | int | Sequence[int]) -> Array:
+    """DynamicQuantize without a session."""
+    return kernels.run("DynamicQuantize", [src, scales, zps], **given)[0]
+
+
+def dynamic_dequantize(
+    src: Array, scales: Array, zps: Array | None = None, **given: str | int | Sequence[int]
+) -> Array:
+    """DynamicDequantize without a session."""
+    return kernels.run("DynamicDequantize", [src, scales, zps], **given)[0]
 
 
 def code_type(zps: Array | None, output_dtype: int = 0) -> type[np.integer[Any]]:

@@ -124,7 +124,6 @@ class Edit:
         program: str,
         *,
         before: ir.Node,
-        origin: ir.Node | None = None,
         operands: Sequence[ir.Value] = (),
         code_type: ir.DataType = ir.DataType.UINT8,
         axis: int = -1,
@@ -136,14 +135,13 @@ class Edit:
             src: The tensor.
             program: The program.
             before: The node before which new nodes are inserted.
-            origin: As in :meth:`insert`.
             operands: The program's operands.
             code_type: The type of its codes.
             axis, block_size: The attributes.
         """
-        like = self.add_constant(np.zeros((), code_type.numpy()), before=before, origin=origin)
+        like = self.add_constant(np.zeros((), code_type.numpy()), before=before)
         missing = OPERANDS - len(operands)
-        unused = [self.add_constant(np.zeros(1, np.float32), before=before, origin=origin)] if missing else []
+        unused = [self.add_constant(np.zeros(1, np.float32), before=before)] if missing else []
         return call(
             "RowProgram",
             [src, like, *operands, *unused * missing],

@@ -13,7 +13,18 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, Shape, assert_same, make_session, parse, spread, stock_session, tie_dense
+from helpers import (
+    Array,
+    Shape,
+    assert_same,
+    dynamic_dequantize,
+    dynamic_quantize,
+    make_session,
+    parse,
+    spread,
+    stock_session,
+    tie_dense,
+)
 
 import ort_dynq
 from ort_dynq import DynqError, kernels
@@ -49,7 +60,7 @@ def test_every_value_is_read_and_written(isa: str, half: str) -> None:
     """One code of 1, with every value as its scale."""
     scales = all_values(HALVES[half])
     ones = np.ones(scales.size, np.uint8)
-    actual = kernels.dynamic_dequantize(ones, scales, qtype="per_channel", axis=0)
+    actual = dynamic_dequantize(ones, scales, qtype="per_channel", axis=0)
     assert_same(actual.view(np.uint16), with_one_nan(scales).view(np.uint16))
 
 
@@ -69,9 +80,9 @@ def test_dequantizing_rounds_once(isa: str, half: str, codes: str) -> None:
         expected = with_one_nan(product.astype(HALVES[half])).view(np.uint16)
     for columns in (7, 34):
         src = np.tile(some[:columns], (scales.size, 1)).astype(CODES[codes])
-        actual = kernels.dynamic_dequantize(src, scales, zp, qtype="per_channel", axis=0).view(np.uint16)
+        actual = dynamic_dequantize(src, scales, zp, qtype="per_channel", axis=0).view(np.uint16)
         assert_same(actual, expected[:, :columns])
-        across = kernels.dynamic_dequantize(np.ascontiguousarray(src.T), scales, zp, qtype="per_channel", axis=1)
+        across = dynamic_dequantize(np.ascontiguousarray(src.T), scales, zp, qtype="per_channel", axis=1)
         assert_same(across.view(np.uint16), expected[:, :columns].T)
     if half == "float16":
         model = parse("float16[N] s", "float16[N, 34] y", "y = DequantizeLinear<axis = 0>(x, s, z)")
@@ -105,7 +116,7 @@ def test_quantizing_every_float16(isas: Sequence[str], codes: str) -> None:
             expected = stock_session(model).run(None, {"x": src, "s": np.array(scale)})[0]
             for isa in isas:
                 with kernels.use_isa(isa):
-                    actual = kernels.dynamic_quantize(src, np.array(scale), zero, arithmetic=ARITHMETIC)
+                    actual = dynamic_quantize(src, np.array(scale), zero, arithmetic=ARITHMETIC)
                 assert_same(actual.astype(np.float32), expected)
 
 
@@ -117,7 +128,7 @@ def test_quantizing_every_value_as_onnx_defines_it(isa: str, half: str) -> None:
             with np.errstate(all="ignore"):
                 rounded = np.rint(src.astype(np.float32) / np.float32(scale)).astype(np.float64) + 3
             expected = np.where(np.isnan(rounded), low, np.clip(rounded, low, high)).astype(CODES[codes])
-            actual = kernels.dynamic_quantize(src, np.array(scale), np.array(3, CODES[codes]))
+            actual = dynamic_quantize(src, np.array(scale), np.array(3, CODES[codes]))
             assert_same(actual.view(np.uint8), expected.view(np.uint8))
 
 
@@ -169,9 +180,9 @@ def test_codes_of_4_bits(
     add_constants(model, z=zps.astype(CODES[codes]), zero=np.array(0, CODES[codes]))
     model.graph.initializer.append(onnx.helper.make_tensor("one", 1, (), [1.0]))
     expected, floats = stock_session(model).run(None, {"x": src, "s": scales})
-    actual = kernels.dynamic_quantize(src, scales, zps.astype(CODES[codes]), **given)
+    actual = dynamic_quantize(src, scales, zps.astype(CODES[codes]), **given)
     assert_same(actual.astype(np.float32), expected, src)
-    assert_same(kernels.dynamic_dequantize(actual, scales, zps.astype(CODES[codes]), **given), floats)
+    assert_same(dynamic_dequantize(actual, scales, zps.astype(CODES[codes]), **given), floats)
 
 
 ZERO_POINTS = (-(2**31), -16385, -16384, -300, -9, 0, 15, 300, 16384, 16385, 2**31 - 1)
@@ -202,7 +213,7 @@ def test_codes_of_4_bits_with_other_parameters(isa: str, codes: str, axis: int) 
             codes_ = np.where(np.isnan(exact), low, np.clip(exact, low, high)).astype(CODES[codes])
             expected = codes_ if axis == 0 else codes_.T
             given = {"qtype": "per_channel", "axis": axis, "output_dtype": NUMBERS[codes]}
-            actual = kernels.dynamic_quantize(np.ascontiguousarray(src if axis == 0 else src.T), scales, zps, **given)
+            actual = dynamic_quantize(np.ascontiguousarray(src if axis == 0 else src.T), scales, zps, **given)
             assert_same(actual.view(np.uint8), expected.view(np.uint8))
 
 

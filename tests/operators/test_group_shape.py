@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import IS_ARM, Array, Shape, assert_same, make_session, parse, random_scales, stock_session, tie_dense
+from helpers import (
+    IS_ARM,
+    Array,
+    Shape,
+    assert_same,
+    dynamic_dequantize,
+    dynamic_quantize,
+    make_session,
+    parse,
+    random_scales,
+    stock_session,
+    tie_dense,
+)
 from test_formats import ARITHMETIC, CODES, HALVES, LIMITS, NUMBERS, VERSION, with_one_nan
 
 import ort_dynq
@@ -96,8 +108,8 @@ def test_groups_along_several_dimensions(isas: Sequence[str], kind: str, codes: 
             floats = stock("DequantizeLinear", packed, each, zp.astype(CODES[codes]))
         for isa in isas:
             with kernels.use_isa(isa):
-                actual = kernels.dynamic_quantize(src, scales, short, arithmetic=arithmetic, **given)
-                back = kernels.dynamic_dequantize(packed, scales, short, **given)
+                actual = dynamic_quantize(src, scales, short, arithmetic=arithmetic, **given)
+                back = dynamic_dequantize(packed, scales, short, **given)
             assert_same(actual.astype(np.float32), expected)
             assert_same(back.astype(np.float32), floats.astype(np.float32))
 
@@ -112,9 +124,9 @@ def test_block_size_is_a_group_shape(isa: str) -> None:
         src = tie_dense(rng, whole(scales, group_shape), whole(zps, group_shape), np.uint8)
         expected = stock("QuantizeLinear", src, whole(scales, group_shape), whole(zps, group_shape))
         for given in ({"group_shape": group_shape}, {"axis": axis, "block_size": group_shape[axis]}, {}):
-            actual = kernels.dynamic_quantize(src, scales, zps, qtype="per_group", **given)  # type: ignore[arg-type]
+            actual = dynamic_quantize(src, scales, zps, qtype="per_group", **given)
             assert_same(actual.astype(np.float32), expected)
-        assert_same(kernels.dynamic_quantize(src, scales, zps, qtype="auto", group_shape=group_shape), actual)
+        assert_same(dynamic_quantize(src, scales, zps, qtype="auto", group_shape=group_shape), actual)
 
 
 def test_sessions(backend: str) -> None:

@@ -17,6 +17,8 @@ from helpers import (
     Array,
     Shape,
     assert_same,
+    dynamic_dequantize,
+    dynamic_quantize,
     expected_dequantize,
     expected_quantize,
     random_codes,
@@ -30,7 +32,6 @@ from hypothesis import strategies as st
 
 import ort_dynq
 from ort_dynq import DynqError, kernels
-from ort_dynq.kernels import dynamic_dequantize, dynamic_quantize
 
 ROOT = Path(__file__).parents[2]
 

@@ -111,12 +111,12 @@ def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int
 
 
 def extreme_case(
-    channels: int, kind: str, zero_point: int, kernel: tuple[int, ...] = (3, 3), outputs: int = 17
+    channels: int, kind: str, zero_point: int, kernel: tuple[int, ...] = (3, 3)
 ) -> tuple[list[Array], dict[str, int]]:
     """Codes and weights at the ends of their ranges."""
     rng = np.random.default_rng(channels)
     pads = tuple(size // 2 for size in kernel) * 2
-    inputs, weights, given = conv(rng, (1, channels, 6, 7)[: 2 + len(kernel)], outputs, kernel, pads=pads)
+    inputs, weights, given = conv(rng, (1, channels, 6, 7)[: 2 + len(kernel)], 17, kernel, pads=pads)
     weights, codes = weights.astype(np.int32), inputs[0]
     low = -128 if kind.startswith("low") else -127
     if kind == "random":

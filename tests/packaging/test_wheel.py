@@ -124,8 +124,8 @@ def test_it_works_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
     nothing = {"PATH": str(tmp_path / "nothing")}
     run("-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel, env=nothing)
     code = """import numpy, ort_dynq.kernels as kernels
-print(kernels.__file__, kernels.dynamic_quantize(numpy.float32([1, 2.5]), numpy.float32(1)))
-try: kernels.dynamic_quantize(numpy.float32([1, 2.5]), numpy.float32([1, 2]))
+print(kernels.__file__, kernels.run("DynamicQuantize", [numpy.float32([1, 2.5]), numpy.float32(1), None])[0])
+try: kernels.run("DynamicQuantize", [numpy.float32([1, 2.5]), numpy.float32([1, 2]), None])
 except Exception as error: print(error)"""
     shown = run("-c", code, env={**nothing, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path).splitlines()
     assert shown[0] == f"{tmp_path / 'site/ort_dynq/kernels.py'} [1 2]"

@@ -154,7 +154,7 @@ def _with_own_codes() -> onnx.ModelProto:
     return model_of(nodes, {"w": W.astype(np.int8)})
 
 
-def _with_chain(*, opset_of_function: int | None = None) -> onnx.ModelProto:
+def _with_chain() -> onnx.ModelProto:
     """A MatMul of an activation that Abs, ReduceMax, Div, Round, Clip and Mul quantize per token."""
     constants = {"last": np.array([-1]), "largest": F(127), "least": F(-128)}
     chain = [
@@ -167,15 +167,7 @@ def _with_chain(*, opset_of_function: int | None = None) -> onnx.ModelProto:
         helper.make_node("Mul", ["codes", "scale"], ["a"]),
     ]
     multiply = helper.make_node("MatMul", ["a", "w"], ["y"])
-    if opset_of_function is None:
-        return model_of([*chain, multiply], {"w": W, **constants})
-    given = [
-        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(elements)))
-        for name, elements in constants.items()
-    ]
-    imports = [helper.make_opsetid("", opset_of_function)]
-    function = helper.make_function("local", "Chain", ["x"], ["a"], [*given, *chain], imports)
-    return model_of([helper.make_node("Chain", ["x"], ["a"], domain="local"), multiply], {"w": W}, functions=[function])
+    return model_of([*chain, multiply], {"w": W, **constants})
 
 
 NO_WEIGHTS = "the model has no weights to quantize"

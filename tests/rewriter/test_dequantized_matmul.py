@@ -293,7 +293,7 @@ def test_reports_what_onnxruntime_makes_of_shared_tensors(shared: str, tmp_path:
 
 def test_products_of_the_same_weights_share_them() -> None:
     model = Form().model()
-    add_product(model, "second")
+    add_product(model)
     assert len(ort_dynq.rewrite(model).report.rewritten) == 2
     rewritten = ort_dynq.rewrite(model).to_proto()
     calls = [node for node in rewritten.graph.node if node.op_type == "QuantizedMatMul"]
@@ -388,7 +388,7 @@ def test_folded_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that several products share count once."""
     form = FOLDED[0]
     model = form.model()
-    add_product(model, "second")
+    add_product(model)
     size = 4 * form.depth * form.columns
     monkeypatch.setattr(dequantized_matmul, "_MOST_BYTES", size)
     assert len(ort_dynq.rewrite(model).report.rewritten) == 2
@@ -399,7 +399,7 @@ def test_folded_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_of_the_same_weights_with_another_alpha_share_codes() -> None:
     form = Form(codes="INT8", axis=None, block=0, product="Gemm", depth=264)
     model = form.model()
-    add_product(model, "second")
+    add_product(model)
     model.graph.node[-1].attribute.append(helper.make_attribute("alpha", 2.0))
     rewritten = ort_dynq.rewrite(model).to_proto()
     calls = [node for node in rewritten.graph.node if node.op_type == "QuantizedMatMul"]
@@ -409,7 +409,7 @@ def test_products_of_the_same_weights_with_another_alpha_share_codes() -> None:
 
 def test_products_of_both_orientations_stay() -> None:
     model = Form(codes="INT8", axis=None, block=0, product="Gemm", depth=264).model()
-    add_product(model, "second")
+    add_product(model)
     model.graph.node[-1].attribute.append(helper.make_attribute("transB", 1))
     findings = ort_dynq.rewrite(model).report.unconverted
     assert ["other nodes also read its weights" in each.reason for each in findings] == [True, True]
@@ -454,12 +454,12 @@ def test_weights_in_a_file(tmp_path: Path) -> None:
     assert_same(run(str(tmp_path / "b.onnx"), form.x), run(ort_dynq.rewrite(form.model()).to_proto(), form.x))
 
 
-def add_product(model: onnx.ModelProto, name: str) -> None:
+def add_product(model: onnx.ModelProto) -> None:
     """Adds another product of the same activation and weights."""
     node, value = onnx.NodeProto(), onnx.ValueInfoProto()
     node.CopyFrom(model.graph.node[-1])
-    node.name, node.output[0] = name, name
+    node.name = node.output[0] = "second"
     model.graph.node.append(node)
     value.CopyFrom(model.graph.output[0])
-    value.name = name
+    value.name = "second"
     model.graph.output.append(value)

@@ -155,9 +155,9 @@ def test_a_grid_with_other_roundings_is_recovered(spelling: str, most: int) -> N
     assert grid_of(changed, may_be_rounded=True) is None
 
 
-def dorefa(shape: tuple[int, ...], steps: int, seed: int = 0) -> tuple[Array, Array]:
+def dorefa(shape: tuple[int, ...], steps: int) -> tuple[Array, Array]:
     """Weights as DoReFa writes them, 2 * code / steps - 1, and the numbers of their grid."""
-    w = np.tanh(np.random.default_rng(seed).normal(size=shape).astype(F))
+    w = np.tanh(np.random.default_rng(0).normal(size=shape).astype(F))
     codes = np.rint((w / np.abs(w).max() * F(0.5) + F(0.5)) * F(steps))
     numbers = (2 * codes - steps) // (2 - steps % 2)
     return codes / F(steps) * F(2) - F(1), numbers

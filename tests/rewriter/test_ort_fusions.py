@@ -84,8 +84,8 @@ def params(name: str = "y", type_: str = "uint8", scale: str = "", zero_point: b
     return f"float{dims} {name}_s" + (f", {type_}{dims} {name}_z" if zero_point else "")
 
 
-def const(type_: str, dims: str, name: str, seed: int = 3) -> str:
-    rng, n = np.random.default_rng(seed), int(np.prod([int(d) for d in dims.split(",")]))
+def const(type_: str, dims: str, name: str) -> str:
+    rng, n = np.random.default_rng(3), int(np.prod([int(d) for d in dims.split(",")]))
     values = rng.uniform(0.005, 0.03, n).round(4) if type_ == "float" else rng.integers(-90, 90, n)
     return f"{type_}[{dims}] {name} = {{{', '.join(map(str, values))}}}"
 

@@ -58,8 +58,8 @@ def channel_model(axis: int) -> onnx.ModelProto:
     return parse("float[] src, float[] scale, uint8 zp", "uint8[] dst", body)
 
 
-def channel_feeds(shape: tuple[int, ...], scales: int) -> dict[str, Array]:
-    return {"src": np.ones(shape, np.float32), "scale": np.ones(scales, np.float32), "zp": np.array(0, np.uint8)}
+def channel_feeds(shape: tuple[int, ...]) -> dict[str, Array]:
+    return {"src": np.ones(shape, np.float32), "scale": np.ones(3, np.float32), "zp": np.array(0, np.uint8)}
 
 
 def run_code(code: str, *arguments: str, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
@@ -291,7 +291,7 @@ def failing_session(**given: Any) -> ort.InferenceSession:
     return make_session(channel_model(0), "extensions", **given)
 
 
-BAD, GOOD = channel_feeds((2, 3), 3), channel_feeds((3, 2), 3)
+BAD, GOOD = channel_feeds((2, 3)), channel_feeds((3, 2))
 MESSAGE = "^DynamicQuantize: scales has 3 elements, src has 2 along axis 0$"
 
 
@@ -392,10 +392,10 @@ def test_errors_of_many_sessions_and_threads() -> None:
         for turn in range(100):
             if (turn + index) % 3:
                 shape = (3, 2) if axis == 0 else (2, 3)
-                assert_same(opened[axis].run(None, channel_feeds(shape, 3))[0], np.ones(shape, np.uint8))
+                assert_same(opened[axis].run(None, channel_feeds(shape))[0], np.ones(shape, np.uint8))
             else:
                 with pytest.raises(DynqError, match=f"src has 7 along axis {axis}$"):
-                    opened[axis].run(None, channel_feeds((7, 7), 3))
+                    opened[axis].run(None, channel_feeds((7, 7)))
 
     with ThreadPoolExecutor(6) as pool:
         for future in [pool.submit(work, index) for index in range(6)]:
@@ -428,8 +428,8 @@ def test_an_error_on_a_worker_thread() -> None:
         try:
             for _ in range(10):
                 with pytest.raises(DynqError, match="src has 2 along axis 1"):
-                    parallel.run(None, channel_feeds((3, 2), 3))
-                for codes in parallel.run(None, channel_feeds((2, 3), 3)):
+                    parallel.run(None, channel_feeds((3, 2)))
+                for codes in parallel.run(None, channel_feeds((2, 3))):
                     assert_same(codes, np.ones((2, 3), np.uint8))
         finally:
             stop.set()

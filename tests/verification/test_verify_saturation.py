@@ -147,11 +147,11 @@ def test_a_product_that_a_rewrite_added_stays() -> None:
     assert without_saturation(model) == (model, 0)
 
 
-def with_weights(zero_point: int = 3) -> onnx.ModelProto:
+def with_weights() -> onnx.ModelProto:
     text = """g (uint8[m, 64] x) => (float[m, 16] y)
         { p = MatMulInteger(x, w, , z) q = Cast<to = 1>(p) y = Tanh(q) }"""
     model = graph(text)
-    weights = np.full((64, 16), -128, np.int8), np.array(zero_point, np.int8)
+    weights = np.full((64, 16), -128, np.int8), np.array(3, np.int8)
     model.graph.initializer.extend(map(numpy_helper.from_array, weights, ("w", "z")))
     return model
 
