@@ -180,6 +180,21 @@ def test_a_product_of_a_fusion_without_a_name_in_a() -> None:
     assert all(each.equal for each in found.outputs)
 
 
+def test_a_scale_of_a_fusion_beside_rows_without_their_minimum() -> None:
+    """The fused program returns g - min(g), and computes the scale from g."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[N, 128] x) => (float[N, 128] y) {
+        n = Constant <value_float = 255.0> () e = Constant <value_float = 0.0001> () z = Constant <value_float = 0.0> ()
+        i = Sigmoid(x) g = Mul(x, i) l = ReduceMin <axes = [-1]> (g) h = ReduceMax <axes = [-1]> (g) r = Sub(h, l)
+        o = Max(r, e) s = Div(o, n) d = Sub(g, l) q = Div(d, s) k = Clip(q, z, n) c = Round(k) m = Mul(c, s)
+        a = Add(m, l) y = MatMul(a, w) }"""
+    model = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).integers(-127, 128, (128, 128)).astype(np.float32) * np.float32(0.01)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    result = rewrite(model, fuse=True)
+    assert len(result.report.fused) == 1
+    assert not [each.problem for each in verify(model, result.model, shapes={"x": (48, 128)}).products if each.problem]
+
+
 @pytest.mark.parametrize("operator", ["Gelu", "FastGelu", "QuickGelu", "QuickGelu<alpha = 1.5>"])
 def test_activation_functions_of_onnx_runtime(operator: str) -> None:
     model = model_of(f"b = Add(x, other) g = com.microsoft.{operator}(b) y = Identity(g)")

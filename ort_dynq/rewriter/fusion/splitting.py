@@ -23,8 +23,18 @@ def split_quantizations(model: ir.Model) -> None:
     """Replaces each program that computes a float vector inexactly and quantizes it by two programs."""
     for node in list(model.graph):
         program = parse(program_of(node)) if is_inexact(node) else Program()
-        if {"codes", "dst"} <= program.outputs.keys():
+        if {"codes", "dst"} <= program.outputs.keys() and not any(
+            _reads_x(program, value) for output, value in program.outputs.items() if output not in _FLOATS
+        ):
             _split(node, program)
+
+
+def _reads_x(program: Program, value: str) -> bool:
+    """Returns whether a value is computed from x by other steps than those of dst, as a scale beside dst = x - min."""
+    if value in ("x", program.outputs["dst"]):
+        return value == "x"
+    step = program.step(value)
+    return step is not None and any(_reads_x(program, each) for each in step.operands)
 
 
 def _split(node: ir.Node, program: Program) -> None:
