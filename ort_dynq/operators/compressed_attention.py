@@ -5,8 +5,8 @@ More than 450 lines: one formula, whose parts share the names of its values.
 
 from __future__ import annotations
 
-from .function_text import cast_like, largest, power_of_2, reshape, select
-from .program_body import POWER_OF_2
+from .function_text import cast_like, largest, reshape, select
+from .program_body import power
 from .spec import Family, Input, Operator, Signature, flag
 
 LARGEST_WORD = 32512
@@ -331,7 +331,7 @@ def _filled_result(result: str, opset: int) -> str:
     below = Sub(scores, peak)
     lowest = Constant<value_float = -{_LOWEST}.0>()
     y = Clip(below, lowest, zero)
-    {power_of_2("power_or_least", POWER_OF_2, _LOWEST)}
+    {chr(10).join(power("y", "power_or_least"))}
     is_seen = Greater(y, lowest)
     seen = Cast<to = 1>(is_seen)
     power = Mul(power_or_least, seen)

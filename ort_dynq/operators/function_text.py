@@ -44,25 +44,6 @@ def largest(name: str, value: str, least: str, opset: int) -> str:
     {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
 
 
-def power_of_2(to: str, coefficients: Sequence[float], lowest: int) -> str:
-    """Sets `to` to P(r) * 2^n for ``y`` from -`lowest` to 0: n = round(y), r = y - n, of a NaN 0; and ``{to}_n``.
-
-    The coefficient of the highest power of the polynomial P is the first one. The body must define ``zero``.
-    """
-    powers = ", ".join(repr(2.0**-n) for n in range(lowest + 1))
-    polynomial = "\n".join(horner(f"{to}_r", f"{to}_p", coefficients))
-    return f"""{to}_n = Round(y)
-    {to}_r = Sub(y, {to}_n)
-    {polynomial}
-    {to}_is_nan = IsNaN({to}_n)
-    {to}_known = Where({to}_is_nan, zero, {to}_n)
-    {to}_distance = Neg({to}_known)
-    {to}_index = Cast<to = 7>({to}_distance)
-    {to}_table = Constant<value_floats = [{powers}]>()
-    {to}_power = Gather({to}_table, {to}_index)
-    {to} = Mul({to}_p, {to}_power)"""
-
-
 def horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
     """The nodes of a polynomial, whose coefficient of the highest power is the first one."""
     for i, number in enumerate(coefficients):

@@ -48,6 +48,7 @@ RECURRENT_OPERANDS = MOST_GATES + 1 + COLUMNS
 """The operands of recurrent layers: the gates, the second state, numbers of the elements of a state."""
 
 MOST_STEPS = 64
+_MOST_REDUCTIONS = 4  # of one pass over the elements
 _MOST_CHARACTERS = 8192
 _TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
 INPUT = re.compile(rf"x|(row|column|tensor)([1-{RECURRENT_OPERANDS}])")
@@ -102,8 +103,23 @@ class Program:
         if step not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 raise DynqError(f"a program has more than {MOST_STEPS} steps")
+            passes = self._passes(step)
+            if operator in (*REDUCTIONS, SUM) and passes.count(passes[-1]) > _MOST_REDUCTIONS:
+                raise DynqError(
+                    f"a program has more than {_MOST_REDUCTIONS} reductions that do not depend on each other"
+                )
             self.steps.append(step)
         return f"v{self.steps.index(step)}"
+
+    def _passes(self, last: Step) -> list[int]:
+        """Returns the number of the pass over the elements of each reduction, as if a step were the last one."""
+        numbers, found = list[int](), list[int]()  # of each step: the passes before it
+        for step in (*self.steps, last):
+            before = max((numbers[int(each[1:])] for each in step.operands if each[0] == "v"), default=0)
+            is_reduction = step.operator in (*REDUCTIONS, SUM)
+            numbers.append(before + is_reduction)
+            found += numbers[-1:] * is_reduction
+        return found
 
     def assign(self, output: str, value: str) -> None:
         """Assigns an output.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .function_text import horner, reshape
 from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Program, Step, is_literal, literal
@@ -119,7 +119,7 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
         yield f"{to} = {operator}({listed})"
 
 
-POWER_OF_2 = (
+_POWER_OF_2 = (
     *(0.00015353257185779512, 0.0013399003073573112, 0.00961843878030777, 0.05550331994891167),
     *(0.24022647738456726, 0.6931471824645996, 1.0),
 )
@@ -129,11 +129,14 @@ _GELU = (
 )
 
 
-def power(y: str, to: str) -> Iterator[str]:
-    """The nodes of 2^y, for y from -126 to 126: 2^n * 2^r, where n is an integer."""
+def power(y: str, to: str, coefficients: Sequence[float] = _POWER_OF_2) -> Iterator[str]:
+    """The nodes of 2^n * P(r), n = round(y), r = y - n, for y from -126 to 126; of a NaN, n is 0.
+
+    By default, P(r) is 2^r. The coefficient of the highest power of P is the first one.
+    """
     yield f"{to}_n = Round({y})"
     yield f"{to}_r = Sub({y}, {to}_n)"
-    yield from horner(f"{to}_r", f"{to}_p", POWER_OF_2)
+    yield from horner(f"{to}_r", f"{to}_p", coefficients)
     yield f"{to}_table = Constant<value_floats = [{', '.join(repr(2.0**n) for n in range(-126, 127))}]>()"
     yield f"{to}_isnan = IsNaN({to}_n)"
     yield f"{to}_known = Where({to}_isnan, zero, {to}_n)"

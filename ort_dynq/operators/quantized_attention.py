@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .function_text import largest, power_of_2, reshape
+from .function_text import largest, reshape
+from .program_body import power
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _POWER = (627.170166015625, 3664.630859375, 15744.6220703125, 45423.734375, 65534.953125)
@@ -86,7 +87,7 @@ def _body(opset: int) -> str:
     {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
     y = Clip(below, least, zero)
-    {power_of_2("e", _POWER, _LOWEST)}
+    {chr(10).join(power("y", "e", _POWER))}
     code = Round(e)
     code_wide = Cast<to = 11>(code)
     code_sum = ReduceSum<keepdims = 1>(code_wide, last)

@@ -33,6 +33,9 @@ class Reason(Enum):
     FLOAT16_QUOTIENT_ROUNDED = (
         "x is float16, and from opset 23 on, the quotient is rounded to float16 without precision = 1"
     )
+    FLOAT16_SCALE_NOT_ROUNDED = (
+        "the scale is float16, and ONNX Runtime may read it before it is rounded; compute it in float32 and Cast it"
+    )
     FLOAT16_QUOTIENT_TRUNCATED = (
         "x is float16, and ONNX Runtime before 1.30 truncates the quotient instead of rounding it"
     )

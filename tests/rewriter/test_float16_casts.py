@@ -197,6 +197,18 @@ def test_zeros_of_max_and_min(isa: str) -> None:
     assert verify(model, result.model, inputs={"x": x}).passed
 
 
+def test_max_and_min_in_a_branch_and_around_it() -> None:
+    """The Casts of both have names of their own."""
+    body = f"""{CHAINS["quotient"]} h = Mul(x, third) t = Round(h) u = Max(t, zero) k = Mul(u, third) z = If(yes) <
+        then_branch = b () => (float16[N, K] p) {{ g = Mul(k, third) o = Round(g) v = Min(o, zero) p = Mul(v, third) }},
+        else_branch = e () => (float16[N, K] n) {{ n = Mul(k, third) }}>"""
+    model = model_of(body, "float16[N, K] x, bool yes", "float16[N, K] y, float16[N, K] z")
+    result = rewrite(model, exact=True)
+    assert result.report.rewritten
+    for yes in (True, False):
+        same_bits(model, result.to_proto().SerializeToString(), x=rows(40, 129), yes=np.array(yes))
+
+
 def test_long_sums_of_integers() -> None:
     """Every sum is looked at once."""
     sums = " ".join(f"r{i + 1} = Add(r{i}, r{i})" for i in range(64))
@@ -419,6 +431,18 @@ def test_functions_that_onnxruntime_does_not_call() -> None:
     assert [each.name for each in result.model.functions.values()] == ["Neg", "RowProgram"]
     for yes in (True, False):
         same_bits(model.SerializeToString(), result.to_proto().SerializeToString(), x=rows(40, 129), yes=np.array(yes))
+
+
+@pytest.mark.parametrize("other", ["z = Transpose(d)", "z0 = QuantizeLinear(d, m, zero8) z = Cast<to = 10>(z0)"])
+def test_a_scale_that_only_some_uses_round(other: str) -> None:
+    """ONNX Runtime copies DequantizeLinear for each use; beside nodes of float32, it reads the scale unrounded."""
+    body = "a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Div(m, limit) q = QuantizeLinear(x, s, zero8)"
+    body += f" d = DequantizeLinear(q, s, zero8) y = Abs(d) {other}"
+    model = onnx.load_from_string(model_of(body, "float16[N, 257] x", "float16[] y, float16[] z"))
+    model.opset_import[0].version = 21
+    model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "zero8"))
+    x = np.random.default_rng(0).normal(0, 1, (64, 257)).astype(np.float16)
+    same_bits(model.SerializeToString(), rewrite(model, exact=True).to_proto().SerializeToString(), x=x)
 
 
 def test_values_that_onnxruntime_removes() -> None:

@@ -328,3 +328,11 @@ def test_a_clip_beyond_the_type_of_the_codes() -> None:
     x = rows((5, 9))
     x[:2, 1] = np.inf, -np.inf
     check(parse(f"{body} c = Clip(r, low, bound) y = Cast<to = 3>(c)", outputs="int8[] y"), {"x": x})
+
+
+def test_more_reductions_than_a_pass_has() -> None:
+    """The library refuses to open a program with five reductions of one pass."""
+    body = "h = Mul(x, high) a = Abs(x) n1 = ReduceMax(a, one) n2 = ReduceMin(a, one) n3 = ReduceMax(x, one)"
+    body += " n4 = ReduceMin(x, one) n5 = ReduceMax(h, one) m1 = Max(n1, n2) m2 = Max(m1, n3) m3 = Max(m2, n4)"
+    body += " m = Max(m3, n5) k = Max(m, eps) s = Div(k, high) d = Div(x, s) r = Round(d) y = Clip(r, low, high)"
+    assert any("ReduceM" in each for each in converted(parse(body), {"x": rows((18, 33))}))

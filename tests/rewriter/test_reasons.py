@@ -122,6 +122,12 @@ CASES: dict[Reason, Case] = {
     Reason.FLOAT16_QUOTIENT_ROUNDED: Case(
         "y = QuantizeLinear(x, s, none8)", "float16[tokens, 48] x, float16 s", opset=23, output="int8 y"
     ),
+    Reason.FLOAT16_SCALE_NOT_ROUNDED: Case(
+        "s = Div(h, one16) d = DequantizeLinear(q, s) y = Abs(d) w = Transpose(d)",
+        "uint8[tokens, 4800] q, float16 h, float16 one16",
+        opset=21,
+        output="float16 y, float16 w",
+    ),
     Reason.FLOAT16_QUOTIENT_TRUNCATED: Case(
         "y = QuantizeLinear(x, s, none8)",
         "float16[tokens, 48] x, float16 s",

@@ -14,6 +14,8 @@ from .nodes import input_of, producer_of
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep the elements and their order."""
+FLOAT16_MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
+"""Operators that only move elements: ONNX Runtime has float16 kernels of them."""
 _UNARY = (
     "Abs",
     "Neg",

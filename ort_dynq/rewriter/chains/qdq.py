@@ -35,6 +35,7 @@ from .quantize_linear import (
     fused,
     inputs_of,
     is_dynamic,
+    is_rounded,
 )
 
 _OLDEST_OPSET_OF_PRECISION = 23
@@ -83,6 +84,9 @@ def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearN
     if pair is not None:
         return pair
     _raise(too_small(node))
+    scale = inputs_of(node)[1]
+    if scale.dtype == ir.DataType.FLOAT16 and not is_rounded(scale):
+        raise Unconverted(Reason.FLOAT16_SCALE_NOT_ROUNDED)
     return dequantize_linear(node)
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ...operators import DOMAIN
 from ...runtime import version
 from ..analysis.inference import Facts
-from ..analysis.nodes import input_of
+from ..analysis.nodes import input_of, producer_of
+from ..analysis.shapes import FLOAT16_MOVES
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..policy.ort_fusions import dequantizer, fused_by_onnxruntime
@@ -91,6 +93,16 @@ def dequantize_linear(node: ir.Node) -> LinearNode:
     if node.attributes.get_int("output_dtype", 0) not in (0, scale.dtype):
         raise Unconverted(Reason.OUTPUT_DTYPE)
     return LinearNode(node, "DynamicDequantize", check_parameters(node, codes.dtype), node.outputs[0])
+
+
+def is_rounded(value: ir.Value) -> bool:
+    """Returns whether a float16 value is certainly rounded where it is read, whatever ONNX Runtime runs in float32."""
+    producer, rounding = value.producer(), producer_of(value, "Cast")
+    if rounding is not None:
+        read = rounding.inputs[0]
+        is_float = read is not None and read.dtype == ir.DataType.FLOAT
+        return is_float and producer_of(read, "Cast") is None  # ONNX Runtime may remove two adjacent Casts
+    return producer is None or producer.domain == DOMAIN or producer_of(value, *FLOAT16_MOVES) is producer
 
 
 def inputs_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:

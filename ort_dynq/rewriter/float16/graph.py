@@ -40,6 +40,7 @@ def restore_zeros(model: ir.Model) -> None:
         for node in [node for node in graph if _WAS_FLOAT16 in node.meta]:
             for i, value in enumerate(node.inputs):
                 narrow = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT16)})
+                narrow.outputs[0].name = _new_name(f"{node.outputs[0].name}_input", names)
                 graph.insert_before(node, narrow)
                 node.replace_input_with(i, narrow.outputs[0])
             result = node.outputs[0]

@@ -26,13 +26,12 @@ from ...operators import DOMAIN, OPERATORS
 from ...operators.program import parse
 from ..analysis.constants import is_float16
 from ..analysis.nodes import attributes_of, cast_to, input_of, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.shapes import FLOAT16_MOVES, RESHAPES
+from ..chains.quantize_linear import is_rounded
 from ..edit import Edit
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 
-MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
-"""Operators that only move elements: ONNX Runtime has float16 kernels of them."""
 _OLDEST_WITH_CASTLIKE = 15  # function bodies round by CastLike
 
 
@@ -114,14 +113,7 @@ def _source_of_cast(value: ir.Value) -> ir.Value | None:
     source = None if cast is None else cast.inputs[0]
     if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:
         return None
-    producer, rounding = source.producer(), producer_of(source, "Cast")
-    if rounding is not None:
-        read = rounding.inputs[0]
-        is_float = read is not None and read.dtype == ir.DataType.FLOAT
-        is_rounded = is_float and producer_of(read, "Cast") is None  # ONNX Runtime may remove two adjacent Casts
-    else:
-        is_rounded = producer is None or producer.domain == DOMAIN or producer_of(source, *MOVES) is producer
-    return source if is_rounded else None
+    return source if is_rounded(source) else None
 
 
 def _reads_rounded(node: ir.Node) -> bool:
@@ -129,7 +121,7 @@ def _reads_rounded(node: ir.Node) -> bool:
     if node.domain == DOMAIN:
         return True
     to_float = node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT
-    return node.domain in STANDARD_DOMAINS and (to_float or node.op_type in MOVES)
+    return node.domain in STANDARD_DOMAINS and (to_float or node.op_type in FLOAT16_MOVES)
 
 
 def _roundings(value: ir.Value) -> list[ir.Node]:
