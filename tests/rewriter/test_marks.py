@@ -43,6 +43,11 @@ FORMS = {
     "inverse": RANGE + "s = Div(c127, m) t = Mul(x, s) n = Round(t) c = Clip(n, low, high) y0 = Div(c, s) ",
     "inverse, two numbers": RANGE
     + "i = Div(c127, m) s = Div(m, c127) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
+    "reciprocal, two numbers, no bounds": RANGE
+    + "s = Div(m, c127) i = Reciprocal(s) t = Mul(x, i) c = Round(t) y0 = Mul(c, s) ",
+    "reciprocal, guarded, no bounds": RANGE
+    + "s = Div(m, c127) g = Greater(s, zero) j = Reciprocal(s) i = Where(g, j, zero) t = Mul(x, i) c = Round(t)"
+    " y0 = Mul(c, s) ",
     "range after the codes": RANGE
     + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) d = Div(c, c127) y0 = Mul(d, m) ",
     "magnitude and sign": RANGE
@@ -108,6 +113,20 @@ def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
     model = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
+
+
+@pytest.mark.parametrize(("turned", "expected"), [([1, K], []), ([K, 1], ["QuantizedMatMul"])])
+def test_a_reciprocal_that_is_reshaped_to_other_rows(turned: list[int], expected: list[str]) -> None:
+    """Numbers of rows that became numbers of columns say nothing of the codes, which exceed 8 bits."""
+    body = (
+        RANGE + "o = Max(m, eps) s = Div(o, c127) j = Reciprocal(s) i = Reshape(j, turned) t = Mul(x, i) c = Round(t)"
+    )
+    model = model_of(
+        f"{body} y0 = Mul(c, s) {PRODUCT}", CONSTANTS | {"turned": np.array(turned)}, inputs=f"float[{K}, {K}] x"
+    )
+    assert products(rewrite(model).report) == expected
+    x = np.random.default_rng(2).normal(0, 1, (K, K)).astype(F)
+    check_rows(model, x * np.logspace(-3, 0, K, dtype=F)[:, None])
 
 
 @pytest.mark.parametrize("axes", ["one", "tensor"])

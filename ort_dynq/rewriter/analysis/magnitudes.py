@@ -194,10 +194,12 @@ class _Proof:
         inner = None if magnitude is None else magnitude.inputs[0]
         self._signed = x if inner is None else inner  # which has the magnitude of x; covers are those of it
 
-    def largest(self, divisor: ir.Value) -> float | None:
-        """Returns the largest magnitude of x / divisor, or None."""
+    def largest(self, divisor: ir.Value, reshaped: ir.Value | None = None) -> float | None:
+        """Returns the largest magnitude of x / divisor, or None; x may be divided by it in another shape."""
         cover = self.cover(divisor)
-        if cover is None or not self.lines_up(divisor, cover):
+        if cover is not None and reshaped is not None:
+            cover = cover.reshaped()
+        if cover is None or not self.lines_up(reshaped or divisor, cover):
             return None
         # A quotient by the range itself is at most 1 in any rounding; a range that is scaled has to stay normal.
         needs_normal = self._is_inverted or cover.is_scaled or self._factor != 1
@@ -210,11 +212,13 @@ class _Proof:
 
     def largest_product(self, inverse: ir.Value) -> float | None:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
-        factor = 1.0
+        factor, whole, is_reshaped = 1.0, inverse, False
         self._is_inverted = True  # the reciprocal of a small range may be infinite
         for _ in range(_MOST_STEPS):
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
-                inverse = node.inputs[0]
+                inverse, is_reshaped = node.inputs[0], is_reshaped or node.op_type in RESHAPES
+            elif (guarded := _guarded(inverse)) is not None:
+                inverse = guarded
             elif (node := producer_of(inverse, "Reciprocal")) is not None and node.inputs[0] is not None:
                 break
             elif (node := producer_of(inverse, "Div")) is not None and (number := constant_scalar(node.inputs[0])):
@@ -230,7 +234,7 @@ class _Proof:
         else:
             return None
         divisor = node.inputs[-1]
-        found_ = None if divisor is None else self.largest(divisor)
+        found_ = None if divisor is None else self.largest(divisor, whole if is_reshaped else None)
         return None if found_ is None else found_ * factor / _ROUNDED
 
     def lines_up(self, divisor: ir.Value, cover: _Cover) -> bool:
@@ -407,6 +411,15 @@ def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
         if limit is not None and (limit is r if is_upper else _is_negated(limit, r)):
             return inner, not is_upper, is_upper
     return None, False, False
+
+
+def _guarded(value: ir.Value) -> ir.Value | None:
+    """Returns v of Where(condition, v, 0) or Where(condition, 0, v), whose product with x is one with v, or 0."""
+    node = producer_of(value, "Where")
+    if node is None:
+        return None
+    _, then, otherwise = node.inputs
+    return then if constant_scalar(otherwise) == 0 else otherwise if constant_scalar(then) == 0 else None
 
 
 def _is_negated(value: ir.Value, r: ir.Value) -> bool:

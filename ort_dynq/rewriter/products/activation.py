@@ -261,7 +261,11 @@ def _may_be_infinite(form: Affine, values: Values) -> bool:
 
 
 def _is_proven_where_finite(form: Affine) -> bool:
-    """Returns whether codes that are infinite where an inverse scale is are divided by it: the model's row is NaN."""
+    """Returns whether codes that are infinite where an inverse scale is have a mark, or are divided by it: the
+    model's row is NaN.
+    """
+    if form.mark is not None and form.quotient is not None and form.quotient.is_exact:
+        return True
     quotient = quotient_of(form.root)
     if quotient is None or quotient.op_type != "Mul" or form.scale is None:
         return True

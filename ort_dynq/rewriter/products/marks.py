@@ -78,7 +78,7 @@ def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -
         is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
         found = replace(found, is_exact=True)
         return (mark.of("Mul", ZERO), found) if mark is not None and is_float else (None, None)
-    if not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=is_divided):
+    if is_divided and not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=True):
         return None, None  # the scale of these rows shows them
     found = replace(found, is_exact=found.is_exact or not is_bounded)
     magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
