@@ -6,6 +6,8 @@ must be known to be 2**-100 or more, so that every step is normal. x must be fin
 an infinite range finite.
 
 Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is at most 127.00004.
+
+More than 450 lines: the forms of ranges and of quotients are recognized by functions that call each other.
 """
 
 from __future__ import annotations
