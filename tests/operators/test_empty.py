@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from cases import CASES, Case
-from functions import complete, run_function
-from helpers import Array, assert_same, explained, with_one_nan
+from functions import complete, is_other_on_arm, run_function
+from helpers import IS_ARM, Array, assert_same, explained, with_one_nan
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS
@@ -43,6 +43,8 @@ def test_kernels_and_functions_agree_on_empty_tensors(operator: str) -> None:
     for case in itertools.islice(CASES[operator](OPSET), 0, CASES_OF_AN_OPERATOR, 3):
         given = complete(operator, case.attributes)
         for inputs in emptied(case):
+            if IS_ARM and is_other_on_arm(given):
+                continue
             shapes = tuple(array.shape for array in inputs)
             key = (tuple(given.items()) if operator.startswith("Quantized") else given.get("axis"), shapes)
             if key in seen or count == MOST:

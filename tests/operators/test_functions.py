@@ -15,8 +15,7 @@ import onnx.parser
 import pytest
 from cases import CASES, Case
 from cases.compressed_attention import compressed_inputs
-from cases.row_program import REDUCTIONS
-from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
+from functions import attributes_text, complete, is_other_on_arm, make_model, programs_of, run_function
 from helpers import IS_ARM, Array, assert_same, explained, stock_session, with_one_nan
 
 from ort_dynq import DynqError, kernels
@@ -64,12 +63,6 @@ def in_float16(operator: str, case: Case) -> Case | None:
     return None
 
 
-def is_other_on_arm(operator: str, given: Attributes) -> bool:
-    """Whether ONNX Runtime on ARM gives other results for the data of a case: see docs/numerics.md."""
-    program = str(given.get("program", ""))  # Clip of -0.0, Reciprocal, and ranges of rows
-    return any(f"{step}(" in program for step in ("Clip", "Reciprocal", *REDUCTIONS))
-
-
 @opsets
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("is_default", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
@@ -84,7 +77,7 @@ def test_function_equals_kernels(isas: Sequence[str], operator: str, opset: int,
         if ((i + turn) % PARTS == 0 or is_step) == is_default:
             cases.append(case)
     for i, case in enumerate(cases):
-        if IS_ARM and is_other_on_arm(operator, complete(operator, case.attributes)):
+        if IS_ARM and is_other_on_arm(complete(operator, case.attributes)):
             continue
         outputs = check(operator, opset, case, isas, is_special=i % 8 > 0)
         distinct += len(np.unique(outputs[0])) > 4

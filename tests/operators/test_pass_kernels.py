@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from cases.row_program import quantization, quantized_rows
-from helpers import assert_same, explained, with_one_nan
+from helpers import IS_ARM, assert_same, explained, with_one_nan
 from test_random_programs import CODES, Case, compare
 
 from ort_dynq import kernels
@@ -84,4 +84,6 @@ def test_parts_of_long_rows(isas: Sequence[str], seed: int) -> None:
 
 def test_kernels_equal_bodies(isas: Sequence[str]) -> None:
     cases = [random_case(seed) for seed in range(50_000, 50_060)]
+    if IS_ARM:  # where ONNX Runtime's Reciprocal is not correctly rounded
+        cases = [each for each in cases if "Reciprocal" not in str(each.program)]
     compare([each for each in cases if each.code_type < 21 and np.isfinite(each.inputs[0]).all()], 21, isas)

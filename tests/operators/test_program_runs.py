@@ -27,8 +27,8 @@ from cases.row_program import (
     random_program,
     with_tail,
 )
-from functions import Attributes, attributes_text, complete, make_model, programs_of, run_function
-from helpers import Array, Shape, assert_same, make_session, matmul_inputs, parse, stock_session, with_one_nan
+from functions import Attributes, attributes_text, complete, is_other_on_arm, make_model, programs_of, run_function
+from helpers import IS_ARM, Array, Shape, assert_same, make_session, matmul_inputs, parse, stock_session, with_one_nan
 from test_functions import check
 
 from ort_dynq import kernels
@@ -55,7 +55,10 @@ def only_assigned(model: onnx.ModelProto, program: Program, expected: Sequence[A
 def check_threads(operator: str, case: Case) -> None:
     """Compares sessions with the plugin, of one thread and of several, with the function in stock ONNX Runtime."""
     given: Attributes = complete(operator, case.attributes)
-    expected = run_function(operator, case.inputs, OPSET, **given)
+    if IS_ARM and is_other_on_arm(given):
+        expected = kernels.run(operator, case.inputs, **given)
+    else:
+        expected = run_function(operator, case.inputs, OPSET, **given)
     types = [str(array.dtype) for array in case.inputs]
     model = make_model(operator, OPSET, types, attributes_text(operator, given), programs_of(operator, given))
     results = only_assigned(model, parse_program(str(given["program"])), expected)

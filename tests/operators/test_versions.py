@@ -62,7 +62,7 @@ def test_a_changed_signature_is_refused(key: str) -> None:
 @pytest.fixture(scope="module")
 def next_release(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     folder = tmp_path_factory.mktemp("frozen")
-    versions.freeze(folder / "next.npz", versions.rewritten([MODELS / "torchao_8da8w"]))
+    versions.freeze(folder / "next.npz", versions.rewritten([MODELS / "torch_token_smoothquant"]))
     (frozen,) = versions.frozen_models(folder)
     return frozen
 
