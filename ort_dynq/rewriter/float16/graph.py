@@ -202,7 +202,7 @@ class GraphCasts:
         narrow_cast = narrow.producer()
         assert narrow_cast is not None
         narrow_cast.replace_input_with(0, value)
-        value.meta[NAME_IN_MODEL] = name
+        value.meta.setdefault(NAME_IN_MODEL, name)
         value.name, narrow.name = narrow.name, name
         narrow.type, narrow.doc_string = ir.TensorType(ir.DataType.FLOAT16), value.doc_string
         value.type, value.doc_string = ir.TensorType(ir.DataType.FLOAT), None
