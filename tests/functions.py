@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
-from cases.row_program import REDUCTIONS
 from helpers import Array, stock_session
 
 from ort_dynq.operators import OPERATORS, VERSION
+from ort_dynq.operators.program import REDUCTIONS
 from ort_dynq.rewriter.functions import make_function
 
 _TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
