@@ -5,9 +5,9 @@ rounding: every step rounds to float32, which changes a normal number by a facto
 must be known to be 2**-100 or more, so that every step is normal. x must be finite: a Clip without an upper bound makes
 an infinite range finite.
 
-Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is at most 127.00004.
-
 More than 450 lines: the forms of ranges and of quotients are recognized by functions that call each other.
+
+Example: r = Clip(ReduceMax(Abs(x)), 1e-5), q = Div(x, Div(r, 127)): abs(q) is at most 127.00004.
 """
 
 from __future__ import annotations
