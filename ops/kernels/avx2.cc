@@ -10,6 +10,9 @@ using V = Elementwise256;
 #include "kernels/simd/product256-inl.h"
 #include "kernels/simd/table-inl.h"
 
+// Uses the file before.
+#include "kernels/simd/compressed-bytes-inl.h"
+
 // Products without saturation: codes and weights are widened to int16, and pairs of products are added to int32.
 // Convolutions and products in groups take even bytes in step 0 and odd bytes in step 1.
 struct P : Product256 {
@@ -97,7 +100,7 @@ struct W : Winograd256 {
 extern const ElementwiseKernels kAvx2Kernels;
 extern const CompressedKernels kAvx2Compressed;
 constexpr ElementwiseKernels kAvx2Kernels = elementwise_kernels();
-constexpr CompressedKernels kAvx2Compressed = compressed_kernels();
+constexpr CompressedKernels kAvx2Compressed = with_half_bytes(compressed_kernels());
 extern const ProductKernels kAvx2Products;
 constexpr ProductKernels kAvx2Products = product_kernels(&kStrassen);
 

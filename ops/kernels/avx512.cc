@@ -10,11 +10,14 @@ using V = Elementwise512;
 
 #include "kernels/simd/table-inl.h"
 
+// Uses the file before.
+#include "kernels/simd/compressed-bytes-inl.h"
+
 }  // namespace
 
 extern const ElementwiseKernels kAvx512Kernels;
 extern const CompressedKernels kAvx512Compressed;
 constexpr ElementwiseKernels kAvx512Kernels = elementwise_kernels();
-constexpr CompressedKernels kAvx512Compressed = compressed_kernels();
+constexpr CompressedKernels kAvx512Compressed = with_half_bytes(compressed_kernels());
 
 }  // namespace dynq

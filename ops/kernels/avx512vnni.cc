@@ -95,6 +95,8 @@ struct V : Elementwise512 {
     return sums;
   }
   static I dot_bytes(I sums, I a, I b) { return P::dot(sums, a, b); }
+  static I add_bytes(I sums, I codes, I b) { return dot_bytes(sums, codes, b); }
+  static I sums_of_bytes(I sums) { return sums; }
 };
 
 #include "kernels/simd/compressed-inl.h"

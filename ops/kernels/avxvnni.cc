@@ -43,6 +43,8 @@ struct V : Elementwise256 {
     return sums;
   }
   static I dot_bytes(I sums, I codes, I weights) { return P::dot(sums, codes, weights); }
+  static I add_bytes(I sums, I codes, I b) { return dot_bytes(sums, codes, b); }
+  static I sums_of_bytes(I sums) { return sums; }
 };
 
 #include "kernels/simd/compressed-inl.h"

@@ -294,5 +294,8 @@ def _fail(expression: ast.expr) -> str:
 
 def _source(node: ast.AST) -> str:
     """The text of a part of a program, shortened."""
-    text = ast.unparse(node).partition("\n")[0]
+    try:
+        text = ast.unparse(node).partition("\n")[0]
+    except RecursionError:  # Python 3.13 parses deeper expressions than it writes
+        return "a deeply nested part"
     return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,4 +1,5 @@
-// Products of words with codes for CPUs that add four products of bytes to each lane. compressed-inl.h comes before.
+// Products of words with codes as bytes, four of which are added to each lane: codes of 4 bits, and on CPUs that add
+// products of whole bytes also those of 8 bits. compressed-inl.h comes before.
 //
 // A word is 256 * its high digit + its low one, both from -128 to 127. So codes are multiplied as they are stored:
 // those of 8 bits as u8, of which one of s8 is 128 more, and those of 4 bits as the low and high halves of bytes.
@@ -55,11 +56,11 @@ inline void bytes_of_columns(const WordProduct& p, const uint8_t* codes, int64_t
       if constexpr (kKind == kHalves) V::half_bytes(all, flips, parts);
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; ++part) {
-        sums_of_high = V::dot_bytes(sums_of_high, parts[part], high[v][part]);
-        sums_of_low = V::dot_bytes(sums_of_low, parts[part], low[v][part]);
+        sums_of_high = V::add_bytes(sums_of_high, parts[part], high[v][part]);
+        sums_of_low = V::add_bytes(sums_of_low, parts[part], low[v][part]);
       }
     }
-    rows[c] = V::add(V::times_256(sums_of_high), sums_of_low);
+    rows[c] = V::add(V::times_256(V::sums_of_bytes(sums_of_high)), V::sums_of_bytes(sums_of_low));
   }
   V::sum_parts(rows, sums);
 }
@@ -171,12 +172,17 @@ void half_bytes_by_row(const WordProduct& p) {
   for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads(p, high, low, c);
 }
 
-constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
+constexpr CompressedKernels with_half_bytes(CompressedKernels kernels) {
+  kernels.by_column[kHalves] = half_bytes_by_column;
+  kernels.by_row[kHalves] = half_bytes_by_row;
+  return kernels;
+}
+
+// If dot_bytes takes codes of 8 bits, too.
+[[maybe_unused]] constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
   if constexpr (V::kLanes == 16) {
     kernels.by_column[kU8] = bytes_by_column<kU8>;
     kernels.by_column[kS8] = bytes_by_column<kS8>;
   }
-  kernels.by_column[kHalves] = half_bytes_by_column;
-  kernels.by_row[kHalves] = half_bytes_by_row;
-  return kernels;
+  return with_half_bytes(kernels);
 }

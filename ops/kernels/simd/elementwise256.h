@@ -194,6 +194,10 @@ struct Elementwise256 : Vector256 {
     ORT_DYNQ_ADD_PRODUCT("vpmaddwd", "vpaddd", add(sums, _mm256_madd_epi16(a, b)), sums, a, b);
     return sums;
   }
+  // Adds four products of codes of at most 15 with bytes, in two int16, at most eight times: 8 * 2 * 15 * 128 < 2^15.
+  static I add_bytes(I sums, I codes, I b) { return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, b)); }
+  static I dot_bytes(I sums, I codes, I b) { return add(sums, sums_of_bytes(_mm256_maddubs_epi16(codes, b))); }
+  static I sums_of_bytes(I sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
   static I sum_lanes(const I* rows) {
     I parts[2];
     sum_parts(rows, parts);

@@ -180,6 +180,10 @@ struct Elementwise512 : Vector512 {
     return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
   }
   static I dot_words(I sums, I a, I b) { return add(sums, _mm512_madd_epi16(a, b)); }
+  // Adds four products of codes of at most 15 with bytes, in two int16, at most eight times: 8 * 2 * 15 * 128 < 2^15.
+  static I add_bytes(I sums, I codes, I b) { return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, b)); }
+  static I dot_bytes(I sums, I codes, I b) { return add(sums, sums_of_bytes(_mm512_maddubs_epi16(codes, b))); }
+  static I sums_of_bytes(I sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
   static I sum_lanes(const I* rows) {
     I parts[2];
     sum_parts(rows, parts);
