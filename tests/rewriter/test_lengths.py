@@ -117,6 +117,24 @@ def test_rows_are_counted(length: int, is_whole: bool) -> None:
     assert products(rewrite(model).report) == ["QuantizedMatMul"] * is_whole
 
 
+TOKEN = """s = Shape(x)  b = Gather<axis = 0>(s, i0)  b0 = Unsqueeze(b, n0)  listed = Concat<axis = 0>(b0, kept, kept)
+    given = Reshape(listed, flat)  gs = Shape(given)  o = ConstantOfShape<value = int64[1] {1}>(gs)
+    m = Mul(o, replaced)  e = Equal(given, m)  to = Where(e, o, given)  cls = Expand(token, to)"""
+
+
+@pytest.mark.parametrize(("replaced", "kept"), [(-1, -1), (2, 1)])
+def test_a_token_is_expanded_to_the_batch(replaced: int, kept: int) -> None:
+    """TorchScript keeps dimensions by -1, which Where makes 1. If it replaces 2, a batch of 2 becomes 1."""
+    numbers = {"i0": np.array(0), "kept": np.array([kept]), "replaced": np.array([replaced])}
+    constants = {**CONSTANTS, **numbers, "token": data()[:1, :1]}
+    model = model_of(TOKEN, constants, inputs=f"float[B, 3, {K}] x", outputs="float[] cls")
+    with Facts(ir.from_proto(model)) as facts:
+        shape = facts.model.graph.outputs[0].shape
+    run = stock_session(model).run(None, {"x": data()})[0].shape
+    assert shape is not None
+    assert [2 if each == "B" else each for each in shape] == [*run] or (replaced == 2 and "B" not in [*shape])
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_slices_with_steps_of_run_time(step: int) -> None:
     """A Slice without steps has steps of 1; one whose steps are not known may have any length."""

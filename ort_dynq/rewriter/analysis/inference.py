@@ -13,7 +13,7 @@ from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
 from .nodes import input_of, producer_of
-from .shape_arithmetic import factors_of, known_lengths, known_product, solved_lengths
+from .shape_arithmetic import Length, elements_of_shape, factors_of, known_lengths, product_of, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
 
@@ -232,33 +232,29 @@ def _resized(model: ir.Model) -> list[tuple[ir.Value, ir.Shape]]:
 
 def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]:
     """Returns the dimensions after a node that changes lengths, as far as they follow from its other inputs."""
-    given = known_lengths(input_of(node, 1))
     if node.op_type == "Slice":
         return _sliced(node, data)
     if node.op_type == "Pad":
-        rank = len(data)
-        if given is None or len(given) != 2 * rank or any(node.inputs[3:]):
+        rank, pads = len(data), known_lengths(input_of(node, 1))
+        if pads is None or len(pads) != 2 * rank or any(node.inputs[3:]):
             return []
-        added = [None if a is None or b is None else a + b for a, b in zip(given[:rank], given[rank:], strict=True)]
+        added = [None if a is None or b is None else a + b for a, b in zip(pads[:rank], pads[rank:], strict=True)]
         pairs = zip(data, added, strict=True)
         return [dim if n == 0 else dim + n if isinstance(dim, int) and n is not None else None for dim, n in pairs]
+    given = elements_of_shape(input_of(node, 1))
     if given is None or len(given) > len(shape) or (node.op_type != "Expand" and len(given) != len(shape)):
         return []
     if node.op_type == "Reshape":
-        concat = producer_of(node.inputs[1], "Concat")
-        parts = [None] * len(given) if concat is None or len(concat.inputs) != len(given) else concat.inputs
-        pairs_ = zip(given, parts, strict=True)
-        return [known_product(part) if n is None else n if n > 0 else None for n, part in pairs_]
+        return [None if isinstance(each, int) and each < 1 else each for each in given]
     before: list[_Dim] = [*([1] * (len(shape) - len(data))), *data]
-    lengths: list[int | None] = [*([1] * (len(shape) - len(given))), *given]
+    lengths: list[Length] = [*([1] * (len(shape) - len(given))), *given]
     found: list[_Dim | None] = []
     for dim, length in zip(before, lengths, strict=True) if len(before) == len(shape) else ():
         if length == 1:
             found.append(dim)
-        elif length is not None and isinstance(dim, int) and (node.op_type == "Tile" or dim == 1):
-            found.append(dim * length)
         else:
-            found.append(None)
+            is_repeated = isinstance(dim, int) and (node.op_type == "Tile" or dim == 1)
+            found.append(product_of([dim, length]) if is_repeated else None)
     return found
 
 

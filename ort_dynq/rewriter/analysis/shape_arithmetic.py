@@ -67,6 +67,36 @@ def known_lengths(value: ir.Value | None) -> list[int | None] | None:
     return [int(each) if math.isfinite(each) else None for each in elements.tolist()]
 
 
+def elements_of_shape(value: ir.Value | None) -> list[Length] | None:
+    """Returns the elements of a vector, numbers and lengths of tensors; None for those that are not known; or None.
+
+    torch keeps a dimension in an Expand by -1, which Where(shape == -1 * ones, ones, shape) makes 1 before it.
+    """
+    where = None if value is None else producer_of(value, "Where")
+    kept = value if where is None else _kept_by_minus_one(where)
+    while (node := producer_of(kept, "Identity", "Reshape")) is not None and _are_vectors(node.inputs[0], kept):
+        kept = node.inputs[0]
+    given, concat = known_lengths(kept), producer_of(kept, "Concat")
+    if given is None:
+        return None
+    parts = [None] * len(given) if concat is None or len(concat.inputs) != len(given) else concat.inputs
+    found = [known_product(part) if n is None else n for n, part in zip(given, parts, strict=True)]
+    return found if where is None else [1 if each == -1 else each for each in found]
+
+
+def _kept_by_minus_one(where: ir.Node) -> ir.Value | None:
+    """Returns the shape of Where(shape == -1, 1, shape); None for other nodes."""
+    equal, (_, ones, shape) = producer_of(where.inputs[0], "Equal"), where.inputs
+    if equal is None or shape is None or shape not in equal.inputs or set(known_lengths(ones) or ()) != {1}:
+        return None
+    others = [each for each in equal.inputs if each is not shape]
+    return shape if len(others) == 1 and set(known_lengths(others[0]) or ()) == {-1} else None
+
+
+def _are_vectors(*values: ir.Value | None) -> bool:
+    return all(each is not None and each.shape is not None and len(each.shape) == 1 for each in values)
+
+
 def known_product(value: ir.Value | None, distance: int = 0) -> Length:
     """Returns the length that a number is, if it is a product of the lengths of a tensor, divided by a number or not.
 
