@@ -33,9 +33,11 @@ class Noise:
     def add(self, a: Array, b: Array) -> None:
         """Adds floating-point arrays of the same shape."""
         counts = np.isfinite(a)
-        x, y = a[counts].astype(np.float64), b[counts].astype(np.float64)
+        if not counts.all():
+            a, b = a[counts], b[counts]
+        x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
-            distance = np.abs(y - x)
+            distance = np.abs(np.subtract(y, x, out=y), out=y)
             distance[np.isnan(distance)] = np.inf
             self.elements += x.size
             self.signal += float(x @ x)

@@ -73,10 +73,24 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     # Warnings of the libraries would be further lines on stderr.
     logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
     warnings.simplefilter("ignore")
-    if sys.stdout is None:  # the process was started without one
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    with _missing_streams_go_nowhere():
+        return _main(parser, argv)
+
+
+@contextlib.contextmanager
+def _missing_streams_go_nowhere() -> Iterator[None]:
+    """Gives a process that was started without stdout or stderr the null device while the block runs."""
+    with contextlib.ExitStack() as opened:
+        for stream, redirect in (
+            (sys.stdout, contextlib.redirect_stdout),
+            (sys.stderr, contextlib.redirect_stderr),
+        ):
+            if stream is None:
+                opened.enter_context(redirect(opened.enter_context(open(os.devnull, "w"))))
+        yield
+
+
+def _main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # the code page of a Windows console lacks most characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -164,7 +164,8 @@ class Report:
         if found or self.unconverted:
             return found
         products = _listed(_only(self.before, *_PRODUCTS))
-        return [f"no quantization with run-time scales{f', {products}' if products else ''}"]
+        advice = f", {products}; ort-dynq quantize is for float models" if products else ""
+        return [f"no quantization with run-time scales{advice}"]
 
     @property
     def cpu_text(self) -> list[str]:

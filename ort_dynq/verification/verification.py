@@ -72,7 +72,7 @@ class Verification:
     def __repr__(self) -> str:
         """The result in one line."""
         reason = f": {self.reason}" if self.reason else ""
-        return f"<Verification: {self.status}{reason}; {len(self.outputs)} outputs, {len(self.products)} products>"
+        return f"<Verification: {self.status}{reason}; outputs: {len(self.outputs)}, products: {len(self.products)}>"
 
     @property
     def status(self) -> Status:

@@ -157,6 +157,7 @@ def test_without_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(sys, "stderr", None)
     assert cli.main(["inspect", str(MODEL), "--json"]) == 0
     assert cli.main(["inspect", "absent.onnx"]) == 2
+    assert sys.stderr is None  # what stood in for it is closed
     assert json.loads(capsys.readouterr().out)
 
 

@@ -148,7 +148,8 @@ def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> N
             "nothing to rewrite, 1 unconverted: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, which"
             " ONNX Runtime handles itself",
         ),
-        ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul"),
+        ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul; ort-dynq quantize is"
+         " for float models"),
         ("y = Relu(x)", "nothing to rewrite: no quantization with run-time scales"),
         (f"{LINEAR} y = MatMulInteger(q, wu, z)", "nothing to rewrite, 1 unconverted: 1 DynamicQuantizeLinear and 1"
          " MatMulInteger"),

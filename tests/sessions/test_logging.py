@@ -37,7 +37,7 @@ def test_results_are_one_line() -> None:
     assert repr(result) == f"<Result: {result.report.summary}>"
     assert repr(result.report) == f"<Report: {result.report.summary}>"
     verification = ort_dynq.verify(TORCHAO, result.model)
-    assert repr(verification) == f"<Verification: passed; {len(verification.outputs)} outputs, 1 products>"
+    assert repr(verification) == f"<Verification: passed; outputs: {len(verification.outputs)}, products: 1>"
 
 
 def test_results_in_notebooks_escape_names() -> None:
