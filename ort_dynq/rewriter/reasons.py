@@ -73,7 +73,8 @@ class Reason(Enum):
     OFFSET_ROUNDED = "the activation has an offset or a zero point that is no code, and is rounded to float16"
     ACTIVATION_ONE_ZERO_POINT = "the activation's zero point is not one number"
     ACTIVATION_OF_SAMPLES = (
-        "a convolution needs one scale and one zero point for its whole activation, or for each sample"
+        "a convolution needs one scale and one zero point for its whole activation, or for each sample: if it is one "
+        "of 1x1 with a scale for each position, write it as MatMul, with channels in the last dimension"
     )
     ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
     ACTIVATION_TYPE_NOT_KNOWN = "the type of the activation is not known"

@@ -43,6 +43,8 @@ CONSTANTS: dict[str, Array] = {
     "ws": F(0.01),
     "column": np.full(32, 0.01, F),
     "grid": RNG.integers(-128, 128, (48, 32)).astype(F) * F(0.01),
+    "odd": F(2) * (RNG.integers(0, 256, (96, 40)).astype(F) / F(255)) - F(1),
+    "smooth": RNG.integers(-128, 128, (48, 32)).astype(F) / np.linspace(1, 2, 48, dtype=F)[:, None],
     "codes4": RNG.integers(0, 256, (32, 3, 8)).astype(np.uint8),
     "scales4": np.full((32, 3), 0.01, F),
     "zeros4": np.zeros((32, 3), np.int8),
@@ -230,6 +232,16 @@ CASES: dict[Reason, Case] = {
     Reason.PRODUCT_TOO_SMALL_FOR_ROWS: Case(
         "q = QuantizeLinear<axis = 0>(x, s, none8) f = DequantizeLinear<axis = 0>(q, s, none8) y = MatMul(f, narrow)",
         "float[7, 48] x, float[7] s",
+    ),
+    Reason.EINSUM_ROWS: Case(
+        f"{CODES} k = Sub(c, t) f = Mul(k, s) v = DequantizeLinear(stack, ws)"
+        ' y = Einsum<equation = "tek,ekf->tef">(f, v)',
+        "float[tokens, 2, 48] x, float t",
+    ),
+    Reason.WEIGHTS_STEPS: Case(f"{FAKE} y = MatMul(f, odd)", "float[tokens, 96] x"),
+    Reason.ACTIVATION_CHANNELS: Case(
+        "d = Div(x, t) n = Round(d) c = Clip(n, low, c127) f = Mul(c, t) y = MatMul(f, smooth)",
+        f"{HIDDEN}, float[48] t",
     ),
     Reason.CONV_STRIDES_WITH_AUTO_PAD: Case(
         f'{LINEAR} i = ConvInteger<auto_pad = "SAME_UPPER", strides = [9, 9]>(q, filter, z)'

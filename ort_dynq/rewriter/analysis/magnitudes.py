@@ -343,27 +343,11 @@ class _Proof:
 
     def _where(self, node: ir.Node, depth: int) -> _Cover | None:
         """Returns the cover of Where(r == 0, e, r) and the like: e is positive, where r, and so x, is 0."""
-        mask, then, otherwise = node.inputs
-        compared = None if mask is None else unreshaped(mask)
-        condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+        _, then, otherwise = node.inputs
         for value, other in ((then, otherwise), (otherwise, then)):
             number = constant_scalar(other)
-            if condition is None or mask is None or value is None or number is None or number <= 0:
-                continue
-            limits = [constant_scalar(each) for each in condition.inputs]
-            i = next((i for i, each in enumerate(limits) if each is not None), None)
-            limit = None if i is None else limits[i]
-            is_first = i == 1  # the compared value stands before its limit
-            takes_large = condition.op_type.startswith("Greater" if is_first else "Less")
-            if i is None or limit is None or limit < 0 or (value is then) != takes_large:
-                continue  # the number would replace large values
-            of = condition.inputs[1 - i]
-            for each, scale in itertools.takewhile(lambda found: found[1] > 0, _multiples(value)):
-                compares = each is of and mask is compared
-                if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
-                    compares = unreshaped(each) is unreshaped(of)
-                if compares and limit * scale <= number:
-                    return self.cover(value, depth=depth)
+            if value is not None and number is not None and _replaces_small(node, value, number, value is then):
+                return self.cover(value, depth=depth)
         return None
 
 
@@ -416,12 +400,49 @@ def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
 
 
 def _guarded(value: ir.Value) -> ir.Value | None:
-    """Returns v of Where(condition, v, 0) or Where(condition, 0, v), whose product with x is one with v, or 0."""
+    """Returns v of Where(condition, v, 0), whose product with x is one with v, or 0.
+
+    Or 1 / r of Where(r > 0, 1 / r, 1), the inverse of Where(r > 0, r, 1).
+    """
     node = producer_of(value, "Where")
     if node is None:
         return None
     _, then, otherwise = node.inputs
-    return then if constant_scalar(otherwise) == 0 else otherwise if constant_scalar(then) == 0 else None
+    for inverse, other in ((then, otherwise), (otherwise, then)):
+        number, quotient = constant_scalar(other), producer_of(inverse, "Reciprocal", "Div")
+        if number == 0:
+            return inverse
+        dividend = None if quotient is None else 1 if len(quotient.inputs) == 1 else constant_scalar(quotient.inputs[0])
+        divisor = None if quotient is None else quotient.inputs[-1]
+        if number is None or number < 0 or dividend is None or divisor is None:
+            continue
+        if _replaces_small(node, divisor, dividend / number, inverse is then):
+            return inverse
+    return None
+
+
+def _replaces_small(node: ir.Node, value: ir.Value, number: float, is_then: bool) -> bool:
+    """Returns whether a Where chooses a number in place of values that are not larger than it."""
+    mask = node.inputs[0]
+    compared = None if mask is None else unreshaped(mask)
+    condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+    if condition is None or mask is None or number <= 0:
+        return False
+    limits = [constant_scalar(each) for each in condition.inputs]
+    i = next((i for i, each in enumerate(limits) if each is not None), None)
+    limit = None if i is None else limits[i]
+    is_first = i == 1  # the compared value stands before its limit
+    takes_large = condition.op_type.startswith("Greater" if is_first else "Less")
+    if i is None or limit is None or limit < 0 or is_then != takes_large:
+        return False  # the number would replace large values
+    of = condition.inputs[1 - i]
+    for each, scale in itertools.takewhile(lambda found: found[1] > 0, _multiples(value)):
+        compares = each is of and mask is compared
+        if not compares and of is not None and same_shape(mask, each):  # both may be reshaped in the same way
+            compares = unreshaped(each) is unreshaped(of)
+        if compares and limit * scale <= number:
+            return True
+    return False
 
 
 def _is_negated(value: ir.Value, r: ir.Value) -> bool:
