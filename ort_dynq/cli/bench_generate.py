@@ -158,7 +158,7 @@ COMMAND = Command(
     "time prompts and decoded tokens of a language model against stock ONNX Runtime",
     (
         "ort-dynq bench-generate phi/ --threads 1,4 --context 128,2048",
-        "ort-dynq bench-generate phi/ --rewritten fast/ --text notes.txt --report decoder.html",
+        "ort-dynq bench-generate phi/ --rewritten fast/ --text text.txt --report a.html",
     ),
     _arguments,
     _run,

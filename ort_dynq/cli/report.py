@@ -91,7 +91,7 @@ COMMAND = Command(
     "the accuracy of a quantized model",
     (
         "ort-dynq report model.onnx -o report.html --shape x=1x128x768",
-        "ort-dynq report float.onnx --quantized int8.onnx --data samples.npz -o report.html",
+        "ort-dynq report float.onnx --quantized int8.onnx --data x.npz -o page.html",
     ),
     _arguments,
     _run,

@@ -167,12 +167,15 @@ def test_no_arguments_print_the_help() -> None:
     assert all(command.name in helped.stdout for command in cli.COMMANDS)
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             cli.main([command.name, "--help"])
         assert stopped.value.code == 0
-        assert f"examples:\n  ort-dynq {command.name} " in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert f"examples:\n  ort-dynq {command.name} " in text
+        assert max(map(len, text.splitlines())) <= 80  # what argparse does not wrap, too
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])
     assert stopped.value.code == 0
