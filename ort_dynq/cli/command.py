@@ -165,6 +165,15 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}, did you mean {meant!r}?")
         super()._check_value(action, value)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses what is unknown here: the parser of a subcommand knows its options, the whole parser does not."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+            meant = similar(unknown[0][2:].partition("=")[0], options) if unknown[0].startswith("--") else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean --{meant}?" if meant else ""))
+        return found, unknown
+
     def error(self, message: str) -> Any:
         raise DynqError(f"{message} (see {self.prog} --help)")
 

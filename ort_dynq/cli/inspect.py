@@ -65,7 +65,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{arguments.model}: {report.summary}")
-        yield f"{sum(report.before.values())} nodes, {sum(report.after.values())} after a rewrite"
+        nodes = sum(report.before.values())
+        yield f"{nodes} node{'s' if nodes != 1 else ''}, {sum(report.after.values())} after a rewrite"
         yield from _groups("rewritten", "becomes", "green", [each for each in groups if each.operator])
         yield from _groups("unconverted", "reason", "yellow", [each for each in groups if not each.operator])
         if report.cpu_text:

@@ -120,6 +120,8 @@ def named_as(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Iterator[N
     except DynqError as error:
         names = {"A": os.fspath(a), "B": os.fspath(b)}
         text = str(error).replace(f"A ({names['A']})", "A").replace(f"B ({names['B']})", "B")
+        if text[:2] in ("A:", "B:"):  # an error begins with its model, never with an output
+            text = names[text[0]] + text[1:]
         raise DynqError(renamed(names, text)) from error
 
 

@@ -254,6 +254,8 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("quantise model.onnx -o o.onnx", "invalid choice: 'quantise', did you mean 'quantize'?"),
         ("rewrite model.onnx -o o.onnx --weights-only block", "invalid choice: 'block', did you mean 'blocks'?"),
         ("rewrite model.onnx", "required: -o/--output (see ort-dynq rewrite --help)"),
+        ("inspect model.onnx --exakt", "arguments: --exakt; did you mean --exact? (see ort-dynq inspect --help)"),
+        ("bench model.onnx --repeat 2", "unrecognized arguments: --repeat 2 (see ort-dynq bench --help)"),
         ("rewrite missing.onnx -o fast.onnx", "there is no file missing.onnx"),
         ("rewrite text.onnx -o fast.onnx", "text.onnx is not an ONNX model"),
         ("rewrite truncated.onnx -o fast.onnx", "truncated.onnx is not an ONNX model"),
@@ -262,6 +264,10 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("rewrite alone -o fast.onnx", "give the model in it: alone/model.onnx"),
         ("quantize alone -o fast.onnx", "give the model in it: alone/model.onnx"),
         ("inspect alone", "alone is a folder; give the model in it: alone/model.onnx"),
+        (
+            "report apart.onnx -o page.html",
+            "error: apart.onnx: the external data of the model, its weights, are missing",
+        ),
         ("report alone -o page.html", "alone is a folder; give the model in it: alone/model.onnx"),
         ("verify model.onnx alone", "B (alone) is a folder; give the model in it: alone/model.onnx"),
         ("bench alone", "alone has no subfolders with a model.onnx; for one model, give the model in it: alone/model"),
@@ -318,6 +324,12 @@ def test_wrong_arguments_are_one_line(
     )
     del longer.opset_import[1]
     onnx.save(longer, "longer.onnx")
+    apart = helpers.parse("float[2] x", "float[2] y", "w = Constant<value = float[2] {1, 2}>() y = Add(x, w)")
+    weights = onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")
+    del apart.opset_import[1], apart.graph.node[0]
+    apart.graph.initializer.append(weights)
+    onnx.save(apart, "apart.onnx", save_as_external_data=True, location="lost", size_threshold=0)
+    Path("lost").unlink()
     np.savez("several.npz", a=np.zeros(1))
     np.save("double.npy", np.zeros((2, 4)))
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}

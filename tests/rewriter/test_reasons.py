@@ -44,6 +44,7 @@ CONSTANTS: dict[str, Array] = {
     "column": np.full(32, 0.01, F),
     "grid": RNG.integers(-128, 128, (48, 32)).astype(F) * F(0.01),
     "odd": F(2) * (RNG.integers(0, 256, (96, 40)).astype(F) / F(255)) - F(1),
+    "smooth": RNG.integers(-128, 128, (48, 32)).astype(F) / np.linspace(1, 2, 48, dtype=F)[:, None],
     "codes4": RNG.integers(0, 256, (32, 3, 8)).astype(np.uint8),
     "scales4": np.full((32, 3), 0.01, F),
     "zeros4": np.zeros((32, 3), np.int8),
@@ -239,7 +240,8 @@ CASES: dict[Reason, Case] = {
     ),
     Reason.WEIGHTS_STEPS: Case(f"{FAKE} y = MatMul(f, odd)", "float[tokens, 96] x"),
     Reason.ACTIVATION_CHANNELS: Case(
-        "d = Div(x, t) n = Round(d) c = Clip(n, low, c127) f = Mul(c, t) y = MatMul(f, grid)", f"{HIDDEN}, float[48] t"
+        "d = Div(x, t) n = Round(d) c = Clip(n, low, c127) f = Mul(c, t) y = MatMul(f, smooth)",
+        f"{HIDDEN}, float[48] t",
     ),
     Reason.CONV_STRIDES_WITH_AUTO_PAD: Case(
         f'{LINEAR} i = ConvInteger<auto_pad = "SAME_UPPER", strides = [9, 9]>(q, filter, z)'

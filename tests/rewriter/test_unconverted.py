@@ -58,6 +58,11 @@ def test_a_quantization_that_became_a_program() -> None:
     ("nodes", "reason"),
     [
         (f"{FAKE} t = Relu(f) u = Identity(t) y = Gemm(u, w)", "after Relu t: it is not affine"),
+        (
+            "a = Abs(x) s = ReduceMean<keepdims = 1>(a, one) e = Div(x, s) b = Abs(e) n = Floor(b) i = Sign(e)"
+            " c = Mul(i, n) t = Div(c, c127) u = Clip(t, low, high) f = Mul(u, s) y = MatMul(f, w)",
+            "after Mul c: magnitudes times signs are not proven to fit 8 bits; clip them after it",
+        ),
         (f"{FAKE} t = Add(f, x) u = Mul(t, x) y = MatMul(u, w)", "after Add t: no operand is known to be one number"),
         (f"k = Round(x) e = Add(k, x) {FAKE.replace('(x', '(e')} g = Add(f, e) y = MatMul(g, w)", "after Add g: no"),
         (f"{FAKE} t = Sigmoid(f) y = MatMul(t, w)", "after Sigmoid t: it is not affine"),

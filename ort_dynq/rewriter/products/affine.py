@@ -315,6 +315,8 @@ class AffineForms(OfOnePhase):
             return self._lose(node, why)
         if value.dtype == ir.DataType.FLOAT16:
             return self._lose(node, "ONNX Runtime computes it in float16; quantize and dequantize in float32")
+        if node.op_type == "Mul" and any(producer_of(each, "Sign") is not None for each in node.inputs):
+            return self._lose(node, "magnitudes times signs are not proven to fit 8 bits; clip them after it")
         remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
 

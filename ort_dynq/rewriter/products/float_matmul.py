@@ -127,8 +127,10 @@ def _grid(product: MatrixProduct, einsum: Einsum | None, context: Context) -> Qu
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
     search = functools.partial(_grid_of, b, is_transposed, einsum, context.facts)
     grid = context.shared(SharedGrids).of(b, is_transposed if einsum is None else einsum, search)
-    if grid is None:
-        raise Unconverted(Reason.WEIGHTS_NOT_A_GRID)
+    if grid is None:  # also weights that are divided by the scales that the activation has along K
+        form = context.shared(AffineForms).of(product.a)
+        is_of_rows = form is None or all(param.is_of_rows for param in form.params)
+        raise Unconverted(Reason.WEIGHTS_NOT_A_GRID if is_of_rows else Reason.ACTIVATION_CHANNELS)
     return with_stack_of(with_alpha(grid, product), product.a)
 
 
