@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import test_marks as marks
 from rewriting import check, check_products, products
 from test_float_offset import WEIGHTS, data
-from test_marks import check_rows
 from test_products import model_of
 
 from ort_dynq.rewriter import rewrite
@@ -27,7 +27,7 @@ def test_rows_with_infinities_are_those_of_the_model(epsilon: str) -> None:
     check(model, {"x": x}, exact=True)
     check_products(model, {"x": x[np.isfinite(x).all(-1)][None]})
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    assert not np.isfinite(check_rows(model, x)).all()
+    assert not np.isfinite(marks.check_rows(model, x)).all()
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,13 @@ def test_near_misses(old: str, new: str) -> None:
     report = check(model_of(FORM.replace(old, new), CONSTANTS), {"x": data()}, exact=False)
     assert not products(report)
     assert [each.op_type for each in report.unconverted] == ["MatMul"]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.1, ["QuantizedMatMul"]), (5, [])])
+def test_a_reciprocal_that_is_1_below_a_limit(limit: float, expected: list[str]) -> None:
+    """Codes of rows whose scale is not larger than 5 are numbers of up to 635."""
+    constants = marks.CONSTANTS | {"limit": np.float32(limit), "unit": np.float32(1)}
+    body = marks.RANGE + "s = Div(m, c127) g = Greater(s, limit) j = Reciprocal(s) i = Where(g, j, unit) t = Mul(x, i)"
+    model = model_of(f"{body} c = Round(t) y0 = Mul(c, s) {marks.PRODUCT}", constants, inputs=marks.INPUTS)
+    assert products(rewrite(model).report) == expected
+    marks.check_rows(model, np.random.default_rng(3).normal(0, 100, marks.data().shape).astype(np.float32))
