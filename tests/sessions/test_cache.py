@@ -220,7 +220,8 @@ def test_two_processes(tmp_path: Path) -> None:
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for process in processes:
         _, error = process.communicate()
-        assert (process.returncode, error) == (0, "")
+        lines = [line for line in error.splitlines() if "cpuid_info warning" not in line]  # of ONNX Runtime on ARM
+        assert (process.returncode, lines) == (0, [])
     assert "models 2," in cache.describe()
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
