@@ -79,6 +79,7 @@ SAME = {
     *("Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Reciprocal", "Relu", "Round", "Sub"),
     *("DequantizeLinear", "Equal", "QuantizeLinear", "ReduceMax", "ReduceMin"),
 }
+FLOAT = onnx.TensorProto.FLOAT
 # Those that ONNX Runtime computes in float16 on ARM CPUs with float16 arithmetic, and in float32 elsewhere.
 COMPUTED_IN_FLOAT16 = {"Add", "Div", "Mul", "Relu", "Sub"}
 # Prints a hash of the outputs of each model in a folder.
@@ -112,9 +113,9 @@ def is_other_on_arm(model: Path) -> bool:
     for node in graph.node:
         if node.op_type in COMPUTED_IN_FLOAT16 and types.get(node.output[0]) == onnx.TensorProto.FLOAT16:
             return True
-        # Casts of numbers beyond int32 differ. The results of ort_dynq's operators have no known types.
-        if node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.INT32 and node.input[0] not in types:
-            return True
+        is_from_float = types.get(node.input[0], FLOAT) == FLOAT if node.input else False
+        if node.op_type == "Cast" and is_from_float and node.attribute[0].i == onnx.TensorProto.INT32:
+            return True  # numbers beyond int32 differ
     return False
 
 
