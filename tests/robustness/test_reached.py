@@ -49,7 +49,6 @@ UNREACHED = {
     "rewriter/reasons.py::__hash__": "of findings that are compared, also in sets",
     "verification/comparison.py::difference": "of results that differ: tests/verification",
     "verification/fusions.py::_run": "of SimplifiedLayerNormalization, with which ONNX's checker refuses a model",
-    "verification/products.py::_shapes": "of results that differ: tests/verification",
 }
 
 
