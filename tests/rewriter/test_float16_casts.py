@@ -433,6 +433,7 @@ def test_functions_that_onnxruntime_does_not_call() -> None:
         same_bits(model.SerializeToString(), result.to_proto().SerializeToString(), x=rows(40, 129), yes=np.array(yes))
 
 
+@pytest.mark.skipif(version() < (1, 23), reason="ONNX Runtime rounds other values if a session has the plugin")
 @pytest.mark.parametrize("other", ["z = Transpose(d)", "z0 = QuantizeLinear(d, m, zero8) z = Cast<to = 10>(z0)"])
 def test_a_scale_that_only_some_uses_round(other: str) -> None:
     """ONNX Runtime copies DequantizeLinear for each use; beside nodes of float32, it reads the scale unrounded."""
