@@ -35,6 +35,7 @@ template <int kKind, int kSplit, int kVectors>
 inline void bytes_of_columns(const WordProduct& p, const uint8_t* codes, int64_t stride, int64_t bytes, int64_t column,
                              const Digits<kKind> (&digits)[kVectors], V::I (&sums)[kSplit]) {
   constexpr int kParts = Digits<kKind>::kParts, kLast = kVectors - 1;
+  static_assert(kVectors * kParts <= 8);  // as often as add_bytes may add
   const V::I flips = kKind == kS8 ? V::set1(static_cast<int32_t>(0x80808080u)) : V::set1(p.flipped % 16 * 0x01010101);
   V::I high[kVectors][kParts], low[kVectors][kParts], rows[V::kLanes];
   for (int v = 0; v < kVectors; ++v)
@@ -113,7 +114,7 @@ void bytes_by_column(const WordProduct& p) {
 // Groups in as many vectors as they need.
 template <int kVectors>
 void halves_of_groups(const WordProduct& p) {
-  constexpr int64_t kDepth = kVectors * 2 * kBytesOfVector;
+  constexpr int64_t kDepth = 2 * kBytesOfVector * kVectors;
   if constexpr (kDepth < kMostProducts)
     if (p.depth > kDepth) return halves_of_groups<kVectors + 1>(p);
   for (int64_t g = 0; g < p.groups; ++g) bytes_of_groups<kHalves, 1, kVectors>(p, g, 1);
