@@ -23,7 +23,12 @@ NEAR_MISSES = {
     "range of another tensor, clip one float above 127": {"scheme": "symmetric", "clip": "after Round"},
     "range of another tensor, clip one float below 127": {"scheme": "symmetric", "clip": "after Round"},
     "number in place of large ranges": {"clip": "none", "scheme": "symmetric", "epsilon": "none", "opset": "17"},
-    "clamped to another range": {"clip": "none", "scheme": "symmetric", "clamp": "to a part of the range"},
+    "clamped to another range": {
+        "clip": "none",
+        "scheme": "symmetric",
+        "clamp": "to a part of the range",
+        "opset": "17",
+    },
     "half of the range": {"clip": "none", "scheme": "symmetric", "highest code": "127"},  # 7 gives codes up to 14
     "one range for each element of K": {"scope": "token"},
     "scales along the wrong axis": {"scheme": "symmetric", "scope": "token", "rows": "square", "clip": "after Round"},
