@@ -103,8 +103,7 @@ class Program:
         if step not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 raise DynqError(f"a program has more than {MOST_STEPS} steps")
-            passes = self._passes(step)
-            if operator in (*REDUCTIONS, SUM) and passes.count(passes[-1]) > _MOST_REDUCTIONS:
+            if operator in (*REDUCTIONS, SUM) and (passes := self._passes(step)).count(passes[-1]) > _MOST_REDUCTIONS:
                 raise DynqError(
                     f"a program has more than {_MOST_REDUCTIONS} reductions that do not depend on each other"
                 )

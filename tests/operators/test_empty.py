@@ -42,9 +42,9 @@ def test_kernels_and_functions_agree_on_empty_tensors(operator: str) -> None:
     seen, count = set(), 0
     for case in itertools.islice(CASES[operator](OPSET), 0, CASES_OF_AN_OPERATOR, 3):
         given = complete(operator, case.attributes)
+        if IS_ARM and is_other_on_arm(given):
+            continue
         for inputs in emptied(case):
-            if IS_ARM and is_other_on_arm(given):
-                continue
             shapes = tuple(array.shape for array in inputs)
             key = (tuple(given.items()) if operator.startswith("Quantized") else given.get("axis"), shapes)
             if key in seen or count == MOST:

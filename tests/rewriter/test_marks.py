@@ -425,11 +425,11 @@ BOUNDED = {
 }
 
 
-@pytest.mark.parametrize("axes", ["one", "tensor"])
-@pytest.mark.parametrize("form", BOUNDED)
+@pytest.mark.parametrize(
+    ("form", "axes"), [*((form, "one") for form in BOUNDED), *((form, "tensor") for form in list(BOUNDED)[:2])]
+)
 def test_an_infinity_beside_a_bounded_scale(form: str, axes: str) -> None:
     """The scale of an infinite row is the largest float, but infinity * 0 and infinity - infinity are NaN."""
-    axes = "one" if form == "estimator" else axes
     shared = SHARED.replace("{axes}", axes).replace("s = Div(m, c127)", "s0 = Div(m, c127) s = Clip(s0, eps)")
     model = model_of(shared + BOUNDED[form] + PRODUCT, CONSTANTS | {"tensor": np.array([0, 1, 2])}, inputs=INPUTS)
     x = np.random.default_rng(5).normal(0, 1, (3, 4, K)).astype(F)
