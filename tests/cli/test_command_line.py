@@ -7,6 +7,7 @@ import importlib.abc
 import os
 import re
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -292,6 +293,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("inspect --body DynamicQuantize --opset 9", "--opset is 9, expected 10 or newer"),
         ("inspect model.onnx --opset 18", "--opset needs --body NAME"),
         ("verify model.onnx", "required: B"),
+        ("verify model.onnx ''", "B is empty"),
         ("verify missing.onnx model.onnx", "A (missing.onnx) is not a file"),
         ("verify model.onnx missing.onnx", "B (missing.onnx) is not a file"),
         ("verify text.onnx model.onnx", "A (text.onnx) is not an ONNX model"),
@@ -337,7 +339,7 @@ def test_wrong_arguments_are_one_line(
     np.save("double.npy", np.zeros((2, 4)))
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for more in ([], ["--json"]):
-        assert cli.main([*arguments.split(), *more]) == 2
+        assert cli.main([*shlex.split(arguments), *more]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("ort-dynq: error: ")
