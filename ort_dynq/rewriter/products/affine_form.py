@@ -29,9 +29,11 @@ from .terms import (
     dtype_of,
     key_of,
     lead,
+    lengths_of,
     like,
     rank_of,
     scope_of,
+    unmoved,
     unsqueezed,
     with_last_dims,
 )
@@ -98,23 +100,23 @@ def _tiled(param: Param, axes: frozenset[int], repeats: Sequence[int | None] | N
     return param.of("Tile", np.array(of_numbers)) if set(of_numbers) != {1} else param
 
 
-def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, data: ir.Value) -> Param | None:
-    """Returns the numbers of a Concat of values with these numbers; None if it is not known.
+def concatenated(name: str, parts: Sequence[Affine], concat: ir.Node) -> Param | None:
+    """Returns the numbers of the result of a Concat; None if they are not known.
 
     Args:
-        param: The numbers of its first input.
-        others: Those of the other inputs.
+        name: Which numbers, as of :meth:`Affine.param`.
+        parts: The forms of the inputs.
         concat: The node.
-        data: Its first input.
     """
-    given = [each for each in (param, *others) if each is not None]
-    if len(given) <= len(others):
+    given = [param for each in parts if (param := each.param(name)) is not None]
+    if len(given) < len(parts):
         return None
+    param = given[0]
     if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
         param, *_ = given = [like(each, Param(np.zeros((), np.float32))) for each in given]
     if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
         return param
-    rank = rank_of(data)
+    rank = rank_of(parts[0].value)
     axis = None if rank is None else concat.attributes.get_int("axis", 0) % rank - rank
     if axis is None or rank is None:
         return None
@@ -128,9 +130,9 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     if not is_same or any(each.block != param.block for each in given):
         return None
     if axis not in (lead(rank, -1) if param.axes is None else param.axes):
-        pairs = zip(given, concat.inputs, strict=True)
+        pairs = zip(given, parts, strict=True)
         given = [found for each, part in pairs if (found := _for_each_index(each, part, axis)) is not None]
-        if len(given) <= len(others):
+        if len(given) < len(parts):
             return None
     first, *behind = given
     return first.of("Concat", *(each.term for each in behind), axis=axis)
@@ -147,13 +149,13 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
     return replace(param.of("Expand", shape), axes=None, rank=rank)
 
 
-def _for_each_index(param: Param, part: ir.Value | None, axis: int) -> Param | None:
+def _for_each_index(param: Param, part: Affine, axis: int) -> Param | None:
     """Returns numbers that do not vary along an axis as numbers for each index of it; None if it is not known."""
-    length = None if part is None or part.shape is None else part.shape[axis]
-    if not isinstance(length, int) or param.rank is None or param.axes is None:
+    if part.value.shape is None or param.rank is None or param.axes is None:
         return None
-    lengths = np.ones(param.rank, np.int64)
-    lengths[axis] = length
+    length, ones = part.value.shape[axis], np.ones(param.rank, np.int64)
+    along = np.array([length]) if isinstance(length, int) else lengths_of(part.codes, axis, axis + 1)
+    lengths = Op("Concat", (ones[:axis], along, ones[axis + param.rank + 1 :]), ir.DataType.INT64, (("axis", 0),))
     return replace(param.of("Expand", lengths), axes=param.axes | {axis})
 
 
@@ -376,7 +378,7 @@ def is_mark(term: Term) -> bool:
 
 def range_of(scale: Param) -> Scaled | None:
     """Returns the value that a scale is computed from by constants and reshapes, or its inverse; or None."""
-    found = scaled_value(scale.term)
+    found = scaled_value(unmoved(scale.term))
     while found is not None and (inner := unreshaped(found.value)) is not found.value:
         behind = scaled_value(inner)
         found = None if behind is None else Scaled(1, behind.value, found.is_inverse ^ behind.is_inverse)
@@ -421,19 +423,6 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
         return None
     return division.inputs[1]
-
-
-def marked(term: Term, divisor: ir.Value) -> Term | None:
-    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
-    if isinstance(term, ir.Value):
-        if term is not divisor:
-            return None
-        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
-        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
-    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *RESHAPES) else ():
-        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
-            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
-    return None
 
 
 def _number_of(term: Term) -> float | None:
