@@ -37,6 +37,8 @@ class Activation:
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
         quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
         order: The order of axes to which the product transposes codes; the scales already have it. Empty for none.
+        shape: The shape, as Reshape reads it, to which the product reshapes codes then; the scales already have it.
+            Empty for none.
     """
 
     form: Affine
@@ -47,6 +49,7 @@ class Activation:
     may_be_nan: bool = False
     quotient: Quotient | None = None
     order: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
     @property
     def value(self) -> ir.Value:

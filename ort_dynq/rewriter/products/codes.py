@@ -68,7 +68,7 @@ class ActivationCodes:
             edit: The edit of the product. It inserts the nodes, if there are no codes yet.
         """
         form = activation.form
-        key = form.value, activation.groups, activation.parts, activation.order
+        key = form.value, activation.groups, activation.parts, activation.order, activation.shape
         if key not in self._found:
             before = form.value.producer()
             assert before is not None
@@ -76,6 +76,9 @@ class ActivationCodes:
             codes = self._codes(form, edit)
             if activation.order:
                 codes = terms.insert("Transpose", codes, perm=activation.order)
+                self._facts.note(codes, ir.DataType.UINT8, None)
+            if activation.shape:
+                codes = terms.insert("Reshape", codes, terms.constant(np.array(activation.shape)))
                 self._facts.note(codes, ir.DataType.UINT8, None)
             scale = None if form.scale is None else terms.of_rows(form.scale, activation)
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:

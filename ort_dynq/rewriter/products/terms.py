@@ -171,6 +171,13 @@ def with_last_dims(codes: CodesOf, end: int, last: np.ndarray[Any, Any]) -> Term
     return Op("Concat", (dims, last), i64, (("axis", 0),))
 
 
+def with_dim(shape: np.ndarray[Any, Any], axis: int, codes: CodesOf) -> Term:
+    """Returns a shape with the length of codes along an axis, which is negative and not the last one."""
+    i64 = ir.DataType.INT64
+    dim = Op("Slice", (Op("Shape", (codes,), i64), np.array([axis]), np.array([axis + 1])), i64)
+    return Op("Concat", (shape[:axis], dim, shape[axis + 1 :]), i64, (("axis", 0),))
+
+
 def rank_of(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
