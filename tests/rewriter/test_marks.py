@@ -216,24 +216,6 @@ def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
     assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
 
 
-@pytest.mark.parametrize(
-    ("form", "axes", "expected"),
-    [("quotient", [1, 2], True), ("signed zero point", [1, 2], True), ("quotient", [0, 1], False)],
-)
-def test_fixed_tokens_with_a_scale_of_their_own(form: str, axes: list[int], expected: bool) -> None:
-    """A prefix of a length that is known at run time only, as PrefixQuant has it; scales of columns stay."""
-    body = "p0 = Slice(x, start, count, token) p1 = Slice(x, count, end, token) "
-    for i in range(2):
-        body += part_of(form, i).replace(", one)", ", sample)")
-    numbers = {"start": np.array([0]), "end": np.array([99]), "token": np.array([1]), "sample": np.array(axes)}
-    body += "y0 = Concat<axis = 1>(y0_0, y0_1) " + PRODUCT
-    model = model_of(body, CONSTANTS | numbers, inputs=f"{INPUTS}, int64[1] count")
-    assert products(rewrite(model).report) == ["QuantizedMatMul"] * expected
-    x = data()
-    x[2] = 0
-    assert np.isfinite(check_rows(model, x, count=np.array([2]))).all() != expected
-
-
 @pytest.mark.parametrize("first", ["g = Identity(x) ", "g = MatMul(x, identity) "])
 @pytest.mark.parametrize("last", ["c = Identity(n) ", "c = Clip(n, low, high) "])
 def test_blocks_of_rows_without_an_epsilon(first: str, last: str) -> None:

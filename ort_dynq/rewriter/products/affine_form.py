@@ -29,12 +29,12 @@ from .terms import (
     dtype_of,
     key_of,
     lead,
-    lengths_of,
     like,
     rank_of,
     scope_of,
     unmoved,
     unsqueezed,
+    with_dim,
     with_last_dims,
 )
 
@@ -101,22 +101,16 @@ def _tiled(param: Param, axes: frozenset[int], repeats: Sequence[int | None] | N
 
 
 def concatenated(name: str, parts: Sequence[Affine], concat: ir.Node) -> Param | None:
-    """Returns the numbers of the result of a Concat; None if they are not known.
-
-    Args:
-        name: Which numbers, as of :meth:`Affine.param`.
-        parts: The forms of the inputs.
-        concat: The node.
-    """
-    given = [param for each in parts if (param := each.param(name)) is not None]
+    """Returns the scale, zero point, offset or mark of a Concat of these forms; None if it is not known."""
+    data, given = parts[0].value, [found for each in parts if (found := each.param(name)) is not None]
     if len(given) < len(parts):
         return None
-    param = given[0]
     if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
-        param, *_ = given = [like(each, Param(np.zeros((), np.float32))) for each in given]
+        given = [like(each, Param(np.zeros((), np.float32))) for each in given]
+    param = given[0]
     if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
         return param
-    rank = rank_of(parts[0].value)
+    rank = rank_of(data)
     axis = None if rank is None else concat.attributes.get_int("axis", 0) % rank - rank
     if axis is None or rank is None:
         return None
@@ -151,12 +145,12 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
 
 def _for_each_index(param: Param, part: Affine, axis: int) -> Param | None:
     """Returns numbers that do not vary along an axis as numbers for each index of it; None if it is not known."""
-    if part.value.shape is None or param.rank is None or param.axes is None:
+    if part.value.shape is None or param.rank is None or param.axes is None or axis == -1:
         return None
-    length, ones = part.value.shape[axis], np.ones(param.rank, np.int64)
-    along = np.array([length]) if isinstance(length, int) else lengths_of(part.codes, axis, axis + 1)
-    lengths = Op("Concat", (ones[:axis], along, ones[axis + param.rank + 1 :]), ir.DataType.INT64, (("axis", 0),))
-    return replace(param.of("Expand", lengths), axes=param.axes | {axis})
+    length, lengths = part.value.shape[axis], np.ones(param.rank, np.int64)
+    lengths[axis] = length if isinstance(length, int) else 1
+    shape = lengths if isinstance(length, int) else with_dim(lengths, axis, part.codes)
+    return replace(param.of("Expand", shape), axes=param.axes | {axis})
 
 
 def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:

@@ -176,13 +176,16 @@ def lead(rank: int, end: int) -> frozenset[int]:
 
 def with_last_dims(codes: CodesOf, end: int, last: np.ndarray[Any, Any]) -> Term:
     """Returns the shape of codes, with other lengths from the dimension `end` on."""
-    return Op("Concat", (lengths_of(codes, 0, end), last), ir.DataType.INT64, (("axis", 0),))
-
-
-def lengths_of(codes: CodesOf, start: int, end: int) -> Term:
-    """Returns the lengths of codes along the dimensions from `start` to before `end`."""
     i64 = ir.DataType.INT64
-    return Op("Slice", (Op("Shape", (codes,), i64), np.array([start]), np.array([end])), i64)
+    dims = Op("Slice", (Op("Shape", (codes,), i64), np.array([0]), np.array([end])), i64)
+    return Op("Concat", (dims, last), i64, (("axis", 0),))
+
+
+def with_dim(shape: np.ndarray[Any, Any], axis: int, codes: CodesOf) -> Term:
+    """Returns a shape with the length of codes along an axis, which is negative and not the last one."""
+    i64 = ir.DataType.INT64
+    dim = Op("Slice", (Op("Shape", (codes,), i64), np.array([axis]), np.array([axis + 1])), i64)
+    return Op("Concat", (shape[:axis], dim, shape[axis + 1 :]), i64, (("axis", 0),))
 
 
 def rank_of(value: ir.Value) -> int | None:
