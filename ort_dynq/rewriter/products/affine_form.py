@@ -32,6 +32,7 @@ from .terms import (
     like,
     rank_of,
     scope_of,
+    unmoved,
     unsqueezed,
     with_dim,
     with_last_dims,
@@ -371,7 +372,7 @@ def is_mark(term: Term) -> bool:
 
 def range_of(scale: Param) -> Scaled | None:
     """Returns the value that a scale is computed from by constants and reshapes, or its inverse; or None."""
-    found = scaled_value(scale.term)
+    found = scaled_value(unmoved(scale.term))
     while found is not None and (inner := unreshaped(found.value)) is not found.value:
         behind = scaled_value(inner)
         found = None if behind is None else Scaled(1, behind.value, found.is_inverse ^ behind.is_inverse)
@@ -416,19 +417,6 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
         return None
     return division.inputs[1]
-
-
-def marked(term: Term, divisor: ir.Value) -> Term | None:
-    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
-    if isinstance(term, ir.Value):
-        if term is not divisor:
-            return None
-        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
-        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
-    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *RESHAPES) else ():
-        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
-            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
-    return None
 
 
 def _number_of(term: Term) -> float | None:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 
 ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+MOVES = ("Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+"""Operators of new nodes that move the elements of their first input, and repeat or leave out some."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,13 @@ def dtype_of(term: Term) -> ir.DataType:
     if isinstance(term, CodesOf):
         return ir.DataType.UINT8
     return term.dtype or ir.DataType.UNDEFINED
+
+
+def unmoved(term: Term) -> Term:
+    """Returns a term before new nodes move its elements."""
+    while isinstance(term, Op) and term.op_type in MOVES:
+        term = term.inputs[0]
+    return term
 
 
 def key_of(term: Term) -> object:
