@@ -106,13 +106,15 @@ WRITTEN_PART = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21
     }""")
 
 ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-    g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v) => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z)
+    g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v) => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z, float[1, 2, 64, 64] n)
     <float scale = {0.02}, int8 zero = {0}, int64[3] lengths = {64, 32, 5}> {
         weights = ConstantOfShape<value = int32[1] {2}>(lengths)
         q_wide = Cast<to = 6>(q)
         z = Einsum<equation = "bhtd,tdn->bhn">(q_wide, weights)
         k_wide = Cast<to = 6>(k)
         s = MatMul(q_wide, k_wide)
+        i = MatMulInteger(q, k)
+        n = DequantizeLinear(i, scale)
         s_float = CastLike(s, scale)
         p = Softmax<axis = -1>(s_float)
         p_codes = QuantizeLinear(p, scale, zero)
