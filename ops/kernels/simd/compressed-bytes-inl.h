@@ -129,7 +129,9 @@ void half_bytes_by_column(const WordProduct& p) {
 
 constexpr int64_t kColumnsOfQuads = 2 * kBytesOfVector, kMostColumnsOfQuads = 256;
 
-// One row of words and kColumnsOfQuads columns of halves in rows: four rows of codes become quads of bytes.
+// One row of words and kColumnsOfQuads columns of halves in rows: four rows of codes become quads of bytes. `Type` is
+// V: only a template may call a dot_bytes() that V does not have.
+template <class Type = V>
 inline void half_quads(const WordProduct& p, const int8_t* high_digits, const int8_t* low_digits, int64_t column) {
   const V::I flips = V::set1(p.flipped % 16 * 0x01010101);
   V::I high[4][2], low[4][2];  // of four vectors of quads, their low and high halves
@@ -150,8 +152,8 @@ inline void half_quads(const WordProduct& p, const int8_t* high_digits, const in
       V::half_bytes(quads[i], flips, halves);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        high[i][half] = V::dot_bytes(high[i][half], halves[half], high_quad);
-        low[i][half] = V::dot_bytes(low[i][half], halves[half], low_quad);
+        high[i][half] = Type::dot_bytes(high[i][half], halves[half], high_quad);
+        low[i][half] = Type::dot_bytes(low[i][half], halves[half], low_quad);
       }
     }
   }
@@ -162,28 +164,151 @@ inline void half_quads(const WordProduct& p, const int8_t* high_digits, const in
   memcpy(p.sums + column, sums, sizeof sums);
 }
 
-// Sums of many columns do not stay in registers, and fewer do not fill the quads: they take words.
-void half_bytes_by_row(const WordProduct& p) {
-  if (p.rows > 1 || p.cols % kColumnsOfQuads != 0 || p.cols > kMostColumnsOfQuads || p.code_stride % 2 != 0)
-    return halves_product_by_row(p);
-  int8_t high[kMostProducts], low[kMostProducts];
-  memset(high, 0, sizeof high);
-  memset(low, 0, sizeof low);
+// One row of words and `cols` columns of halves in rows, a multiple of kColumnsOfQuads: two rows of codes become pairs
+// of bytes, whose products are added in int16. Whole rows of codes are read, as in stream_by_row().
+constexpr int64_t kBytePairs = 8;  // as often as add_byte_pairs may add
+
+struct DigitPairs {
+  int32_t high, low;  // each digit twice
+};
+
+ORT_DYNQ_ONE_COPY void set_digit_pairs(const WordProduct& p, DigitPairs* digits) {
+  int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
+  const auto twice = [](const int8_t* pair) {
+    return static_cast<int32_t>(dynq::load(reinterpret_cast<const uint16_t*>(pair)) * uint32_t{0x00010001});
+  };
   set_digits(p.words, 1, p.depth, high, low);
-  for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads(p, high, low, c);
+  for (int64_t i = 0; i < p.depth; i += 2) digits[i / 2] = {twice(high + i), twice(low + i)};
+}
+
+// Prefetches a line that may be behind the last row: no pointer may be.
+inline void prefetch_rows(const uint8_t* row, int64_t ahead) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(ahead);
+  ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+}
+
+// Adds the products of `count` pairs of rows to the sums, which are not in order. The second row of the last pair is
+// `last`.
+template <int kKind>
+void add_pairs_of_rows(const WordProduct& p, const uint8_t* codes, int64_t count, const uint8_t* last,
+                       const DigitPairs* digits, int64_t cols) {
+  constexpr bool kIsShifted = kKind == kShiftedHalves;  // then a second row begins with the high half of a byte
+  const int64_t stride = p.code_stride, to_second = stride / 2;
+  const int64_t ahead = cols > kMostColumnsOfQuads ? kBytePairs * stride : 0;  // hardware prefetches short rows
+  const V::I flips = flips_of(p), none = V::set1(int32_t{0});
+  int32_t* to = p.sums;
+  for (int64_t c = 0; c < cols; c += kColumnsOfQuads, to += kColumnsOfQuads, codes += kBytesOfVector) {
+    V::I high[2][2], low[2][2];  // of pairs in two vectors, their low and high halves
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) high[i / 2][i % 2] = low[i / 2][i % 2] = none;
+    const uint8_t* first = codes;
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < count; ++i, first += stride) {
+      const uint8_t* const second = i + 1 < count ? first + to_second : last + c / 2;
+      if (ahead > 0) {
+        prefetch_rows(first, ahead);
+        prefetch_rows(second, ahead);
+      }
+      const V::I high_pair = V::set1(digits[i].high), low_pair = V::set1(digits[i].low);
+      const auto codes_at = [&](const uint8_t* at) ORT_DYNQ_INLINE_LAMBDA {
+        return V::flip(V::load(static_cast<const void*>(at)), flips);
+      };
+      const auto add = [&](int j, int half, V::I pairs) ORT_DYNQ_INLINE_LAMBDA {
+        high[j][half] = V::add_byte_pairs(high[j][half], pairs, high_pair);
+        low[j][half] = V::add_byte_pairs(low[j][half], pairs, low_pair);
+      };
+      V::I both[2], halves[2], others[2];
+      if constexpr (kIsShifted) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          V::half_bytes(codes_at(first), none, halves);
+          V::half_bytes(codes_at(second + half), none, others);
+          V::zip_bytes_of_lanes(halves[half], others[1 - half], both[0], both[1]);
+          add(0, half, both[0]);
+          add(1, half, both[1]);
+        }
+      } else {
+        V::zip_bytes_of_lanes(codes_at(first), codes_at(second), both[0], both[1]);
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) {
+          V::half_bytes(both[j], none, halves);
+          add(j, 0, halves[0]);
+          add(j, 1, halves[1]);
+        }
+      }
+    }
+    const V::I digits_of_words = V::set1(0x01000001);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      V::I words[2];
+      V::zip_words_of_lanes(low[i / 2][i % 2], high[i / 2][i % 2], words[0], words[1]);
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k) {
+        int32_t* const at = to + (2 * (i / 2 * 2 + k) + i % 2) * V::kLanes;
+        store_sums(at, V::dot_words(V::load(static_cast<const void*>(at)), words[k], digits_of_words));
+      }
+    }
+  }
+}
+
+template <int kKind>
+void half_pairs_by_row(const WordProduct& p, int64_t cols) {
+  const auto* const codes = static_cast<const uint8_t*>(p.codes);
+  const int64_t pairs = (p.depth + 1) / 2;
+  DigitPairs digits[kMostProducts / 2];
+  set_digit_pairs(p, digits);
+  memset(p.sums, 0, static_cast<size_t>(cols) * sizeof(int32_t));
+  for (int64_t i = 0; i < pairs; i += kBytePairs) {
+    const int64_t count = pairs - i < kBytePairs ? pairs - i : kBytePairs, last = 2 * (i + count) - 1;
+    add_pairs_of_rows<kKind>(p, codes + i * p.code_stride, count,
+                             last < p.depth ? codes_of_row<kKind>(codes, p.code_stride, last)
+                                            : no_second_row<kKind>(codes, p.code_stride, codes),
+                             digits + i, cols);
+  }
+  for (int64_t c = 0; c < cols; c += kColumnsOfQuads) {
+    V::I sums[4][2], ordered[8];
+    memcpy(sums, p.sums + c, sizeof sums);
+    V::order_half_quads(sums, ordered);
+    memcpy(p.sums + c, ordered, sizeof ordered);
+  }
+}
+
+// Quads pay if a CPU adds the products of whole bytes, for columns whose sums stay in registers.
+template <bool kInQuads, class Type = V>
+void half_bytes_by_row(const WordProduct& p) {
+  const int64_t whole = p.cols / kColumnsOfQuads * kColumnsOfQuads;
+  if (p.rows > 1 || 4 * (p.cols - whole) > whole) return halves_product_by_row(p);  // a long rest takes words, too
+  const bool is_shifted = p.code_stride % 2 != 0 && p.depth > 1;
+  if constexpr (kInQuads)
+    if (whole == p.cols && whole <= kMostColumnsOfQuads && !is_shifted) {
+      int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
+      set_digits(p.words, 1, p.depth, high, low);
+      for (int64_t c = 0; c < whole; c += kColumnsOfQuads) half_quads<Type>(p, high, low, c);
+      return;
+    }
+  is_shifted ? half_pairs_by_row<kShiftedHalves>(p, whole) : half_pairs_by_row<kHalves>(p, whole);
+  if (whole == p.cols) return;
+  WordProduct rest = p;
+  rest.codes = static_cast<const uint8_t*>(p.codes) + whole / 2;
+  rest.sums += whole;
+  rest.cols -= whole;
+  halves_product_by_row(rest);
 }
 
 constexpr CompressedKernels with_half_bytes(CompressedKernels kernels) {
   kernels.by_column[kHalves] = half_bytes_by_column;
-  kernels.by_row[kHalves] = half_bytes_by_row;
+  kernels.by_row[kHalves] = half_bytes_by_row<false>;
   return kernels;
 }
 
 // If dot_bytes takes codes of 8 bits, too.
-[[maybe_unused]] constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
+template <class Type = V>
+constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
   if constexpr (V::kLanes == 16) {
     kernels.by_column[kU8] = bytes_by_column<kU8>;
     kernels.by_column[kS8] = bytes_by_column<kS8>;
   }
-  return with_half_bytes(kernels);
+  kernels = with_half_bytes(kernels);
+  kernels.by_row[kHalves] = half_bytes_by_row<true, Type>;
+  return kernels;
 }

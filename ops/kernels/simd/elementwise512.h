@@ -181,8 +181,17 @@ struct Elementwise512 : Vector512 {
   }
   static I dot_words(I sums, I a, I b) { return add(sums, _mm512_madd_epi16(a, b)); }
   // Adds four products of codes of at most 15 with bytes, in two int16, at most eight times: 8 * 2 * 15 * 128 < 2^15.
-  static I add_bytes(I sums, I codes, I b) { return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, b)); }
-  static I dot_bytes(I sums, I codes, I b) { return add(sums, sums_of_bytes(_mm512_maddubs_epi16(codes, b))); }
+  static I add_byte_pairs(I sums, I codes, I b) { return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, b)); }
+  static I add_bytes(I sums, I codes, I b) { return add_byte_pairs(sums, codes, b); }
+  // Of each 128 bits of a and b.
+  static void zip_bytes_of_lanes(I a, I b, I& low, I& high) {
+    low = _mm512_unpacklo_epi8(a, b);
+    high = _mm512_unpackhi_epi8(a, b);
+  }
+  static void zip_words_of_lanes(I a, I b, I& low, I& high) {
+    low = _mm512_unpacklo_epi16(a, b);
+    high = _mm512_unpackhi_epi16(a, b);
+  }
   static I sums_of_bytes(I sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
   static I sum_lanes(const I* rows) {
     I parts[2];
