@@ -142,7 +142,7 @@ void check_product() {
   const bool fills_quads = kind == dynq::kHalves && is_by_row && source.one_in(2);  // see half_bytes_by_row
   if (fills_quads) {
     rows = 1;
-    cols = int64_t{64} << source.integer(0, 2);
+    cols = (int64_t{64} << source.integer(0, 3)) + (source.one_in(2) ? source.integer(1, 3) : 0);
   }
   const int64_t padded = round_up(depth, dynq::kWordUnit),
                 word_stride = padded + dynq::kWordUnit * source.integer(0, 2);
@@ -150,7 +150,8 @@ void check_product() {
                                                    is_by_row ? depth : padded, kind == dynq::kWords, is_extreme);
   const int64_t length = is_by_row ? cols : groups * depth, count = is_by_row ? depth : cols;
   int64_t code_stride = length + source.integer(0, 3) * source.integer(0, 20);
-  if (kind == dynq::kHalves && (!is_by_row || fills_quads)) code_stride = round_up(code_stride, 2);
+  if (kind == dynq::kHalves && (!is_by_row || (fills_quads && source.one_in(2))))
+    code_stride = round_up(code_stride, 2);
   const std::vector<uint8_t> codes = codes_of_kind(kind, (count - 1) * code_stride + length, is_extreme);
   dynq::WordProduct product = {};
   product.words = place(words, 0);

@@ -131,7 +131,7 @@ constexpr int64_t kColumnsOfQuads = 2 * kBytesOfVector, kMostColumnsOfQuads = 25
 
 // One row of words and kColumnsOfQuads columns of halves in rows: four rows of codes become quads of bytes. `Type` is
 // V: only a template may call a dot_bytes() that V does not have.
-template <class Type = V>
+template <class Type>
 inline void half_quads(const WordProduct& p, const int8_t* high_digits, const int8_t* low_digits, int64_t column) {
   const V::I flips = V::set1(p.flipped % 16 * 0x01010101);
   V::I high[4][2], low[4][2];  // of four vectors of quads, their low and high halves
@@ -273,6 +273,13 @@ void half_pairs_by_row(const WordProduct& p, int64_t cols) {
   }
 }
 
+template <class Type>
+ORT_DYNQ_ONE_COPY void half_quads_by_row(const WordProduct& p) {
+  int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
+  set_digits(p.words, 1, p.depth, high, low);
+  for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads<Type>(p, high, low, c);
+}
+
 // Quads pay if a CPU adds the products of whole bytes, for columns whose sums stay in registers.
 template <bool kInQuads, class Type = V>
 void half_bytes_by_row(const WordProduct& p) {
@@ -280,12 +287,7 @@ void half_bytes_by_row(const WordProduct& p) {
   if (p.rows > 1 || 4 * (p.cols - whole) > whole) return halves_product_by_row(p);  // a long rest takes words, too
   const bool is_shifted = p.code_stride % 2 != 0 && p.depth > 1;
   if constexpr (kInQuads)
-    if (whole == p.cols && whole <= kMostColumnsOfQuads && !is_shifted) {
-      int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
-      set_digits(p.words, 1, p.depth, high, low);
-      for (int64_t c = 0; c < whole; c += kColumnsOfQuads) half_quads<Type>(p, high, low, c);
-      return;
-    }
+    if (whole == p.cols && whole <= kMostColumnsOfQuads && !is_shifted) return half_quads_by_row<Type>(p);
   is_shifted ? half_pairs_by_row<kShiftedHalves>(p, whole) : half_pairs_by_row<kHalves>(p, whole);
   if (whole == p.cols) return;
   WordProduct rest = p;
