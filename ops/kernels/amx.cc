@@ -1,4 +1,4 @@
-// Products on the tiles of AMX-int8. simd/tile-groups-inl.h has weights in groups. Other products are in avx512vnni.cc.
+// Products on the tiles of AMX-int8. simd/tile-*-inl.h: weights in groups, attention over codes. Others: avx512vnni.cc.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
 //
 // Tiles are used for products of 16 rows or more, except with long groups or with one group of 4-bit weights, and for

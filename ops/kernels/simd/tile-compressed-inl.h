@@ -13,9 +13,8 @@ constexpr int64_t kPanelRows = 16;  // all tiles of a panel, of 4 to 16 quads, h
 constexpr int64_t kDigitsBytes = kQuad * kMostPanelColumns, kPanelQuadBytes = 2 * kDigitsBytes;
 static_assert(kMostPanelColumns == kPair && kMostProducts % kPanelRows == 0);
 
-// Panels of so few rows take longer on tiles, if their elements fit int8 or not. Not measured: decisions.md has the
-// count of instructions.
-constexpr int64_t kMostRowsOfPairs = 32, kMostRowsOfInt8Pairs = 16;
+// Panels of more rows are multiplied on tiles. By count of instructions (decisions.md), not measured.
+constexpr int64_t kMostRowsOfPairs = 32;
 
 using Words = int16_t __attribute__((vector_size(64)));
 using Digits = int8_t __attribute__((vector_size(32)));
@@ -23,9 +22,7 @@ using Codes = uint8_t __attribute__((vector_size(32)));
 constexpr int64_t kVectorWords = 32;
 static_assert(kVectorWords == kMostPanelColumns);
 
-inline bool has_pairs(int64_t panel_stride, bool fits_int8) {
-  return panel_stride <= (fits_int8 ? kMostRowsOfInt8Pairs : kMostRowsOfPairs) * kMostPanelColumns;
-}
+inline bool has_pairs(int64_t panel_stride) { return panel_stride <= kMostRowsOfPairs * kMostPanelColumns; }
 
 // Up to kVectorWords elements; those from `count` on are 0.
 template <class Vector, class T>
@@ -52,7 +49,7 @@ inline void store_digits(Words words, void* low, void* high) {
 
 template <int kKind>
 void pack_digits(const PanelPack& p) {
-  if (has_pairs(p.panel_stride, p.fits_int8)) return kAvx512VnniCompressed.pack[kKind](p);
+  if (has_pairs(p.panel_stride)) return kAvx512VnniCompressed.pack[kKind](p);
   const bool has_zero_points = kKind != kWords && p.zero_points != nullptr;
   for (int64_t first = 0; first < p.cols; first += kMostPanelColumns) {
     const int64_t count = p.cols - first;
@@ -190,7 +187,7 @@ void multiply_panels(const PanelScores& block, int64_t quads, int64_t tile_quads
 
 void panel_scores(const PanelScores& block) {
   const PanelProduct& p = block.product;
-  if (has_pairs(p.panel_stride, p.fits_int8)) return kAvx512VnniCompressed.panel_scores(block);
+  if (has_pairs(p.panel_stride)) return kAvx512VnniCompressed.panel_scores(block);
   const int64_t quads = (p.depth + kPanelRows - 1) / kPanelRows * (kPanelRows / kQuad);
   int64_t tiles = 1;
   while (quads % tiles != 0 || quads / tiles > kTileRows) ++tiles;
