@@ -15,6 +15,7 @@ from .chains import (
     qdq,
     reductions,
     repeated,
+    scaled_bounds,
     truncation,
     written_parts,
 )
@@ -39,7 +40,7 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
+    (cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE, scaled_bounds.RULE),
     (narrowing.RULE,),
     (truncation.RULE,),
     (
