@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import os
 import re
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import helpers
 import numpy as np
@@ -22,6 +25,7 @@ from commands import ENCODER, MODELS, run
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.__main__ import main as program
 from ort_dynq.cli import render
 
 LIGHT = {"ort_dynq.errors", "ort_dynq.files", "ort_dynq.system", "ort_dynq.formats"}
@@ -232,6 +236,38 @@ def test_interrupt_of_the_imports_exits_with_130(
     monkeypatch.delitem(sys.modules, "ort_dynq.cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert getattr(importlib.import_module(script[1]), script[2])() == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_interrupt_of_an_extension_module_exits_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy and pybind11 make an ImportError of an interrupt, so it waits for the end of the import."""
+
+    class Loader(importlib.machinery.ExtensionFileLoader):
+        def create_module(self, spec: object) -> Any:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise ImportError("initialization failed") from error
+
+        def exec_module(self, module: Any) -> None:
+            module.examine = lambda *_, **__: time.sleep(60)
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+            is_ours = name == "ort_dynq.doctor"
+            return importlib.machinery.ModuleSpec(name, Loader(name, "path")) if is_ours else None
+
+    monkeypatch.delitem(sys.modules, "ort_dynq.doctor", raising=False)
+    monkeypatch.setattr(ort_dynq, "doctor", None, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["ort-dynq", "doctor"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert program() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ("", "")
 
 
