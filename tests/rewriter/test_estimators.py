@@ -123,3 +123,15 @@ def test_products(nodes: str) -> None:
 )
 def test_near_misses(nodes: str) -> None:
     assert "QuantizedMatMul" not in products(rewrite(model_of(nodes)).report)
+
+
+@pytest.mark.parametrize("is_of_rows", [True, False])
+def test_maximum_that_is_a_pool(is_of_rows: bool) -> None:
+    """tf2onnx writes the maximum of rows as GlobalMaxPool. That of the columns of a square matrix bounds no row."""
+    a = "a = Abs(x)" if is_of_rows else "a0 = Abs(x) a = Transpose<perm = [0, 2, 1]>(a0)"
+    body = f"""{a} m = GlobalMaxPool(a) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)
+        c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d) y = MatMul(v, w)"""
+    model = parse(body, inputs="float[1, 64, 64] x")
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
+    assert ("QuantizedMatMul" in products(rewrite(model).report)) == is_of_rows
+    check_products(model, {"x": np.tile(data()["x"][:8], (8, 1))[None] * np.geomspace(1, 99, 64, dtype=F)[:, None]})
