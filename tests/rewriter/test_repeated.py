@@ -355,3 +355,22 @@ def test_shapes_and_zeros(case: str) -> None:
     result = rewrite(model, exact=True)
     if not result.report.rewritten:
         assert [node.op_type for node in result.to_proto().graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_a_number_that_is_written_into_float16() -> None:
+    """ONNX Runtime has a float16 kernel of ScatterND, which reads rounded values, and none of Where."""
+    body = """a = Abs(x)  m = ReduceMax<keepdims = 0>(a, one)  p = Mul(m, part)  mask = Equal(p, none)
+        nz = NonZero(mask)  at = Transpose<perm = [1, 0]>(nz)  count = Shape<end = 1>(at)  u = Expand(units16, count)
+        s0 = ScatterND(p, at, u)  s1 = Div(s0, most)  s = Unsqueeze(s1, one)  d = Div(x, s)  r = Round(d)
+        c = Clip(r, least, most)  f = Mul(c, s)  f32 = Cast<to = 1>(f)  y = MatMul(f32, w)"""
+    half = {"part": 0.9, "none": 0, "most": 127, "least": -128}
+    constants = {
+        **WEIGHTS,
+        **{name: np.float16(each) for name, each in half.items()},
+        "units16": np.ones(1, np.float16),
+    }
+    model = model_of(body, constants, inputs=f"float16[3, 37, {K}] x")
+    x = np.random.default_rng(0).normal(size=(3, 37, K)).astype(np.float16)
+    x[1, 2] = 0
+    assert [each.op_type for each in check(model, {"x": x}, exact=True).rewritten if each.operator == "RowProgram"]
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
