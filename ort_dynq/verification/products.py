@@ -452,7 +452,7 @@ def _judge_exact(
 
 
 def _without_nan(expected: Array, reference: Array, result: Array) -> str:
-    """Returns how many elements of B's result are finite where A's is NaN, since its activation is; empty if none is."""
+    """Returns how many elements of B's result are finite where A's and the reference are NaN; empty if none is."""
     lost = int((np.isnan(expected) & np.isnan(reference) & np.isfinite(result)).sum())
     return f"{lost} elements of B's result are finite where A's are NaN" if lost else ""
 

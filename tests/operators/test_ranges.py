@@ -1,7 +1,8 @@
 """The range of rows with NaN, with zeros of both signs, and of no elements: where ONNX Runtime's vector code decides.
 
 A NaN counts only if it is the first element of a row (DynamicQuantizeLinear: the first and the last one); an extreme
-that is a zero has the sign of the row's first zero. So the function of an operator gets rows of the same range in which neither can be mistaken.
+that is a zero has the sign of the row's first zero.
+So the function of an operator gets rows of the same range in which neither can be mistaken.
 """
 
 from __future__ import annotations
@@ -66,6 +67,17 @@ def test_ranges_per_tensor(isas: Sequence[str], operator: str) -> None:
             with kernels.use_isa(isa):
                 for one, other in zip(kernels.run(operator, [src]), expected, strict=True):
                     assert_equal_but_for_nan(one, other)
+
+
+def test_ranges_per_tensor_beside_a_nan_are_those_of_onnxruntime() -> None:
+    src = np.random.default_rng(2).normal(0, 1, (9, 64)).astype(np.float32)
+    for nan in (np.s_[0, 0], np.s_[:], np.s_[2, 3]):
+        given = src.copy()
+        given[nan] = np.nan
+        for one, other in zip(
+            kernels.run("DynamicQuantizeLinear", [given]), run_function("DynamicQuantizeLinear", [given]), strict=True
+        ):
+            assert_equal_but_for_nan(one, other)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])

@@ -14,8 +14,8 @@ The mark is NaN for these rows and 0 for the others. The scale of the product is
 The first mark costs one more reduction of x, as in the example; the second one of Round(x / (Clip(r, 1e-5) / 127)) is
 r * 0. It is one more reduction of x too if r is infinite in other cases than x is, as max(max|x|, an input) may be.
 
-The fourth mark is min(x == x), inverted and times 0. It costs nothing where x is finite: the kernel that finds the range
-of x also finds that out.
+The fourth mark is min(x == x), inverted and times 0. It costs nothing where x is an input of the program and finite:
+the kernel that finds the range of x also finds that out.
 
 Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0, which is NaN for x = [0, 3], s = 0.
 """
@@ -117,12 +117,16 @@ def of_largest(mark: Param) -> Param:
 
 
 def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param | None:
-    """Returns the scale of y in x + (y - x), NaN for the rows of an infinite x or NaN, if they do not share a number."""
+    """Returns the scale of y in x + (y - x), NaN for rows of x that are not finite, if they do not share a number."""
     rank = rank_of(x)
     if scale is None or (scale.axes is not None and (rank is None or scale.axes != lead(rank, -1))):
         return scale
     scale = combined("Add", scale, nan_mark(x, scale, facts))
-    return scale if not is_bounded(scale) else combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
+    return (
+        scale
+        if not is_bounded(scale)
+        else combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
+    )
 
 
 def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:
