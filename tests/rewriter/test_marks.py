@@ -465,14 +465,16 @@ def test_verify_compares_nan() -> None:
 
 
 def test_verify_knows_the_roundings_of_a_difference() -> None:
-    """Below the epsilon, q * s - z * s is near 0, and the model rounds q * s and z * s."""
+    """q * s - z * s is near 0, and the model rounds q * s and z * s."""
     body = (
         ENDS
         + "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) e = Max(d, eps) s = Div(e, c255) f = Div(l, s) g = Neg(f)"
     )
     body += " z0 = Round(g) z = Clip(z0, zero, c255) t = Div(x, s) n = Round(t) u = Add(n, z) c = Clip(u, zero, c255)"
     body += " v = Mul(c, s) w0 = Mul(z, s) y0 = Sub(v, w0) "
-    model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
+    weights = np.where(np.arange(K)[:, None] == 1, F(0), CONSTANTS["w"])
+    model = model_of(body + PRODUCT, {**CONSTANTS, "w": weights}, inputs=INPUTS)
     x = np.random.default_rng(8).normal(0, 1, (2, 9, K)).astype(F)
-    x[0] = -np.abs(x[0]) * F(1e-7)
+    x[0] *= F(3e-8)
+    x[0, :, 1] = F(-9e-6)  # the zero point is large, and the weights of this element are 0
     assert verify(model, rewrite(model).to_proto(), inputs={"x": x}).passed
