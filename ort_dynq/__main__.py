@@ -1,18 +1,52 @@
 """The program ``ort-dynq``, also ``python -m ort_dynq``: the command line, whose imports can be interrupted, too."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+import threading
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
 
 _INTERRUPTED = 130  # cli.command has it, too, but is not imported yet
+_LATER = 0.02  # seconds
 
 
 def main() -> int:
     """Runs the command line and returns its exit status."""
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, or handled
+    if is_ours:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from .cli import main
 
         return main()
     except KeyboardInterrupt:
         return _INTERRUPTED
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, but after the import of an extension module, which would make another error of it."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            later = threading.Timer(_LATER, _send, (number,))
+            later.daemon = True
+            later.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _send(number: int) -> None:
+    """Sends a signal to this process. On POSIX it also ends what the main thread waits for."""
+    if os.name == "posix":
+        os.kill(os.getpid(), number)
+    else:
+        signal.raise_signal(number)
 
 
 if __name__ == "__main__":

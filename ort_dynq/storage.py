@@ -42,6 +42,10 @@ _SMALL_TENSOR = 1024
 _SMALL_PART = 0.25  # of files with external data
 
 
+class ExternalDataError(DynqError):
+    """External data of a model are missing, cut off or in a place where they may not be."""
+
+
 class _Content:
     """The content of a model's file, for onnx.load(): without the large weights, which stay where the file was read to.
 
@@ -415,7 +419,7 @@ def check_data(model: ir.Model) -> None:
 
 def _missing(path: str | os.PathLike[str]) -> DynqError:
     path = os.path.abspath(path)
-    return DynqError(
+    return ExternalDataError(
         f"the external data of the model, its weights, are missing: there is no file {path}; copy it there"
     )
 
@@ -599,7 +603,10 @@ def _check_external_data(model: ir.Model, folder: str | None) -> None:
             checked[place] = _size_of_external_data(*place)
         size, end = checked[place], (tensor.offset or 0) + (tensor.length or 0)
         if size is not None and end > size:
-            raise DynqError(f"the external data {place[1]} have {size} bytes, but {tensor.name} ends at {end}")
+            raise ExternalDataError(
+                f"the external data {tensor.path} have {size} bytes, but {tensor.name} ends at {end}: the file is cut "
+                "off, or of another model; copy or download it again"
+            )
 
 
 def _size_of_external_data(folder: str, location: str) -> int | None:
@@ -607,23 +614,23 @@ def _size_of_external_data(folder: str, location: str) -> int | None:
     try:
         real_folder = os.path.realpath(folder)
         if not is_inside(location):
-            raise DynqError(
+            raise ExternalDataError(
                 f"the external data have the location {location!r}, which may be no absolute path and have no drive "
                 f"and no '..'; copy the file into the model's folder {real_folder} and refer to the copy in the model"
             )
         path = os.path.realpath(os.path.join(folder, location))
         if os.path.commonpath((path, real_folder)) != real_folder:
-            raise DynqError(
+            raise ExternalDataError(
                 f"the external data {location} lie outside of the model's folder {real_folder}; "
                 "copy the file into that folder and refer to the copy in the model"
             )
         if not os.path.exists(path):
             return None
         if not os.path.isfile(path):
-            raise DynqError(f"the external data {location} are not a file")
+            raise ExternalDataError(f"the external data {location} are not a file")
         return os.path.getsize(path)
     except (OSError, ValueError) as error:
-        raise DynqError(f"the external data {location} cannot be found: {error}") from error
+        raise ExternalDataError(f"the external data {location} cannot be found: {error}") from error
 
 
 def _parse(serialized: bytes) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ..measuring.data import Data
 from ..measuring.plain import plain
 from ..measuring.profile import profile
 from ..rewriter.normal_form import inlined_if_possible
+from ..shown import Shown, Table
 from ..storage import load
 from ..system import return_memory
 from .layers import LayerAccuracy, measure_layers
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from ..storage import Model
 
 
-@dataclass(frozen=True)
-class Accuracy:
+@dataclass(frozen=True, repr=False)
+class Accuracy(Shown):
     """The comparison of a quantized model with its float model.
 
     Attributes:
@@ -39,6 +41,19 @@ class Accuracy:
     outputs: tuple[OutputAccuracy, ...]
     layers: tuple[LayerAccuracy, ...]
     unreachable: int = 0
+
+    def _line(self) -> str:
+        data = f"{len(self.data.sets)} sets of {'generated' if self.data.is_generated else 'given'} data"
+        return f"{self.snr_db:.1f} dB on {data}; outputs: {len(self.outputs)}, layers: {len(self.layers)}"
+
+    def _tables(self) -> Iterator[Table]:
+        outputs = (
+            (each.name, each.snr_db, each.cosine_worst, each.max_abs, each.agreement, each.problem)
+            for each in self.outputs
+        )
+        yield ("output", "SNR dB", "worst cosine", "max abs", "agreement", "problem"), outputs
+        layers = ((each.name, each.operator, each.snr_db, each.output_snr_db, each.share) for each in self.layers)
+        yield ("layer", "operator", "SNR dB", "SNR dB of outputs", "share of time"), layers
 
     @property
     def snr_db(self) -> float:

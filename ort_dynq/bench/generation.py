@@ -8,7 +8,7 @@ so. One sequence is generated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,7 +167,7 @@ def bench_generation(
             ours = open_folder(Path(temporary) / "rewritten")
         else:
             ours, report = open_folder(rewritten), None
-        same = _same_tokens(folder, ours, tokens, track(lengths), settings.backend)
+        same = _same_tokens(folder, ours, tokens, lengths, settings.backend, track)
         greedy, problem = _greedy_tokens(folder, ours, tokens, settings.backend, track)
         timings = [time_case(folder, ours, case, settings, seed) for case in track(cases)]
         timings = [_with_same_tokens(each, same) for each in timings]
@@ -214,7 +214,7 @@ def _tokens(folder: Folder, text: str | Path | None, count: int, seed: int) -> A
 
 
 def _same_tokens(
-    folder: Folder, ours: Folder, tokens: Array, lengths: Iterable[tuple[int, int]], backend: Backend
+    folder: Folder, ours: Folder, tokens: Array, lengths: Sequence[tuple[int, int]], backend: Backend, track: Track
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """Returns how many tokens are the same in both decoders, and of how many, by the new tokens and those before them.
 
@@ -227,7 +227,8 @@ def _same_tokens(
             Decoder(folder, decoder_of(each), role, backend=given)
             for each, role, given in ((folder, "A", None), (ours, "B", backend))
         )
-        for new, context in lengths:
+        steps = track([f"same tokens, {new} after {context}" for new, context in lengths])
+        for _, (new, context) in zip(steps, lengths, strict=False):
             if context:
                 count = GENERATED if longest is None else min(GENERATED, longest - context)
                 a, b = (decoder.generate(tokens[None, :context], count) for decoder in (first, second))

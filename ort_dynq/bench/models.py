@@ -130,7 +130,8 @@ def bench_model(
     else:
         check_file(b, "B")
         ours, report = b, None
-    timings = [time_model(str(a), a, ours, report, feeds, settings, n) for n in track(settings.threads)]
+    steps = zip(track([f"threads: {n}" for n in settings.threads]), settings.threads, strict=False)
+    timings = [time_model(str(a), a, ours, report, feeds, settings, n) for _, n in steps]
     openings = measure_opening(a, ours, settings.backend) if opening else None
     return ModelBench(tuple(resolved), seed, timings, report, openings)
 

@@ -137,8 +137,13 @@ def check_target(source: Path, target: Path, *, force: bool) -> None:
         raise DynqError(f"{target} is the input itself; use --force to overwrite it")
 
 
-def check_page(source: Path, target: Path) -> None:
+def check_page(source: Path, target: Path, *, force: bool = False) -> None:
     """Checks the path of an HTML page about a model before the work starts.
+
+    Args:
+        source: The model.
+        target: The page.
+        force: Whether the page may have a name of another format.
 
     Raises:
         DynqError: The page cannot be written there, would replace the model, or has the name of another format.
@@ -146,7 +151,7 @@ def check_page(source: Path, target: Path) -> None:
     check_target(source, target, force=True)
     if target.exists() and source.exists() and target.samefile(source):
         raise DynqError(f"{target} is the model itself; choose another name for the report")
-    if target.suffix.lower() not in ("", *_PAGES):
+    if target.suffix.lower() not in ("", *_PAGES) and not force:
         raise DynqError(f"the report is an HTML page; choose a name that ends with {_PAGES[0]} instead of {target}")
 
 

@@ -15,7 +15,7 @@ from .arguments import add_data, add_page, check_page, positives, similar
 from .command import Command, Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .timing import add_timing, timed
-from .verify import inputs_text
+from .verify import inputs_text, named_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,11 +74,12 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     target = Path(arguments.report) if arguments.report else None
     tokens = arguments.tokens or (() if arguments.input or arguments.shape else None)
     has_own_data = arguments.data or arguments.input or arguments.shape
-    reference = reference_of(arguments, source, None if network is None or has_own_data else network.sets())
-    from ..bench.quantization import bench_quantization
+    with named_as(source, "the quantized model"):
+        reference = reference_of(arguments, source, None if network is None or has_own_data else network.sets())
+        from ..bench.quantization import bench_quantization
 
-    answers = None if network is None else network.answers
-    found = bench_quantization(source, reference, settings, tokens=tokens, answers=answers, track=track)
+        answers = None if network is None else network.answers
+        found = bench_quantization(source, reference, settings, tokens=tokens, answers=answers, track=track)
     if target is not None:
         from ..measuring.timing import machine
         from ..report.comparison import save

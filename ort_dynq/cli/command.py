@@ -172,6 +172,9 @@ class _Parser(argparse.ArgumentParser):
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             meant = similar(unknown[0][2:].partition("=")[0], options) if unknown[0].startswith("--") else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean --{meant}?" if meant else ""))
+        for action in self._actions:  # pathlib would take the current folder
+            if action.metavar in FILES and getattr(found, action.dest) == "":
+                self.error(f"{action.metavar} is empty")
         return found, unknown
 
     def error(self, message: str) -> Any:

@@ -62,7 +62,9 @@ def table(
     for i, title in enumerate(head):
         numeric = all(isinstance(row[i], int | Figure) for row in listed)
         justify: JustifyMethod = "right" if numeric else "left"
-        result.add_column(title, justify=justify, no_wrap=numeric, min_width=len(title), overflow="fold")
+        whole = [*title.split(), *(str(row[i]) for row in listed if numeric)]  # never on two lines, other texts may be
+        width = max(map(len, whole))
+        result.add_column(title, justify=justify, min_width=width, overflow="fold")
     for row in listed:
         result.add_row(*(one_line(str(cell)) for cell in row), style=style(row))
     return result
@@ -106,7 +108,7 @@ def rendered(text: Iterable[RenderableType]) -> str:
     with console.capture() as capture:
         for each in text:
             console.print(each, style=_STYLES.get(str(each).partition(":")[0]))
-    return capture.get().rstrip("\n")
+    return "\n".join(map(str.rstrip, capture.get().rstrip("\n").split("\n")))
 
 
 _LOG_SECONDS = 60

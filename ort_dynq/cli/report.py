@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="the model to report on; it is not changed")
     parser.add_argument("-o", "--output", metavar="OUT.html", required=True, help="the file of the report")
+    parser.add_argument("--force", action="store_true", help="allow OUT.html to have a name of another format")
     parser.add_argument(
         "--threads", type=positive, default=1, metavar="N", help="intra-op threads of ONNX Runtime (default: 1)"
     )
@@ -42,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(source)
     if arguments.quantized is not None:
         check_file(arguments.quantized)
-    check_page(source, target)
+    check_page(source, target, force=arguments.force)
     check_data(arguments)
     shapes, inputs = given_data(arguments)
     with progress() as track, named_as(source, arguments.quantized or "the rewritten model"):

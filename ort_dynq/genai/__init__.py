@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ..quantizer import NoWeightsError, quantize_layers
 from ..quantizer.options import Options
 from ..rewriter import Result, rewrite
 from ..rewriter.rule import WEIGHTS_ONLY
+from ..shown import Shown, Table
 from ..storage import data_files, mentions, save
 from ..verification import Verification, verify
 from .feeds import decoder_feeds, shared_outputs
@@ -49,8 +50,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class FolderResult:
+@dataclass(frozen=True, repr=False)
+class FolderResult(Shown):
     """The rewritten or quantized models of a folder.
 
     Attributes:
@@ -60,6 +61,13 @@ class FolderResult:
 
     folder: Folder
     results: Mapping[str, Result]
+
+    def _line(self) -> str:
+        return "; ".join(f"{name}: {each.report.summary}" for name, each in self.results.items())
+
+    def _tables(self) -> Iterator[Table]:
+        for each in self.results.values():
+            yield from each.report._tables()
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes a folder that ``onnxruntime_genai.Model(path)`` opens. It appears in one step.

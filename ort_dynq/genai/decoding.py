@@ -269,7 +269,11 @@ def greedy_tokens(
     decoders = [(reference, "A", None, FLOAT_WEIGHTS), (a, "A", None, {}), (b, "B", backend, {})]
     expected, *others = (
         Decoder(folder, model, role, backend=given, entries=entries).generate(starts, generated)
-        for model, role, given, entries in track(decoders)
+        for _, (model, role, given, entries) in zip(
+            track(["greedy tokens of float activations", "greedy tokens of stock", "greedy tokens of ort_dynq"]),
+            decoders,
+            strict=False,
+        )
     )
     stock, ours = (float(alike(each, expected).mean()) for each in others)
     return GreedyTokens(stock, ours, len(starts), prompt, generated)
@@ -303,7 +307,8 @@ def compare_on_text(
         for i, logits in enumerate(pair):
             surprises[i] += surprise(logits, tokens[each.first : each.end])
     starts = prompts(tokens, PROMPTS, prompt)
-    same = alike(*(decoder.generate(starts, generated) for decoder in track([first, second])))
+    steps = track(["greedy tokens of the original", "greedy tokens of the new decoder"])
+    same = alike(*(each.generate(starts, generated) for _, each in zip(steps, (first, second), strict=False)))
     count = len(tokens) - 1
     return TextAccuracy(
         tokens=count,

@@ -6,4 +6,4 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Track = Callable[[Sequence[Any]], Iterable[Any]]
-"""Iterates over the steps that it is given, and may show the progress; ``iter`` shows none."""
+"""Iterates over the steps that it is given, and may show the progress by their texts; ``iter`` shows none."""

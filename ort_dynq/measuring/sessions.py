@@ -103,10 +103,12 @@ def _check(model: Model, what: str) -> None:
         DynqError: It is so.
     """
     from ..opsets import check_versions
-    from ..storage import check_data, load
+    from ..storage import ExternalDataError, check_data, load
 
     try:
         loaded = load(model)
+    except ExternalDataError as error:
+        raise DynqError(f"{what}: {error}") from error
     except DynqError:  # the error of onnxruntime says what is wrong
         return
     try:

@@ -26,7 +26,7 @@ from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
-from ..storage import explained, load
+from ..storage import check_data, explained, load
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
@@ -139,6 +139,7 @@ def quantize(
 def quantize_layers(model: Model, options: Options) -> Result:
     """Quantizes a model with checked options."""
     quantized = load(model)
+    check_data(quantized)  # reasons would blame the model
     check_versions(quantized)
     rules = [rule(options) for rule in RULES]
     embeddings = embedding.rule(options)

@@ -110,7 +110,8 @@ def select_faster(
     if not kinds:
         return FasterLayers(first, (), None)
     found = []
-    for (operator, weights, _), layers in track([*kinds.items()]):
+    steps = track([f"layers of {operator} like {layers[0]} in float" for (operator, *_), layers in kinds.items()])
+    for _, ((operator, weights, _), layers) in zip(steps, kinds.items(), strict=False):
         candidate = quantize(Forms(slow=frozenset(layers)))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
         gain = without / with_all

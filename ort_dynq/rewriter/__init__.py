@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,11 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..opsets import check_versions, opset_of
-from ..storage import explained, save, to_proto
+from ..shown import Shown, Table
+from ..storage import check_data, explained, save, to_proto
 from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
-from .grouping import html_of
 from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
@@ -41,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 __all__ = ["EXACT", "Finding", "Report", "Result", "inspect", "rewrite"]
 
 
-class Result:
+class Result(Shown):
     """A new model, and the report of what was converted in it.
 
     Attributes:
@@ -59,13 +60,11 @@ class Result:
         """
         self._model, self.report, self._lacks_functions = model, report, lacks_functions
 
-    def __repr__(self) -> str:
-        """The result in one line."""
-        return f"<{type(self).__name__}: {self.report.summary}>"
+    def _line(self) -> str:
+        return self.report.summary
 
-    def _repr_html_(self) -> str:
-        """The report, for notebooks."""
-        return html_of(self.report)
+    def _tables(self) -> Iterable[Table]:
+        return self.report._tables()
 
     @property
     def model(self) -> ir.Model:
@@ -151,6 +150,10 @@ def rewrite(
     with explained(model):
         rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32))
     report.before = before
+    try:
+        check_data(loaded)
+    except DynqError as error:  # a model may be inspected without its weights, but reasons may be other ones
+        report.notes.append(str(error))
     if not report.rewritten:
         report.after = before
         if report.is_prepared:

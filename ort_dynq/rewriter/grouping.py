@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .report import Finding, Report
+    from .report import Finding
 
 _LONGEST_PROGRAM = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
@@ -61,30 +59,6 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
         )
         for members in groups.values()
     ]
-
-
-def html_of(report: Report) -> str:
-    """Returns the summary of a report and the findings of equal layers as HTML tables, for notebooks."""
-    converted = [("rewritten", report.rewritten)]
-    if report.is_quantization:
-        converted = [("quantized", report.quantized), ("fused", report.fused)]
-    tables = (
-        *(
-            (title, "becomes", Counter((each.op_type, str(each.operator)) for each in found))
-            for title, found in converted
-        ),
-        ("unconverted", "reason", Counter((each.op_type, each.reason) for each in report.unconverted)),
-    )
-    return f"<p>{html.escape(report.summary)}</p>" + "".join(
-        f"<table><tr><th>{title}</th><th>operator</th><th>{last}</th></tr>"
-        f"{''.join(_html_row(count, *row) for row, count in rows.most_common())}</table>"
-        for title, last, rows in tables
-        if rows
-    )
-
-
-def _html_row(*cells: object) -> str:
-    return f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in cells)}</tr>"
 
 
 def brief(program: str) -> str:

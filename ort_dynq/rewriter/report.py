@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..operators import DOMAIN
+from ..shown import Shown, Table
 from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
@@ -62,7 +63,7 @@ class Finding:
 
 
 @dataclass(repr=False)
-class Report:
+class Report(Shown):
     """The findings of one rewrite, and the number of nodes of each operator before and after it.
 
     Attributes:
@@ -84,9 +85,15 @@ class Report:
     is_plan: bool = False
     is_quantization: bool = False
 
-    def __repr__(self) -> str:
-        """The report in one line; the generated one would have a line for each node."""
-        return f"<{type(self).__name__}: {self.summary}>"
+    def _line(self) -> str:
+        return self.summary
+
+    def _tables(self) -> Iterator[Table]:
+        converted = [("quantized", self.quantized), ("fused", self.fused)]
+        for title, found in converted if self.is_quantization else [("rewritten", self.rewritten)]:
+            yield (title, "operator", "becomes"), _counted((each.op_type, str(each.operator)) for each in found)
+        rows = _counted((each.op_type, each.reason) for each in self.unconverted)
+        yield ("unconverted", "operator", "reason"), rows
 
     def log(self, logger: logging.Logger) -> None:
         """Logs the report: its summary and notes, and each unconverted node as a detail."""
@@ -197,6 +204,10 @@ class Report:
                 "rounding": dict(self.cpu.rounding),
             },
         }
+
+
+def _counted(rows: Iterable[tuple[str, str]]) -> list[tuple[object, ...]]:
+    return [(count, *row) for row, count in Counter(rows).most_common()]
 
 
 def _count(findings: Sequence[Finding], noun: str) -> str:

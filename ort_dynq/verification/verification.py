@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring.plain import plain
 from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, run_original, signature
 from ..rewriter.metadata import QUANTIZED
+from ..shown import Shown, Table
 from .comparison import Comparison, compare, count_nans
 from .products import Product, check_products
 from .saturation import cpu_saturates, without_saturation
@@ -29,7 +30,7 @@ _NOTHING_FINITE = "no finite value could be compared: every element of A's outpu
 
 
 @dataclass(frozen=True, repr=False)
-class Verification:
+class Verification(Shown):
     """The result of :func:`verify`.
 
     Attributes:
@@ -69,10 +70,21 @@ class Verification:
     saturating_a: int = 0
     saturating_b: int = 0
 
-    def __repr__(self) -> str:
-        """The result in one line."""
+    def _line(self) -> str:
         reason = f": {self.reason}" if self.reason else ""
-        return f"<Verification: {self.status}{reason}; outputs: {len(self.outputs)}, products: {len(self.products)}>"
+        return f"{self.status}{reason}; outputs: {len(self.outputs)}, products: {len(self.products)}"
+
+    def _tables(self) -> Iterator[Table]:
+        outputs = (
+            (each.name, each.dtype, list(each.shape), each.elements, each.differing, each.max_abs, each.problem)
+            for each in self.outputs
+        )
+        yield ("output", "type", "shape", "elements", "differing", "max abs", "problem"), outputs
+        products = (
+            (each.name, each.elements, each.a_error, each.b_error, each.allowed, each.problem or each.unchecked)
+            for each in self.products
+        )
+        yield ("product", "elements", "error of A", "of B", "allowed", "problem"), products
 
     @property
     def status(self) -> Status:

@@ -13,10 +13,12 @@ import onnxruntime as ort
 import pytest
 from benching import QUICK, check_latency, run_bench, run_bench_json, skip_opening
 from genai_folders import CONTEXT, FOLDERS, LLAMA, VOCABULARY, edit_config
+from rich.console import Console
 
 import ort_dynq
 from ort_dynq import DynqError, cli
 from ort_dynq.bench import generation, opening
+from ort_dynq.cli import bench_generate
 from ort_dynq.genai import decoder_feeds, open_folder, rewrite_folder, shared_outputs
 
 
@@ -43,6 +45,25 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["stock"]["bytes"] == sum(path.stat().st_size for path in LLAMA.glob("model.onnx*"))
     for who in ("stock", "ours"):
         assert data[who]["opening"]["ms"] > 0
+
+
+def test_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables fit, no word is split, and the progress says what is done in words."""
+    steps: list[Any] = []
+
+    def track(each: Any) -> Any:
+        steps.extend(each)
+        return iter(each)
+
+    found = generation.bench_generation(LLAMA, QUICK, prompts=(128,), track=track)
+    assert steps
+    assert not any(re.search("[(<{]|Path|None", str(each)) for each in steps)
+    console = Console(width=80, soft_wrap=True)
+    with console.capture() as capture:
+        console.print(bench_generate._times(found))
+    lines = capture.get().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert {"prompt", "128,", "thread", "decode", "tokens/s", "ort_dynq"} <= {*" ".join(lines).split()}
 
 
 def test_text_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +160,7 @@ def test_tokens_that_cannot_be_generated(tmp_path: Path) -> None:
     folder = genai_folders.copy_of("llama", tmp_path / "llama")
     edit_config(folder, lambda config: config["model"].pop("context_length"))
     opened, tokens = open_folder(folder), np.zeros(251, np.int64)
-    assert generation._same_tokens(opened, opened, tokens, [(3, 0), (1, 250)], "native") == {(3, 0): (3, 3)}
+    assert generation._same_tokens(opened, opened, tokens, [(3, 0), (1, 250)], "native", iter) == {(3, 0): (3, 3)}
     reason = "the text has 1 tokens, too few to predict; give a longer one"
     assert generation._greedy_tokens(opened, opened, tokens[:1], "native", iter) == (None, reason)
 

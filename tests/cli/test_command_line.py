@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import os
 import re
 import select
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import helpers
 import numpy as np
@@ -21,6 +25,7 @@ from commands import ENCODER, MODELS, run
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.__main__ import main as program
 from ort_dynq.cli import render
 
 LIGHT = {"ort_dynq.errors", "ort_dynq.files", "ort_dynq.system", "ort_dynq.formats"}
@@ -234,6 +239,38 @@ def test_interrupt_of_the_imports_exits_with_130(
     assert capsys.readouterr() == ("", "")
 
 
+def test_interrupt_of_an_extension_module_exits_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy and pybind11 make an ImportError of an interrupt, so it waits for the end of the import."""
+
+    class Loader(importlib.machinery.ExtensionFileLoader):
+        def create_module(self, spec: object) -> Any:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise ImportError("initialization failed") from error
+
+        def exec_module(self, module: Any) -> None:
+            module.examine = lambda *_, **__: time.sleep(60)
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+            is_ours = name == "ort_dynq.doctor"
+            return importlib.machinery.ModuleSpec(name, Loader(name, "path")) if is_ours else None
+
+    monkeypatch.delitem(sys.modules, "ort_dynq.doctor", raising=False)
+    monkeypatch.setattr(ort_dynq, "doctor", None, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["ort-dynq", "doctor"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert program() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +329,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("inspect --body DynamicQuantize --opset 9", "--opset is 9, expected 10 or newer"),
         ("inspect model.onnx --opset 18", "--opset needs --body NAME"),
         ("verify model.onnx", "required: B"),
+        ("verify model.onnx ''", "B is empty"),
         ("verify missing.onnx model.onnx", "A (missing.onnx) is not a file"),
         ("verify model.onnx missing.onnx", "B (missing.onnx) is not a file"),
         ("verify text.onnx model.onnx", "A (text.onnx) is not an ONNX model"),
@@ -337,7 +375,7 @@ def test_wrong_arguments_are_one_line(
     np.save("double.npy", np.zeros((2, 4)))
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for more in ([], ["--json"]):
-        assert cli.main([*arguments.split(), *more]) == 2
+        assert cli.main([*shlex.split(arguments), *more]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("ort-dynq: error: ")

@@ -319,6 +319,9 @@ def test_wrong_output_path(
     shutil.copy(ENCODER, "model.onnx")
     assert cli.main(["report", "model.onnx", "-o", output]) == 2
     assert message in capsys.readouterr().err
+    assert cli.main(["report", "model.onnx", "-o", output, "--force", "--seconds", "0.1"]) == 2 * (
+        output != "report.pdf"
+    )
     assert Path("model.onnx").read_bytes() == ENCODER.read_bytes()
 
 

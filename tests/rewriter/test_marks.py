@@ -219,6 +219,23 @@ def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
     assert np.isnan(check_rows(model, x)).any(-1).sum() == 2
 
 
+@pytest.mark.parametrize("first", ["g = Identity(x) ", "g = MatMul(x, identity) "])
+@pytest.mark.parametrize("last", ["c = Identity(n) ", "c = Clip(n, low, high) "])
+def test_blocks_of_rows_without_an_epsilon(first: str, last: str) -> None:
+    """Each scale is that of a block of several rows, as Jetfire has it."""
+    body = first + "h = Reshape(g, heads) b = Transpose<perm = [0, 2, 1, 3]>(h) a = Abs(b) "
+    body += f"m = ReduceMax<keepdims = 1>(a, block) s = Div(m, c127) t = Div(b, s) n = Round(t) {last} q = Mul(c, s) "
+    body += "u = Transpose<perm = [0, 2, 1, 3]>(q) y0 = Reshape(u, joined) " + PRODUCT
+    numbers = {"block": np.array([2, 3]), "identity": np.eye(K, dtype=F)}
+    model = model_of(body, CONSTANTS | numbers, inputs=f"float[3, 12, {K}] x")
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    x = data()
+    x[0, :, K // 2 :], x[2, :, : K // 2] = 0, x[1, 1, : K // 2]
+    x[2, 5, 7] = 0
+    finite = np.isfinite(check_rows(model, x)).any(-1).sum(-1)
+    assert finite.tolist() == [0, 12, 8 if "Clip" in last else 0]  # three rows have NaN
+
+
 def part_of(form: str, i: int) -> str:
     """Returns a form of p0, p1, .. instead of x, with names of its own."""
     body = FORMS[form]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from helpers import Array
@@ -102,6 +104,31 @@ def test_rows_are_merged_or_split(place: str, form: str) -> None:
         assert any(each.operator == "RowProgram" for each in result.report.rewritten)
     data = {"x": x.astype(F)}
     verified = verify(model, result.to_proto(), inputs=data)
+    assert verified.passed, verified
+    assert verified.products
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_first_token_with_a_scale_of_its_own(form: str) -> None:
+    """The parts of a sample have one number each, which belongs to as many tokens as the part has at run time."""
+    names = {*re.findall(r"(\w+) = \w+[(<]", FORMS[form])}
+    parts = [
+        re.sub(
+            r"\b[a-z]\w*\b", lambda m, i=i: f"p{i}" if m[0] == "x" else m[0] + f"_{i}" * (m[0] in names), FORMS[form]
+        )
+        for i in range(2)
+    ]
+    body = "p0 = Slice(x, n0, n1, n1) p1 = Slice(x, n1, end, n1) " + "".join(parts)
+    constants = {"axes": np.array([1, 2]), "n0": np.array([0]), "n1": np.array([1]), "end": np.array([2**31])}
+    model = model_of(
+        body + "dx = Concat<axis = 1>(dx_0, dx_1) y = MatMul(dx, w)",
+        constants | {"w": CODES.astype(F) * F(0.01)},
+        inputs=f"float[B, T, {K}] x",
+    )
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    x = np.random.default_rng(6).normal(0.2, 1, (3, 5, K)).astype(F) * np.array([30, 1, 1, 1, 1], F)[:, None]
+    verified = verify(model, result.to_proto(), inputs={"x": x})
     assert verified.passed, verified
     assert verified.products
 

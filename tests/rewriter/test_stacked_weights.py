@@ -205,6 +205,44 @@ def test_moved_einsum(equation: str, dims: str, shape: Shape, weights_shape: Sha
         assert verify(model, result.to_proto(), inputs={"x": data}).passed
 
 
+JOINED_EINSUMS: tuple[tuple[str, str, Shape, Shape], ...] = (  # the shape of the weights; K is some of the last labels
+    ("bthk,hkn->btn", "B, S, 3", (2, 5, 3), (3, K, N)),
+    ("bthk,nhk->btn", "2, S, 3", (2, 5, 3), (N, 3, K)),
+    ("bthk,hken->bnte", "B, S, 3", (2, 5, 3), (3, K, 2, N)),
+    ("teghk,eghkn->ten", "S, 2, 3, 2", (5, 2, 3, 2), (2, 3, 2, K, N)),
+)
+JOINED_SCALES = {"of tokens": [-2, -1], "of heads": [-1], "of samples": [], "of all": None}
+
+
+SCALED_JOINED = [(*each, (*JOINED_SCALES,)[i % 4 - j]) for i, each in enumerate(JOINED_EINSUMS) for j in (0, 1)]
+
+
+@pytest.mark.parametrize(("equation", "dims", "shape", "weights_shape", "scale"), SCALED_JOINED)
+def test_joined_einsum(equation: str, dims: str, shape: Shape, weights_shape: Shape, scale: str) -> None:
+    """Several dimensions are K, and codes and their numbers are reshaped; scales of heads become those of groups."""
+    rng, inner = np.random.default_rng(0), equation[: equation.index(",")]
+    weights = (rng.integers(-127, 128, weights_shape) * 2.0**-7).astype(F)
+    weights.reshape(-1)[0] = 127 * 2.0**-7
+    axes = JOINED_SCALES[scale]
+    if axes is None:
+        chain, constants = "q, s, z = DynamicQuantizeLinear(x) f = DequantizeLinear(q, s, z)", {}
+    else:
+        axes = axes or [*range(1, len(inner))]
+        chain = CHAIN.replace("m = ReduceMax(a, last)", "m0 = ReduceMax(a, last) m = Max(m0, least)")
+        constants = {**SCALARS, "last": np.array(axes), "least": F(1e-5)}
+    model = model_of(f'{chain} y = Einsum<equation = "{equation}">(f, w)', dims, {"w": weights, **constants})
+    result, x = rewrite(model), activations(*shape, K)
+    actual, (expected,) = run(result, x), stock_session(model).run(None, {"x": x})
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())  # sums of floats
+    special = x.copy()
+    special.reshape(-1, K)[1], special.reshape(-1, K)[3, 7] = 0, 0 if axes is None else np.inf
+    for data in (x, special):
+        assert verify(model, result.to_proto(), inputs={"x": data}).passed
+    finite = np.isfinite(run(result, special))
+    assert_same(finite, np.isfinite(stock_session(model).run(None, {"x": special})[0]))
+
+
 @pytest.mark.parametrize(
     ("equation", "dims"),
     [

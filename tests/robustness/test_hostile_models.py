@@ -266,19 +266,26 @@ def test_external_data_beyond_the_end(
     entries: dict[str, int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("model.onnx").write_bytes(outsourced(model_of(), "data", **entries).SerializeToString())
-    assert "the external data data have 20 bytes, but weights ends at" in refused(capsys, "inspect", "model.onnx")
+    onnx.save(model_of(), "whole.onnx")
+    for command in (
+        ("inspect", "model.onnx"),
+        ("verify", "model.onnx", "whole.onnx"),
+        ("quantize", "model.onnx", "-o", "int8.onnx", "--verify"),
+    ):
+        assert "the external data ./data have 20 bytes, but weights ends at" in refused(capsys, *command)
 
 
 def test_missing_external_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model can be inspected without data that no rule reads."""
     Path("model.onnx").write_bytes(outsourced(model_of(), "none").SerializeToString())
-    assert cli.main(["inspect", "model.onnx"]) == 0
-    capsys.readouterr()
     expected = f"the external data of the model, its weights, are missing: there is no file {folder / 'none'}; copy it"
+    assert cli.main(["inspect", "model.onnx"]) == 0
+    assert expected in capsys.readouterr().out
     onnx.save(model_of(), "whole.onnx")
     for command in (
         ("rewrite", "model.onnx", "-o", "fast.onnx"),
         ("rewrite", "model.onnx", "-o", "fast.onnx", "--verify"),
+        ("quantize", "model.onnx", "-o", "int8.onnx", "--allow-none"),
         ("verify", "model.onnx", "whole.onnx"),
         ("verify", "whole.onnx", "model.onnx"),
         ("report", "model.onnx", "-o", "page.html"),

@@ -6,10 +6,14 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
+from genai_folders import LLAMA
 from rewriting import MODELS
 
 import ort_dynq
+from ort_dynq import genai
+from ort_dynq.accuracy import Reference, measure
 from ort_dynq.rewriter import Finding
 
 TORCHAO = MODELS / "torchao_8da8w" / "model.onnx"
@@ -38,6 +42,14 @@ def test_results_are_one_line() -> None:
     assert repr(result.report) == f"<Report: {result.report.summary}>"
     verification = ort_dynq.verify(TORCHAO, result.model)
     assert repr(verification) == f"<Verification: passed; outputs: {len(verification.outputs)}, products: 1>"
+    reference = Reference(TORCHAO, {"x": np.ones((2, 8, 20), np.float32)})
+    accuracy = measure(reference, result.model, seconds=0)
+    assert repr(accuracy).startswith(f"<Accuracy: {accuracy.snr_db:.1f} dB on 1 sets of given data; outputs: ")
+    folder = genai.rewrite_folder(LLAMA)
+    assert repr(folder) == f"<FolderResult: model.onnx: {folder.results['model.onnx'].report.summary}>"
+    for each, tables in ((result.report, 1), (verification, 1), (accuracy, 2), (folder, 1)):
+        assert each._repr_html_().startswith(f"<p>{repr(each).partition(': ')[2][:-1]}</p><table>")
+        assert each._repr_html_().count("<table>") == tables
 
 
 def test_results_in_notebooks_escape_names() -> None:

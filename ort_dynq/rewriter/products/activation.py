@@ -15,9 +15,9 @@ from ..analysis.nodes import producer_of
 from ..analysis.shapes import RESHAPES, is_equal, unreshaped
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Rearrangement, divisor_of, is_bounded, marked, quotient_of, range_of, scaled_value
-from .marks import has_bounded_codes, has_nan_codes, of_largest
-from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of
+from .affine_form import Affine, Rearrangement, divisor_of, is_bounded, quotient_of, range_of, scaled_value
+from .marks import has_bounded_codes, has_nan_codes, marked, of_largest
+from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of, unmoved
 
 _ROUNDINGS = 2.0**-22  # of a number and of its inverse
 _RANGES = ("Add", "Max", "ReduceMax", "Sub", "Where")
@@ -37,6 +37,8 @@ class Activation:
         may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
         quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
         order: The order of axes to which the product transposes codes; the scales already have it. Empty for none.
+        shape: The shape, as Reshape reads it, to which the product reshapes codes then; the scales already have it.
+            Empty for none.
     """
 
     form: Affine
@@ -47,6 +49,7 @@ class Activation:
     may_be_nan: bool = False
     quotient: Quotient | None = None
     order: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
     @property
     def value(self) -> ir.Value:
@@ -254,7 +257,7 @@ def _may_be_infinite(form: Affine, values: Values) -> bool:
         return False
     if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
         raise Unconverted(Reason.CODES_NOT_PROVEN)
-    scale = scaled_value(form.scale.term)
+    scale = scaled_value(unmoved(form.scale.term))
     if scale is not None and not scale.is_inverse and math.isinf(all_bounds_of(scale.value).most):
         return False  # an infinite range gives an infinite scale
     if form.mark is None:

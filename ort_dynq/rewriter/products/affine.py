@@ -405,8 +405,7 @@ class AffineForms(OfOnePhase):
         index, data = list(node.outputs).index(value), form.value
 
         def moved_param(name: str, param: Param) -> Param | None:
-            of_others = [each.param(name) for each in others]
-            found = concatenated(param, of_others, node, data) if others else moved(param, node, index, value, data)
+            found = concatenated(name, (form, *others), node) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
             runs = None if found or others else param.as_runs(data.shape, form.codes, -2)
             if runs is not None and runs is not param:

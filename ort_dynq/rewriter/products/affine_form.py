@@ -32,7 +32,9 @@ from .terms import (
     like,
     rank_of,
     scope_of,
+    unmoved,
     unsqueezed,
+    with_dim,
     with_last_dims,
 )
 
@@ -98,20 +100,14 @@ def _tiled(param: Param, axes: frozenset[int], repeats: Sequence[int | None] | N
     return param.of("Tile", np.array(of_numbers)) if set(of_numbers) != {1} else param
 
 
-def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, data: ir.Value) -> Param | None:
-    """Returns the numbers of a Concat of values with these numbers; None if it is not known.
-
-    Args:
-        param: The numbers of its first input.
-        others: Those of the other inputs.
-        concat: The node.
-        data: Its first input.
-    """
-    given = [each for each in (param, *others) if each is not None]
-    if len(given) <= len(others):
+def concatenated(name: str, parts: Sequence[Affine], concat: ir.Node) -> Param | None:
+    """Returns the scale, zero point, offset or mark of a Concat of these forms; None if it is not known."""
+    data, given = parts[0].value, [found for each in parts if (found := each.param(name)) is not None]
+    if len(given) < len(parts):
         return None
     if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
-        param, *_ = given = [like(each, Param(np.zeros((), np.float32))) for each in given]
+        given = [like(each, Param(np.zeros((), np.float32))) for each in given]
+    param = given[0]
     if all(each.is_one and key_of(each.term) == key_of(param.term) for each in given):
         return param
     rank = rank_of(data)
@@ -128,9 +124,9 @@ def concatenated(param: Param, others: Sequence[Param | None], concat: ir.Node, 
     if not is_same or any(each.block != param.block for each in given):
         return None
     if axis not in (lead(rank, -1) if param.axes is None else param.axes):
-        pairs = zip(given, concat.inputs, strict=True)
+        pairs = zip(given, parts, strict=True)
         given = [found for each, part in pairs if (found := _for_each_index(each, part, axis)) is not None]
-        if len(given) <= len(others):
+        if len(given) < len(parts):
             return None
     first, *behind = given
     return first.of("Concat", *(each.term for each in behind), axis=axis)
@@ -147,14 +143,14 @@ def _for_each_row(param: Param, concat: ir.Node, index: int, rank: int) -> Param
     return replace(param.of("Expand", shape), axes=None, rank=rank)
 
 
-def _for_each_index(param: Param, part: ir.Value | None, axis: int) -> Param | None:
+def _for_each_index(param: Param, part: Affine, axis: int) -> Param | None:
     """Returns numbers that do not vary along an axis as numbers for each index of it; None if it is not known."""
-    length = None if part is None or part.shape is None else part.shape[axis]
-    if not isinstance(length, int) or param.rank is None or param.axes is None:
+    if part.value.shape is None or param.rank is None or param.axes is None or axis == -1:
         return None
-    lengths = np.ones(param.rank, np.int64)
-    lengths[axis] = length
-    return replace(param.of("Expand", lengths), axes=param.axes | {axis})
+    length, lengths = part.value.shape[axis], np.ones(param.rank, np.int64)
+    lengths[axis] = length if isinstance(length, int) else 1
+    shape = lengths if isinstance(length, int) else with_dim(lengths, axis, part.codes)
+    return replace(param.of("Expand", shape), axes=param.axes | {axis})
 
 
 def _with_common_blocks(params: Sequence[Param], concat: ir.Node) -> Param | None:
@@ -379,7 +375,7 @@ def is_mark(term: Term) -> bool:
 
 def range_of(scale: Param) -> Scaled | None:
     """Returns the value that a scale is computed from by constants and reshapes, or its inverse; or None."""
-    found = scaled_value(scale.term)
+    found = scaled_value(unmoved(scale.term))
     while found is not None and (inner := unreshaped(found.value)) is not found.value:
         behind = scaled_value(inner)
         found = None if behind is None else Scaled(1, behind.value, found.is_inverse ^ behind.is_inverse)
@@ -424,19 +420,6 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
         return None
     return division.inputs[1]
-
-
-def marked(term: Term, divisor: ir.Value) -> Term | None:
-    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
-    if isinstance(term, ir.Value):
-        if term is not divisor:
-            return None
-        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
-        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
-    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *RESHAPES) else ():
-        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
-            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
-    return None
 
 
 def _number_of(term: Term) -> float | None:

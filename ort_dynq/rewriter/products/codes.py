@@ -13,16 +13,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.inference import Facts
-from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
 from .affine_form import Affine, is_bounded
-from .terms import CodesOf, Op, Param, Term, dtype_of, key_of
+from .terms import MOVES, CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
-_MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+_MOVES = ("Concat", *MOVES)
 
 
 class Codes(NamedTuple):
@@ -68,7 +67,7 @@ class ActivationCodes:
             edit: The edit of the product. It inserts the nodes, if there are no codes yet.
         """
         form = activation.form
-        key = form.value, activation.groups, activation.parts, activation.order
+        key = form.value, activation.groups, activation.parts, activation.order, activation.shape
         if key not in self._found:
             before = form.value.producer()
             assert before is not None
@@ -76,6 +75,9 @@ class ActivationCodes:
             codes = self._codes(form, edit)
             if activation.order:
                 codes = terms.insert("Transpose", codes, perm=activation.order)
+                self._facts.note(codes, ir.DataType.UINT8, None)
+            if activation.shape:
+                codes = terms.insert("Reshape", codes, terms.constant(np.array(activation.shape)))
                 self._facts.note(codes, ir.DataType.UINT8, None)
             scale = None if form.scale is None else terms.of_rows(form.scale, activation)
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:

@@ -4,6 +4,7 @@ td,edf->tef       one matrix of all experts: MatMul, Reshape
 td,edf->etf       stacked matrices, by which the activation is multiplied as in MatMul
 tef,efd->ted      stacked matrices: Transpose of the codes, MatMul, Transpose
 bthi,hio->btho    the same, with heads
+bthi,hio->bto     a sum over heads, too: Reshape of the codes, MatMul
 
 Labels of both factors and of the result are a stack, those of both factors alone are K, and those of the weights and
 the result are columns. matrix_product.py reads an Einsum that is a MatMul already.
@@ -12,7 +13,7 @@ the result are columns. matrix_product.py reads an Einsum that is a MatMul alrea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Einsum:
         order: The axes of the activation in the order rows, stack, last row, K.
         of_weights: The axes of the weights in the order stack, K, columns.
         stack: The number of dimensions of the stack.
+        depths: The lengths of the dimensions of K.
         columns: The lengths of the dimensions of a column.
         of_result: The axes of the product, with its columns in their dimensions, in the order of the result.
     """
@@ -40,6 +42,7 @@ class Einsum:
     order: tuple[int, ...]
     of_weights: tuple[int, ...]
     stack: int
+    depths: tuple[int, ...]
     columns: tuple[int, ...]
     of_result: tuple[int, ...]
 
@@ -48,30 +51,52 @@ class Einsum:
         """Whether rows are in another order in the product than in the activation."""
         return list(self.order) != sorted(self.order)
 
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """The shape to which codes in the order of rows are reshaped, as ONNX writes it; empty if they are not."""
+        rows = len(self.order) - len(self.depths)
+        return (*[0] * rows, math.prod(self.depths)) if len(self.depths) > 1 else ()
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether the product has other rows than the activation, or has them in another order."""
+        return self.moves_rows or bool(self.rows_shape)
+
     def matrices(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the weights as [stack..., K, N]."""
         ordered = weights.transpose(self.of_weights)
-        return np.ascontiguousarray(ordered.reshape(*ordered.shape[: self.stack + 1], math.prod(self.columns)))
+        shape = *ordered.shape[: self.stack], math.prod(self.depths), math.prod(self.columns)
+        return np.ascontiguousarray(ordered.reshape(shape))
 
     def moved(self, form: Affine) -> Affine:
-        """Returns the form of an activation with scales and zero points in the order of the product's rows.
+        """Returns the form of an activation with scales and zero points of the product's rows.
 
         Raises:
-            Unconverted: They are not known to belong to rows.
+            Unconverted: They are not known to belong to rows, or to adjacent elements of them.
         """
-        if not self.moves_rows:
+        if not self.changes_rows:
             return form
-        rank = len(self.order)
+        rank, rows = len(self.order), len(self.order) - len(self.depths)
+        last = -2 if self.moves_rows else rows - rank - 1  # numbers of rows, or of parts of them
 
-        def in_order(_: str, param: Param) -> Param:
+        def of_rows(_: str, param: Param) -> Param:
             if param.is_one:
                 return param
-            runs = param.as_runs(form.value.shape, form.codes, -2)
-            if runs is None or runs.rank != rank or runs.axes != lead(rank, -1):
+            runs = param.as_runs(form.value.shape, form.codes, last)
+            if runs is None or runs.rank != rank or (self.moves_rows and runs.axes != lead(rank, -1)):
                 raise Unconverted(Reason.ACTIVATION_SCALES)
-            return runs.of("Transpose", perm=self.order)
+            if not runs.is_of_rows:
+                raise Unconverted(Reason.ACTIVATION_CHANNELS)
+            runs = runs.of("Transpose", perm=self.order) if self.moves_rows else runs
+            if not self.rows_shape:
+                return runs
+            last_axis = -2 if runs.axes is None else max(runs.axes)
+            shared = runs.block or math.prod(self.depths[len(self.depths) + last_axis + 1 :])
+            count = math.prod(self.depths) // shared
+            runs = runs.of("Reshape", np.array([*self.rows_shape[:-1], count]))
+            return replace(runs, axes=None, rank=rows + 1, block=shared if count > 1 else 0)
 
-        return form.mapped(form.value, in_order)
+        return form.mapped(form.value, of_rows)
 
     def result(self, product: ir.Value, edit: Edit) -> ir.Value:
         """Returns the result of the Einsum after the product."""
@@ -101,7 +126,7 @@ def einsum_of(node: ir.Node) -> Einsum:
     inner = [x for x in a if x in weights and x not in result]
     rows = [x for x in a if x not in weights]
     columns = [x for x in result if x not in a]
-    is_product = len(inner) == 1 and a[-1] == inner[0] and rows and columns
+    is_product = inner and a.endswith("".join(inner)) and rows and columns
     if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
         raise Unconverted(Reason.EINSUM)
     shapes = [None if each is None or each.shape is None else list(each.shape) for each in node.inputs]
@@ -117,11 +142,14 @@ def einsum_of(node: ir.Node) -> Einsum:
         stack, columns = before, columns[len(before) :]
     else:
         ordered = order = [*rows[:-1], *stack, rows[-1]]
-    of_columns = [lengths[x] for x in columns]
+    depths, of_columns = (
+        tuple(each for each in map(lengths.get, labels) if isinstance(each, int)) for labels in (inner, columns)
+    )
     return Einsum(
         tuple(map(a.index, (*order, *inner))),
         tuple(map(weights.index, (*stack, *inner, *columns))),
         len(stack),
-        tuple(each for each in of_columns if isinstance(each, int)),
+        depths,
+        of_columns,
         tuple(map([*ordered, *columns].index, result)),
     )

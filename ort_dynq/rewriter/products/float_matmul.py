@@ -77,11 +77,12 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     activation = activation_of(form, forms.values, groups=groups, parts=parts)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if einsum is not None:
-        if einsum.moves_rows and activation.quotient is not None:  # marks of rows are in the order of the activation
+        if einsum.changes_rows and activation.quotient is not None:  # it has the marks of the activation's rows
             raise Unconverted(Reason.NAN_CODES)
         if einsum.moves_rows and (activation.has_offset or activation.is_rounded or grid.is_rounded):
             raise Unconverted(Reason.EINSUM_ROWS)
-        activation = replace(activation, order=einsum.order if einsum.moves_rows else ())
+        order = einsum.order if einsum.moves_rows else ()
+        activation = replace(activation, order=order, shape=einsum.rows_shape)
         return _FloatProduct(activation, grid, epilogue, einsum)
     if activation.has_offset:
         return _FloatProduct(activation, grid, epilogue)

@@ -39,7 +39,7 @@ from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split, unreshap
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, divisor_of, is_bounded, scaled_value
-from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
+from .terms import MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
 
 _DEEPEST = 16  # nodes from a quotient to its codes
 _MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
@@ -114,6 +114,19 @@ def of_largest(mark: Param) -> Param:
         return replace(term, op_type=name, inputs=tuple(map(replaced, term.inputs)))
 
     return replace(mark, term=replaced(mark.term))
+
+
+def marked(term: Term, divisor: ir.Value) -> Term | None:
+    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
+    if isinstance(term, ir.Value):
+        if term is not divisor:
+            return None
+        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
+        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
+    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *MOVES) else ():
+        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
+            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
+    return None
 
 
 def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param | None:

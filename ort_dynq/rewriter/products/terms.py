@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 
 ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+MOVES = ("Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+"""Operators of new nodes that move the elements of their first input, and repeat or leave out some."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,13 @@ def dtype_of(term: Term) -> ir.DataType:
     return term.dtype or ir.DataType.UNDEFINED
 
 
+def unmoved(term: Term) -> Term:
+    """Returns a term before new nodes move its elements."""
+    while isinstance(term, Op) and term.op_type in MOVES:
+        term = term.inputs[0]
+    return term
+
+
 def key_of(term: Term) -> object:
     """Returns what two terms that compute the same have in common."""
     if isinstance(term, np.ndarray):
@@ -180,6 +190,13 @@ def with_last_dims(codes: CodesOf, end: int, last: np.ndarray[Any, Any]) -> Term
     i64 = ir.DataType.INT64
     dims = Op("Slice", (Op("Shape", (codes,), i64), np.array([0]), np.array([end])), i64)
     return Op("Concat", (dims, last), i64, (("axis", 0),))
+
+
+def with_dim(shape: np.ndarray[Any, Any], axis: int, codes: CodesOf) -> Term:
+    """Returns a shape with the length of codes along an axis, which is negative and not the last one."""
+    i64 = ir.DataType.INT64
+    dim = Op("Slice", (Op("Shape", (codes,), i64), np.array([axis]), np.array([axis + 1])), i64)
+    return Op("Concat", (shape[:axis], dim, shape[axis + 1 :]), i64, (("axis", 0),))
 
 
 def rank_of(value: ir.Value) -> int | None:
