@@ -52,7 +52,10 @@ PHASES = (
         *(float_matmul.RULE, compressed_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED, tied_embedding.RULE),
+    (
+        *(batch_normalization.RULE, two_activations.CONSTANT, unconverted.FLOATS),
+        *(compressed_attention.UNFUSED, tied_embedding.RULE),
+    ),
     (tails.RULE,),
     (row_program.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE),

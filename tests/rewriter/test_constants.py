@@ -66,6 +66,7 @@ CASES = {
     "DequantizeLinear of sums": f"{CODES} i = MatMulInteger(q, matrix) t = DequantizeLinear(i, step)",
     "Einsum of heads": CODES.replace("to = 3", "to = 6") + ' t = Einsum<equation = "bk,khd->bhd">(q, of_heads)',
     "integer product of two activations": "i = Cast<to = 6>(codes) it = Transpose(i) t = MatMul(i, it)",
+    "integer product by constants": f"{CODES} v = Cast<to = 6>(q) i = MatMul(v, wide) t = Neg(i)",
     "QLinearMatMul of two activations": "ct = Transpose(codes)"
     " t = QLinearMatMul(codes, step, no_shift, ct, step, no_shift, step, no_shift)",
     "attention over codes that is not fused": "kf = DequantizeLinear(keys, step) vf = DequantizeLinear(values, step)"
