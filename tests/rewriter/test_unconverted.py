@@ -68,6 +68,11 @@ def test_a_quantization_that_became_a_program() -> None:
         ),
         (f"{FAKE} t = Add(f, x) u = Mul(t, x) y = MatMul(u, w)", "after Add t: no operand is known to be one number"),
         (f"k = Round(x) e = Add(k, x) {FAKE.replace('(x', '(e')} g = Add(f, e) y = MatMul(g, w)", "after Add g: no"),
+        (
+            "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(a, s) r = Round(d) f = Mul(r, s)"
+            " i = Sign(x) t = Mul(f, i) y = MatMul(t, w)",
+            "after Mul t: magnitudes times signs are scaled already; scale them last",
+        ),
         (  # of fairseq: the gradient is that of a clip, and what is beyond it is no code
             f"{FAKE} i = Mul(s, high) k = Min(x, i) l = Neg(i) p = Max(k, l) e = Sub(f, x) g = Mul(e, one_f)"
             " t = Add(p, g) y = MatMul(t, w)",
@@ -91,6 +96,14 @@ def test_a_quantization_that_became_a_program() -> None:
 def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> None:
     staying = [each for each in report_of(nodes).unconverted if each.node == "y" or each.op_type == "MatMulInteger"]
     assert [reason in each.reason for each in staying] == [True], staying
+
+
+@pytest.mark.parametrize("cast", ["Identity(e)", "Cast<to = 1>(h)"])
+def test_a_mask_of_the_shape_of_codes_is_not_quantized(cast: str) -> None:
+    """Neither are integers that float16 models cast."""
+    nodes = f"{FAKE} n = Shape(c) e = ConstantOfShape(n) h = Cast<to = 10>(e) k = {cast} t = Trilu(k) p = Add(x, t)"
+    model = model_of(f"{nodes} y = MatMul(p, w) z = MatMul(f, w)", "float[N, 48] x", "float[N, M] y, float[N, M] z")
+    assert [each.node for each in rewrite(model).report.unconverted if each.op_type == "MatMul"] == ["z"]
 
 
 def test_products_of_images_have_a_reason() -> None:

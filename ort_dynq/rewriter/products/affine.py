@@ -65,6 +65,7 @@ PRODUCTS = frozenset(
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 _COPIES = ("Identity", "Dropout")
+_LENGTHS = ("Shape", "Size")  # their results say nothing of the elements of their input
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
 _CLIP = "clip the codes before it"
@@ -105,6 +106,8 @@ class AffineForms(OfOnePhase):
         node = value.producer()
         if node is None:
             return self._as_root(node, value) if value.is_graph_input() and value.dtype in CODE_TYPES else None
+        if node.op_type in _LENGTHS:
+            return None
         try:
             found = self._of_node(node, value)
         except Unconverted as why:
@@ -135,7 +138,7 @@ class AffineForms(OfOnePhase):
         if node.op_type in ROUNDINGS:
             return True
         inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
-        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS:
+        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS and cast_to(node) not in _FLOATS:
             return True
         return any(self.of(each) is not None or self._is_rounded(each) for each in inputs)
 
@@ -144,7 +147,7 @@ class AffineForms(OfOnePhase):
         for _ in range(8):
             value = self.values.estimated_exactly(value) or value
             node = value.producer()
-            if node is None or not self.values.known(value).is_integer:
+            if node is None or node.op_type in _LENGTHS or not self.values.known(value).is_integer:
                 return False
             if node.op_type in ROUNDINGS:
                 return True
@@ -315,7 +318,9 @@ class AffineForms(OfOnePhase):
         if value.dtype == ir.DataType.FLOAT16:
             return self._lose(node, "ONNX Runtime computes it in float16; quantize and dequantize in float32")
         if node.op_type == "Mul" and any(producer_of(each, "Sign") is not None for each in node.inputs):
-            return self._lose(node, "magnitudes times signs are not proven to fit 8 bits; clip them after it")
+            is_scaled = any(form is not None and form.scale is not None for form in map(self.of, node.inputs))
+            why = "scaled already; scale them last" if is_scaled else "not proven to fit 8 bits; clip them after it"
+            return self._lose(node, f"magnitudes times signs are {why}")
         remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
 
