@@ -29,6 +29,8 @@ CHAINS = {
     "quotient": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
     "codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
     " f = Cast<to = 10>(q) y = Mul(f, s)",
+    "reshaped codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
+    " f = Cast<to = 10>(q) g = Unsqueeze(f, one) i = Unsqueeze(s, one) j = Mul(g, i) y = Squeeze(j, one)",
     "clipped": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit)"
     " k = Cast<to = 10>(c) y = Mul(k, s)",
     "scale": f"{RANGE} t = Div(m, limit) u = Max(t, eps) s = Max(u, eps) d = Div(x, s) r = Round(d) "

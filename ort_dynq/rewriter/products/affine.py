@@ -40,7 +40,7 @@ from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, mark_of, scale_of_estimate, undefined_divisor
+from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, undefined_divisor, with_marks
 from .merged_rows import with_merged_rows
 from .terms import Param, combined, like, rank_of, unsqueezed
 
@@ -127,8 +127,8 @@ class AffineForms(OfOnePhase):
             known = self.values.near.known(value)  # a product of saturated codes differs by less than its roundings
         if known.high - known.low > 255:
             return None
-        mark, quotient = mark_of(value, self._param, self.values, self._facts)
-        return Affine(value, value, int(known.low), int(known.high), mark=mark, quotient=quotient)
+        form = Affine(value, value, int(known.low), int(known.high))
+        return with_marks(form, value, self._param, self.values, self._facts)
 
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
@@ -269,7 +269,7 @@ class AffineForms(OfOnePhase):
                 )
             if not known.fits(*limits) or not (known.is_regular or divisor):
                 return self._lose(node, f"its input is not known to be integers of {bits} bits; {_CLIP}")
-            form = replace(form, divisor=divisor, mark=form.mark if divisor is None else None)
+            form = replace(form, divisor=divisor, mark=form.mark if divisor is None else None, nan=None)
         return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
 
     def _estimate(self, node: ir.Node, value: ir.Value) -> Affine | None:
@@ -280,8 +280,7 @@ class AffineForms(OfOnePhase):
             return None
         if self.values.estimated_exactly(value) is not None:
             if form.value is form.root:  # of other rows than those of y
-                mark, quotient = mark_of(value, self._param, self.values, self._facts)
-                form = replace(form, mark=mark, quotient=quotient)
+                form = with_marks(form, value, self._param, self.values, self._facts)
             return replace(form, value=value)
         if not is_estimate(form, pair[1], self.values):
             return None
@@ -401,16 +400,17 @@ class AffineForms(OfOnePhase):
                 return self._lose(node, f"only some of its inputs may be NaN or infinite, or are rounded; {_LATER}")
             low, high = min(each.low for each in parts), max(each.high for each in parts)
             mark = None if any(each.mark is None for each in parts) else form.mark
-            form = replace(form, low=low, high=high, mark=mark)
+            nan = None if any(each.nan is None for each in parts) else form.nan
+            form = replace(form, low=low, high=high, mark=mark, nan=nan)
         index, data = list(node.outputs).index(value), form.value
 
-        def moved_param(name: str, param: Param) -> Param:
+        def moved_param(name: str, param: Param) -> Param | None:
             found = concatenated(name, (form, *others), node) if others else moved(param, node, index, value, data)
             found = found or with_merged_rows(param, node, value, data)
             runs = None if found or others else param.as_runs(data.shape, form.codes, -2)
             if runs is not None and runs is not param:
                 found = moved(runs, node, index, value, data)
-            if found is None:
+            if found is None and name != "nan":
                 raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found
 
