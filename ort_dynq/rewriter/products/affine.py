@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.constants import constant_scalar
-from ..analysis.estimators import estimated
+from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import (
@@ -178,7 +178,7 @@ class AffineForms(OfOnePhase):
             return None
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
         is_end = node.op_type in _ARITHMETIC and any(self.of(each) is not None for each in node.inputs)
-        for each in () if is_end else node.inputs:
+        for each in () if is_end else sorted(node.inputs, key=lambda each: producer_of(each, "Sub") is None):
             if (lost := self.lost(each)) is not None:
                 return lost
         for each in node.inputs:
@@ -309,7 +309,7 @@ class AffineForms(OfOnePhase):
             if node.op_type == "Sub" and i == 1:  # param - form
                 form = self._times(form, Param(np.array(-1, np.float32)), value)
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
-        if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
+        if node.op_type == "Sub" and is_added_back(value, node.inputs[1]):
             why = "in x + (y - x), x is not known to lie within the range of the codes of y; export y alone"
             return self._lose(node, why)
         if value.dtype == ir.DataType.FLOAT16:
@@ -318,12 +318,6 @@ class AffineForms(OfOnePhase):
             return self._lose(node, "magnitudes times signs are not proven to fit 8 bits; clip them after it")
         remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
-
-    @staticmethod
-    def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
-        """Returns whether y - x is only added to x."""
-        pairs = [estimated(use.node) for use in difference.uses()]
-        return any(pair is not None and pair[1] is x for pair in pairs)
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:
