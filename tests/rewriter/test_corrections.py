@@ -192,6 +192,20 @@ def test_products_that_onnxruntime_does_not_fuse(bias: str) -> None:
     assert ("QuantizedMatMul" in products(rewrite(model, keep_fused=True).report)) == bool(bias)
 
 
+@pytest.mark.parametrize("scale", ["step", "ws"])
+@pytest.mark.parametrize("bias", ["", "i = Add(p, br)\n", "i = Add(b1, p)\n"])
+def test_dequantized_sums(bias: str, scale: str) -> None:
+    """DequantizeLinear scales the sums, by one number or by one for each column."""
+    body = "q, s, z = DynamicQuantizeLinear(x)\n p = MatMulInteger(q, wq, z)\n" + (bias or "i = Identity(p)\n")
+    body += f"t = Mul(s, {scale})\n y = DequantizeLinear<axis = -1>(i, t)"
+    constants = CONSTANTS | {"step": F(0.3)}
+    x = np.random.default_rng(0).normal(0, 1, (7, K)).astype(F)
+    given = {"x": x, "br": data_of(np.uint8, "token")["br"]}
+    report = check(model_of(body, constants, inputs=f"float[M, {K}] x, int32[{N}] br"), given, exact=True)
+    assert products(report) == ["QuantizedMatMul"]
+    assert not report.unconverted
+
+
 # Convolutions
 
 CONV = {
@@ -226,8 +240,8 @@ def test_convolutions(conv: str, bias: str, codes: str) -> None:
         "across": np.array([1, -1, 1, 1]),
     }
     dtype, z = codes.split()[0], "" if codes.endswith("point") else "z"
-    body = f"p = ConvInteger{CONV[conv]}(q, w, {z}, wz)\n{CONV_BIASES[bias]} f = Cast<to = 1>(i)\n"
-    body += "k0 = Mul(s, ws)\n y = Mul(f, k0)"
+    body = f"p = ConvInteger{CONV[conv]}(q, w, {z}, wz)\n{CONV_BIASES[bias]} k0 = Mul(s, ws)\n"
+    body += "y = DequantizeLinear(i, k0)" if conv == "pads" else "f = Cast<to = 1>(i)\n y = Mul(f, k0)"
     model = model_of(body, constants, inputs=f"{dtype}[B, 4, H, W] q, {dtype} z, float s")
     info = np.iinfo(dtype)
     q = rng.integers(info.min, info.max + 1, (2, 4, 9, 8)).astype(dtype)

@@ -107,9 +107,10 @@ inline void sum_group_words(const uint8_t* codes, int64_t stride, const Weights<
         for (int i = 0; i < kUnitQuads; ++i) c[r][i] = P::quad(codes + r * stride + (unit * kUnitQuads + i) * kQuad);
 #pragma GCC unroll 8
       for (int v = first; v < first + kAtOnce; ++v) {
+        const int8_t* const from = weights.of[v / kVectors] + at + unit * kUnitBytes * kBits / 8;
+        if (v % kVectors == 0) prefetch_ahead<kBits / 2>(from);
         typename P::I w[kUnitQuads];
-        unit_of_weights<kBits>(
-            weights.of[v / kVectors] + at + unit * kUnitBytes * kBits / 8 + v % kVectors * P::kLanes * kQuad, w);
+        unit_of_weights<kBits>(from + v % kVectors * P::kLanes * kQuad, w);
         const auto of_weights = P::add(P::add(w[0], w[1]), P::add(w[2], w[3]));  // of bytes, up to 60
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {

@@ -4,7 +4,7 @@
 
 struct Product256 : Vector256, ProductX86 {
   static constexpr int kBlocks = 1, kGroupBlocks = 1, kSplit = 2;
-  static constexpr int64_t kBytesAhead = 0;
+  static constexpr int64_t kBytesAhead = 4096;  // measured on Zen 5 (family 26, model 2)
   static constexpr int kConvRows = 4, kConvChannels = 4, kConvSums = 8;
   static constexpr bool kUnsignedWeights = false, kSignedCodes = false;
 

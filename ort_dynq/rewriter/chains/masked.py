@@ -70,9 +70,16 @@ RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, 
 
 
 def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
-    """Returns the constant number that all elements of a value are; None if there is none."""
-    while (node := producer_of(value, "Expand", "Tile", *RESHAPES)) is not None:
-        if (number := constant_scalar(value)) is not None or node.inputs[0] is None:
-            return number
-        value = node.inputs[0]
-    return constant_scalar(value) if facts.is_constant(value) else None
+    """Returns the constant number that all elements of a value are; None if there is none, or if a Cast changes it."""
+    dtypes = list[ir.DataType | None]()
+    number = None
+    while number is None and (node := producer_of(value, "Cast", "Expand", "Tile", *RESHAPES)) is not None:
+        if node.inputs[0] is None:
+            return None
+        if (number := constant_scalar(value)) is None:
+            dtypes += [value.dtype] if node.op_type == "Cast" else []
+            value = node.inputs[0]
+    if number is None and facts.is_constant(value):
+        number = constant_scalar(value)
+    is_kept = number is not None and all(each in _NUMBERS and each.numpy().type(number) == number for each in dtypes)
+    return number if is_kept else None

@@ -32,6 +32,7 @@ from .terms import (
     like,
     rank_of,
     scope_of,
+    unmoved,
     unsqueezed,
     with_dim,
     with_last_dims,
@@ -268,6 +269,7 @@ class Affine:
         mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known. The rows are those
             of the scale.
         quotient: What the codes are rounded from, if it has the marks of single elements of the root.
+        nan: NaN for the rows in which x is, 0 for the others; None if codes are never NaN for it, or it is not known.
     """
 
     value: ir.Value
@@ -282,6 +284,7 @@ class Affine:
     divisor: ir.Value | None = None
     mark: Param | None = None
     quotient: Quotient | None = None
+    nan: Param | None = None
 
     @property
     def shift(self) -> int:
@@ -304,17 +307,18 @@ class Affine:
         """This form, as that of the first input of every Concat, and the parts of the other inputs."""
         return [self, *(part for move in self.moves for each in move.others for part in each.parts)]
 
-    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
+    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param | None]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
-        scale, zero_point, offset, mark = (
+        scale, zero_point, offset, mark, nan = (
             None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset", "mark")
+            for name in ("scale", "zero point", "offset", "mark", "nan")
         )
-        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark)
+        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark, nan=nan)
 
     def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point, offset or mark by its name."""
-        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}[name]
+        """Returns the scale, zero point, offset or a mark by its name."""
+        params = {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}
+        return self.nan if name == "nan" else params[name]
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""
@@ -371,7 +375,7 @@ def is_mark(term: Term) -> bool:
 
 def range_of(scale: Param) -> Scaled | None:
     """Returns the value that a scale is computed from by constants and reshapes, or its inverse; or None."""
-    found = scaled_value(scale.term)
+    found = scaled_value(unmoved(scale.term))
     while found is not None and (inner := unreshaped(found.value)) is not found.value:
         behind = scaled_value(inner)
         found = None if behind is None else Scaled(1, behind.value, found.is_inverse ^ behind.is_inverse)
@@ -416,19 +420,6 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
         return None
     return division.inputs[1]
-
-
-def marked(term: Term, divisor: ir.Value) -> Term | None:
-    """Returns a product that has a divisor as a factor, NaN where that is 0 or infinite; None if it is no factor."""
-    if isinstance(term, ir.Value):
-        if term is not divisor:
-            return None
-        nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
-        return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
-    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *RESHAPES) else ():
-        if (found := marked(each, divisor)) is not None and isinstance(term, Op):
-            return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
-    return None
 
 
 def _number_of(term: Term) -> float | None:

@@ -13,16 +13,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.inference import Facts
-from ..analysis.shapes import RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
 from .affine_form import Affine, is_bounded
-from .terms import CodesOf, Op, Param, Term, dtype_of, key_of
+from .terms import MOVES, CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
-_MOVES = ("Concat", "Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+_MOVES = ("Concat", *MOVES)
 
 
 class Codes(NamedTuple):

@@ -167,12 +167,19 @@ class Correction:
             return edit.shared(SharedInitializers).of(sums, edit)
         value = edit.add_constant(sums, before=before)
         for factors, numbers in self.terms.items():
-            term = edit.add_constant(numbers.astype(np.int32).reshape(shape), before=before)
+            term = (
+                None
+                if (numbers == 1).all()
+                else edit.add_constant(numbers.astype(np.int32).reshape(shape), before=before)
+            )
             for factor in factors:
                 assert isinstance(factor, ir.Value)
-                cast = edit.insert(ir.node("Cast", [factor], {"to": int(ir.DataType.INT32)}), before=before)
-                flat = ir.node("Reshape", [cast, edit.add_constant(np.array([-1]), before=before)])
-                term = edit.insert(ir.node("Mul", [term, edit.insert(flat, before=before)]), before=before)
+                if factor.dtype != ir.DataType.INT32:
+                    factor = edit.insert(ir.node("Cast", [factor], {"to": int(ir.DataType.INT32)}), before=before)
+                reshape = ir.node("Reshape", [factor, edit.add_constant(np.array([-1]), before=before)])
+                flat = edit.insert(reshape, before=before)
+                term = flat if term is None else edit.insert(ir.node("Mul", [term, flat]), before=before)
+            assert term is not None
             value = edit.insert(ir.node("Sub", [value, term]), before=before)
         return value
 

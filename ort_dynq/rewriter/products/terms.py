@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 
 ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+MOVES = ("Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+"""Operators of new nodes that move the elements of their first input, and repeat or leave out some."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,13 @@ def dtype_of(term: Term) -> ir.DataType:
     return term.dtype or ir.DataType.UNDEFINED
 
 
+def unmoved(term: Term) -> Term:
+    """Returns a term before new nodes move its elements."""
+    while isinstance(term, Op) and term.op_type in MOVES:
+        term = term.inputs[0]
+    return term
+
+
 def key_of(term: Term) -> object:
     """Returns what two terms that compute the same have in common."""
     if isinstance(term, np.ndarray):
@@ -150,7 +160,18 @@ def combined(op_type: str, a: Param, b: Param) -> Param:
     if axes is None and not (a.is_of_rows and b.is_of_rows):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     rank = None if a.rank is None or b.rank is None else max(a.rank, b.rank)
-    return Param(Op(op_type, (a.term, b.term), dtype_of(a.term)), axes, rank, a.block or b.block)
+    return Param(_combined(op_type, a.term, b.term), axes, rank, a.block or b.block)
+
+
+def _combined(op_type: str, a: Term, b: Term) -> Term:
+    """Returns a binary operation on two terms, before a Reshape of both: then it is a step of a program."""
+    if isinstance(a, Op) and isinstance(b, Op) and a.op_type == "Reshape" and key_of(_rest(a)) == key_of(_rest(b)):
+        return replace(a, inputs=(_combined(op_type, a.inputs[0], b.inputs[0]), *a.inputs[1:]))
+    return Op(op_type, (a, b), dtype_of(a))
+
+
+def _rest(op: Op) -> Op:
+    return replace(op, inputs=op.inputs[1:])
 
 
 def like(param: Param, other: Param) -> Param:

@@ -1,0 +1,54 @@
+"""The rule for the int32 sums of integer products that DequantizeLinear scales, as onnx-quantize writes them.
+
+MatMulInteger | ConvInteger, [Add of int32], DequantizeLinear      -> the same nodes, Cast, Mul
+
+ONNX Runtime computes the same: the integer as a float, times the scale. The rules of products read the second form.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...graphs import STANDARD_DOMAINS
+from ..analysis.constants import constant_scalar
+from ..analysis.nodes import first_inputs, producer_of
+from ..analysis.shapes import has_one_element
+from ..edit import Edit
+from ..rule import Context, Rule
+
+_PRODUCTS = ("MatMulInteger", "ConvInteger")
+
+
+def _match(node: ir.Node, _: Context) -> ir.Value | None:
+    """Returns the scale: one number, or one for each index of the last axis."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != "DequantizeLinear":
+        return None
+    sums, scale, zero_point = first_inputs(node, 3)
+    if sums is None or scale is None or sums.dtype != ir.DataType.INT32 or scale.dtype != ir.DataType.FLOAT:
+        return None
+    if zero_point is not None and constant_scalar(zero_point) != 0:
+        return None
+    if node.attributes.get_int("block_size", 0) or not _is_sum(sums):
+        return None
+    last = (-1,) if sums.shape is None else (-1, len(sums.shape) - 1)
+    return scale if has_one_element(scale) or node.attributes.get_int("axis", 1) in last else None
+
+
+def _is_sum(value: ir.Value) -> bool:
+    """Returns whether a value is a sum of an integer product, or this plus or minus another number."""
+    if producer_of(value, *_PRODUCTS) is not None:
+        return True
+    node = producer_of(value, "Add", "Sub")
+    return node is not None and any(producer_of(each, *_PRODUCTS) is not None for each in node.inputs)
+
+
+def _build(scale: ir.Value, edit: Edit) -> None:
+    node, result = edit.node, edit.node.outputs[0]
+    cast = edit.insert(ir.node("Cast", node.inputs[:1], {"to": int(ir.DataType.FLOAT)}), before=node)
+    edit.facts.note(cast, ir.DataType.FLOAT, result.shape)
+    scaled = edit.insert_main(ir.node("Mul", [cast, scale]), before=node)
+    edit.facts.note(scaled, ir.DataType.FLOAT, result.shape)
+    edit.replace(result, scaled)
+
+
+RULE: Rule[ir.Value] = Rule("DequantizeLinear of sums", 13, _match, _build, prepares=True)
