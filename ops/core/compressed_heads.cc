@@ -59,17 +59,10 @@ constexpr int64_t kMostTurned = 8;
 constexpr void (*turn_scales[kMostTurned + 1])(const float*, int64_t, float*) = {
     nullptr, turn<1>, turn<2>, turn<3>, turn<4>, turn<5>, turn<6>, turn<7>, turn<8>};
 
-// Panels of `columns` tokens of words [tokens, size]: of each two elements, the pairs of all tokens.
-void turn_words(const int16_t* words, int64_t tokens, int64_t size, int64_t columns, int16_t* panels) {
-  const int64_t stride = round_up(size, 2) * columns;
-  for (int64_t t = 0; t < round_up(tokens, columns); ++t) {
-    const int16_t* const row = t < tokens ? words + t * size : nullptr;
-    int16_t* to = panels + t / columns * stride + t % columns * 2;
-    for (int64_t d = 0; d < size; d += 2, to += 2 * columns) {
-      to[0] = row != nullptr ? row[d] : int16_t{0};
-      to[1] = row != nullptr && d + 1 < size ? row[d + 1] : int16_t{0};
-    }
-  }
+// Rows of words as columns.
+void turn_words(const int16_t* words, int64_t rows, int64_t size, int16_t* to, int64_t to_stride) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < size; ++j) to[j * to_stride + i] = words[i * size + j];
 }
 
 int64_t dim(const Tensor& tensor, size_t axis) { return tensor.shape.rank == 4 ? tensor.shape.dims[axis] : 1; }
@@ -233,21 +226,19 @@ void CompressedHead::pack(bool is_key) {
   // values whose scales are of channels are parts, which follow each other in each panel.
   const bool has_parts_of_panels = !is_key && operand.token_groups() > 1;
   const int64_t depth = is_key ? group_size : tokens, cols = is_key ? tokens : group_size;
-  if (2 * cols < columns || (is_key && group_size > kMostProducts) || (has_parts_of_panels && tokens % 2 != 0)) return;
+  if (2 * cols < columns || (is_key && group_size > kMostProducts)) return;
+  if (has_parts_of_panels && tokens % kernels.panel_rows != 0) return;
   const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
   const int64_t parts = operand.token_groups() * operand.groups(), panels_of_part = divide_up(cols, columns);
-  panel_stride_ = round_up(is_key ? group_size : length, 2) * columns;
+  panel_stride_ = round_up(is_key ? group_size : length, kernels.panel_rows) * columns;
   part_stride_ = has_parts_of_panels ? tokens * columns : panels_of_part * panel_stride_;
   if (memory_.panels == nullptr)
     memory_.panels = std::make_unique<AlignedArray<int16_t>>(has_parts_of_panels ? panels_of_part * panel_stride_
                                                                                  : parts * part_stride_);
   panels_ = memory_.panels->get();
-  if (is_turned && operand.is_float()) {
-    turn_words(memory_.words.get(), length, size, columns, panels_);
-    return;
-  }
   constexpr int64_t kColumns = kMostPanelColumns;
-  const auto turned = memory<uint8_t>(is_turned ? depth * kColumns : 0);
+  const auto turned = memory<uint8_t>(is_turned && !operand.is_float() ? depth * kColumns : 0);
+  const auto turned_words = memory<int16_t>(is_turned && operand.is_float() ? depth * kColumns : 0);
   // Codes of 4 bits become bytes in whole rows, for values those of all groups, or in parts of long rows.
   const int64_t stride = is_key ? length : size, widened = std::min(kWidenedColumns, stride);
   const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * widened);
@@ -261,8 +252,13 @@ void CompressedHead::pack(bool is_key) {
       pack.cols = std::min(kColumns, cols - first);
       pack.panels = panels + first / columns * panel_stride_;
       pack.panel_stride = panel_stride_;
+      pack.fits_int8 = operand.fits_int8();
       const int64_t token = token_group * tokens + first, element = group * group_size;
-      if (is_turned) {
+      if (is_turned && operand.is_float()) {
+        turn_words(memory_.words.get() + token * size, pack.cols, size, turned_words.get(), kColumns);
+        pack.codes = turned_words.get();
+        pack.code_stride = kColumns;
+      } else if (is_turned) {
         const auto* rows = static_cast<const uint8_t*>(codes(token * size, pack.cols * size, holder.get()));
         transpose_bytes(rows + element, size, pack.cols, depth, turned.get(), kColumns);
         pack.codes = turned.get();

@@ -42,6 +42,7 @@ class CompressedOperand {
   int64_t group_size_of_offsets() const { return is_per_channel_ ? 1 : group_size(); }
   int64_t token_groups() const { return is_per_channel_ ? token_groups_ : 1; }  // that have scales of channels
   int64_t token_group_size() const { return n_.t / token_groups(); }
+  bool fits_int8() const { return has_4_bits() || (is_signed() && !has_zero_points()); }  // codes minus zero points
   int64_t largest_code() const { return is_float() ? static_cast<int64_t>(kLargestWord) : 255; }
   int kind() const { return kind_; }                        // what the other words are multiplied by
   int64_t word_rows() const { return is_float() ? 2 : 1; }  // of the other words, for each row of numbers
@@ -92,9 +93,9 @@ struct CompressedHead {
   CompressedHead(const CompressedOperand& operand, int64_t head, HeadMemory& memory);
 
   // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [token
-  // groups, groups, panels of tokens, pairs of elements]; a value one for some elements: [groups, panels of elements,
-  // pairs of tokens]. Does nothing if padding would take more than half of each panel, if the sums of a key's group do
-  // not fit int32, or if a pair would have tokens of two groups whose scales are of channels.
+  // groups, groups, panels of tokens, elements]; a value one for some elements: [groups, panels of elements, tokens].
+  // Does nothing if padding would take more than half of each panel, if the sums of a key's group do not fit int32, or
+  // if adjacent rows of a panel would have tokens of two groups whose scales are of channels.
   void pack(bool is_key);
 
   bool is_at_byte(int64_t first) const { return number_of(first) % 2 == 0; }

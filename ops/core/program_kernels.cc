@@ -21,16 +21,29 @@ bool has_11_bits(float number) { return (to_bits(number) & 0x1fff) == 0; }
 }  // namespace
 
 std::optional<RangePass> range_of(const std::vector<PlacedStep>& steps, bool is_float16) {
-  std::vector<PlacedStep> kept;
-  for (const PlacedStep& step : steps)
-    if (!is_float16 || step.kind != StepKind::kToFloat16) kept.push_back(step);
-  if (kept.size() != 3 || !is_x(kept[0])) return std::nullopt;
-  const PlacedStep &second = kept[1], &third = kept[2];
-  if (second.kind == StepKind::kAbs && third.kind == StepKind::kReduceMax) return RangePass{kAbsMax, -1, third.a.index};
-  if (second.kind == StepKind::kReduceMin && third.kind == StepKind::kReduceMax)
-    return RangePass{kMinMax, second.a.index, third.a.index};
-  if (second.kind == StepKind::kReduceMax && third.kind == StepKind::kReduceMin)
-    return RangePass{kMinMax, third.a.index, second.a.index};
+  // What the accumulator is: x, |x|, or x == x.
+  enum { kOther, kElements, kMagnitudes, kNumbers } acc = kOther;
+  constexpr int kNone = -1;
+  int low = kNone, high = kNone, abs_max = kNone, is_number = kNone;
+  for (const PlacedStep& step : steps) {
+    if (is_x(step)) {
+      acc = kElements;
+    } else if (is_float16 && step.kind == StepKind::kToFloat16) {
+      continue;
+    } else if (acc == kElements && step.kind == StepKind::kAbs) {
+      acc = kMagnitudes;
+    } else if (acc == kElements && step.kind == StepKind::kEqual && step.a.place == Place::kX) {
+      acc = kNumbers;
+    } else {
+      int* found = nullptr;
+      if (step.kind == StepKind::kReduceMax) found = acc == kMagnitudes ? &abs_max : acc == kElements ? &high : nullptr;
+      if (step.kind == StepKind::kReduceMin) found = acc == kNumbers ? &is_number : acc == kElements ? &low : nullptr;
+      if (found == nullptr || *found != kNone) return std::nullopt;
+      *found = step.a.index;
+    }
+  }
+  if (abs_max != kNone && low == kNone && high == kNone) return RangePass{kAbsMax, kNone, abs_max, is_number};
+  if (abs_max == kNone && low != kNone && high != kNone) return RangePass{kMinMax, low, high, is_number};
   return std::nullopt;
 }
 

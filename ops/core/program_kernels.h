@@ -10,10 +10,12 @@
 
 namespace dynq {
 
-// The pass only reduces x to its range: [Abs] ReduceMax, or ReduceMin and ReduceMax.
+// The pass only reduces x to its range, [Abs] ReduceMax, or ReduceMin and ReduceMax; and perhaps ReduceMin(Equal(x,
+// x)).
 struct RangePass {
   Extremes extremes;
   int low, high;  // slots of the results; low is -1 for kAbsMax
+  int is_number;  // the slot of ReduceMin(Equal(x, x)), which is 1 if all elements are finite; or -1
 };
 
 // `is_float16`: elements are float16, so that steps which round them to float16 change none.

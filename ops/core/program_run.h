@@ -198,6 +198,7 @@ class Program::Run {
   bool find_ranges(const RangePass& pass, const Part& part) {
     float *high = slot(pass.high), *low = pass.low < 0 ? high : slot(pass.low);
     if (!read_ranges(pass.extremes, part, low, high)) return all_finite_ = false;
+    if (pass.is_number >= 0) std::fill_n(slot(pass.is_number), part.rows, 1.0f);
     for (int64_t i = 0; i < part.rows && pass.extremes == kMinMax; ++i) {
       if (low[i] != 0 && high[i] != 0) continue;
       const float zero = src_.widen == nullptr ? first_zero(static_cast<const uint32_t*>(src_at(part, i)), part.cols)

@@ -1,4 +1,4 @@
-// Products on the tiles of AMX-int8. simd/tile-groups-inl.h has weights in groups. Other products are in avx512vnni.cc.
+// Products on the tiles of AMX-int8. simd/tile-*-inl.h: weights in groups, attention over codes. Others: avx512vnni.cc.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mamx-tile -mamx-int8
 //
 // Tiles are used for products of 16 rows or more, except with long groups or with one group of 4-bit weights, and for
@@ -23,11 +23,14 @@
 #include <immintrin.h>
 #endif
 
+#include "kernels/compressed.h"
+#include "kernels/elementwise.h"
 #include "kernels/products.h"
 
 namespace dynq {
 
 extern const ProductKernels kAvx512VnniProducts;
+extern const CompressedKernels kAvx512VnniCompressed;
 
 namespace {
 
@@ -230,6 +233,9 @@ void gemm_qc8w_tiles(const ProductBlock& block) {
 
 #include "kernels/simd/tile-groups-inl.h"
 
+// Uses the file before.
+#include "kernels/simd/tile-compressed-inl.h"
+
 // to[i][j] = from[j][i] for 16 x 16 values of 4 bytes; the rows from `rows` on are 0. Rows of `from` are
 // `stride` bytes apart.
 void transpose(const void* from, int64_t stride, int64_t rows, void* to) {
@@ -408,5 +414,8 @@ constexpr ProductKernels product_kernels() {
 
 extern const ProductKernels kAmxProducts;
 constexpr ProductKernels kAmxProducts = product_kernels();
+
+extern const CompressedKernels kAmxCompressed;
+constexpr CompressedKernels kAmxCompressed = compressed_kernels();
 
 }  // namespace dynq

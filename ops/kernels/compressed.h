@@ -33,8 +33,10 @@ struct WordProduct {
 };
 using WordProductKernel = void (*)(const WordProduct&);
 
-// Codes minus their zero points, or words, as int16, for products with many rows. A panel has `panel_columns` columns:
-// of each two rows of codes, the pairs of all columns. The last row of an odd depth and columns from `cols` on are 0.
+// Codes minus their zero points, or words, for products with many rows. A panel has `panel_columns` columns and two
+// bytes for each element. Of each two rows of codes, it has the pairs of int16 of all columns; the last row of an odd
+// depth and columns from `cols` on are 0. An instruction set may have a form of its own, if each `panel_rows` rows take
+// the same bytes. Products are of all rows of panels, or of some from a multiple of `panel_rows` on.
 struct PanelPack {
   const void* codes;  // code(d, c) is at d * code_stride + c
   int64_t code_stride, depth, cols;
@@ -42,6 +44,7 @@ struct PanelPack {
   int64_t of_row, of_column;   // their strides, one of them 0 and of_column at most 1
   int16_t* panels;
   int64_t panel_stride;
+  bool fits_int8;  // so does each element
 };
 using PanelPackKernel = void (*)(const PanelPack&);
 
@@ -51,6 +54,7 @@ struct PanelProduct {
   int64_t word_stride, rows, depth, cols;
   const int16_t* panels;
   int64_t panel_stride;
+  bool fits_int8;
 };
 
 // scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`; then the same of other groups is
@@ -58,7 +62,7 @@ struct PanelProduct {
 struct PanelScores {
   PanelProduct product;                                                  // of the first group
   int64_t groups, group_words, group_panels, group_steps, group_scales;  // their number, and strides
-  bool is_split;  // a sum is kHighByte * that of words' row 2 * r, and that of the next row
+  bool is_split;  // words have two rows: a sum is kHighByte * that of row 2 * r, and that of the next row
   const float* steps;
   const float* scales;  // null: 1
   bool adds;
@@ -119,12 +123,12 @@ struct CompressedKernels {
   QuantizeWordsKernel quantize_words;
   ScoreKernel scores[2];  // by the CodeKind of the zero points
   PowersKernel powers;
-  int64_t panel_columns;
+  int64_t panel_columns, panel_rows;
+  int64_t score_rows;  // of scores that panel_scores computes at once
   PanelPackKernel pack[kHalves];
   PanelScoresKernel panel_scores;
 };
 
 constexpr int64_t kMostPanelColumns = 32;  // of every instruction set; a multiple of each
-constexpr int64_t kPortablePanelColumns = 8;
 
 }  // namespace dynq

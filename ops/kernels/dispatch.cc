@@ -25,7 +25,8 @@ namespace dynq {
 #ifdef ORT_DYNQ_X86
 extern const ElementwiseKernels kAvx2Kernels, kAvx512Kernels;
 extern const ProductKernels kAvx2Products, kAvxVnniProducts, kAvx512VnniProducts, kAmxProducts;
-extern const CompressedKernels kAvx2Compressed, kAvx512Compressed, kAvxVnniCompressed, kAvx512VnniCompressed;
+extern const CompressedKernels kAvx2Compressed, kAvx512Compressed, kAvxVnniCompressed, kAvx512VnniCompressed,
+    kAmxCompressed;
 #elif defined(ORT_DYNQ_ARM)
 extern const ElementwiseKernels kNeonKernels;
 extern const ProductKernels kNeonProducts, kNeonDotProducts, kNeonI8mmProducts;
@@ -147,7 +148,7 @@ const InstructionSet kInstructionSets[] = {
 #ifdef ORT_DYNQ_X86
 #ifndef ORT_DYNQ_WITHOUT_AVX512
 #ifndef ORT_DYNQ_WITHOUT_AMX
-    {"amx", &kAvx512Kernels, &kAmxProducts, &kAvx512VnniCompressed, has_amx, enable_tiles},
+    {"amx", &kAvx512Kernels, &kAmxProducts, &kAmxCompressed, has_amx, enable_tiles},
 #endif
 #ifndef ORT_DYNQ_WITHOUT_AVX512VNNI
     {"avx512vnni", &kAvx512Kernels, &kAvx512VnniProducts, &kAvx512VnniCompressed, has_avx512vnni, nullptr},

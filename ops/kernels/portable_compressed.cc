@@ -24,7 +24,7 @@ float joined(int64_t high, int64_t low) { return static_cast<float>(high * kHigh
 
 int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c) {
   const PanelProduct& p = block.product;
-  constexpr int64_t kColumns = kPortablePanelColumns;
+  constexpr int64_t kColumns = kMostPanelColumns;
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
   int32_t sum = 0;
@@ -108,7 +108,7 @@ float portable_powers(const PowerRow& row) {
 
 template <int kKind>
 void portable_pack(const PanelPack& pack) {
-  constexpr int64_t kColumns = kPortablePanelColumns;
+  constexpr int64_t kColumns = kMostPanelColumns;
   for (int64_t first = 0; first < pack.cols; first += kColumns) {
     int16_t* const panel = pack.panels + first / kColumns * pack.panel_stride;
     for (int64_t d = 0; d < pack.depth + pack.depth % 2; ++d)
@@ -147,7 +147,9 @@ constexpr CompressedKernels kPortableCompressed = {
     portable_quantize_words,
     {portable_scores<kU8>, portable_scores<kS8>},
     portable_powers,
-    kPortablePanelColumns,
+    kMostPanelColumns,
+    2,
+    1,
     {portable_pack<kU8>, portable_pack<kS8>, portable_pack<kWords>},
     portable_panel_scores};
 

@@ -26,7 +26,7 @@ namespace dynq {
 namespace {
 
 constexpr const char* kName = "CompressedAttention";
-constexpr int64_t kUnitRows = 48;         // of a unit: a multiple of the rows of every kernel's tile
+constexpr int64_t kUnitRows = 48;         // of a unit: a multiple of the rows that every kernel scores at once
 constexpr int64_t kSoftenedRows = 16;     // at once: a multiple of the rows that kernels quantize at once
 constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
 constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
@@ -458,6 +458,7 @@ class Unit {
     block.product.cols = range.end - first;
     block.product.panels = key_.panels(token_group * groups) + panel * key_.panel_stride();
     block.product.panel_stride = key_.panel_stride();
+    block.product.fits_int8 = key.fits_int8();
     block.groups = groups;
     block.group_words = block.product.rows * queries.stride;
     block.group_panels = key_.part_stride();
@@ -553,6 +554,7 @@ class Unit {
         block.product.cols = size;
         block.product.panels = value_.panels(group) + t * columns;
         block.product.panel_stride = value_.panel_stride();
+        block.product.fits_int8 = value.fits_int8();
         block.groups = 1;
         block.is_split = value.is_float();
         block.steps = steps_of(group, t);
@@ -763,7 +765,8 @@ class CompressedAttention : public Node {
                load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
                static_cast<const float*>(inputs[kQuery].data),
                dst};
-    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, 6, kUnitRows) / 6 * 6;
+    const int64_t at_once = active_compressed().score_rows;
+    const int64_t rows = std::clamp<int64_t>(kUnitScores / n.t, at_once, kUnitRows) / at_once * at_once;
     const int64_t heads = n.b * n.k;
     const bool packs = n.rows() >= kPackedRows;
     const bool has_narrow_groups = run.key.groups() > 1 && run.key.group_size() <= kNarrowGroup;

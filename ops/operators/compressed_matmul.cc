@@ -44,6 +44,8 @@ struct Run {
 
   int64_t width() const { return std::min(size, kTaskColumns); }  // of a part in a task, at most
   CodeKind kind() const { return is_signed ? kS8 : kU8; }
+  // Codes minus zero points.
+  bool fits_int8() const { return has_4_bits || (is_signed && zero_stride == 0 && *zero_points == 0); }
 };
 
 // Some columns of adjacent parts, for some rows; at most `rows` and `parts`.
@@ -143,10 +145,11 @@ class Task {
     pack.zero_points = run_.zero_points + (run_.zero_stride == 0 ? 0 : first * run_.parts + part + i);
     pack.of_row = run_.zero_stride;
     pack.panels = panels_.get();
-    pack.panel_stride = round_up(depth, 2) * kernels().panel_columns;
+    pack.panel_stride = round_up(depth, kernels().panel_rows) * kernels().panel_columns;
+    pack.fits_int8 = run_.fits_int8();
     kernels().pack[run_.kind()](pack);
     PanelScores block = {};
-    block.product = {words_.get(), kMostProducts, rows, depth, width_, pack.panels, pack.panel_stride};
+    block.product = {words_.get(), kMostProducts, rows, depth, width_, pack.panels, pack.panel_stride, pack.fits_int8};
     block.groups = 1;
     block.steps = steps_.get();
     block.adds = first > 0;

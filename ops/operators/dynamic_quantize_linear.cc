@@ -1,16 +1,20 @@
 // DynamicQuantizeLinear: ONNX's operator. DynamicQuantizeDequantizeLinear: the same, then DequantizeLinear, in one
 // pass. Both are programs whose one row is the whole tensor.
+#include "core/formats.h"
 #include "core/program.h"
+#include "core/scratch.h"
 
 namespace dynq {
 namespace {
 
-// ONNX Runtime's zero point is 255 if the quotient is NaN.
-#define ORT_DYNQ_LINEAR                                                            \
-  "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); "     \
-  "range = Sub(high, low); s = Where(Equal(range, 0.0), 1.0, Div(range, 255.0)); " \
-  "above = Clip(Sub(0.0, Div(low, s)), 0.0, 255.0); "                              \
-  "z = Uint8(Where(Equal(above, above), above, 255.0)); code = Add(Round(Div(x, s)), z); "
+// The range is that of `numbers`. ONNX Runtime's zero point is 255 if the quotient is NaN.
+std::string program_of(const std::string& numbers, bool to_codes) {
+  return "low = Clip(ReduceMin(" + numbers + "), -inf, 0.0); high = Clip(ReduceMax(" + numbers +
+         "), 0.0, inf); range = Sub(high, low); s = Where(Equal(range, 0.0), 1.0, Div(range, 255.0)); "
+         "above = Clip(Sub(0.0, Div(low, s)), 0.0, 255.0); "
+         "z = Uint8(Where(Equal(above, above), above, 255.0)); code = Add(Round(Div(x, s)), z); " +
+         (to_codes ? "codes = code; scale = s; zero_point = z" : "dst = Mul(Sub(Uint8(code), z), s)");
+}
 
 template <bool kToCodes>
 class LinearNode : public Node {
@@ -18,10 +22,8 @@ class LinearNode : public Node {
   static constexpr const char* kName = kToCodes ? "DynamicQuantizeLinear" : "DynamicQuantizeDequantizeLinear";
 
   explicit LinearNode(const Attributes&)
-      : program_(kName,
-                 kToCodes ? ORT_DYNQ_LINEAR "codes = code; scale = s; zero_point = z"
-                          : ORT_DYNQ_LINEAR "dst = Mul(Sub(Uint8(code), z), s)",
-                 0, kUint8) {}
+      : program_(kName, program_of("x", kToCodes), 0, kUint8),
+        of_numbers_(kName, program_of("Where(Equal(x, x), x, 0.0)", kToCodes), 0, kUint8) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0);
@@ -39,14 +41,19 @@ class LinearNode : public Node {
       set(ProgramOutput::kScale, 1, {});
       set(ProgramOutput::kZeroPoint, 2, {});
     }
-    program_.run_all(tensors, context);
+    (is_nan(src, 0) && !is_nan(src, tensors.cols - 1) ? of_numbers_ : program_).run_all(tensors, context);
   }
 
  private:
-  Program program_;
-};
+  static bool is_nan(const Tensor& src, int64_t element) {
+    Scratch<float, 1> memory;
+    const float number = element < src.shape.elements() ? load(FloatReader(src).read(element, 1, memory)) : 0.0f;
+    return number != number;
+  }
 
-#undef ORT_DYNQ_LINEAR
+  Program program_;     // the range is NaN if the first element is
+  Program of_numbers_;  // ignores it, as ONNX Runtime does unless the last element is NaN
+};
 
 }  // namespace
 

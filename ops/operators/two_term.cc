@@ -1,6 +1,7 @@
 // TwoTermQuantize: symmetric dynamic quantization to two int8 codes for each element: the second one is that of what
 // the first one leaves. float16 is converted to float32, batch by batch.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "core/formats.h"
@@ -66,8 +67,10 @@ class TwoTermQuantize : public Node {
         const int64_t count = std::min(together, last - row);
         const float* src = run.src.read(row * run.cols, count * run.cols, batch.src);
         std::fill_n(batch.abs_max, count, 0.0f);
-        if (run.cols > 0) widen(run, src, count, run.cols, batch.abs_max);
+        const bool all_finite = run.cols == 0 || widen(run, src, count, run.cols, batch.abs_max);
         find_scales(batch.abs_max, count, batch.inverse, run.scales + row);
+        for (int64_t i = 0; i < count && !all_finite; ++i)
+          if (has_nan(src + i * run.cols, run.cols)) store(run.scales + row + i, kNan);
         for (int64_t i = 0, some; i < count; i += some) {  // rows of one line
           some = std::min(run.line - (row + i) % run.line, count - i);
           quantize(run, src + i * run.cols, row + i, 0, {some, run.cols, run.cols}, batch.inverse + i);
@@ -79,12 +82,14 @@ class TwoTermQuantize : public Node {
   void long_row(const Run& run, int64_t row, Context& context) const {
     const Parts parts(run.cols);
     float abs_max[kMostParts] = {}, inverse;
+    std::atomic<bool> any_nan = false;
     run_tasks(context, parts.count, [&](int64_t part) {
       Batch batch;
       const float* src = run.src.read(row * run.cols + parts.begin(part), parts.size(part), batch.src);
-      widen(run, src, 1, parts.size(part), abs_max + part);
+      if (!widen(run, src, 1, parts.size(part), abs_max + part) && has_nan(src, parts.size(part))) any_nan = true;
     });
     find_scales(std::max_element(abs_max, abs_max + parts.count), 1, &inverse, run.scales + row);
+    if (any_nan) store(run.scales + row, kNan);
     run_tasks(context, parts.count, [&](int64_t part) {
       Batch batch;
       const int64_t first = parts.begin(part), size = parts.size(part);
@@ -93,10 +98,16 @@ class TwoTermQuantize : public Node {
     });
   }
 
-  // Widens abs_max by the elements of adjacent rows. NaN is ignored.
-  static void widen(const Run& run, const float* src, int64_t rows, int64_t cols, float* abs_max) {
+  // Widens abs_max by the elements of adjacent rows. NaN is ignored. Returns whether all elements are finite.
+  static bool widen(const Run& run, const float* src, int64_t rows, int64_t cols, float* abs_max) {
     float low[kScaledRows];
-    run.table.row_ranges[kAbsMax](src, rows, cols, cols, low, abs_max);
+    return run.table.row_ranges[kAbsMax](src, rows, cols, cols, low, abs_max);
+  }
+
+  static bool has_nan(const float* src, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+      if (const float number = load(src + i); number != number) return true;
+    return false;
   }
 
   static void find_scales(const float* abs_max, int64_t rows, float* inverses, float* scales) {

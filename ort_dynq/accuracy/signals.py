@@ -9,6 +9,7 @@ import numpy as np
 
 from ..inputs import Array
 
+_PART = 1 << 13  # elements, which stay in the caches; BLAS would use several threads for more than 10,000
 _FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
 
 
@@ -32,17 +33,26 @@ class Noise:
 
     def add(self, a: Array, b: Array) -> None:
         """Adds floating-point arrays of the same shape."""
-        counts = np.isfinite(a)
-        if not counts.all():
-            a, b = a[counts], b[counts]
-        x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+        a, b = a.ravel(), b.ravel()
+        for i in range(0, a.size, _PART):
+            self._add(a[i : i + _PART].astype(np.float64), b[i : i + _PART].astype(np.float64))
+
+    def _add(self, x: Array, y: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            distance = np.abs(np.subtract(y, x, out=y), out=y)
-            distance[np.isnan(distance)] = np.inf
-            self.elements += x.size
-            self.signal += float(x @ x)
-            self.noise += float(distance @ distance)
-            self.max_abs = max(self.max_abs, float(distance.max(initial=0.0)))
+            signal = float(x @ x)
+            if not math.isfinite(signal) and not (counts := np.isfinite(x)).all():
+                x, y = x[counts], y[counts]
+                signal = float(x @ x)
+            distance = np.subtract(y, x, out=y)
+            noise = float(distance @ distance)
+            if math.isnan(noise):
+                distance[np.isnan(distance)] = np.inf
+                noise = math.inf
+            largest = float(max(distance.max(initial=0.0), -distance.min(initial=0.0)))
+        self.elements += x.size
+        self.signal += signal
+        self.noise += noise
+        self.max_abs = max(self.max_abs, largest)
 
     @property
     def decibels(self) -> float | None:

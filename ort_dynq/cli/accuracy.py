@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .arguments import given_data
-from .render import SMOKE_TEST, Figure, one_line, table, working
+from .render import SMOKE_TEST, Figure, one_line, progress, table, working
 from .verify import inputs_text
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from ..accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
     from ..inputs import Array
     from ..quantizer.selection import Selection
+    from ..rewriter import Result
 
 _MOST_LAYERS = 12  # in a table; JSON has all
+_SECONDS = 0.25  # to measure the layers' shares of the time
 
 
 def add_data_sets(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +69,15 @@ def reference_of(
         return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 
-def effects_of(arguments: argparse.Namespace) -> int | None:
-    """Returns the number of layers whose effect on the outputs is measured; None for all: a table shows few."""
-    return None if arguments.json else _MOST_LAYERS
+def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
+    """Compares a quantized model with its float model: what the table of layers shows, or all for JSON."""
+    from ..accuracy import measure
+
+    seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MOST_LAYERS
+    with progress() as track:
+        return measure(
+            *(reference, result.model), backend=arguments.backend, seconds=seconds, effects=effects, track=track
+        )
 
 
 def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") -> Iterator[RenderableType]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DynqError
 from ..files import check_text
 from ..formats import check_file
-from .accuracy import accuracy_text, add_data_sets, check_data, effects_of, reference_of, selection_text
+from .accuracy import accuracy_of, accuracy_text, add_data_sets, check_data, reference_of, selection_text
 from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
@@ -187,12 +187,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     report = result.report
     is_written = bool(report.quantized) or arguments.allow_none
     if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
-        with progress() as track, named_as(source, target):
-            from ..accuracy import measure
-
-            accuracy = measure(
-                reference, result.model, backend=arguments.backend, effects=effects_of(arguments), track=track
-            )
+        with named_as(source, target):
+            accuracy = accuracy_of(arguments, reference, result)
     original = original_of(source, target, model)
     if is_written:
         with working(f"writing {target}"):
@@ -307,7 +303,7 @@ def _with_closing(
 def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:
     """Compares the decoders on generated tokens; None if the decoder is a pipeline, or was not quantized."""
     from .. import genai
-    from ..accuracy import Reference, measure
+    from ..accuracy import Reference
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:
@@ -316,9 +312,7 @@ def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Acc
         reference = Reference(folder.path / decoder, [genai.verification_feeds(folder, seed=arguments.seed)])
     inputs = tuple(replace(each, given=False) for each in reference.data.inputs)  # they were generated here
     reference.data = replace(reference.data, inputs=inputs, seed=arguments.seed)
-    with progress() as track:
-        model = found.results[decoder].model
-        return measure(reference, model, backend=arguments.backend, effects=effects_of(arguments), track=track)
+    return accuracy_of(arguments, reference, found.results[decoder])
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -37,7 +37,7 @@ code = clip(round(src / scale) + zero_point, 0, 255)
 FAMILY = Family(
     "Dynamic quantization per tensor",
     "The range of a tensor gives its scale and zero point. Every step is float32; a float16 `dst` is rounded once. If "
-    "the first element is NaN, the range is NaN; a NaN elsewhere is ignored.",
+    "the first and the last element are NaN, the range is NaN; any other NaN is ignored.",
     (
         Operator(
             "DynamicQuantizeLinear",

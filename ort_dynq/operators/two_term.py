@@ -59,7 +59,12 @@ def terms_of(rows: str, prefix: str, opset: int) -> str:
     {p}rounded_rest = Round({p}fine_rest)
     {p}remainder = Clip({p}rounded_rest, {p}lowest, {p}highest)
     {p}coarse_step = Div({p}abs_max, {p}highest)
-    {p}row_scale = Div({p}coarse_step, {p}fine_steps)"""
+    {p}fine_step = Div({p}coarse_step, {p}fine_steps)
+    {p}nan_count = Cast<to = 1>({p}is_nan)
+    {p}any_count = ReduceMax<keepdims = 1{attribute}>({p}nan_count{axes})
+    {p}any_nan = Greater({p}any_count, zero)
+    {p}nan = Constant<value_float = nan>()
+    {p}row_scale = Where({p}any_nan, {p}nan, {p}fine_step)"""
 
 
 FAMILY = Family(
@@ -71,12 +76,12 @@ FAMILY = Family(
         Operator(
             "TwoTermQuantize",
             "Quantizes floats to int8 codes, and what the codes leave to further int8 codes. Every step is float32. A "
-            "NaN in `src` counts as 0.",
+            "NaN in `src` has codes of 0, and the scale of its row is NaN.",
             "abs_max = max(abs(src))\n"
             "t = src * (127 / abs_max); 0 if that is NaN\n"
             "code = clip(round(t), -127, 127)\n"
             "remainder = clip(round((t - code) * 254), -127, 127)\n"
-            "scale = abs_max / 127 / 254\n"
+            "scale = abs_max / 127 / 254; NaN if src has a NaN\n"
             "src = scale * (254 * code + remainder), nearly",
             (Input("src", FLOATS, "At least one dimension."),),
             (

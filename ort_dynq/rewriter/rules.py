@@ -16,6 +16,7 @@ from .chains import (
     qdq,
     reductions,
     repeated,
+    scaled_bounds,
     truncation,
     written_parts,
 )
@@ -40,7 +41,10 @@ from .programs import row_program, tails
 from .recurrent import dynamic_lstm
 
 PHASES = (
-    (cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE, dequantized_sums.RULE),
+    (
+        *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
+        *(scaled_bounds.RULE, dequantized_sums.RULE),
+    ),
     (narrowing.RULE,),
     (truncation.RULE,),
     (
@@ -48,7 +52,10 @@ PHASES = (
         *(float_matmul.RULE, compressed_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),
         *(matmul_nbits.RULE, mixture_of_experts.RULE, dynamic_lstm.RULE, fused_products.RULE),
     ),
-    (batch_normalization.RULE, unconverted.FLOATS, compressed_attention.UNFUSED, tied_embedding.RULE),
+    (
+        *(batch_normalization.RULE, two_activations.CONSTANT, unconverted.FLOATS),
+        *(compressed_attention.UNFUSED, tied_embedding.RULE),
+    ),
     (tails.RULE,),
     (row_program.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE),

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
+from ..rewriter.analysis.estimators import estimated
 from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
@@ -42,6 +43,14 @@ class FloatProduct(NamedTuple):
     steps: tuple[tuple[str, ir.Value], ...]
     result: ir.Value
     move: ir.Node | None = None
+
+    @property
+    def subtracted(self) -> ir.Value | None:
+        """What A subtracts to get the activation y, or that of x + (y - x): z * s of q * s - z * s."""
+        node = self.activation.producer()
+        if node is not None and (pair := estimated(node)) is not None:
+            node = pair[0].producer()
+        return node.inputs[1] if node is not None and node.op_type == "Sub" else None
 
     def multiply(self, x: Array, weights: Array) -> Array:
         """Returns the product of these numbers, without the steps after it."""
@@ -112,6 +121,7 @@ class FloatProduct(NamedTuple):
 
     def values(self) -> list[ir.Value]:
         parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []
+        parameters += [self.subtracted] if self.subtracted is not None else []
         return [self.activation, self.weights, self.result, *parameters, *(operand for _, operand in self.steps)]
 
 

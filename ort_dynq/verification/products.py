@@ -334,6 +334,8 @@ def _judge(pair: _Pair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -
     if _has_float_activation(pair.b.node, of_a):
         return _judge_weights_only(pair, of_a, known, result, activation)
     offset = None if pair.b.offset is None else of_b.get(name_of(pair.b.offset))
+    if offset is None and of_a.subtracted is not None:
+        offset = known[name_of(of_a.subtracted)].astype(np.float64)
     return _judge_exact(pair, of_a, known, result, activation, offset)
 
 
@@ -377,7 +379,7 @@ def _judge_weights_only(
     in_float64 = reference[compared]
     a_result, b_result = (each.astype(np.float64)[compared] for each in (expected, result))
     allowed = float(FLOOR + roundings)
-    problem = ""
+    problem = _without_nan(expected, reference, result)
     if not is_noise(a_result - in_float64, in_float64, of_squares[compared], float(np.finfo(result.dtype).eps)):
         problem = f"A's result is {product.a_error:.3g} units from the reference: more than rounding to 8 bits causes"
     elif not is_within_steps(activation, x, block_size, terms_of(pair.b.node)):
@@ -418,8 +420,8 @@ def _judge_exact(
         known: A's values.
         result: B's result.
         activation: B's activation if A's is this one, rounded to float16; the reference for B's result then has B's.
-        offset: What the activation has in addition to codes times a scale. A rounds each sum of both relative to the
-            larger one, and the reference does not know: the magnitude has both.
+        offset: What the activation has in addition to codes times a scale, also -z * s of q * s - z * s. A rounds each
+            sum of both relative to the larger one, and the reference does not know: the magnitude has both.
     """
     product, expected, stored = Product(pair.name), known[name_of(of_a.result)], pair.stored
     x, weights = (known[name_of(value)].astype(np.float64) for value in (of_a.activation, of_a.weights))
@@ -433,19 +435,26 @@ def _judge_exact(
     size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
     size = np.maximum(size, LEAST)
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
-        a_errors, a_compared = errors_of(expected, *of_a.reference(x, weights, known, size))
+        reference, magnitude = of_a.reference(x, weights, known, size)
+        a_errors, a_compared = errors_of(expected, reference, magnitude)
         b_errors, b_compared = errors_of(result, *of_a.reference(x_of_b, weights_of_b, known, size))
     compared = a_compared & b_compared
     product = _with_errors(product, a_errors, b_errors, compared)
     depth = of_a.depth(weights)
     bound = depth + len(of_a.steps)
     allowed = max(FACTOR * product.a_error, FLOOR)
-    problem = ""
+    problem = _without_nan(expected, reference, result)
     if product.a_error > bound:
         problem = f"A's result is {product.a_error:.3g} units from the reference, expected at most {bound}"
     elif product.b_error > allowed:
         problem = f"B's error is {product.b_error:.3g} units, A's {product.a_error:.3g}, expected at most {allowed:.3g}"
     return replace(product, depth=depth, allowed=allowed, problem=problem)
+
+
+def _without_nan(expected: Array, reference: Array, result: Array) -> str:
+    """Returns how many elements of B's result are finite where A's and the reference are NaN; empty if none is."""
+    lost = int((np.isnan(expected) & np.isnan(reference) & np.isfinite(result)).sum())
+    return f"{lost} elements of B's result are finite where A's are NaN" if lost else ""
 
 
 def _with_errors(product: Product, a_errors: Array, b_errors: Array, compared: npt.NDArray[np.bool_]) -> Product:

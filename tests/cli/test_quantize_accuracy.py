@@ -83,7 +83,9 @@ def test_effects_of_the_layers_of_the_table(
     assert "and 1 layer. The effect on the outputs was measured for the 2 layers with the worst own SNR; " in text
     layers = run_json(capsys, *QUANTIZE, "--verify")["accuracy"]["layers"]
     assert len(layers) == 3
-    assert None not in [each["output_snr_db"] for each in layers]
+    assert None not in [each[name] for each in layers for name in ("output_snr_db", "share")]
+    layers = run_json(capsys, *QUANTIZE, "--verify", "--no-timing")["accuracy"]["layers"]
+    assert [each["share"] for each in layers] == [None] * 3
 
 
 def test_generated_data_are_a_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,9 @@
 #include "check.h"
 #include "kernels/dispatch.h"
 #include "random.h"
+#ifdef ORT_DYNQ_AMX_EMULATED
+#include "tile_emulator.h"
+#endif
 
 namespace {
 
@@ -21,6 +24,7 @@ using dynq::CompressedKernels;
 using Bits = std::vector<uint32_t>;  // of results
 
 constexpr int64_t kLargestWord = static_cast<int64_t>(dynq::kLargestWord);
+constexpr int64_t kPanelRows = 16;  // a multiple of those of every kernel
 constexpr int64_t kDepths[] = {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 250, 254, 255, 256};
 
 Random source{1};
@@ -102,10 +106,12 @@ std::vector<int16_t> rows_of_words(int64_t rows, int64_t depth, int64_t padded, 
   std::vector<int16_t> words;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t d = 0; d < (r < rows - 1 ? stride : last); ++d)
-      words.push_back(d >= depth  ? (d < padded ? int16_t{0} : word(false))
-                      : !is_split ? word(is_extreme)
-                      : r % 2 > 0 ? word(is_extreme, 0, dynq::kHighByte - 1)
-                                  : word(is_extreme, -127, 127));
+      words.push_back(d >= depth   ? (d < padded ? int16_t{0} : word(false))
+                      : !is_split  ? word(is_extreme)
+                      : r % 2 == 0 ? word(is_extreme, -127, 127)
+                      : words[words.size() - static_cast<size_t>(stride)] == 127
+                          ? int16_t{0}  // kLargestWord is split
+                          : word(is_extreme, 0, dynq::kHighByte - 1));
   return words;
 }
 
@@ -282,16 +288,26 @@ void check_powers() {
 void check_panels() {
   const int kind = static_cast<int>(source.integer(0, dynq::kHalves - 1)), per_row = kind == dynq::kWords ? 2 : 1;
   const bool is_extreme = source.one_in(3), is_of_rows = source.one_in(2);
-  const int64_t rows = source.integer(1, 15), cols = source.integer(1, source.one_in(3) ? 100 : 40),
-                depth = source.integer(1, dynq::kMostProducts), padded = round_up(depth, 2);
+  const bool is_narrow = kind != dynq::kWords && source.one_in(3);  // codes are of 4 bits
+  const int64_t rows = source.integer(1, source.one_in(4) ? 50 : 15),
+                cols = source.integer(1, source.one_in(3) ? 100 : 40), depth = source.integer(1, dynq::kMostProducts),
+                padded = round_up(depth, 2);
+  // A product is of some rows of a panel: as many are before and behind.
+  const int64_t before_rows = source.one_in(2) ? 0 : kPanelRows * source.integer(1, 5),
+                all_rows = before_rows + depth + (source.one_in(2) ? 0 : source.integer(1, 40));
+  const auto codes_of = [&](int64_t count) {
+    std::vector<uint8_t> codes = codes_of_kind(kind, count, is_extreme);
+    if (is_narrow)
+      for (uint8_t& code : codes) code = static_cast<uint8_t>(code % 16 - (kind == dynq::kS8 ? 8 : 0));
+    return codes;
+  };
   dynq::PanelPack pack = {};
   pack.code_stride = cols + source.integer(0, 9);
   const int64_t groups = source.one_in(2) ? 1 : source.integer(1, 4);  // the codes of each begin in another row
-  pack.codes = place(codes_of_kind(kind, (groups + depth - 2) * pack.code_stride + cols, is_extreme), 0);
-  pack.depth = depth;
+  pack.codes = place(codes_of((groups + all_rows - 2) * pack.code_stride + cols), 0);
+  pack.depth = all_rows;
   pack.cols = cols;
-  if (kind != dynq::kWords && source.one_in(2))
-    pack.zero_points = place(codes_of_kind(kind, is_of_rows ? depth : cols, is_extreme), 1);
+  if (kind != dynq::kWords && source.one_in(2)) pack.zero_points = place(codes_of(is_of_rows ? all_rows : cols), 1);
   pack.of_row = is_of_rows ? 1 : 0;
   pack.of_column = is_of_rows ? 0 : 1;
   const int64_t word_stride = padded + source.integer(0, 9);
@@ -313,6 +329,7 @@ void check_panels() {
   block.group_steps = rows;
   block.group_scales = cols;
   block.is_split = kind == dynq::kWords;
+  pack.fits_int8 = block.product.fits_int8 = is_narrow || (kind == dynq::kS8 && pack.zero_points == nullptr);
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
   block.adds = source.one_in(2);
@@ -323,7 +340,7 @@ void check_panels() {
                               " groups";
   compare("pack and panel_scores", problem, [&](const CompressedKernels& kernels) {
     const int64_t columns = kernels.panel_columns;
-    pack.panel_stride = block.product.panel_stride = padded * columns;
+    pack.panel_stride = block.product.panel_stride = round_up(all_rows, kernels.panel_rows) * columns;
     const int64_t size = round_up(cols, columns) / columns * pack.panel_stride;
     int16_t* const panels = place(std::vector<int16_t>(static_cast<size_t>(groups * size), 0x5a5a), 2);
     for (int64_t group = 0; group < groups; ++group) {
@@ -332,7 +349,7 @@ void check_panels() {
       of_group.panels = panels + group * size;
       kernels.pack[kind](of_group);
     }
-    block.product.panels = panels;
+    block.product.panels = panels + before_rows * columns;
     block.group_panels = size;
     block.product.words = place(words, 3);
     block.scores = place(before, 4);
@@ -344,6 +361,9 @@ void check_panels() {
 }  // namespace
 
 int main(int count, char** arguments) {
+#ifdef ORT_DYNQ_AMX_EMULATED
+  tile_emulator::install();
+#endif
   for (int left = count > 1 ? std::atoi(arguments[1]) : 200; left > 0; --left) {
     check_product();
     check_quantization();

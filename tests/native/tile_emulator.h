@@ -76,7 +76,10 @@ inline void handle(int, siginfo_t*, void* context) {
       tile_stand_in::store(i.reg, at, i.index);
       break;
     case 0x5e11:  // TDPBUSD
-      tile_stand_in::add_product(i.reg, i.rm, i.vvvv);
+      tile_stand_in::add_product<uint8_t>(i.reg, i.rm, i.vvvv);
+      break;
+    case 0x5e31:  // TDPBSSD
+      tile_stand_in::add_product<int8_t>(i.reg, i.rm, i.vvvv);
       break;
     default:
       tile_stand_in::require(false, "an instruction that the emulator knows");

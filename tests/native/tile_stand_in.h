@@ -11,6 +11,7 @@
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbusd
+#undef _tile_dpbssd
 #endif
 
 #include <cstdint>
@@ -86,7 +87,9 @@ inline void store(int tile, void* to, int64_t stride) {
     std::memcpy(static_cast<char*>(to) + row * stride, unit.tiles[tile][row], static_cast<size_t>(row_bytes(tile)));
 }
 
-// sums[m][n] += the sum over i < 4 and each quad k of codes[m][4k + i] * weights[k][4n + i]
+// sums[m][n] += the sum over i < 4 and each quad k of codes[m][4k + i] * weights[k][4n + i]. Codes are bytes with or
+// without a sign.
+template <class Code>
 inline void add_product(int sums, int codes, int weights) {
   for (const int tile : {sums, codes, weights}) require_tile(tile);
   require(sums != codes && sums != weights && codes != weights, "three different tiles");
@@ -100,7 +103,7 @@ inline void add_product(int sums, int codes, int weights) {
       std::memcpy(&sum, unit.tiles[sums][m] + 4 * n, sizeof sum);
       for (int64_t k = 0; k < rows(weights); ++k)
         for (int64_t i = 0; i < 4; ++i)
-          sum += static_cast<uint32_t>(unit.tiles[codes][m][4 * k + i] *
+          sum += static_cast<uint32_t>(static_cast<Code>(unit.tiles[codes][m][4 * k + i]) *
                                        static_cast<int8_t>(unit.tiles[weights][k][4 * n + i]));
       std::memcpy(unit.tiles[sums][m] + 4 * n, &sum, sizeof sum);
     }
@@ -114,4 +117,5 @@ inline void add_product(int sums, int codes, int weights) {
 #define _tile_loadd tile_stand_in::load
 #define _tile_stored tile_stand_in::store
 #define _tile_zero tile_stand_in::zero
-#define _tile_dpbusd tile_stand_in::add_product
+#define _tile_dpbusd tile_stand_in::add_product<uint8_t>
+#define _tile_dpbssd tile_stand_in::add_product<int8_t>

@@ -1,6 +1,7 @@
 """The range of rows with NaN, with zeros of both signs, and of no elements: where ONNX Runtime's vector code decides.
 
-A NaN counts only if it is the first element of a row; an extreme that is a zero has the sign of the row's first zero.
+A NaN counts only if it is the first element of a row (DynamicQuantizeLinear: the first and the last one); an extreme
+that is a zero has the sign of the row's first zero.
 So the function of an operator gets rows of the same range in which neither can be mistaken.
 """
 
@@ -47,12 +48,16 @@ def assert_equal_but_for_nan(actual: Array, expected: Array) -> None:
 
 @pytest.mark.parametrize("operator", ["DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"])
 def test_ranges_per_tensor(isas: Sequence[str], operator: str) -> None:
-    """If the first element is NaN, the scale is NaN, the zero point 255, and every code 0. Any other NaN has code 0."""
+    """If the first and the last element are NaN, the scale is NaN, the zero point 255, and every code 0. Any other NaN
+    has code 0."""
     rng = np.random.default_rng(1)
     for _ in range(50):
         src = random_rows(rng, SHAPES[rng.integers(len(SHAPES))])
-        codes, scale, zero_point = run_function("DynamicQuantizeLinear", [plain(src.reshape(1, -1)).reshape(src.shape)])
-        if np.isnan(src.flat[0]):
+        numbers = src.reshape(1, -1)
+        if np.isnan(src.flat[0]) and not np.isnan(src.flat[-1]):
+            numbers = np.where(np.isnan(numbers), np.float32(0), numbers)
+        codes, scale, zero_point = run_function("DynamicQuantizeLinear", [plain(numbers).reshape(src.shape)])
+        if np.isnan(numbers.flat[0]):
             codes, scale, zero_point = np.zeros_like(codes), np.array(np.nan, np.float32), np.array(255, np.uint8)
         codes = np.where(np.isnan(src), np.uint8(0), codes)
         with np.errstate(all="ignore"):
@@ -62,6 +67,17 @@ def test_ranges_per_tensor(isas: Sequence[str], operator: str) -> None:
             with kernels.use_isa(isa):
                 for one, other in zip(kernels.run(operator, [src]), expected, strict=True):
                     assert_equal_but_for_nan(one, other)
+
+
+def test_ranges_per_tensor_beside_a_nan_are_those_of_onnxruntime() -> None:
+    src = np.random.default_rng(2).normal(0, 1, (9, 64)).astype(np.float32)
+    for nan in (np.s_[0, 0], np.s_[:], np.s_[2, 3]):
+        given = src.copy()
+        given[nan] = np.nan
+        for one, other in zip(
+            kernels.run("DynamicQuantizeLinear", [given]), run_function("DynamicQuantizeLinear", [given]), strict=True
+        ):
+            assert_equal_but_for_nan(one, other)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])

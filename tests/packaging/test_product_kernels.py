@@ -29,8 +29,9 @@ KERNELS = ROOT / "ops" / "kernels"
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-Wall", "-Wextra")
 FLAGS += ("-Werror", f"-I{ROOT / 'ops'}", f"-I{ROOT / 'tests' / 'native'}")
 # Without AVX-512, GCC warns that functions with its vectors have another ABI; no other file calls them.
-AMX_STAND_IN = ('-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"', "-DkAmxProducts=kAmxStandIn", "-Wno-psabi")
-PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts",)
+TILE_STAND_IN = '-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"'
+AMX_STAND_IN = (TILE_STAND_IN, "-DkAmxProducts=kAmxStandIn", "-DkAmxCompressed=kAmxStandInCompressed", "-Wno-psabi")
+PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts", "-DkAvx512VnniCompressed=kPortableCompressed")
 EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
 
 LAUNCHER = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache: tests share most object files
@@ -165,8 +166,12 @@ def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None
 def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
     require("g++", "g++")
     parts, isas = kernel_files("x86_64", "ProductKernels|ElementwiseKernels"), tuple(kernels.supported_isas())
-    checks = ("programs_check", "compressed_check")
-    programs, compressed = build_all(tmp_path, "g++", parts, "-DORT_DYNQ_X86", checks=checks)
+    checks, flags = ("programs_check", "compressed_check"), ["-DORT_DYNQ_X86"]
+    if "avx512vnni" in isas and "amx" not in isas:  # dispatch.cc selects AMX, whose machine code is emulated
+        isas = ("amx", *isas)
+        flags += [TILE_STAND_IN, "-DORT_DYNQ_AMX_EMULATED"]
+        parts = [(path, (*options, "-UORT_DYNQ_TILE_STAND_IN")) for path, options in parts]
+    programs, compressed = build_all(tmp_path, "g++", parts, *flags, checks=checks)
     check_programs(programs, isas)
     assert compressed_kinds(isas) <= ran(compressed, 2000)
 

@@ -29,6 +29,9 @@ CONSTANTS: dict[str, Array] = {
     "filter": RNG.integers(-127, 128, (16, 8, 3, 3)).astype(np.float32),
     "filter_codes": RNG.integers(-127, 128, (16, 8, 3, 3)).astype(np.int8),
     "step": np.array(0.05, np.float32),
+    "c64": np.array(64, np.float32),
+    "least": np.array(-2, np.float32),
+    "most": np.array(127 / 64, np.float32),
     "none": np.array(0, np.uint8),
     "no_shift": np.array(0, np.int8),
     "column": np.full(32, 0.01, np.float32),
@@ -55,6 +58,7 @@ CASES = {
     " n = Shape<end = 1>(at) u = Expand(c127, n) t = ScatterND(s, at, u)",
     "parts that are written": "n = Neg(w) a = Gather(n, first) t = ScatterND(n, of_first, a)",
     "repeated numbers": f"{ABS_MAX} shape = Shape(w) v = Expand(s, shape) t = Div(w, v)",
+    "bounds of scaled codes": f"{ABS_MAX} d = Div(w, step) r = Round(d) n = Div(r, c64) t = Clip(n, least, most)",
     "DequantizeLinear": TENSOR.format("w") + " t = Relu(u)",
     "decomposed dequantization": "cf = Cast<to = 1>(codes) cm = ReduceMax<keepdims = 1>(cf, one) t = Mul(cf, cm)",
     "truncated codes": f"{ABS_MAX} d = Div(w, s) t = Cast<to = 3>(d)",
@@ -62,6 +66,7 @@ CASES = {
     "DequantizeLinear of sums": f"{CODES} i = MatMulInteger(q, matrix) t = DequantizeLinear(i, step)",
     "Einsum of heads": CODES.replace("to = 3", "to = 6") + ' t = Einsum<equation = "bk,khd->bhd">(q, of_heads)',
     "integer product of two activations": "i = Cast<to = 6>(codes) it = Transpose(i) t = MatMul(i, it)",
+    "integer product by constants": f"{CODES} v = Cast<to = 6>(q) i = MatMul(v, wide) t = Neg(i)",
     "QLinearMatMul of two activations": "ct = Transpose(codes)"
     " t = QLinearMatMul(codes, step, no_shift, ct, step, no_shift, step, no_shift)",
     "attention over codes that is not fused": "kf = DequantizeLinear(keys, step) vf = DequantizeLinear(values, step)"

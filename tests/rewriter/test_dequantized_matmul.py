@@ -176,6 +176,9 @@ def test_two_terms(form: Form) -> None:
     assert noise(y[ordinary], reference[ordinary]) > (60 if is_half else 86)
     assert noise(y, reference) > (60 if is_half else 70)
     assert_same(y, np.asarray(stock_session(rewritten).run(None, {"x": form.x})[0]))
+    x = form.x
+    x.reshape(-1, x.shape[-1])[2, 70] = np.nan
+    assert np.array_equal(np.isnan(run(rewritten, x)), np.isnan(outputs_of(model, x)))
 
 
 @pytest.mark.parametrize("form", [each for each in FORMS if each.half or each.more or "T" in each.product], ids=str)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from helpers import Array, assert_same, diagonals, make_session, stock_session
 from onnx import TensorProto, helper
-from rewriting import found, products, rows
+from rewriting import check, found, products, rows
 from test_products import asymmetric, check_products, model_of, symmetric
 
 from ort_dynq.rewriter import rewrite
@@ -194,6 +194,38 @@ def test_one_scale_for_all_groups() -> None:
     model = model_of(body, WEIGHTS["column"][1] | SHAPES, inputs=f"float[B, M, {K}] x")
     assert found(check_products(model, DATA)) == ["QuantizedMatMul", "RowProgram"]
     assert product_of(rewrite(model).to_proto())["group_size"] == 0
+
+
+MX = """g = Reshape(x, split32) a = Abs(g) m = ReduceMax(a, last) o = Max(m, eps) l = Log(o) t = Div(l, ln2)
+    e = Floor(t) p = Pow(two, e) v = Div(g, p) h = Mul(v, c64) i = Sign(h) k = Abs(h) n = Add(k, half) f = Floor(n)
+    r = Mul(i, f) d = {}(r, factor) c = Clip(d, least, most) q = Mul(c, p) dx = Reshape(q, joined) """
+
+
+@pytest.mark.parametrize(
+    ("operator", "factor", "bounds", "expected"),
+    [
+        ("Div", 64, (-127 / 64, 127 / 64), True),
+        ("Mul", 1 / 64, (-2, 127 / 64), True),
+        ("Div", 100, (F(-127) / F(100), F(127) / F(100)), True),
+        ("Div", 64, (-2, 127.5 / 64), False),
+        ("Div", 100, (F(-127) / F(100), np.nextafter(F(127) / F(100), F(0))), False),
+        ("Div", 64, (-2.5, 2.5), False),
+        ("Div", -64, (-127 / 64, 127 / 64), False),
+    ],
+)
+def test_codes_that_are_clipped_behind_a_factor(
+    operator: str, factor: float, bounds: tuple[float, float], expected: bool
+) -> None:
+    """MXINT8: a magnitude of almost twice its power of two is rounded to the code 128, which the bounds make 127."""
+    numbers = {"ln2": np.log(F(2)), "two": F(2), "c64": F(64), "half": F(0.5)}
+    numbers |= {"factor": F(factor), "least": F(bounds[0]), "most": F(bounds[1])}
+    body = MX.format(operator) + "y = MatMul(dx, w)"
+    model = model_of(body, WEIGHTS["column"][1] | SHAPES | numbers, inputs=f"float[B, M, {K}] x")
+    x = DATA["x"].copy()
+    x[0, 0], x[0, 1, :32] = np.nextafter(F(2), F(0)), -np.nextafter(F(4), F(0))
+    assert products(check_products(model, {"x": x}, groups=K // 32)) == ["QuantizedMatMul"] * expected
+    activation = model_of(MX.format(operator), SHAPES | numbers, inputs=f"float[B, M, {K}] x", outputs="float[] dx")
+    check(activation, {"x": x}, {"x": rows((3, 9, K), nan=True)})
 
 
 @pytest.mark.parametrize("is_asymmetric", [False, True])

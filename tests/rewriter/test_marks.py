@@ -1,7 +1,4 @@
-"""Rows that are not finite in the model: quotients without an epsilon, and infinities behind a bounded range.
-
-At the end are other forms of published code: rows of unequal parts, copies of weights, and scales of images.
-"""
+"""Rows that are not finite in the model: quotients without an epsilon, and infinities behind a bounded range."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from helpers import Array, make_session, stock_session
-from onnx import helper
 from rewriting import products
 from test_products import F, model_of
 
@@ -83,7 +79,7 @@ FORMS = {
 
 
 def data() -> Array:
-    """Returns rows whose scale or inverse scale is 0 or infinite, with zeros and without, and ordinary rows."""
+    """Returns rows whose scale or inverse scale is 0 or infinite, with zeros and without, rows with NaN, and others."""
     rng = np.random.default_rng(3)
     x = rng.normal(0, 1, (3, 12, K)).astype(F)
     signs = rng.choice(np.array([-1, 1], F), (6, K))
@@ -98,6 +94,8 @@ def data() -> Array:
     x[1, 9] = signs[2] * 2
     x[1, 10] *= F(1e-37)
     x[1, 11, : K // 2] = 0
+    x[2, 0, 0], x[2, 1, 20], x[2, 2, K - 1], x[2, 3] = np.nan, np.nan, np.nan, np.nan
+    x[2, 4, 13:] = np.nan
     return x
 
 
@@ -118,7 +116,7 @@ def check_rows(model: onnx.ModelProto, x: Array, **others: Array) -> Array:
 def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
     model = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
+    assert np.isfinite(check_rows(model, data())).any(-1).sum() > 19
 
 
 @pytest.mark.parametrize(("turned", "expected"), [([1, K], []), ([K, 1], ["QuantizedMatMul"])])
@@ -141,7 +139,8 @@ def test_codes_are_multiplied_without_their_scale(axes: str, product: str) -> No
     body = SHARED.replace("{axes}", axes) + "i = Reciprocal(s) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) "
     model = model_of(body + product, CONSTANTS | {"tensor": np.array([0, 1, 2])}, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    assert np.isnan(check_rows(model, data())).any() == (axes == "one")
+    x = data() if axes == "one" else data()[:2]  # NaN of other rows is lost
+    assert np.isnan(check_rows(model, x)).any() == (axes == "one")
     assert np.isnan(check_rows(model, np.zeros((2, 3, K), F))).all()
     x = np.random.default_rng(5).normal(0, 1, (2, 3, K)).astype(F)
     assert np.isfinite(check_rows(model, x)).all()
@@ -230,7 +229,7 @@ def test_blocks_of_rows_without_an_epsilon(first: str, last: str) -> None:
     x[0, :, K // 2 :], x[2, :, : K // 2] = 0, x[1, 1, : K // 2]
     x[2, 5, 7] = 0
     finite = np.isfinite(check_rows(model, x)).any(-1).sum(-1)
-    assert finite.tolist() == [0, 12, 11 if "Clip" in last else 0]
+    assert finite.tolist() == [0, 12, 8 if "Clip" in last else 0]  # three rows have NaN
 
 
 def part_of(form: str, i: int) -> str:
@@ -299,8 +298,8 @@ def test_a_constant_condition_brings_nan_back() -> None:
 def test_a_scale_that_is_never_0_has_no_mark(guard: str) -> None:
     body = FORMS["quotient"].replace("s = Div(m, c127)", "s0 = Div(m, c127) " + guard)
     model = model_of(body + PRODUCT, CONSTANTS, inputs=INPUTS)
-    check_rows(model, data())
-    assert not any(b"ReduceMin" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
+    assert np.isnan(check_rows(model, data())[2, :5]).all()
+    assert not any(b"ReduceMin(r" in node.SerializeToString() for node in rewrite(model).to_proto().graph.node)
 
 
 @pytest.mark.parametrize(
@@ -360,81 +359,6 @@ def test_a_bounded_range_behind_a_reshape(form: str) -> None:
         assert np.allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shared", ["", "1", "01"])
-def test_parts_with_other_numbers_of_groups(shared: str) -> None:
-    """A row consists of 16 and 48 elements with a scale each: four groups of 16, of which three share a scale.
-
-    All rows share the scales of the parts in `shared`.
-    """
-    part = "a{i} = Abs(p{i}) m{i} = ReduceMax<keepdims = 1>(a{i}, one) r{i} = Max(m{i}, eps) s{i} = Div(r{i}, c127)"
-    part += " t{i} = Div(p{i}, s{i}) n{i} = Round(t{i}) c{i} = Clip(n{i}, low, high) q{i} = Mul(c{i}, s{i}) "
-    body = "p0, p1 = Split<axis = -1>(x, parts) " + part.format(i=0) + part.format(i=1)
-    for i in shared:
-        body = body.replace(f"ReduceMax<keepdims = 1>(a{i}, one)", f"ReduceMax<keepdims = 0>(a{i})")
-    model = model_of(body + "y0 = Concat<axis = -1>(q0, q1) " + PRODUCT, CONSTANTS, inputs=INPUTS)
-    x = np.random.default_rng(7).normal(0, 1, (2, 9, K)).astype(F) * np.where(np.arange(K) < K // 4, F(20), F(1))
-    result = rewrite(model)
-    assert products(result.report) == ["QuantizedMatMul"]
-    (expected,) = stock_session(model).run(None, {"x": x})
-    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
-        assert np.allclose(session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("factor", [1, 0.9])
-def test_codes_of_denormal_rows_that_exceed_8_bits(factor: float) -> None:
-    """A scale of 1.4 denormal steps is rounded to 1. The difference is allowed, and a wrong product is not."""
-    body = (
-        RANGE
-        + "s0 = Div(m, c127) e = Equal(s0, zero) s = Where(e, number, s0) t = Div(x, s) n = Round(t) y0 = Mul(n, s) "
-    )
-    model = model_of(body + PRODUCT, {**CONSTANTS, "number": F(1)}, inputs=INPUTS)
-    x = np.random.default_rng(4).normal(0, 1, (2, 9, K)).astype(F)
-    x[0] = np.random.default_rng(5).integers(-178, 179, (9, K)).astype(F) * STEP
-    x[0, :, 0] = 178 * STEP
-    result = rewrite(model).to_proto()
-    floats = [each for each in result.graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
-    (scales,) = [each for each in floats if each.dims == [1, N]]
-    scales.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scales) * F(factor), scales.name))
-    assert verify(model, result, inputs={"x": x}).passed == (factor == 1)
-
-
-@pytest.mark.parametrize("product", ["MatMul", "com.microsoft.FusedMatMul"])
-def test_copies_of_weights_keep_the_kernel_of_products_that_stay(product: str) -> None:
-    """Without optimizations, ONNX Runtime packs constants only, and adds in another order."""
-    weights = np.random.default_rng(8).normal(0, 1, (512, 512)).astype(F)
-    body = FORMS["quotient"] + f"v = Identity(w) y = {product}(y0, v)"
-    model = model_of(body, {**CONSTANTS, "w": weights}, inputs="float[M, 512] x")
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    x = np.random.default_rng(9).normal(0, 1, (4, 512)).astype(F)
-    (expected,) = stock_session(model).run(None, {"x": x})
-    (actual,) = make_session(rewrite(model, exact=True).to_proto(), "native").run(None, {"x": x})
-    assert np.array_equal(actual, expected)
-
-
-def test_indices_that_do_not_fit_in_a_branch_that_no_input_takes() -> None:
-    body = (
-        "n = Size(x) no = Less(n, n) y0 = Relu(x) d = If (no) <then_branch = yes () => (int64[A] k) {"
-        " a = Constant<value_ints = [4, 8]>() b = Constant<value_ints = [5, 6, 7]>() k = Mod(a, b) },"
-        " else_branch = other () => (int64[B] l) { l = Constant<value_ints = [1]>() }> " + PRODUCT
-    )
-    rewrite(model_of(body, CONSTANTS, inputs=INPUTS))  # raises no error
-
-
-def test_convolutions_whose_scales_are_reshaped_vectors() -> None:
-    """torch reshapes one range for each image to [-1, 1, 1, 1], also behind another convolution."""
-    image = (
-        "f{i} = Flatten<axis = 1>({x}) a{i} = Abs(f{i}) m{i} = ReduceMax<keepdims = 0>(a{i}, one) r{i} = Max(m{i}, eps)"
-    )
-    image += " v{i} = Reshape(r{i}, four) s{i} = Div(v{i}, c127) t{i} = Div({x}, s{i}) n{i} = Round(t{i})"
-    image += " c{i} = Clip(n{i}, low, high) q{i} = Mul(c{i}, s{i}) y{i} = Conv<kernel_shape = [3, 3]>(q{i}, k) "
-    kernels = np.random.default_rng(2).integers(-127, 128, (16, 16, 3, 3))
-    kernels[:, 0] = 127
-    constants = {"k": kernels.astype(F) * F(0.01), "four": np.array([-1, 1, 1, 1]), "one": np.array([-1])}
-    body = image.format(i=0, x="x") + image.format(i=1, x="y0") + "y = Relu(y1)"
-    model = model_of(body, constants, inputs="float[B, 16, 24, 24] x", outputs="float[] y")
-    assert products(rewrite(model).report) == ["QuantizedConv", "QuantizedConv"]
-
-
 BOUNDED = {
     "inverse without an epsilon": "i = Div(c127, m) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
     "quotient without an epsilon": "d = Div(x, m) t = Mul(d, c127) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
@@ -465,3 +389,30 @@ def test_a_range_that_is_infinite() -> None:
     x = np.random.default_rng(5).normal(0, 1, (3, 4, K)).astype(F)
     x[0, 0, 1], x[0, 1, 3], x[0, 2, :3] = -np.inf, np.inf, (3e38, 2e38, -3e38)
     assert np.isnan(check_rows(model, x)).all(-1).sum() == 3
+
+
+def test_verify_compares_nan() -> None:
+    """Without its mark, a row is finite where the model's is NaN."""
+    model = model_of(FORMS["quotient"] + PRODUCT, CONSTANTS, inputs=INPUTS)
+    result, x = rewrite(model).to_proto(), data()
+    assert verify(model, result, inputs={"x": x}).passed
+    (node,) = (each for each in result.graph.node if each.op_type == "RowProgram")
+    (program,) = (each for each in node.attribute if each.name == "program")
+    program.s = program.s.replace(b"Equal(x, x)", b"Or(Equal(x, x), Not(Equal(x, x)))")
+    assert "finite where A's are NaN" in verify(model, result, inputs={"x": x}).reason
+
+
+def test_verify_knows_the_roundings_of_a_difference() -> None:
+    """q * s - z * s is near 0, and the model rounds q * s and z * s."""
+    body = (
+        ENDS
+        + "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) e = Max(d, eps) s = Div(e, c255) f = Div(l, s) g = Neg(f)"
+    )
+    body += " z0 = Round(g) z = Clip(z0, zero, c255) t = Div(x, s) n = Round(t) u = Add(n, z) c = Clip(u, zero, c255)"
+    body += " v = Mul(c, s) w0 = Mul(z, s) y0 = Sub(v, w0) "
+    weights = np.where(np.arange(K)[:, None] == 1, F(0), CONSTANTS["w"])
+    model = model_of(body + PRODUCT, {**CONSTANTS, "w": weights}, inputs=INPUTS)
+    x = np.random.default_rng(8).normal(0, 1, (2, 9, K)).astype(F)
+    x[0] *= F(3e-8)
+    x[0, :, 1] = F(-9e-6)  # the zero point is large, and the weights of this element are 0
+    assert verify(model, rewrite(model).to_proto(), inputs={"x": x}).passed

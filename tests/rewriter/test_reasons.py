@@ -181,7 +181,9 @@ CASES: dict[Reason, Case] = {
         "uint8[1, 5, 48] q, float s",
     ),
     Reason.SUMS_NOT_CONVERTED: Case(
-        f"{CODES} q = Cast<to = 3>(c) v = Cast<to = 6>(q) y = MatMul(v, wide)", output="int32 y"
+        f"{CODES} q = Cast<to = 3>(c) v = Cast<to = 6>(q) k = ReduceMax<keepdims = 1>(c, one) j = Cast<to = 3>(k)"
+        " i = Cast<to = 6>(j) u = Sub(v, i) y = MatMul(u, wide)",
+        output="int32 y",
     ),
     Reason.OUTPUT_DTYPE: Case(
         "q = QuantizeLinear(x, s, none8) h = DequantizeLinear<output_dtype = 10>(q, s, none8) f = Cast<to = 1>(h)"

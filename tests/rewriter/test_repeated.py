@@ -22,6 +22,7 @@ WEIGHTS: dict[str, Array] = {
     "one": np.array([-1]),
     "first": np.array([0]),
     "unit": F(1),
+    "tenth": F(0.1),
     "units": np.ones(1, F),
     "ones": np.array([1]),
     "times": np.array([1, K]),
@@ -59,6 +60,12 @@ FORMS = {
     + SHAPED
     + USED,
     "ScatterND with an expanded mask": MATRIX + SCATTER + SHAPED + USED,
+    "ScatterND of a cast number": MATRIX
+    + SCATTER.replace("Reshape(u2, vector)", "Reshape(u3, vector)").replace(
+        "u = ", "h = Cast<to = 10>(u2)\n u3 = Cast<to = 1>(h)\n u = "
+    )
+    + SHAPED
+    + USED,
     "ScatterND of rows": MATRIX
     + "nz = NonZero(mask)\n at = Transpose<perm = [1, 0]>(nz)\n count = Shape<end = 1>(at)\n u = Expand(units, count)\n"
     "s2 = ScatterND(s0, at, u)\n s3 = Unsqueeze(s2, ones)\n shape2 = Shape(x2)\n full = Expand(s3, shape2)\n"
@@ -79,7 +86,9 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_repeated_scale(form: str) -> None:
     """It is used as it is: exact results do not change, and the product is one of integers."""
-    is_static = "expanded mask" in form  # names of its dimensions do not pass through a Reshape to -1
+    is_static = form.endswith(
+        ("expanded mask", "cast number")
+    )  # names of its dimensions do not pass through a Reshape to -1
     model = model_of(FORMS[form], WEIGHTS, inputs=f"float[2, 9, {K}] x" if is_static else "")
     assert not products(check(model, DATA, exact=True))
     check_products(model, DATA if is_static else FINITE)
@@ -126,6 +135,7 @@ NEAR_MISSES = {
         "u2 = Expand(unit, nk)",
         "u2 = Expand(offset, nk)",
     ),
+    "a number that a Cast changes": (FORMS["ScatterND of a cast number"], "Expand(unit", "Expand(tenth"),
     "a Reshape that cuts rows": (
         "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a, one)\n s1 = Div(m, c127)\n t = Tile(s1, times_rows)\n"
         "turned = Transpose<perm = [0, 2, 1]>(t)\n" + SHAPED.replace("full", "turned") + USED,
@@ -345,3 +355,22 @@ def test_shapes_and_zeros(case: str) -> None:
     result = rewrite(model, exact=True)
     if not result.report.rewritten:
         assert [node.op_type for node in result.to_proto().graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_a_number_that_is_written_into_float16() -> None:
+    """ONNX Runtime has a float16 kernel of ScatterND, which reads rounded values, and none of Where."""
+    body = """a = Abs(x)  m = ReduceMax<keepdims = 0>(a, one)  p = Mul(m, part)  mask = Equal(p, none)
+        nz = NonZero(mask)  at = Transpose<perm = [1, 0]>(nz)  count = Shape<end = 1>(at)  u = Expand(units16, count)
+        s0 = ScatterND(p, at, u)  s1 = Div(s0, most)  s = Unsqueeze(s1, one)  d = Div(x, s)  r = Round(d)
+        c = Clip(r, least, most)  f = Mul(c, s)  f32 = Cast<to = 1>(f)  y = MatMul(f32, w)"""
+    half = {"part": 0.9, "none": 0, "most": 127, "least": -128}
+    constants = {
+        **WEIGHTS,
+        **{name: np.float16(each) for name, each in half.items()},
+        "units16": np.ones(1, np.float16),
+    }
+    model = model_of(body, constants, inputs=f"float16[3, 37, {K}] x")
+    x = np.random.default_rng(0).normal(size=(3, 37, K)).astype(np.float16)
+    x[1, 2] = 0
+    assert [each.op_type for each in check(model, {"x": x}, exact=True).rewritten if each.operator == "RowProgram"]
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]

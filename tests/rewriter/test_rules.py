@@ -98,19 +98,27 @@ SCALES_ALONG_SUMS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["
     }""")
 
 WRITTEN_PART = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-    g (float[2, 9, 6] x, float[2, 9, 2] part) => (float[2, 9, 6] y) <int64[2, 1] at = {4, 5}> {
+    g (float[2, 9, 6] x, float[2, 9, 2] part) => (float[2, 9, 6] y)
+    <int64[2, 1] at = {4, 5}, float c64 = {64}, float least = {-2}, float most = {1.984375}> {
         a = Transpose<perm = [2, 1, 0]>(x)
-        b = Transpose<perm = [2, 1, 0]>(part)
+        codes = Round(part)
+        scaled = Div(codes, c64)
+        clipped = Clip(scaled, least, most)
+        b = Transpose<perm = [2, 1, 0]>(clipped)
         c = ScatterND(a, at, b)
         y = Transpose<perm = [2, 1, 0]>(c)
     }""")
 
 ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-    g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v) => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z, float[1, 2, 64, 64] n)
+    g (int8[1, 2, 64, 32] q, int8[1, 2, 32, 64] k, int8[1, 2, 64, 24] v)
+    => (int8[1, 2, 64, 24] y, int32[1, 2, 5] z, float[1, 2, 64, 64] n, int32[1, 2, 64, 5] o)
     <float scale = {0.02}, int8 zero = {0}, int64[3] lengths = {64, 32, 5}> {
         weights = ConstantOfShape<value = int32[1] {2}>(lengths)
         q_wide = Cast<to = 6>(q)
+        matrix_shape = Constant<value_ints = [32, 5]>()
+        matrix = ConstantOfShape<value = int32[1] {2}>(matrix_shape)
         z = Einsum<equation = "bhtd,tdn->bhn">(q_wide, weights)
+        o = MatMul(q_wide, matrix)
         k_wide = Cast<to = 6>(k)
         s = MatMul(q_wide, k_wide)
         i = MatMulInteger(q, k)

@@ -103,6 +103,52 @@ def types_of(model: onnx.ModelProto, operator: str) -> set[int]:
     return found
 
 
+RANGE = "qx = ReduceMax<keepdims = 1>(q, last)\n qn = ReduceMin<keepdims = 1>(q, last)\n qe = Sub(qx, qn)\n"
+AZP = (  # the zero point of a row that has no 0 in its range is no code
+    RANGE + "qh = Max(qe, eps)\n qs = Div(qh, c255)\n qo = Div(qn, qs)\n qu = Sub(low, qo)\n qf = Round(qu)\n"
+    "azp = Cast<to = 6>(qf)\n qd = Div(q, qs)\n qr = Round(qd)\n qt = Cast<to = 1>(azp)\n qv = Add(qr, qt)\n"
+    "qc = Clip(qv, low, high)\n q8 = Cast<to = 3>(qc)\n qw = Cast<to = 6>(q8)\n i = MatMul(qw, w)\n"
+    "j = Mul(azp, sums)\n k = Sub(i, j)\n f = Cast<to = 1>(k)\n y = Mul(f, qs)\n"
+)
+CONSTANTS = {
+    "zero points of vLLM": (AZP, (-128, 127), "MatMulInteger"),
+    "sums of integers": (
+        codes("q", "3 6") + "i = MatMul(qw, w)\n n = Neg(i)\n y = Cast<to = 1>(n)",
+        (0, 255),
+        "MatMulInteger",
+    ),
+    "int64": (codes("q", "2 7") + "v = Cast<to = 7>(w)\n y = MatMul(qw, v)", (-128, 127), "MatMulInteger"),
+    "Einsum": (codes("q", "3 6") + 'y = Einsum<equation = "bmk,nk->bmn">(qw, wt)', (-128, 127), "MatMulInteger"),
+    "zero point": (codes("q", "3 6") + "u = Sub(qw, three)\n y = MatMul(u, w)", (-128, 127), "MatMulInteger"),
+    "no codes": (codes("q", "3 6") + "y = MatMul(qw, w)", (-1, 255), ""),
+    "zero point that is no code": (codes("q", "3 6") + "u = Sub(qw, big)\n y = MatMul(u, w)", (-128, 127), ""),
+}
+
+
+@pytest.mark.parametrize("product", CONSTANTS)
+def test_products_by_constants_whose_sums_stay_integers(product: str) -> None:
+    body, (low, high), expected = CONSTANTS[product]
+    w = np.random.default_rng(3).integers(low, high + 1, (K, 6)).astype(np.int32)
+    w[0], w[1] = low, high
+    arrays = {
+        "w": w,
+        "wt": w.T.copy(),
+        "sums": w.sum(0, dtype=np.int32)[None],
+        "three": np.int32(3),
+        "big": np.int32(-200),
+    }
+    kind = "float" if "y = Mul" in body or "y = Cast" in body else "int64" if product == "int64" else "int32"
+    model = model_of(body, arrays, inputs=f"float[B, M, {K}] q", outputs=f"{kind}[] y")
+    q = DATA["q"][:, np.isfinite(DATA["q"]).all((0, 2))]
+    q[1, 0] = np.linspace(5, 6, K)
+    for exact in (False, True):
+        assert [each for each in found(check(model, {"q": q}, exact=exact)) if each != "RowProgram"] == [
+            expected
+        ] * bool(expected)
+    if expected:
+        assert types_of(model, "MatMulInteger") == {TensorProto.UINT8}
+
+
 @pytest.mark.parametrize(("body", "reason"), [
     ("qw = Cast<to = 7>(q)\n kw = Cast<to = 7>(k)\n" + TRANSPOSED + "y = MatMul(qw, kt)", Reason.SUMS_LENGTH),
     (

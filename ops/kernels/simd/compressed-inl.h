@@ -694,6 +694,8 @@ constexpr CompressedKernels compressed_kernels() {
           {scale_scores<kU8>, scale_scores<kS8>},
           powers_of_2,
           kPairColumns,
+          2,
+          kTileRows,
           {pack_panels<kU8>, pack_panels<kS8>, pack_panels<kWords>},
           panel_scores};
 }

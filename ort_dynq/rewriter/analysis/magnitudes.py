@@ -31,6 +31,8 @@ _MOST_STEPS = 24
 _MOST_STEPS_OF_ELEMENTS = 6  # from a reduction to x, on both ways where there are two
 _MOST_CLAMPS = 4
 _KEPT = ("keepdims", "noop_with_empty_axes")
+_MINIMA = ("ReduceMin",)
+_MAXIMA = ("ReduceMax", "GlobalMaxPool")  # tf2onnx writes the latter for the last dimensions
 
 
 class AnyBounds(Protocol):
@@ -272,7 +274,7 @@ class _Proof:
             return inner.reshaped() if inner is not None and op_type in RESHAPES else inner
         if op_type == "Neg":
             return self.cover(inputs[0], is_negated=not is_negated, depth=depth)
-        if op_type == ("ReduceMin" if is_negated else "ReduceMax"):
+        if op_type in (_MINIMA if is_negated else _MAXIMA):
             return self._reduced(node, is_negated, 0)
         if op_type == ("Min" if is_negated else "Max"):
             return _joined(self.cover(each, is_negated=is_negated, depth=depth) for each in inputs)
@@ -307,7 +309,7 @@ class _Proof:
 
     def _reduced(self, node: ir.Node, is_negated: bool, depth: int) -> _Cover | None:
         """Returns the cover of a maximum, or of a negated minimum."""
-        is_whole, axes = _is_whole(node), axes_of(node)
+        is_whole, axes = _is_whole(node), _reduced_axes(node)
         inner = None if node.inputs[0] is None else self._of_elements(node.inputs[0], is_negated, is_whole, depth)
         is_kept = node.attributes.get_int("keepdims", 1) == 1
         if inner is None or is_whole:
@@ -325,7 +327,7 @@ class _Proof:
         if node is None or node.domain not in STANDARD_DOMAINS or depth > _MOST_STEPS_OF_ELEMENTS:
             return None
         signs: tuple[bool, ...] = (is_negated,)
-        if node.op_type == ("ReduceMin" if is_negated else "ReduceMax"):
+        if node.op_type in (_MINIMA if is_negated else _MAXIMA):
             return self._reduced(node, is_negated, depth + 1)
         if node.op_type == "Neg":
             signs = (not is_negated,)
@@ -474,8 +476,16 @@ def _scaled(number: float, node: ir.Node) -> float:
 
 def _is_whole(reduced: ir.Node) -> bool:
     """Returns whether a node reduces all dimensions of its input."""
-    axes, given = axes_of(reduced), reduced.inputs[0]
+    axes, given = _reduced_axes(reduced), reduced.inputs[0]
     if not axes:
         return axes is not None and reduced.attributes.get_int("noop_with_empty_axes", 0) == 0
     rank = None if given is None or given.shape is None else len(given.shape)
     return rank is not None and len({axis % rank for axis in axes if rank}) == rank
+
+
+def _reduced_axes(node: ir.Node) -> list[int] | None:
+    """Returns the axes of a reduction, or of a GlobalMaxPool: all but the first two; None if they are not known."""
+    if node.op_type != "GlobalMaxPool":
+        return axes_of(node)
+    x = node.inputs[0]
+    return None if x is None or x.shape is None else [*range(2, len(x.shape))] or None

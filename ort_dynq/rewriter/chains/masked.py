@@ -19,6 +19,7 @@ from ..analysis.nodes import input_of, is_standard, producer_of
 from ..analysis.shapes import RESHAPES, does_not_grow, is_equal
 from ..edit import Edit
 from ..rule import Context, Rule
+from .quantize_linear import is_rounded
 
 _NUMBERS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
@@ -44,6 +45,8 @@ def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
         return None
     if number == 0 and np.signbit(number):
         return None  # ONNX Runtime's Where may write 0 for it
+    if data.dtype == ir.DataType.FLOAT16 and not (producer_of(data, "Cast") is not None and is_rounded(data)):
+        return None  # ScatterND rounds it; Where has no float16 kernel
     is_known = all(map(is_equal, mask.shape, data.shape))
     return _MaskedNumber(data, mask, number) if is_known and 0 < len(mask.shape) <= len(data.shape) else None
 
@@ -62,17 +65,34 @@ def _build(match: _MaskedNumber, edit: Edit) -> None:
         shape = ir.Shape([*match.mask.shape, *[1 for _ in missing]])
         mask = edit.insert(ir.node("Unsqueeze", [mask, axes]), before=node)
         edit.facts.note(mask, ir.DataType.BOOL, shape)
-    number = edit.add_constant(np.array(match.number, data.dtype.numpy()), before=node)
-    edit.replace(node.outputs[0], edit.insert_main(ir.node("Where", [mask, number, data]), before=node))
+    is_half, dtype = data.dtype == ir.DataType.FLOAT16, data.dtype
+    if is_half:  # explicit Casts, which ONNX Runtime keeps
+        dtype = ir.DataType.FLOAT
+        wide_data = edit.insert(ir.node("Cast", [data], {"to": int(dtype)}), before=node)
+        edit.facts.note(wide_data, dtype, data.shape)
+        data = wide_data
+    number = edit.add_constant(np.array(match.number, dtype.numpy()), before=node)
+    chosen = edit.insert_main(ir.node("Where", [mask, number, data]), before=node)
+    if is_half:
+        edit.facts.note(chosen, dtype, data.shape)
+        chosen = edit.insert(ir.node("Cast", [chosen], {"to": int(ir.DataType.FLOAT16)}), before=node)
+    edit.replace(node.outputs[0], chosen)
 
 
 RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
 
 
 def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
-    """Returns the constant number that all elements of a value are; None if there is none."""
-    while (node := producer_of(value, "Expand", "Tile", *RESHAPES)) is not None:
-        if (number := constant_scalar(value)) is not None or node.inputs[0] is None:
-            return number
-        value = node.inputs[0]
-    return constant_scalar(value) if facts.is_constant(value) else None
+    """Returns the constant number that all elements of a value are; None if there is none, or if a Cast changes it."""
+    dtypes = list[ir.DataType | None]()
+    number = None
+    while number is None and (node := producer_of(value, "Cast", "Expand", "Tile", *RESHAPES)) is not None:
+        if node.inputs[0] is None:
+            return None
+        if (number := constant_scalar(value)) is None:
+            dtypes += [value.dtype] if node.op_type == "Cast" else []
+            value = node.inputs[0]
+    if number is None and facts.is_constant(value):
+        number = constant_scalar(value)
+    is_kept = number is not None and all(each in _NUMBERS and each.numpy().type(number) == number for each in dtypes)
+    return number if is_kept else None

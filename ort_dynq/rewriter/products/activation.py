@@ -128,6 +128,8 @@ def activation_of(
         quotient = None if has_marks_of_rows else form.quotient
         if quotient is None and form.scale is not None:
             form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
+    if form.nan is not None and has_marks_of_rows and not is_image and form.scale is not None:
+        form = replace(form, scale=combined("Add", form.scale, like(form.nan, form.scale)), nan=None)
     if zero is not None and quotient is None and form.scale is not None and _is_of_infinite_range(form.scale):
         # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
         form = replace(form, scale=combined("Add", form.scale, form.scale.of("Sub", form.scale.term)))
@@ -146,9 +148,9 @@ def _with_runs(form: Affine) -> Affine:
     several = [each for each in (form.scale, form.zero_point) if each is not None and not each.is_one]
     last = max((-2 if each.axes is None else max(each.axes, default=-2) for each in several), default=-2)
 
-    def as_runs(_: str, param: Param) -> Param:
+    def as_runs(name: str, param: Param) -> Param | None:
         found = param.as_runs(form.value.shape, form.codes, last)
-        if found is None:
+        if found is None and name != "nan":
             raise Unconverted(Reason.ACTIVATION_SCALES)
         return found
 

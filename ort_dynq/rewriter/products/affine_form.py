@@ -269,6 +269,7 @@ class Affine:
         mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known. The rows are those
             of the scale.
         quotient: What the codes are rounded from, if it has the marks of single elements of the root.
+        nan: NaN for the rows in which x is, 0 for the others; None if codes are never NaN for it, or it is not known.
     """
 
     value: ir.Value
@@ -283,6 +284,7 @@ class Affine:
     divisor: ir.Value | None = None
     mark: Param | None = None
     quotient: Quotient | None = None
+    nan: Param | None = None
 
     @property
     def shift(self) -> int:
@@ -305,17 +307,18 @@ class Affine:
         """This form, as that of the first input of every Concat, and the parts of the other inputs."""
         return [self, *(part for move in self.moves for each in move.others for part in each.parts)]
 
-    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param]) -> Affine:
+    def mapped(self, value: ir.Value, change: Callable[[str, Param], Param | None]) -> Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
-        scale, zero_point, offset, mark = (
+        scale, zero_point, offset, mark, nan = (
             None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset", "mark")
+            for name in ("scale", "zero point", "offset", "mark", "nan")
         )
-        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark)
+        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark, nan=nan)
 
     def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point, offset or mark by its name."""
-        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}[name]
+        """Returns the scale, zero point, offset or a mark by its name."""
+        params = {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}
+        return self.nan if name == "nan" else params[name]
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""

@@ -7,10 +7,15 @@
 3. As 1, but without bounds after a NaN, or rounded by a straight-through estimator q + (round(q) - q): they are not
    finite wherever the quotient is not.
 
+4. Codes of NaN: a range that ONNX Runtime reduces ignores most of them, and a guard may hide NaN of the range.
+
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
 
 The first mark costs one more reduction of x, as in the example; the second one of Round(x / (Clip(r, 1e-5) / 127)) is
 r * 0. It is one more reduction of x too if r is infinite in other cases than x is, as max(max|x|, an input) may be.
+
+The fourth mark is min(x == x), inverted and times 0. It costs nothing where x is an input of the program and finite:
+the kernel that finds the range of x also finds that out.
 
 Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0, which is NaN for x = [0, 3], s = 0.
 """
@@ -51,35 +56,49 @@ def has_bounded_codes(form: Affine, values: Values) -> bool:
     return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
 
 
-def mark_of(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> tuple[Param | None, Quotient | None]:
-    """Returns NaN for the rows with codes that are not finite, and 0 for the others.
+def with_marks(form: Affine, codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Affine:
+    """Returns a form with the marks of codes that are floats.
 
     Args:
-        codes: The codes, floats.
+        form: The form.
+        codes: The codes.
         param_of: Returns a value as a number for rows of another value, or for all of it; None if it is none.
         values: The bounds of the model's values.
         facts: Types and shapes.
+    """
+    found = rounded_quotient(codes, param_of, values, facts) if codes.dtype == ir.DataType.FLOAT else None
+    if found is None:
+        return replace(form, mark=None, quotient=None, nan=None)
+    mark, quotient = _mark_of(codes, found, param_of, values, facts)
+    return replace(form, mark=mark, quotient=quotient, nan=nan_mark(found.x, found.number, facts))
 
-    Returns:
-        None if all codes are finite, or they are computed in another way; and what codes are rounded from, if it also
-        has the marks of single elements.
+
+def nan_mark(x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns NaN if one of the elements of x that share a number is, else 0."""
+    numbers = Op("Cast", (Op("Equal", (x, x), ir.DataType.BOOL),), ir.DataType.FLOAT, (("to", int(ir.DataType.FLOAT)),))
+    return _reduced("ReduceMin", numbers, x, like, facts).of("Reciprocal").of("Mul", ZERO)
+
+
+def _mark_of(
+    codes: ir.Value, found: Quotient, param_of: _ParamOf, values: Values, facts: Facts
+) -> tuple[Param | None, Quotient]:
+    """Returns NaN for the rows of finite x and of infinite x with codes that are not finite, and 0 for the others.
+
+    None if all such codes are finite, or these rows are not known; and what codes are rounded from.
     """
     known = values.of_any_inputs.known(codes)
     is_bounded = known.high - known.low <= 255
-    if codes.dtype != ir.DataType.FLOAT or (known.is_regular and is_bounded):
-        return None, None
-    found = rounded_quotient(codes, param_of, values, facts)
-    if found is None:
-        return None, None
+    if known.is_regular and is_bounded:
+        return None, found
     is_divided = found.node.op_type == "Div"
     range_ = _range_of(found.number.term, found.x, is_divisor=is_divided) if known.is_regular else None
     if range_ is not None:
         mark = param_of(range_, found.x)
         is_float = mark is not None and dtype_of(mark.term) == ir.DataType.FLOAT
         found = replace(found, is_exact=True)
-        return (mark.of("Mul", ZERO), found) if mark is not None and is_float else (None, None)
+        return (mark.of("Mul", ZERO), found) if mark is not None and is_float else (None, found)
     if is_divided and not is_bounded and not _is_finite_factor(found.number.term, values, is_divisor=True):
-        return None, None  # the scale of these rows shows them
+        return None, found  # the scale of these rows shows them
     found = replace(found, is_exact=found.is_exact or not is_bounded)
     magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
     return found.marks(magnitude), found
@@ -111,13 +130,16 @@ def marked(term: Term, divisor: ir.Value) -> Term | None:
 
 
 def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param | None:
-    """Returns the scale of y in x + (y - x), NaN for the rows of an infinite x, if they do not share a number."""
+    """Returns the scale of y in x + (y - x), NaN for rows of x that are not finite, if they do not share a number."""
     rank = rank_of(x)
-    if scale is None or not is_bounded(scale):
+    if scale is None or (scale.axes is not None and (rank is None or scale.axes != lead(rank, -1))):
         return scale
-    if scale.axes is not None and (rank is None or scale.axes != lead(rank, -1)):
-        return scale
-    return combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
+    scale = combined("Add", scale, nan_mark(x, scale, facts))
+    return (
+        scale
+        if not is_bounded(scale)
+        else combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
+    )
 
 
 def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:
@@ -275,10 +297,15 @@ def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] 
 
 def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
     """Returns the smallest or largest magnitude among the elements of x that share a number."""
+    return _reduced(reduction, Op("Abs", (x,), ir.DataType.FLOAT), x, like, facts)
+
+
+def _reduced(reduction: str, of: Term, x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns a reduction of the elements of a term that share a number, as those of x do."""
     rank = rank_of(x)
     axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
-    inputs: list[Term] = [Op("Abs", (x,), ir.DataType.FLOAT)]
+    inputs: list[Term] = [of]
     if axes is not None and facts.opset >= REDUCES_BY_INPUT:
         inputs.append(np.array(axes))
     elif axes is not None:

@@ -160,7 +160,18 @@ def combined(op_type: str, a: Param, b: Param) -> Param:
     if axes is None and not (a.is_of_rows and b.is_of_rows):
         raise Unconverted(Reason.ACTIVATION_SCALES)
     rank = None if a.rank is None or b.rank is None else max(a.rank, b.rank)
-    return Param(Op(op_type, (a.term, b.term), dtype_of(a.term)), axes, rank, a.block or b.block)
+    return Param(_combined(op_type, a.term, b.term), axes, rank, a.block or b.block)
+
+
+def _combined(op_type: str, a: Term, b: Term) -> Term:
+    """Returns a binary operation on two terms, before a Reshape of both: then it is a step of a program."""
+    if isinstance(a, Op) and isinstance(b, Op) and a.op_type == "Reshape" and key_of(_rest(a)) == key_of(_rest(b)):
+        return replace(a, inputs=(_combined(op_type, a.inputs[0], b.inputs[0]), *a.inputs[1:]))
+    return Op(op_type, (a, b), dtype_of(a))
+
+
+def _rest(op: Op) -> Op:
+    return replace(op, inputs=op.inputs[1:])
 
 
 def like(param: Param, other: Param) -> Param:

@@ -1,6 +1,7 @@
-"""The rule for matrix products of two factors of 8-bit codes that are quantized at run time: attention in integers.
+"""The rules for matrix products of two factors of 8-bit codes that stay integers, such as attention in integers.
 
 Cast of codes to int32 or int64, [Sub zero point], MatMul or Einsum of two of them   -> MatMulInteger of uint8 codes
+the same of codes and constant weights, which integer_matmul.py left as it was      -> MatMulInteger of uint8 codes
 QLinearMatMul of int8 codes                                                         -> QLinearMatMul of uint8 codes
 
 The sums are the same integers. ONNX Runtime multiplies wide integers, and int8 by int8, one by one, and uint8 codes in
@@ -14,19 +15,25 @@ in each run (decisions.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators.quantized_matmul import LONGEST_SUM
 from ..analysis.constants import constant_scalar
+from ..analysis.evaluation import evaluate
+from ..analysis.nodes import first_inputs
 from ..analysis.shapes import has_one_element
 from ..analysis.types import WIDE_TYPES
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from ..shared_initializers import SharedInitializers
 from .matrix_product import MatrixProduct, matrix_product_of
 from .unsigned_codes import UnsignedCodes, is_made_unsigned
 from .wide_codes import WideCodes, wide_codes_of
@@ -34,42 +41,70 @@ from .wide_codes import WideCodes, wide_codes_of
 
 @dataclass(frozen=True)
 class _ProductOfTwo:
-    """A product of two activations.
+    """A product of two activations, or of one and constants.
 
     Attributes:
         product: The product of wide integers.
-        factors: The codes in each of its factors.
+        factors: The codes in each of its factors that is no constant.
+        weights: The elements of a constant factor, [K, N].
     """
 
     product: MatrixProduct
-    factors: tuple[WideCodes, WideCodes]
+    factors: tuple[WideCodes, ...]
+    weights: npt.NDArray[Any] | None = None
 
 
 _ZERO_POINTS = (2, 5, 7)  # inputs of QLinearMatMul
 
 
 def _match(node: ir.Node, context: Context) -> _ProductOfTwo | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul"):
+    if not _is_wide(node) or any(each is not None and context.facts.is_constant(each) for each in node.inputs):
         return None
-    if any(each is None or each.dtype not in WIDE_TYPES or context.facts.is_constant(each) for each in node.inputs):
+    return _product_of(node, list(node.inputs))
+
+
+def _is_wide(node: ir.Node) -> bool:
+    """Returns whether a node is a product of two factors of int32 or int64."""
+    is_product = node.domain in STANDARD_DOMAINS and node.op_type in ("Einsum", "MatMul") and len(node.inputs) == 2
+    return is_product and all(each is not None and each.dtype in WIDE_TYPES for each in node.inputs)
+
+
+def _match_constant(node: ir.Node, context: Context) -> _ProductOfTwo | None:
+    """Returns a product by constants of 8 bits, for whose sums the rule of integer products had no use."""
+    a, b = first_inputs(node, 2) if _is_wide(node) else (None, None)
+    if a is None or b is None or context.facts.is_constant(a) or not context.facts.is_constant(b):
         return None
-    found = [None if each is None else wide_codes_of(each) for each in node.inputs]
-    if len(found) != 2 or found[0] is None or found[1] is None:
+    try:
+        found = _product_of(node, [a])
+    except Unconverted:
         return None
-    product = matrix_product_of(node)
+    weights = None if found is None else evaluate(b, context.facts)
+    if found is None or weights is None or weights.ndim != 2 or not weights.size:
+        return None
+    is_code = weights.min() >= -128 and weights.max() <= 127 + 128 * (weights.min() >= 0)
+    weights = weights.swapaxes(-1, -2) if found.product.has_transposed_b else weights
+    return replace(found, weights=weights) if is_code else None
+
+
+def _product_of(node: ir.Node, activations: Sequence[ir.Value | None]) -> _ProductOfTwo | None:
+    """Returns a product of wide integers if these factors are codes, else None.
+
+    Raises:
+        Unconverted: MatMulInteger does not compute the same, or not faster.
+    """
+    found = [codes for each in activations if each is not None and (codes := wide_codes_of(each)) is not None]
+    product = matrix_product_of(node) if len(found) == len(activations) else None
     if product is None:
         return None
     for each in found:
-        assert each is not None
         _check_zero_point(each)
     if product.has_transposed_b and product.b.shape is None:
         raise Unconverted(Reason.RANK_NOT_KNOWN)
     if node.outputs[0].dtype != ir.DataType.INT32 and not _is_short(product.a):  # int64 does not wrap around
         raise Unconverted(Reason.SUMS_LENGTH)
-    signed = [each.codes for each in found if each is not None]
-    if not all(map(is_made_unsigned, signed)) and not _has_rows(product.a):
+    if not all(is_made_unsigned(each.codes) for each in found) and not _has_rows(product.a):
         raise Unconverted(Reason.CODES_FROM_OUTSIDE)
-    return _ProductOfTwo(product, (found[0], found[1]))
+    return _ProductOfTwo(product, tuple(found))
 
 
 def _check_zero_point(factor: WideCodes) -> None:
@@ -120,12 +155,18 @@ def _without_garbage(sums: ir.Value, codes: ir.Value, edit: Edit) -> ir.Value:
 
 def _build(match: _ProductOfTwo, edit: Edit) -> None:
     node, product, unsigned = edit.node, match.product, edit.shared(UnsignedCodes)
-    a, b = (unsigned.of_wide(each, edit) for each in (product.a, product.b))
-    if product.has_transposed_b:
+    zero_points = [_zero_point(each, edit) for each in match.factors]
+    a = unsigned.of_wide(product.a, edit)
+    if match.weights is not None:
+        lowest = -128 if match.weights.min() < 0 else 0
+        b = edit.shared(SharedInitializers).of((match.weights - lowest).astype(np.uint8), edit)
+        zero_points.append(edit.add_constant(np.uint8(-lowest), before=node))
+    else:
+        b = unsigned.of_wide(product.b, edit)
+    if product.has_transposed_b and match.weights is None:
         assert product.b.shape is not None
         *lead, rows, columns = range(len(product.b.shape))
         b = edit.insert(ir.node("Transpose", [b], {"perm": [*lead, columns, rows]}), before=node)
-    zero_points = [_zero_point(each, edit) for each in match.factors]
     sums = edit.insert_main(ir.node("MatMulInteger", [a, b, *zero_points]), before=node)
     sums = _without_garbage(sums, a, edit)
     dtype = node.outputs[0].dtype
@@ -190,4 +231,5 @@ def _build_linear(values: tuple[ir.Value, ...], edit: Edit) -> None:
 
 
 RULE: Rule[_ProductOfTwo] = Rule("integer product of two activations", 13, _match, _build)
+CONSTANT: Rule[_ProductOfTwo] = Rule("integer product by constants", 13, _match_constant, _build)
 LINEAR: Rule[tuple[ir.Value, ...]] = Rule("QLinearMatMul of two activations", 13, _match_linear, _build_linear)
