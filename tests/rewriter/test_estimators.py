@@ -53,6 +53,13 @@ def test_the_sum_is_the_rounded_value_plus_an_integer(z: int) -> None:
         np.testing.assert_array_equal(x + (y - x), y)
 
 
+def test_the_sum_is_the_rounded_value_of_float16() -> None:
+    x = X[np.abs(X) <= 2**10]
+    y = np.rint(x.astype(np.float16).astype(F))
+    for each in (y, np.clip(y, F(-128), F(127))):
+        np.testing.assert_array_equal(x + (each - x), each)
+
+
 CHAIN = "a = Abs(x) m = ReduceMax(a, one) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)"
 WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
 

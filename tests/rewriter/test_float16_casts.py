@@ -29,14 +29,17 @@ CHAINS = {
     "quotient": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
     "codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
     " f = Cast<to = 10>(q) y = Mul(f, s)",
-    "reshaped codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit) q = Cast<to = 3>(c)"
-    " f = Cast<to = 10>(q) g = Unsqueeze(f, one) i = Unsqueeze(s, one) j = Mul(g, i) y = Squeeze(j, one)",
+    "reshaped codes": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit)"
+    " q = Cast<to = 3>(c) f = Cast<to = 10>(q) g = Unsqueeze(f, one) i = Unsqueeze(s, one) j = Mul(g, i)"
+    " y = Squeeze(j, one)",
     "clipped": f"{RANGE} s = Div(m, limit) d = Div(x, s) r = Round(d) c = Clip(r, low, limit)"
     " k = Cast<to = 10>(c) y = Mul(k, s)",
     "scale": f"{RANGE} t = Div(m, limit) u = Max(t, eps) s = Max(u, eps) d = Div(x, s) r = Round(d) "
     "c = Clip(r, low, limit) y = Mul(c, s)",
     "inverse": f"{RANGE} b = Max(m, eps) k = Max(b, eps) s = Div(limit, k) d = Mul(x, s) r = Round(d) "
     "c = Clip(r, low, limit) y = Div(c, s)",
+    "estimator": f"{RANGE} b = Max(m, eps) k = Reciprocal(b) s = Mul(k, limit) d = Mul(x, s) r = Round(d)"
+    " c = Clip(r, low, limit) e = Sub(c, d) f = Add(d, e) y = Div(f, s)",
     "range": "g = Mul(x, third) a = Abs(g) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) k = Max(b, eps)"
     " s = Div(k, limit) d = Div(g, s) r = Round(d) c = Clip(r, low, limit) y = Mul(c, s)",
     "unclipped": f"{RANGE} b = Max(m, eps) s = Div(b, limit) d = Div(x, s) r = Round(d) y = Mul(r, s)",
@@ -241,12 +244,12 @@ def test_a_round_without_a_chain_leaves_the_model() -> None:
     assert result.to_proto() == ir.to_proto(load(model))
 
 
-@pytest.mark.parametrize("is_function", [False, True])
-def test_products(is_function: bool) -> None:
+@pytest.mark.parametrize(("chain", "is_function"), [("quotient", False), ("quotient", True), ("estimator", False)])
+def test_products(chain: str, is_function: bool) -> None:
     """The product becomes one of integers; verification computes the original's in float64, with the same Casts."""
     rng = np.random.default_rng(1)
-    body = f"{CHAINS['quotient'].replace('y =', 'f =')} k = Cast<to = 10>(w) v = Mul(k, t) y = MatMul(f, v)"
-    constants = {"limit": 127, "low": -128, "one": np.array([-1])}
+    body = f"{CHAINS[chain].replace('y =', 'dx =')} kw = Cast<to = 10>(w) v = Mul(kw, t) y = MatMul(dx, v)"
+    constants = {"limit": 127, "low": -128, "eps": 1e-3, "one": np.array([-1])}
     constants |= {"w": rng.integers(-127, 128, (64, 48), np.int8), "t": rng.uniform(0.01, 0.02, 48).astype(np.float16)}
     arguments, own = ", ".join(["x", *constants]), ""
     if is_function:

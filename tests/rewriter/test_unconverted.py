@@ -18,6 +18,9 @@ CONSTANTS = {
     "wu": np.random.default_rng(0).integers(0, 256, (48, 32)).astype(np.uint8),
     "filter": np.random.default_rng(0).normal(size=(4, 8, 3, 3)).astype(np.float32),
     "none": np.array(0, np.uint8),
+    "one_f": np.array(1, np.float32),
+    "pointwise": np.ones((4, 8, 1, 1), np.float32),
+    "of_channels": np.array([1]),
 }
 LINEAR = "q, s, z = DynamicQuantizeLinear(x)"
 TRUNCATED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(x, s)"
@@ -65,6 +68,16 @@ def test_a_quantization_that_became_a_program() -> None:
         ),
         (f"{FAKE} t = Add(f, x) u = Mul(t, x) y = MatMul(u, w)", "after Add t: no operand is known to be one number"),
         (f"k = Round(x) e = Add(k, x) {FAKE.replace('(x', '(e')} g = Add(f, e) y = MatMul(g, w)", "after Add g: no"),
+        (
+            "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(a, s) r = Round(d) f = Mul(r, s)"
+            " i = Sign(x) t = Mul(f, i) y = MatMul(t, w)",
+            "after Mul t: magnitudes times signs are scaled already; scale them last",
+        ),
+        (  # of fairseq: the gradient is that of a clip, and what is beyond it is no code
+            f"{FAKE} i = Mul(s, high) k = Min(x, i) l = Neg(i) p = Max(k, l) e = Sub(f, x) g = Mul(e, one_f)"
+            " t = Add(p, g) y = MatMul(t, w)",
+            "after Sub e: in x + (y - x), x is not known to lie within the range of the codes of y; export y alone",
+        ),
         (f"{FAKE} t = Sigmoid(f) y = MatMul(t, w)", "after Sigmoid t: it is not affine"),
         (f"{FAKE} y = com.microsoft.FusedMatMul(f, w)", "no integer product for com.microsoft.FusedMatMul"),
         (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),
@@ -85,10 +98,21 @@ def test_products_of_quantized_data_have_a_reason(nodes: str, reason: str) -> No
     assert [reason in each.reason for each in staying] == [True], staying
 
 
+@pytest.mark.parametrize("cast", ["Identity(e)", "Cast<to = 1>(h)"])
+def test_a_mask_of_the_shape_of_codes_is_not_quantized(cast: str) -> None:
+    """Neither are integers that float16 models cast."""
+    nodes = f"{FAKE} n = Shape(c) e = ConstantOfShape(n) h = Cast<to = 10>(e) k = {cast} t = Trilu(k) p = Add(x, t)"
+    model = model_of(f"{nodes} y = MatMul(p, w) z = MatMul(f, w)", "float[N, 48] x", "float[N, M] y, float[N, M] z")
+    assert [each.node for each in rewrite(model).report.unconverted if each.op_type == "MatMul"] == ["z"]
+
+
 def test_products_of_images_have_a_reason() -> None:
     inputs = "float[1, 8, 20, 20] x"
     nodes = f"{LINEAR} u = DequantizeLinear(q, s, z) p = MaxPool<kernel_shape = [2, 2]>(u) y = Conv(p, filter)"
     assert "after MaxPool p: it is not affine" in report_of(nodes, inputs=inputs).unconverted[0].reason
+    scale = FAKE.replace("(a, one)", "(a, of_channels)")
+    reason = report_of(f"{scale} y = Conv(f, pointwise)", inputs="float[2, 8, 20, 20] x").unconverted[0].reason
+    assert "of 1x1 with a scale for each position, write it as MatMul, with channels in the last dimension" in reason
     (found,) = report_of(
         f"{LINEAR} u = DequantizeLinear(q, s, z) y = ConvTranspose(u, filter)", inputs=inputs
     ).unconverted

@@ -13,10 +13,12 @@ import onnx_ir as ir
 
 from .bounds import Bounded, all_bounds_of, constant_operand, magnitude_beside_sign
 from .magnitudes import AnyBounds, largest_quotient
-from .nodes import producer_of
+from .nodes import producer_of, rounded_to_float16
 
 _LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
 _MODERATE = 2.0**20
+_SMALL = 2.0**10
+_BETWEEN, _MOST_BETWEEN = ("Cast", "Mul"), 3  # nodes between a difference and its sum
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -31,6 +33,25 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         if subtracted is x:
             return y, x
     return None
+
+
+def is_added_back(difference: ir.Value, x: ir.Value | None) -> bool:
+    """Returns whether y - x is added to x, or to x within bounds of any kind, through Casts and products or not."""
+    nodes = [use.node for use in difference.uses()]
+    for _ in range(_MOST_BETWEEN):
+        later = [[use.node for use in each.outputs[0].uses()] if each.op_type in _BETWEEN else [each] for each in nodes]
+        nodes = [node for found in later for node in found]
+    of = _before(x, "Cast")
+    sums = [each for each in nodes if each.op_type == "Add"]
+    return of is not None and any(
+        _before(each, "Cast", "Clip", "Max", "Min") is of for node in sums for each in node.inputs
+    )
+
+
+def _before(value: ir.Value | None, *operators: str) -> ir.Value | None:
+    while (node := producer_of(value, *operators)) is not None:
+        value = node.inputs[0]
+    return value
 
 
 def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> bool:
@@ -50,6 +71,8 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
     An integer z may be added after the rounding, and in x before it: y = round(v) + z, x = v + z. The sum v + z has one
     more rounding of at most 2**-4, if both are at most 2**20, so that abs(d) <= 1 without a clip.
 
+    x may be rounded to float16 before it is rounded to y: if abs(x) <= 2**10, that is at most 1/4.
+
     Args:
         y: The rounded value.
         x: The value.
@@ -63,6 +86,9 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
     given = _before_rounding(bounded.value)
     if given is None:
         return False
+    if (rounded := rounded_to_float16(given)) is x:
+        is_around_0 = bounded.least <= 0 <= bounded.most
+        return is_around_0 and (_is_at_most(_SMALL, known(rounded)) or _is_finite_quotient(rounded, known, _SMALL))
     before = Bounded(given) if given is x else all_bounds_of(given)
     if before.value is not x:
         return False

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.constants import constant_scalar
-from ..analysis.estimators import estimated
+from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import (
@@ -65,6 +65,7 @@ PRODUCTS = frozenset(
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 _COPIES = ("Identity", "Dropout")
+_LENGTHS = ("Shape", "Size")  # their results say nothing of the elements of their input
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
 _CLIP = "clip the codes before it"
@@ -105,6 +106,8 @@ class AffineForms(OfOnePhase):
         node = value.producer()
         if node is None:
             return self._as_root(node, value) if value.is_graph_input() and value.dtype in CODE_TYPES else None
+        if node.op_type in _LENGTHS:
+            return None
         try:
             found = self._of_node(node, value)
         except Unconverted as why:
@@ -135,7 +138,7 @@ class AffineForms(OfOnePhase):
         if node.op_type in ROUNDINGS:
             return True
         inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
-        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS:
+        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS and cast_to(node) not in _FLOATS:
             return True
         return any(self.of(each) is not None or self._is_rounded(each) for each in inputs)
 
@@ -144,7 +147,7 @@ class AffineForms(OfOnePhase):
         for _ in range(8):
             value = self.values.estimated_exactly(value) or value
             node = value.producer()
-            if node is None or not self.values.known(value).is_integer:
+            if node is None or node.op_type in _LENGTHS or not self.values.known(value).is_integer:
                 return False
             if node.op_type in ROUNDINGS:
                 return True
@@ -178,7 +181,7 @@ class AffineForms(OfOnePhase):
             return None
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
         is_end = node.op_type in _ARITHMETIC and any(self.of(each) is not None for each in node.inputs)
-        for each in () if is_end else node.inputs:
+        for each in () if is_end else sorted(node.inputs, key=lambda each: producer_of(each, "Sub") is None):
             if (lost := self.lost(each)) is not None:
                 return lost
         for each in node.inputs:
@@ -309,21 +312,17 @@ class AffineForms(OfOnePhase):
             if node.op_type == "Sub" and i == 1:  # param - form
                 form = self._times(form, Param(np.array(-1, np.float32)), value)
             return self._plus(form, param, value, is_subtracted=node.op_type == "Sub" and i == 0)
-        if node.op_type == "Sub" and self._is_in_estimator(value, node.inputs[1]):
+        if node.op_type == "Sub" and is_added_back(value, node.inputs[1]):
             why = "in x + (y - x), x is not known to lie within the range of the codes of y; export y alone"
             return self._lose(node, why)
         if value.dtype == ir.DataType.FLOAT16:
             return self._lose(node, "ONNX Runtime computes it in float16; quantize and dequantize in float32")
         if node.op_type == "Mul" and any(producer_of(each, "Sign") is not None for each in node.inputs):
-            return self._lose(node, "magnitudes times signs are not proven to fit 8 bits; clip them after it")
+            is_scaled = any(form is not None and form.scale is not None for form in map(self.of, node.inputs))
+            why = "scaled already; scale them last" if is_scaled else "not proven to fit 8 bits; clip them after it"
+            return self._lose(node, f"magnitudes times signs are {why}")
         remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
-
-    @staticmethod
-    def _is_in_estimator(difference: ir.Value, x: ir.Value | None) -> bool:
-        """Returns whether y - x is only added to x."""
-        pairs = [estimated(use.node) for use in difference.uses()]
-        return any(pair is not None and pair[1] is x for pair in pairs)
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:

@@ -58,14 +58,20 @@ _ZERO_POINTS = (2, 5, 7)  # inputs of QLinearMatMul
 
 
 def _match(node: ir.Node, context: Context) -> _ProductOfTwo | None:
-    if any(each is not None and context.facts.is_constant(each) for each in node.inputs):
+    if not _is_wide(node) or any(each is not None and context.facts.is_constant(each) for each in node.inputs):
         return None
     return _product_of(node, list(node.inputs))
 
 
+def _is_wide(node: ir.Node) -> bool:
+    """Returns whether a node is a product of two factors of int32 or int64."""
+    is_product = node.domain in STANDARD_DOMAINS and node.op_type in ("Einsum", "MatMul") and len(node.inputs) == 2
+    return is_product and all(each is not None and each.dtype in WIDE_TYPES for each in node.inputs)
+
+
 def _match_constant(node: ir.Node, context: Context) -> _ProductOfTwo | None:
     """Returns a product by constants of 8 bits, for whose sums the rule of integer products had no use."""
-    a, b = first_inputs(node, 2)
+    a, b = first_inputs(node, 2) if _is_wide(node) else (None, None)
     if a is None or b is None or context.facts.is_constant(a) or not context.facts.is_constant(b):
         return None
     try:
@@ -81,15 +87,11 @@ def _match_constant(node: ir.Node, context: Context) -> _ProductOfTwo | None:
 
 
 def _product_of(node: ir.Node, activations: Sequence[ir.Value | None]) -> _ProductOfTwo | None:
-    """Returns a product of wide integers, of which these factors are codes; None for other nodes.
+    """Returns a product of wide integers if these factors are codes, else None.
 
     Raises:
         Unconverted: MatMulInteger does not compute the same, or not faster.
     """
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul") or len(node.inputs) != 2:
-        return None
-    if any(each is None or each.dtype not in WIDE_TYPES for each in node.inputs):
-        return None
     found = [codes for each in activations if each is not None and (codes := wide_codes_of(each)) is not None]
     product = matrix_product_of(node) if len(found) == len(activations) else None
     if product is None:
