@@ -6,7 +6,6 @@
    scale is not if the range is bounded.
 3. As 1, but without bounds after a NaN, or rounded by a straight-through estimator q + (round(q) - q): they are not
    finite wherever the quotient is not.
-
 4. Codes of NaN: a range that ONNX Runtime reduces ignores most of them, and a guard may hide NaN of the range.
 
 The mark is NaN for these rows and 0 for the others. The scale of the product is the sum of the scale and the mark.
@@ -14,8 +13,9 @@ The mark is NaN for these rows and 0 for the others. The scale of the product is
 The first mark costs one more reduction of x, as in the example; the second one of Round(x / (Clip(r, 1e-5) / 127)) is
 r * 0. It is one more reduction of x too if r is infinite in other cases than x is, as max(max|x|, an input) may be.
 
-The fourth mark is min(x == x), inverted and times 0. It costs nothing where x is an input of the program and finite:
-the kernel that finds the range of x also finds that out.
+The fourth mark is min(x == x), inverted and times 0. It costs nothing where x is finite: the kernel that finds the
+range of x also finds that out. It is left out where it would cost a pass: if x is not reduced to its range, or beside
+the first or the third mark, which is NaN if the first element of a row is.
 
 Example: the mark of Clip(Round(x / s), -128, 127) is Clip(min|x| / s, 0, 1) * 0, which is NaN for x = [0, 3], s = 0.
 """
@@ -70,11 +70,16 @@ def with_marks(form: Affine, codes: ir.Value, param_of: _ParamOf, values: Values
     if found is None:
         return replace(form, mark=None, quotient=None, nan=None)
     mark, quotient = _mark_of(codes, found, param_of, values, facts)
-    return replace(form, mark=mark, quotient=quotient, nan=nan_mark(found.x, found.number, facts))
+    nan = _nan_mark(found.x, found.number, facts) if values.of_any_inputs.known(codes).is_regular else None
+    return replace(form, mark=mark, quotient=quotient, nan=nan)
 
 
-def nan_mark(x: ir.Value, like: Param, facts: Facts) -> Param:
-    """Returns NaN if one of the elements of x that share a number is, else 0."""
+def _nan_mark(x: ir.Value, like: Param, facts: Facts) -> Param | None:
+    """Returns NaN if one of the elements of x that share a number is, else 0; None unless x is reduced to its range."""
+    uses = [use.node for use in x.uses()]
+    uses += [use.node for node in uses if node.op_type == "Abs" for use in node.outputs[0].uses()]
+    if not any(node.op_type == "ReduceMax" for node in uses):
+        return None
     numbers = Op("Cast", (Op("Equal", (x, x), ir.DataType.BOOL),), ir.DataType.FLOAT, (("to", int(ir.DataType.FLOAT)),))
     return _reduced("ReduceMin", numbers, x, like, facts).of("Reciprocal").of("Mul", ZERO)
 
@@ -134,12 +139,11 @@ def scale_of_estimate(scale: Param | None, x: ir.Value, facts: Facts) -> Param |
     rank = rank_of(x)
     if scale is None or (scale.axes is not None and (rank is None or scale.axes != lead(rank, -1))):
         return scale
-    scale = combined("Add", scale, nan_mark(x, scale, facts))
-    return (
-        scale
-        if not is_bounded(scale)
-        else combined("Add", scale, _magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO))
-    )
+    marks = [_nan_mark(x, scale, facts)]
+    marks += [_magnitude("ReduceMax", x, scale, facts).of("Mul", ZERO)] if is_bounded(scale) else []
+    for mark in marks:
+        scale = scale if mark is None else combined("Add", scale, mark)
+    return scale
 
 
 def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> ir.Value | None:
@@ -303,7 +307,9 @@ def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
 def _reduced(reduction: str, of: Term, x: ir.Value, like: Param, facts: Facts) -> Param:
     """Returns a reduction of the elements of a term that share a number, as those of x do."""
     rank = rank_of(x)
-    axes = None if like.is_one else [-1] if like.axes is None or rank is None else sorted(lead(rank, 0) - like.axes)
+    axes = None if like.is_one else [-1]
+    if like.axes and x.shape is not None:  # where x has one index, a program knows no reduction
+        axes = [each for each in sorted(lead(len(x.shape), 0) - like.axes) if each == -1 or x.shape[each] != 1]
     attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
     inputs: list[Term] = [of]
     if axes is not None and facts.opset >= REDUCES_BY_INPUT:

@@ -164,14 +164,14 @@ def combined(op_type: str, a: Param, b: Param) -> Param:
 
 
 def _combined(op_type: str, a: Term, b: Term) -> Term:
-    """Returns a binary operation on two terms, before a Reshape of both: then it is a step of a program."""
-    if isinstance(a, Op) and isinstance(b, Op) and a.op_type == "Reshape" and key_of(_rest(a)) == key_of(_rest(b)):
-        return replace(a, inputs=(_combined(op_type, a.inputs[0], b.inputs[0]), *a.inputs[1:]))
+    """Returns a binary operation on two terms, before nodes that move both alike: there it is a step of a program."""
+    if isinstance(a, Op) and isinstance(b, Op) and len(a.inputs) == len(b.inputs) and a.op_type in (*MOVES, "Concat"):
+        moved = len(a.inputs) if a.op_type == "Concat" else 1
+        rest = (replace(each, inputs=each.inputs[moved:]) for each in (a, b))
+        if len(set(map(key_of, rest))) == 1:
+            found = [_combined(op_type, *pair) for pair in zip(a.inputs[:moved], b.inputs[:moved], strict=True)]
+            return replace(a, inputs=(*found, *a.inputs[moved:]))
     return Op(op_type, (a, b), dtype_of(a))
-
-
-def _rest(op: Op) -> Op:
-    return replace(op, inputs=op.inputs[1:])
 
 
 def like(param: Param, other: Param) -> Param:
