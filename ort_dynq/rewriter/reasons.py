@@ -115,7 +115,9 @@ class Reason(Enum):
     )
     ONLY_WEIGHTS_QUANTIZED = "only its second factor is quantized"
     TWO_ACTIVATIONS = "a product of two activations"
-    TWO_QUANTIZED_ACTIVATIONS = "a product of two quantized activations, which takes as long in integers as in floats"
+    TWO_QUANTIZED_ACTIVATIONS = (
+        "a product of two quantized activations: packing the codes of one in each run takes as long as it saves"
+    )
 
     # Weights of MatMulNBits
     NBITS_FLOAT_ACTIVATION = (

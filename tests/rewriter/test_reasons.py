@@ -258,6 +258,28 @@ def test_reason(reason: Reason) -> None:
     assert reason in CASES[reason].reasons()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "inputs", "reasons"),
+    [
+        (
+            f"{LINEAR} k, t, o = DynamicQuantizeLinear(v) i = MatMulInteger(q, k, z, o) f = Cast<to = 1>(i)"
+            " m = Mul(s, t) y = Mul(f, m)",
+            f"{HIDDEN}, float[48, 32] v",
+            [Reason.TWO_QUANTIZED_ACTIVATIONS],
+        ),
+        (  # the rounded zero points of a layer were subtracted from its sums: scores of float attention
+            "l = ReduceMin(x, one) d = Div(l, s) r = Round(d) z = Clip(r, low, c127) p = Mul(z, s) m = Mul(p, sums)"
+            " h = Sub(x, m) y = MatMul(h, v)",
+            "float[8, 48] x, float[8, 1] s, float[48, 32] v, float[48] sums",
+            [],
+        ),
+    ],
+    ids=["uint8", "zero points"],
+)
+def test_products_of_activations(nodes: str, inputs: str, reasons: list[Reason]) -> None:
+    assert Case(nodes, inputs).reasons() == reasons
+
+
 _LENGTH = 14  # of a part of a text that only one reason has
 
 

@@ -38,7 +38,7 @@ from ..analysis.values import MOVES, Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, moved
+from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, undefined_divisor, with_marks
 from .merged_rows import with_merged_rows
@@ -179,12 +179,14 @@ class AffineForms(OfOnePhase):
         is_of_product = node.op_type == "Add" and ADDED in node.metadata_props  # adds the product of an offset
         if node.op_type in PRODUCTS or is_of_product:
             return None
+        is_arithmetic = node.op_type in _ARITHMETIC
+        inputs = [each for each in node.inputs if not (is_arithmetic and is_repeated_along_rows(each, node))]
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
-        is_end = node.op_type in _ARITHMETIC and any(self.of(each) is not None for each in node.inputs)
-        for each in () if is_end else sorted(node.inputs, key=lambda each: producer_of(each, "Sub") is None):
+        is_end = is_arithmetic and any(self.of(each) is not None for each in inputs)
+        for each in () if is_end else sorted(inputs, key=lambda each: producer_of(each, "Sub") is None):
             if (lost := self.lost(each)) is not None:
                 return lost
-        for each in node.inputs:
+        for each in inputs:
             if self.of(each) is not None:
                 return self._lost(node, why)
             rounded = None if each is None or not self._is_rounded(each) else each.producer()

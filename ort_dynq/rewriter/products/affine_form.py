@@ -429,3 +429,14 @@ def _number_of(term: Term) -> float | None:
         a, b = map(_number_of, term.inputs)
         return None if a is None or not b else a / b
     return constant_scalar(term) if isinstance(term, ir.Value) else None
+
+
+def is_repeated_along_rows(value: ir.Value | None, node: ir.Node) -> bool:
+    """Returns whether an operand has one element in each row, and the result of its node is known to have several.
+
+    Such numbers, as rounded zero points are, are no activation any more.
+    """
+    shape, result = None if value is None else value.shape, node.outputs[0].shape
+    if not shape or not result or shape[-1] != 1:
+        return False
+    return isinstance(result[-1], int) and result[-1] != 1

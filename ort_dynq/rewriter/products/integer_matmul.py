@@ -34,6 +34,7 @@ from ..edit import Edit
 from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from .affine import AffineForms
 from .channels import Channels, columns_of
 from .codes import Codes
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
@@ -101,8 +102,12 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
             return None
         if epilogue is not None and has_small_weights(node, facts):
             raise Unconverted(Reason.SMALL_WEIGHTS)
-    if epilogue is None and not facts.is_constant(weights):
-        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
+    if not facts.is_constant(weights):
+        form = context.shared(AffineForms).of(weights)
+        is_activation = form is not None and not form.root.is_graph_input()
+        raise Unconverted(
+            Reason.TWO_QUANTIZED_ACTIVATIONS if is_activation else Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME
+        )
     if epilogue is None:
         is_fast = codes.dtype == ir.DataType.UINT8
         raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)

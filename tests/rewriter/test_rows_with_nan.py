@@ -1,0 +1,84 @@
+"""Rows of x with NaN: ONNX Runtime's ReduceMax ignores most of them, and a guard may hide others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import make_session, stock_session
+from rewriting import products
+from test_marks import ASYMMETRIC, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, with_nan
+from test_products import F, model_of
+
+from ort_dynq import verify
+from ort_dynq.rewriter import rewrite
+
+END = "t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) "
+FINITE_CODES = {
+    "range: Clip": RANGE + "r = Clip(m, eps) s = Div(r, c127) " + END,
+    "scale: Max": RANGE + "r = Div(m, c127) s = Max(r, eps) " + END,
+    "ends": ENDS + "g = Neg(mn) r0 = Max(g, mx) r = Clip(r0, eps) s = Div(r, c127) " + END,
+    "scale 1": RANGE + "r = Div(m, c127) g = Equal(r, zero) s = Where(g, unit, r) " + END,
+    "zero point": ENDS + ASYMMETRIC.replace("s = Div(r, c255)", "r1 = Clip(r, eps) s = Div(r1, c255)"),
+    "no bounds": RANGE + "r = Clip(m, eps) s = Div(r, c127) t = Div(x, s) n = Round(t) y0 = Mul(n, s) ",
+    "estimator": RANGE
+    + "r = Clip(m, eps) s = Div(r, c127) "
+    + END.replace("y0", "q")
+    + "d = Sub(q, x) y0 = Add(d, x) ",
+    "columns": RANGE + "r = Clip(m, eps) s = Div(r, c127) " + END.replace("y0", "q") + "y0 = Reshape(q, joined) ",
+}
+
+
+@pytest.mark.parametrize("form", FINITE_CODES)
+def test_rows_with_nan_are_those_of_the_model(form: str) -> None:
+    """The mark is a step of the program. x is also the result of another node, so that NaN may be born in the model."""
+    body = "x = Mul(x0, x1) " + FINITE_CODES[form] + PRODUCT
+    inputs = INPUTS.replace(" x", " x0") + f", float[B, M, {K}] x1"
+    model = model_of(body, {**CONSTANTS, "unit": F(1)}, inputs=inputs)
+    result = rewrite(model)
+    assert products(result.report) == ["QuantizedMatMul"]
+    assert not {"Equal", "ReduceMin"} & {node.op_type for node in result.to_proto().graph.node}
+    x0, x1 = with_nan(), np.ones((3, 12, K), F)
+    x0[2, 6, 5], x1[2, 6, 5] = np.inf, 0
+    feeds = {"x0": x0, "x1": x1}
+    (expected,) = stock_session(model).run(None, feeds)
+    assert np.isnan(expected).all(-1).sum() == 6
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        assert np.array_equal(np.isnan(session.run(None, feeds)[0]), np.isnan(expected))
+
+
+def test_codes_of_integers_have_no_mark() -> None:
+    body = RANGE + "r = Clip(m, eps) s = Div(r, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high)"
+    model = model_of(
+        f"{body} i = Cast<to = 3>(k) c = Cast<to = 1>(i) y0 = Mul(c, s) {PRODUCT}", CONSTANTS, inputs=INPUTS
+    )
+    (expected,) = stock_session(model).run(None, {"x": with_nan()})
+    (actual,) = make_session(rewrite(model).to_proto(), "native").run(None, {"x": with_nan()})
+    assert np.isfinite(expected[2, [1, 2]]).all()
+    assert (np.isfinite(actual) == np.isfinite(expected)).all()
+
+
+def test_verify_compares_nan() -> None:
+    """Without its mark, a row is finite where the model's is NaN."""
+    model = model_of(FINITE_CODES["range: Clip"] + PRODUCT, CONSTANTS, inputs=INPUTS)
+    result, x = rewrite(model).to_proto(), with_nan()
+    assert verify(model, result, inputs={"x": x}).passed
+    (node,) = (each for each in result.graph.node if each.op_type == "RowProgram")
+    (program,) = (each for each in node.attribute if each.name == "program")
+    program.s = program.s.replace(b"Equal(x, x)", b"Or(Equal(x, x), Not(Equal(x, x)))")
+    assert "finite where A's are NaN" in verify(model, result, inputs={"x": x}).reason
+
+
+def test_verify_knows_the_roundings_of_a_difference() -> None:
+    """q * s - z * s is near 0, and the model rounds q * s and z * s."""
+    body = (
+        ENDS
+        + "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) e = Max(d, eps) s = Div(e, c255) f = Div(l, s) g = Neg(f)"
+    )
+    body += " z0 = Round(g) z = Clip(z0, zero, c255) t = Div(x, s) n = Round(t) u = Add(n, z) c = Clip(u, zero, c255)"
+    body += " v = Mul(c, s) w0 = Mul(z, s) y0 = Sub(v, w0) "
+    weights = np.where(np.arange(K)[:, None] == 1, F(0), CONSTANTS["w"])
+    model = model_of(body + PRODUCT, {**CONSTANTS, "w": weights}, inputs=INPUTS)
+    x = np.random.default_rng(8).normal(0, 1, (2, 9, K)).astype(F)
+    x[0] *= F(3e-8)
+    x[0, :, 1] = F(-9e-6)  # the zero point is large, and the weights of this element are 0
+    assert verify(model, rewrite(model).to_proto(), inputs={"x": x}).passed
