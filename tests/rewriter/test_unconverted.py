@@ -83,7 +83,7 @@ def test_a_quantization_that_became_a_program() -> None:
         (f"{FAKE} y = MatMul(x, f)", "only its second factor is quantized"),
         (f"{FAKE} y = MatMul(f, w)", "the weights are not an 8-bit grid"),
         (f"{LINEAR} y = MatMulInteger(q, wu, z)", "the int32 result is not cast and scaled"),
-        (f"{LINEAR} i = MatMulInteger(q, q, z, z) j = Cast<to = 1>(i) y = Mul(j, s)", "a product of two quantized activations"),
+        (f"{LINEAR} i = MatMulInteger(q, q, z, z) j = Cast<to = 1>(i) y = Mul(j, s)", "two quantized activations"),
         (f"{LINEAR} y = QLinearMatMul(q, s, z, q, s, z, s, z)", "optimizer made it of run-time scales"),
         (f"{LINEAR} y = QLinearMatMul(q, eps, none, q, s, z, s, z)", "it is an integer operator of ONNX Runtime"),
         (f"{LINEAR} j = Cast<to = 1>(q) y = MatMul(j, w)", "the weights are not an 8-bit grid"),
