@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from functions import run_function
-from helpers import SPECIALS, Array, Shape, assert_same, with_one_nan
+from helpers import IS_ARM, SPECIALS, Array, Shape, assert_same, with_one_nan
 
 from ort_dynq import kernels
 
@@ -69,6 +69,7 @@ def test_ranges_per_tensor(isas: Sequence[str], operator: str) -> None:
                     assert_equal_but_for_nan(one, other)
 
 
+@pytest.mark.skipif(IS_ARM, reason="ranges of onnxruntime keep NaN on ARM")
 def test_ranges_per_tensor_beside_a_nan_are_those_of_onnxruntime() -> None:
     src = np.random.default_rng(2).normal(0, 1, (9, 64)).astype(np.float32)
     for nan in (np.s_[0, 0], np.s_[:], np.s_[2, 3]):
