@@ -172,8 +172,14 @@ def main() -> None:
 
 
 def report(found: dict[str, Tensors], expected: dict[str, Tensors]) -> int:
-    """Prints and returns the number of differing elements."""
+    """Prints and returns the number of differing elements.
+
+    ONNX Runtime's builds may differ themselves, in float Conv and in LSTM: then an exact rewrite has the original's bits.
+    """
     here = {file: differing(found[file], expected[file]) for file in expected}
+    for name in [file.removesuffix(".stock") for file, count in here.items() if file.endswith(".stock") and count]:
+        print(f"{name}: {here.pop(f'{name}.stock')} elements differ between builds of ONNX Runtime")
+        del here[f"{name}.exact"]
     stock = {
         file: differing(found[file], found[file.replace(".exact", ".stock")]) for file in found if ".exact" in file
     }
