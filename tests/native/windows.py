@@ -3,8 +3,8 @@
     python tests/native/windows.py WHEEL
 
 Every model of models/ runs as it is, rewritten with `exact`, and rewritten, without optimizations. All outputs must
-have the bits of this machine, and an exact rewrite those of its original. There is no Python for Wine here, so
-run_models.cc opens the models through ONNX Runtime's C interface.
+have the bits of this machine, unless the original has others, and an exact rewrite those of its original. There is no
+Python for Wine here, so run_models.cc opens the models through ONNX Runtime's C interface.
 
 Needs Debian's packages g++-mingw-w64-x86-64-posix and wine64, and the installed package.
 """
@@ -174,7 +174,7 @@ def main() -> None:
 def report(found: dict[str, Tensors], expected: dict[str, Tensors]) -> int:
     """Prints and returns the number of differing elements.
 
-    ONNX Runtime's builds may differ themselves, in float Conv and in LSTM: then an exact rewrite has the original's bits.
+    ONNX Runtime's builds may differ themselves, in float Conv and LSTM: then an exact rewrite has the original's bits.
     """
     here = {file: differing(found[file], expected[file]) for file in expected}
     for name in [file.removesuffix(".stock") for file, count in here.items() if file.endswith(".stock") and count]:
