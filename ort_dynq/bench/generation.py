@@ -23,7 +23,7 @@ from ..genai.decoding import GENERATED, MOST_TOKENS, Decoder, GreedyTokens, alik
 from ..genai.text import read_tokens
 from ..inputs import Array
 from ..measuring.plain import plain
-from ..measuring.progress import Track
+from ..measuring.progress import Track, tracked
 from ..measuring.sessions import open_session
 from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
 from ..rewriter import Report
@@ -227,8 +227,8 @@ def _same_tokens(
             Decoder(folder, decoder_of(each), role, backend=given)
             for each, role, given in ((folder, "A", None), (ours, "B", backend))
         )
-        steps = track([f"same tokens, {new} after {context}" for new, context in lengths])
-        for _, (new, context) in zip(steps, lengths, strict=False):
+        texts = [f"same tokens, {new} after {context}" for new, context in lengths]
+        for new, context in tracked(track, lengths, texts):
             if context:
                 count = GENERATED if longest is None else min(GENERATED, longest - context)
                 a, b = (decoder.generate(tokens[None, :context], count) for decoder in (first, second))

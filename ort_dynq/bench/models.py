@@ -15,7 +15,7 @@ from ..formats import check_file, models_in
 from ..inputs import Array, Input, make_feeds, resolve_inputs
 from ..measuring import sessions
 from ..measuring.data import read_tensors
-from ..measuring.progress import Track
+from ..measuring.progress import Track, tracked
 from ..measuring.timing import (
     ContenderError,
     Latency,
@@ -130,8 +130,8 @@ def bench_model(
     else:
         check_file(b, "B")
         ours, report = b, None
-    steps = zip(track([f"threads: {n}" for n in settings.threads]), settings.threads, strict=False)
-    timings = [time_model(str(a), a, ours, report, feeds, settings, n) for _, n in steps]
+    steps = tracked(track, settings.threads, [f"threads: {n}" for n in settings.threads])
+    timings = [time_model(str(a), a, ours, report, feeds, settings, n) for n in steps]
     openings = measure_opening(a, ours, settings.backend) if opening else None
     return ModelBench(tuple(resolved), seed, timings, report, openings)
 

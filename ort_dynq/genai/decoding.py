@@ -21,7 +21,7 @@ from ..accuracy.signals import Agreement, Noise
 from ..errors import DynqError
 from ..inputs import Array
 from ..measuring.plain import plain
-from ..measuring.progress import Track
+from ..measuring.progress import Track, tracked
 from ..measuring.sessions import SessionError, open_session, run
 from .feeds import cache_outputs, decoder_feeds, input_name
 from .float_activations import FLOAT_WEIGHTS, with_float_activations
@@ -267,13 +267,10 @@ def greedy_tokens(
     starts = prompts(tokens, PROMPTS, prompt)
     decoders: list[tuple[Model, str, Backend | None, Mapping[str, str]]]
     decoders = [(reference, "A", None, FLOAT_WEIGHTS), (a, "A", None, {}), (b, "B", backend, {})]
+    texts = [f"greedy tokens of {each}" for each in ("float activations", "stock", "ort_dynq")]
     expected, *others = (
         Decoder(folder, model, role, backend=given, entries=entries).generate(starts, generated)
-        for _, (model, role, given, entries) in zip(
-            track(["greedy tokens of float activations", "greedy tokens of stock", "greedy tokens of ort_dynq"]),
-            decoders,
-            strict=False,
-        )
+        for model, role, given, entries in tracked(track, decoders, texts)
     )
     stock, ours = (float(alike(each, expected).mean()) for each in others)
     return GreedyTokens(stock, ours, len(starts), prompt, generated)
@@ -307,8 +304,8 @@ def compare_on_text(
         for i, logits in enumerate(pair):
             surprises[i] += surprise(logits, tokens[each.first : each.end])
     starts = prompts(tokens, PROMPTS, prompt)
-    steps = track(["greedy tokens of the original", "greedy tokens of the new decoder"])
-    same = alike(*(each.generate(starts, generated) for _, each in zip(steps, (first, second), strict=False)))
+    texts = ["greedy tokens of the original", "greedy tokens of the new decoder"]
+    same = alike(*(each.generate(starts, generated) for each in tracked(track, (first, second), texts)))
     count = len(tokens) - 1
     return TextAccuracy(
         tokens=count,

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ..graphs import graphs, label, named
 from ..inputs import Array
 from ..measuring.plain import plain
-from ..measuring.progress import Track
+from ..measuring.progress import Track, tracked
 from ..measuring.timing import fastest, session_contender
 from ..rewriter import Result
 from ..rewriter.analysis.constants import constant_array
@@ -110,8 +110,8 @@ def select_faster(
     if not kinds:
         return FasterLayers(first, (), None)
     found = []
-    steps = track([f"layers of {operator} like {layers[0]} in float" for (operator, *_), layers in kinds.items()])
-    for _, ((operator, weights, _), layers) in zip(steps, kinds.items(), strict=False):
+    texts = [f"layers of {operator} like {layers[0]} in float" for (operator, *_), layers in kinds.items()]
+    for (operator, weights, _), layers in tracked(track, kinds.items(), texts):
         candidate = quantize(Forms(slow=frozenset(layers)))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
         gain = without / with_all
