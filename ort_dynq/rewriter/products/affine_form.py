@@ -317,8 +317,8 @@ class Affine:
 
     def param(self, name: str) -> Param | None:
         """Returns the scale, zero point, offset or a mark by its name."""
-        params = {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, "mark": self.mark}
-        return self.nan if name == "nan" else params[name]
+        marks = {"mark": self.mark, "nan": self.nan}
+        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, **marks}[name]
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""

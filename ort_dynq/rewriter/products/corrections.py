@@ -167,19 +167,17 @@ class Correction:
             return edit.shared(SharedInitializers).of(sums, edit)
         value = edit.add_constant(sums, before=before)
         for factors, numbers in self.terms.items():
-            term = (
-                None
-                if (numbers == 1).all()
-                else edit.add_constant(numbers.astype(np.int32).reshape(shape), before=before)
-            )
+            ones = (numbers == 1).all()
+            parts = [] if ones else [edit.add_constant(numbers.astype(np.int32).reshape(shape), before=before)]
             for factor in factors:
                 assert isinstance(factor, ir.Value)
                 if factor.dtype != ir.DataType.INT32:
                     factor = edit.insert(ir.node("Cast", [factor], {"to": int(ir.DataType.INT32)}), before=before)
                 reshape = ir.node("Reshape", [factor, edit.add_constant(np.array([-1]), before=before)])
-                flat = edit.insert(reshape, before=before)
-                term = flat if term is None else edit.insert(ir.node("Mul", [term, flat]), before=before)
-            assert term is not None
+                parts.append(edit.insert(reshape, before=before))
+            term = parts.pop(0)
+            for part in parts:
+                term = edit.insert(ir.node("Mul", [term, part]), before=before)
             value = edit.insert(ir.node("Sub", [value, term]), before=before)
         return value
 
