@@ -17,7 +17,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
 from ..rewriter.analysis.estimators import estimated
-from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use
+from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
 from ..rewriter.analysis.shapes import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
@@ -50,7 +50,8 @@ class FloatProduct(NamedTuple):
         node = self.activation.producer()
         if node is not None and (pair := estimated(node)) is not None:
             node = pair[0].producer()
-        return node.inputs[1] if node is not None and node.op_type == "Sub" else None
+        is_difference = node is not None and is_standard(node, "Sub") and producer_of(node.inputs[0], "Mul") is not None
+        return node.inputs[1] if node is not None and is_difference else None
 
     def multiply(self, x: Array, weights: Array) -> Array:
         """Returns the product of these numbers, without the steps after it."""
