@@ -159,18 +159,25 @@ def put_back(model: onnx.ModelProto, apart: dict[int, memoryview]) -> Weights:
     return found
 
 
+def read_initializers(model: ir.Model) -> dict[str, ir.Value]:
+    """Returns the initializers of the main graph that a node reads, or that are outputs, by name.
+
+    onnxruntime removes the others before it looks for weights that a session gets, and refuses any that it misses.
+    """
+    read = {value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.inputs}
+    return {name: value for name, value in model.graph.initializers.items() if value in read or value.is_graph_output()}
+
+
 @contextlib.contextmanager
 def lent_weights(model: ir.Model) -> Iterator[Weights]:
     """Yields the large weights of the main graph, which are references in the model while the block runs.
 
     There are none if their sum is small.
     """
-    read = {value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.inputs}
     held = {
         name: (value, tensor)
-        for name, value in model.graph.initializers.items()
-        if value in read  # onnxruntime removes others before it looks for the weights
-        and type(tensor := value.const_value) is ir.Tensor
+        for name, value in read_initializers(model).items()
+        if type(tensor := value.const_value) is ir.Tensor
         and tensor.nbytes > _SMALLEST
         and isinstance(tensor.raw, np.ndarray)
         and tensor.raw.dtype in _DTYPES.values()

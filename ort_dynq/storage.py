@@ -26,7 +26,7 @@ from .errors import DynqError
 from .files import is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
-from .serialized import Weights, put_back, without_weights
+from .serialized import Weights, put_back, read_initializers, without_weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,11 +115,12 @@ class ModelFile(os.PathLike[str]):
 
     @property
     def content(self) -> tuple[bytes, Weights] | None:
-        """What the file has: a serialized model, and large weights that are apart; None if there are external data."""
+        """What the file has: a serialized model, and the large weights that it reads; None if there are external data."""
         if self.data_files:
             return None
-        content = self._read[1]
-        return content.without_weights, content.weights
+        loaded, content = self._read
+        read = read_initializers(loaded)
+        return content.without_weights, {name: array for name, array in content.weights.items() if name in read}
 
 
 class ComputedTensor(ir.LazyTensor):

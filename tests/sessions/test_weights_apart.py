@@ -126,3 +126,20 @@ def test_session_reads_lent_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for a, b in zip(session.run(None, {"flag": np.array(True)}), expected, strict=True):
             np.testing.assert_array_equal(a, b)
     assert lent == 2 * ["float32", "float16", "int8", "uint8"]
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_weights_that_no_node_reads(tmp_path: Path, optimize: bool) -> None:
+    """onnxruntime removes an initializer that nothing reads, and refuses one that a session gets in its place."""
+    weights = {name: np.full((N, N), i, np.float32) for i, name in enumerate(("read", "unread", "output"))}
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["read"], ["y"])],
+        *("g", [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, [N, N]) for name in ("y", "output")]),
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    session = open_session(ModelFile(path), "A", optimize=optimize)
+    y, output = session.run(None, {})
+    np.testing.assert_array_equal(y, -weights["read"])
+    np.testing.assert_array_equal(output, weights["output"])
