@@ -115,7 +115,7 @@ class ModelFile(os.PathLike[str]):
 
     @property
     def content(self) -> tuple[bytes, Weights] | None:
-        """What the file has: a serialized model, and the large weights that it reads; None if there are external data."""
+        """The serialized model, and the large weights that it reads; None if there are external data."""
         if self.data_files:
             return None
         loaded, content = self._read

@@ -3,7 +3,7 @@
 from .. import tools  # noqa: F401
 from .accuracy import Accuracy, measure
 from .layers import LayerAccuracy
-from .outputs import OutputAccuracy, compare_outputs, measure_outputs, results_of, worst_snr
+from .outputs import OutputAccuracy, compare_outputs, is_compared, measure_outputs, results_of, worst_snr
 from .reference import Reference
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "OutputAccuracy",
     "Reference",
     "compare_outputs",
+    "is_compared",
     "measure",
     "measure_outputs",
     "results_of",

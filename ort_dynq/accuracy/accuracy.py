@@ -17,13 +17,17 @@ from ..shown import Shown, Table
 from ..storage import load
 from ..system import return_memory
 from .layers import LayerAccuracy, measure_layers
-from .outputs import OutputAccuracy, measure_outputs, running, worst_snr
+from .outputs import OutputAccuracy, is_compared, measure_outputs, running, worst_snr
 from .reference import Reference
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
     from ..measuring.progress import Track
     from ..storage import Model
+
+_NOTHING_FINITE = (
+    "no finite value could be compared: every element of the float model's outputs is NaN or infinite, or there is none"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +47,8 @@ class Accuracy(Shown):
     unreachable: int = 0
 
     def _line(self) -> str:
+        if self.unchecked:
+            return self.unchecked
         data = f"{len(self.data.sets)} sets of {'generated' if self.data.is_generated else 'given'} data"
         return f"{self.snr_db:.1f} dB on {data}; outputs: {len(self.outputs)}, layers: {len(self.layers)}"
 
@@ -60,6 +66,13 @@ class Accuracy(Shown):
         """The smallest signal-to-noise ratio of an output, see :func:`worst_snr`."""
         return worst_snr(self.outputs)
 
+    @property
+    def unchecked(self) -> str:
+        """Why the comparison says nothing about the quantized model; empty if an element of an output was compared."""
+        if is_compared(self.outputs):
+            return ""
+        return next((f"{each.name}: {each.problem}" for each in self.outputs if each.problem), _NOTHING_FINITE)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
         found = {
@@ -67,7 +80,8 @@ class Accuracy(Shown):
             "seed": self.data.seed,
             "sets": len(self.data.sets),
             "generated": self.data.is_generated,
-            "snr_db": self.snr_db,
+            "snr_db": None if self.unchecked else self.snr_db,
+            "unchecked": self.unchecked,
             "outputs": tuple(asdict(each) for each in self.outputs),
             "layers": tuple({**asdict(each), "has_outlier": each.has_outlier} for each in self.layers),
             "unreachable": self.unreachable,

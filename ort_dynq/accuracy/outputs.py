@@ -115,6 +115,15 @@ def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> t
     )
 
 
+def is_compared(outputs: Sequence[OutputAccuracy]) -> bool:
+    """Returns whether a comparison says anything: an element was compared, or an output has another type or shape.
+
+    Args:
+        outputs: The outputs, as :func:`measure_outputs` returns them.
+    """
+    return any(each.elements or each.snr_db is not None for each in outputs)
+
+
 def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:
     """Returns the smallest signal-to-noise ratio of an output in decibels; infinity if none has one.
 

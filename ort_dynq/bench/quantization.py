@@ -29,7 +29,7 @@ import onnx
 import onnxruntime as ort
 
 from .. import storage
-from ..accuracy import Reference, compare_outputs, results_of, worst_snr
+from ..accuracy import Reference, compare_outputs, is_compared, results_of, worst_snr
 from ..errors import DynqError, message
 from ..files import temporary_folder
 from ..inputs import Array
@@ -100,7 +100,8 @@ class Form:
     Attributes:
         name: Its name.
         bytes: The size of the file and of its external data; None if there is no model.
-        snr_db: The smallest signal-to-noise ratio of an output against the float model's; None for float.
+        snr_db: The smallest signal-to-noise ratio of an output against the float model's; None for float, and if
+            nothing finite was compared.
         cosine_worst: The smallest cosine of a row of an output; None for float, or if no output has rows.
         timings: The times, in the order of the bench's cases.
         problem: Why there is no model, or why it does not run; empty if it runs.
@@ -375,7 +376,8 @@ def _accuracy(
         return None, None, None
     outputs = compare_outputs(reference, results)
     cosine = min((out.cosine_worst for out in outputs if out.cosine_worst is not None), default=None)
-    return worst_snr(outputs), cosine, None if answers is None else _same(answers, reference.outputs, results)
+    snr_db = worst_snr(outputs) if is_compared(outputs) else None
+    return snr_db, cosine, None if answers is None else _same(answers, reference.outputs, results)
 
 
 def _same(answers: Answers, expected: Sequence[Sequence[Array]], actual: Sequence[Sequence[Array]]) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from .arguments import given_data
+from .command import UNCHECKED
 from .render import SMOKE_TEST, Figure, one_line, progress, table, working
 from .verify import inputs_text
 
@@ -106,6 +107,17 @@ def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") ->
             f"not measured: {count} quantized layer{'s' if count > 1 else ''} "
             "(in subgraphs or functions, Gemm with transA, or ConvInteger)"
         )
+
+
+def accuracy_verdict(accuracy: Accuracy | None) -> Iterator[str]:
+    """Yields the last line on a comparison that says nothing, as `verify` has it."""
+    if accuracy is not None and accuracy.unchecked:
+        yield one_line(f"NOT CHECKED: {accuracy.unchecked}")
+
+
+def accuracy_status(accuracy: Accuracy | None) -> int:
+    """Returns the exit status of a comparison: that of `verify` if it says nothing."""
+    return UNCHECKED if accuracy is not None and accuracy.unchecked else 0
 
 
 def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DynqError
 from ..files import check_text
 from ..formats import check_file
-from .accuracy import accuracy_of, accuracy_text, add_data_sets, check_data, reference_of, selection_text
+from .accuracy import (
+    accuracy_of,
+    accuracy_status,
+    accuracy_text,
+    accuracy_verdict,
+    add_data_sets,
+    check_data,
+    reference_of,
+    selection_text,
+)
 from .arguments import add_data, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
@@ -212,7 +221,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
-    return _with_closing((source, target), gain, data, findings, closing)
+    return _with_closing((source, target), gain, data, findings, closing, accuracy)
 
 
 def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
@@ -258,7 +267,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
         "accuracy": None if accuracy is None else accuracy.to_dict(),
         "text": None if on_text is None else on_text.to_dict(),
     }
-    return _with_closing((source, target), gain, data, findings, closing)
+    return _with_closing((source, target), gain, data, findings, closing, accuracy)
 
 
 def _gain() -> str:
@@ -275,8 +284,9 @@ def _with_closing(
     data: Mapping[str, object],
     findings: Callable[[], Iterator[RenderableType]],
     closing: Closing | FolderClosing | None,
+    accuracy: Accuracy | None,
 ) -> Outcome:
-    """Returns the findings and the closing line, which is None if nothing was written."""
+    """Returns the findings, the closing line, which is None if nothing was written, and the verdict on the accuracy."""
     from ..system import cpu_name
 
     (source, target), cpu = paths, cpu_name()
@@ -286,6 +296,7 @@ def _with_closing(
         if closing is not None:
             yield "\n" + one_line(f"{cpu}: {gain}")
             yield closing.text(source, target)
+            yield from accuracy_verdict(accuracy)
         else:
             yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
 
@@ -297,7 +308,7 @@ def _with_closing(
         "gain": gain,
         "closing": None if closing is None else closing.to_dict(),
     }
-    return Outcome(found, text, FAILED if closing is None else 0)
+    return Outcome(found, text, FAILED if closing is None else accuracy_status(accuracy))
 
 
 def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..formats import check_file
-from .accuracy import accuracy_text, add_data_sets, check_data
+from .accuracy import accuracy_status, accuracy_text, accuracy_verdict, add_data_sets, check_data
 from .arguments import add_changes, add_data, changes_of, check_page, given_data, positive, seconds
 from .command import Command, Outcome
 from .render import Figure, one_line, progress
@@ -81,9 +81,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield one_line(f"{target} is written")
         if pair.verification is not None:
             yield verdict(pair.verification)
+        yield from accuracy_verdict(pair.accuracy)
 
     data = {"output": str(target), **found.to_dict()}
-    return Outcome(data, text, exit_status([] if pair.verification is None else [pair.verification]))
+    status = accuracy_status(pair.accuracy) if pair.verification is None else exit_status([pair.verification])
+    return Outcome(data, text, status)
 
 
 COMMAND = Command(

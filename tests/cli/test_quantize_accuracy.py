@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.table import Table
 from ort_dynq import cli
 from ort_dynq.accuracy import LayerAccuracy
 from ort_dynq.cli import accuracy
+from ort_dynq.cli.command import UNCHECKED
 from ort_dynq.cli.render import SMOKE_TEST
 from ort_dynq.measuring import timing
 from ort_dynq.measuring.profile import profile
@@ -225,3 +227,23 @@ def test_the_tables_of_layers_fit_80_columns(terms: int) -> None:
                 assert max(map(len, map(str.rstrip, lines))) <= 80
                 column = lines[0].index("operator" if "operator" in lines[0] else "becomes")
                 assert "".join(line[:column].strip() for line in lines[1:]) == name
+
+
+def test_nothing_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    """All outputs are NaN, as `verify` says with status 3. The ratio is not infinite: there is none."""
+    model = with_outlier()
+    model.graph.node.append(onnx.helper.make_node("Sub", ["y", "y"], ["zero"]))
+    model.graph.node.append(onnx.helper.make_node("Div", ["zero", "zero"], ["nan"]))
+    model.graph.output[0].name = "nan"
+    onnx.save(model, "float.onnx")
+    assert cli.main([*QUANTIZE, "--verify", "--no-timing"]) == UNCHECKED
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].startswith("NOT CHECKED: no finite value could be compared")
+    assert Path("int8.onnx").exists()
+    assert cli.main([*QUANTIZE, "--verify", "--no-timing", "--json"]) == UNCHECKED
+    found = json.loads(capsys.readouterr().out)["accuracy"]
+    assert found["snr_db"] is None
+    assert found["unchecked"].startswith("no finite value")
+    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "page.html", "--seconds", "0.1")
+    assert cli.main(report) == UNCHECKED
+    assert "not checked</b>" in Path("page.html").read_text()
