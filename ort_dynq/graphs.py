@@ -99,17 +99,20 @@ def named(model: ir.Model) -> ir.Model:
     If another node of the graph has this name, a number follows: ONNX Runtime rejects a graph with one name twice.
     """
     for _, graph in graphs(model):
-        names = {node.name for node in graph}
+        names = {node.name for node in graph if node.name}
         for node in graph:
-            if node.name:
-                continue
-            name, number = label(node), 0
-            while name in names:
-                number += 1
-                name = f"{label(node)}_{number}"
-            node.name = name
-            names.add(name)
+            node.name = node.name or new_name(label(node), names)
     return model
+
+
+def new_name(name: str, names: set[str]) -> str:
+    """Returns a name that is not among `names`, followed by a number if necessary, and adds it to them."""
+    new, number = name, 0
+    while new in names:
+        number += 1
+        new = f"{name}_{number}"
+    names.add(new)
+    return new
 
 
 def values_of(graph: ir.Graph | ir.Function) -> list[ir.Value]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, graphs, label, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, with_subgraphs
 from .analysis.inference import Facts
 from .analysis.nodes import program_of
 from .copies import without_copies
 from .edit import Edit
 from .functions import declare_functions
+from .metadata import RULE
 from .policy.saturation import cpu_dependence
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
@@ -62,6 +63,7 @@ def convert(
         report.findings, report.is_prepared = findings.all(), findings.is_prepared or had_copies
         _remove_initializers(initializers)
         report.cpu = cpu_dependence(model, facts)
+        _name_apart(model)
         declare_functions(model)
     if fixed_inputs and not report.rewritten:
         model.graph.inputs[:] = fixed_inputs
@@ -226,6 +228,23 @@ def _remove_initializers(candidates: list[ir.Value]) -> None:
         if isinstance(graph, ir.Graph) and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
             assert value.name is not None
             del graph.initializers[value.name]
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Gives a new node another name if a node that stays has its name: ONNX Runtime rejects a graph with both.
+
+    The node in whose place it is stays if something else reads one of its outputs, such as a node without a use.
+    """
+    for _, graph in graphs(model):
+        names, new = set[str](), list[ir.Node]()
+        for node in graph:
+            if node.name and RULE in node.metadata_props:
+                new.append(node)
+            elif node.name:
+                names.add(node.name)
+        for node in new:
+            assert node.name is not None
+            node.name = new_name(node.name, names)
 
 
 def op_counts(model: ir.Model) -> Counter[str]:

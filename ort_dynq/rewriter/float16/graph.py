@@ -7,7 +7,16 @@ from collections import ChainMap
 import onnx
 import onnx_ir as ir
 
-from ...graphs import NAME_IN_MODEL, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, proto_subgraphs, subgraphs, values_of
+from ...graphs import (
+    NAME_IN_MODEL,
+    RUNTIME_DOMAINS,
+    STANDARD_DOMAINS,
+    graphs,
+    new_name,
+    proto_subgraphs,
+    subgraphs,
+    values_of,
+)
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
 from ..analysis.types import CODE_TYPES
@@ -40,7 +49,7 @@ def restore_zeros(model: ir.Model) -> None:
         for node in [node for node in graph if _WAS_FLOAT16 in node.meta]:
             for i, value in enumerate(node.inputs):
                 narrow = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT16)})
-                narrow.outputs[0].name = _new_name(f"{node.outputs[0].name}_input", names)
+                narrow.outputs[0].name = new_name(f"{node.outputs[0].name}_input", names)
                 graph.insert_before(node, narrow)
                 node.replace_input_with(i, narrow.outputs[0])
             result = node.outputs[0]
@@ -48,19 +57,9 @@ def restore_zeros(model: ir.Model) -> None:
             graph.insert_after(node, wide)
             ir.convenience.replace_all_uses_with([result], [wide.outputs[0]])
             wide.replace_input_with(0, result)
-            wide.outputs[0].name, result.name = result.name, _new_name(f"{result.name}_float16", names)
+            wide.outputs[0].name, result.name = result.name, new_name(f"{result.name}_float16", names)
             wide.outputs[0].type, result.type = result.type, ir.TensorType(ir.DataType.FLOAT16)
             wide.outputs[0].shape = None if result.shape is None else result.shape.copy()
-
-
-def _new_name(name: str, names: set[str]) -> str:
-    """Returns a name that is not among `names`, and adds it to them."""
-    new, number = name, 0
-    while new in names:
-        number += 1
-        new = f"{name}_{number}"
-    names.add(new)
-    return new
 
 
 class GraphCasts:
@@ -213,7 +212,7 @@ class GraphCasts:
         """Returns the output of a new Cast, which follows the node that computes `value`."""
         cast = ir.node("Cast", [value], {"to": int(dtype)})
         output = cast.outputs[0]
-        output.name, output.type = _new_name(f"{value.name}_float32", self._names), ir.TensorType(dtype)
+        output.name, output.type = new_name(f"{value.name}_float32", self._names), ir.TensorType(dtype)
         output.shape = None if value.shape is None else value.shape.copy()
         producer = value.producer()
         if producer is not None and producer.graph is self._graph:
