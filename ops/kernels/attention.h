@@ -6,10 +6,10 @@
 
 namespace dynq {
 
-// A row of scores, which are multiples of log(2). The scores are changed.
+// A row of scores, which are changed.
 struct SoftmaxRow {
   float* scores;         // `padded` of them; from `count` on they are -infinity
-  const float* bias;     // `count` natural numbers to add, or one if !bias_is_vector
+  const float* bias;     // `count` numbers to add, or one if !bias_is_vector
   const float* factors;  // `padded`: scales times kUnitOfCodes, by which the codes are multiplied
   bool bias_is_vector;
   int64_t count, padded;  // padded: a multiple of kSoftmaxUnit
@@ -22,10 +22,13 @@ constexpr float kLargestCode = 65535;
 constexpr float kUnitOfCodes = 0x1p-16f;  // so that a code times a scale does not overflow
 constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 / top nor the result leaves float32
 
-// code = round(2^(score + bias * log2(e) - the largest such number) * 65535), where differences below -64 count as -64
+// y = max((score + bias - the largest such sum) * log2(e), -64)
+// code = round(2^y * 65535)
 // weight = code * factor
 // top = the largest weight, at least kLeastWeight
 // code of a weight = round(weight * (65535 / top))
+//
+// The difference is multiplied, not its terms: a mask may be the lowest float, and its multiples are infinite.
 //
 // The result is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and the codes
 // are 0, if a score or a weight is NaN, if a weight is infinite, or if the largest score is.

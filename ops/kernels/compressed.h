@@ -99,8 +99,8 @@ struct ScoreBlock {
 };
 using ScoreKernel = void (*)(const ScoreBlock&);
 
-// score = score * factor + bias * log2(e), or without the second term if bias is null or one 0
-// y = max(score - the largest score, -126)
+// score = score * factor + bias, or without the second term if bias is null or one 0
+// y = max((score - the largest score) * log2(e), -126)
 // power = 2^y by kPowerOf2 of programs.h, or 0 if y is -126; it replaces the score
 //
 // The result is 1 / (the sum of round(power * 2^23), exact, as float * 2^-23). It is NaN if a score is NaN, or if the

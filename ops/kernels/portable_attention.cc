@@ -10,14 +10,14 @@ float portable_softmax(const SoftmaxRow& row) {
   float largest = -kInfinity;
   for (int64_t i = 0; i < row.padded; ++i) {
     const float bias = i >= row.count ? 0.0f : load(row.bias + (row.bias_is_vector ? i : 0));
-    row.scores[i] = row.scores[i] + bias * kLog2E;
+    row.scores[i] = row.scores[i] + bias;
     if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   }
   int64_t sum = 0;
   float top = kLeastWeight;
   bool is_defined = true;
   for (int64_t i = 0; i < row.padded; ++i) {
-    const float difference = row.scores[i] - largest;
+    const float difference = (row.scores[i] - largest) * kLog2E;
     const float y = difference < -64.0f ? -64.0f : difference;
     const float n = round_half_even(y), r = y - n;
     float p = kPower[0];

@@ -87,13 +87,13 @@ float portable_powers(const PowerRow& row) {
   float largest = -kInfinity;
   for (int64_t i = 0; i < row.count; ++i) {
     row.scores[i] *= row.factor;
-    if (row.bias != nullptr) row.scores[i] += load(row.bias + (row.bias_is_vector ? i : 0)) * kLog2E;
+    if (row.bias != nullptr) row.scores[i] += load(row.bias + (row.bias_is_vector ? i : 0));
     if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   }
   int64_t sum = 0;
   bool is_defined = true;
   for (int64_t i = 0; i < row.count; ++i) {
-    const float difference = row.scores[i] - largest;
+    const float difference = (row.scores[i] - largest) * kLog2E;
     const float y = difference < kLeastPower ? kLeastPower : difference;
     const float n = round_half_even(y), r = y - n;
     float p = kPowerOf2[0];

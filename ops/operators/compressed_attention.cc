@@ -762,7 +762,7 @@ class CompressedAttention : public Node {
                CompressedOperand(inputs[kValue], inputs[kValueScale], inputs[kValueZeroPoint], inputs[kValueOffset], n,
                                  n.e, false, scale_result_),
                bias,
-               load(static_cast<const float*>(inputs[kFactor].data)) * kLog2E,
+               load(static_cast<const float*>(inputs[kFactor].data)),
                static_cast<const float*>(inputs[kQuery].data),
                dst};
     const int64_t at_once = active_compressed().score_rows;

@@ -117,7 +117,7 @@ class QuantizedAttention : public Node {
       pack_values(codes, n, i, packed);
     });
     const int64_t blocks = divide_up(n.s, rows);
-    const float factor = load(static_cast<const float*>(scale.data)) * kLog2E;
+    const float factor = load(static_cast<const float*>(scale.data));
     run_tasks(context, n.b * n.h * blocks, [&](int64_t i) {
       const int64_t head = i / blocks, row = i % blocks * rows;
       attend(codes, constants, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);

@@ -319,18 +319,17 @@ def _filled_result(result: str, opset: int) -> str:
         else_branch = of_groups () => (float[] scores_of_groups_all) {{ {_scores_of_groups(opset)} }}
     >
     one_element = Constant<value_ints = [1]>()
-    factor = Mul(scale, log2e)
-    factor_1d = Reshape(factor, one_element)
+    factor_1d = Reshape(scale, one_element)
     scaled = Mul(all_scores, factor_1d)
-    added = Mul(bias, log2e)
-    scores_4d = Add(scaled, added)
+    scores_4d = Add(scaled, bias)
     scores = Unsqueeze(scores_4d, n0)
     score_is_nan = IsNaN(scores)
     comparable = Where(score_is_nan, minus_infinity, scores)
     {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
+    below_as_power = Mul(below, log2e)
     lowest = Constant<value_float = -{_LOWEST}.0>()
-    y = Clip(below, lowest, zero)
+    y = Clip(below_as_power, lowest, zero)
     {chr(10).join(power("y", "power_or_least"))}
     is_seen = Greater(y, lowest)
     seen = Cast<to = 1>(is_seen)
@@ -397,9 +396,9 @@ _OPERATOR = Operator(
     "    or, if scale_query, with z[d] = query[i, d] * key_scale[j, d] and o[d] = query[i, d] * key_offset[j, d]:\n"
     "    float32(sum over d of words(z)[d] * (key[j, d] - key_zero_point[j, d])) * step(z)\n"
     "    + float32(sum of words(o)) * step(o)\n"
-    "s_j = score * (scale * log2(e)) + bias[i, j] * log2(e)\n"
-    "y_j = max(s_j - max over j of s_j, -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where n = round(y_j), "
-    "r = y_j - n,\n"
+    "s_j = score * scale + bias[i, j]\n"
+    "y_j = max((s_j - max over j of s_j) * log2(e), -126); power_j = 0 if y_j = -126, else P(r) * 2^n, where\n"
+    "    n = round(y_j), r = y_j - n,\n"
     "    and P is the polynomial of Sigmoid in programs, for 2^r\n"
     "w_j = power_j * value_scale[j, g]; w_b are those of keys j in block b, from 256 * b to 256 * b + 255\n"
     "o_j = power_j * value_offset[j, g]; o_b likewise\n"

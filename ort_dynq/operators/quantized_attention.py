@@ -7,7 +7,7 @@ from .program_body import power
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _POWER = (627.170166015625, 3664.630859375, 15744.6220703125, 45423.734375, 65534.953125)
-_LOWEST = 64  # differences of scores below -64 count as -64
+_LOWEST = 64  # differences of scores below -64 * log(2) count as that
 _LEAST_WEIGHT = 2.0**-90
 
 
@@ -73,20 +73,19 @@ def _body(opset: int) -> str:
     keys = Transpose<perm = [0, 1, 3, 2]>(key_codes)
     exact = MatMul(query_codes, keys)
     real = Cast<to = 1>(exact)
-    factor = Mul(scale, log2e)
     one_element = Constant<value_ints = [1]>()
-    factor_1d = Reshape(factor, one_element)
+    factor_1d = Reshape(scale, one_element)
     row_scale = Mul(query_scale, factor_1d)
     column_scale = Transpose<perm = [0, 1, 3, 2]>(key_scale)
     by_row = Mul(real, row_scale)
     by_both = Mul(by_row, column_scale)
-    added = Mul(bias, log2e)
-    scores = Add(by_both, added)
+    scores = Add(by_both, bias)
     score_is_nan = IsNaN(scores)
     comparable = Where(score_is_nan, minus_infinity, scores)
     {largest("peak", "comparable", "minus_infinity", opset)}
     below = Sub(scores, peak)
-    y = Clip(below, least, zero)
+    below_as_power = Mul(below, log2e)
+    y = Clip(below_as_power, least, zero)
     {chr(10).join(power("y", "e", _POWER))}
     code = Round(e)
     code_wide = Cast<to = 11>(code)
@@ -133,8 +132,8 @@ _OPERATOR = Operator(
     "For each batch and head, where i is a row of query, j one of key and value, and c a column of value:\n"
     "s_i = max over d of |query[i, d]| / 127, or 1 if that is 0; t_j likewise of key, u_j of value\n"
     "exact = sum over d of round(query[i, d] / s_i) * round(key[j, d] / t_j)\n"
-    "score = float32(exact) * (s_i * (scale * log2(e))) * t_j + bias * log2(e)\n"
-    "y = max(score - max over j of score, -64); n = round(y); r = y - n\n"
+    "score = float32(exact) * (s_i * scale) * t_j + bias\n"
+    "y = max((score - max over j of score) * log2(e), -64); n = round(y); r = y - n\n"
     "code_j = round(P(r) * 2^n), where P(r) is a polynomial of degree 4 for 65535 * 2^r\n"
     "weight_j = code_j * (u_j * 2^-16); top = max(2^-90, max over j of weight_j)\n"
     "weight_code_j = round(weight_j * (65535 / top))\n"

@@ -124,7 +124,9 @@ def compressed_cases(opset: int) -> Iterator[Case]:
         shape = [(1, 1, 1, 1), (b, 1, 1, t), (b, h, s, t), (1, 1, s, t), (1, h, 1, 1), (1, 1, s, 1), (b, 1, s, t)][kind]
         bias = np.asarray(rng.normal(0, 2, shape)).astype(np.float32) * np.float32(kind > 0)
         if kind in (1, 2, 6):
-            bias[rng.random(shape) < 0.4] = -np.inf
+            bias[rng.random(shape) < 0.4] = -np.inf if kind != 2 else np.finfo(np.float32).min
+        if kind == 5:  # finite masks of all keys
+            bias[rng.random(shape) < 0.5] = np.finfo(np.float32).min
         if kind in (1, 6):  # the first and the last keys: kernels leave them out
             bias[..., : t // 3] = bias[..., t - t // 4 :] = -np.inf
         if kind == 3:  # causal: the last keys of all but the last query

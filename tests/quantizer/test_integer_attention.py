@@ -81,6 +81,23 @@ def test_products_of_integers(mask: str) -> None:
     assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 35
 
 
+@pytest.mark.parametrize("lowest", [float(np.finfo(np.float32).min), -3e38, -1e30])
+@pytest.mark.parametrize("mask", ["boolean", "additive"])
+def test_rows_without_keys_are_finite(mask: str, lowest: float) -> None:
+    """A finite number that hides all keys of a row leaves the mean of the values, as in float."""
+    model = model_of(MASKS[mask])
+    number = next(each for each in model.graph.initializer if each.name == "lowest")
+    number.float_data[:] = [lowest]
+    quantized, given = ort_dynq.quantize(model).to_proto(), feeds()
+    assert count(quantized, "QuantizedAttention") == 1
+    given["keep"][1] = False
+    (result,) = make_session(quantized, "native").run(None, given)
+    assert_same(result, stock_session(quantized).run(None, given)[0])
+    (expected,) = stock_session(model).run(None, given)
+    noise = ((result - expected).astype(np.float64) ** 2).sum((1, 2))
+    assert (10 * np.log10((expected.astype(np.float64) ** 2).sum((1, 2)) / noise) > 30).all()
+
+
 def test_cached_keys_stay_floats() -> None:
     """Keys and values that are split into heads already would have to be joined again."""
     quantized = ort_dynq.quantize(model_of(cached=True)).to_proto()

@@ -13,7 +13,7 @@ float softmax(const SoftmaxRow& row) {
   for (int64_t i = 0; i < row.padded; i += V::kLanes) {
     V::F score = V::load(row.scores + i);
     if (has_bias) {
-      score = V::add(score, V::mul(bias_of(row, i), f(kLog2E)));
+      score = V::add(score, bias_of(row, i));
       V::store<false>(row.scores + i, score);
     }
     V::F& lanes = best[i / V::kLanes % 2];
@@ -24,7 +24,7 @@ float softmax(const SoftmaxRow& row) {
   V::F nans = f(0), tops[2] = {f(kLeastWeight), f(kLeastWeight)};
 #pragma GCC unroll 2
   for (int64_t i = 0; i < row.padded; i += V::kLanes) {
-    const V::F y = V::max(f(-64.0f), V::sub(V::load(row.scores + i), largest));
+    const V::F y = V::max(f(-64.0f), V::mul(V::sub(V::load(row.scores + i), largest), f(kLog2E)));
     const V::F n = V::round_float(y), r = V::sub(y, n);
     V::F p = f(kPower[0]);
     for (int j = 1; j < 5; ++j) p = V::add(V::mul(p, r), f(kPower[j]));

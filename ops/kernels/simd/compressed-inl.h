@@ -645,7 +645,7 @@ float powers_of_2(const PowerRow& row) {
   const auto scaled = [&](V::F score, int64_t i) ORT_DYNQ_INLINE_LAMBDA {
     score = V::mul(score, factor);
     if (bias == nullptr) return score;
-    return V::add(score, V::mul(bias_is_vector ? numbers_at(bias, i, count) : one_bias, f(kLog2E)));
+    return V::add(score, bias_is_vector ? numbers_at(bias, i, count) : one_bias);
   };
   const auto last_scores = [&] { return V::load_part(scores + whole, rest, f(-kInfinity)); };
   V::F best = f(-kInfinity);
@@ -662,7 +662,7 @@ float powers_of_2(const PowerRow& row) {
   V::F nans = f(0);
   V::I sums;
   const auto power_of = [&](V::F score) ORT_DYNQ_INLINE_LAMBDA {
-    const V::F y = V::max(f(kLeastPower), V::sub(score, largest));
+    const V::F y = V::max(f(kLeastPower), V::mul(V::sub(score, largest), f(kLog2E)));
     const V::F n = V::round_float(y), r = V::sub(y, n);
     V::F p = f(kPowerOf2[0]);
     for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));

@@ -54,7 +54,7 @@ _MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpo
 _CODES = tuple(_MIDDLES)
 _FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
-_LOWEST = -1e38  # a finite bias below it would become -inf as a multiple of log(2)
+_LOWEST = -1e38  # takes the place of lower masks of float16: it absorbs scores of float32, too
 
 
 @dataclass(frozen=True)
@@ -592,14 +592,9 @@ def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     node = edit.node
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
-    is_summed = any(isinstance(step, Added) for step in match.steps)
 
     def number_of(step: Masked) -> float:
-        if not math.isfinite(step.number):
-            return step.number
-        if step.number > LARGEST_MASK:  # of float16
-            return _LOWEST
-        return step.number if is_summed else max(step.number, _LOWEST)  # overflows where the model's sum does
+        return _LOWEST if step.number > LARGEST_MASK else step.number  # of float16
 
     steps: Steps = tuple(
         Masked(step.value, step.keeps, number_of(step))
