@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,25 @@ class Input:
     assumed: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Given:
+    """What is given of a model's inputs; the rest is generated.
+
+    Attributes:
+        inputs: The values of some inputs, by name.
+        shapes: The shapes of other inputs, by name.
+    """
+
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
 def resolve_inputs(
-    declared: Sequence[Any], given: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], other: int = _OTHER
+    declared: Sequence[Any],
+    given: Mapping[str, Array],
+    shapes: Mapping[str, Sequence[int]],
+    other: int = _OTHER,
+    batch: int = _BATCH,
 ) -> list[Input]:
     """Chooses the type and shape of every input: as given, or as the model declares it. Dynamic sizes are assumed.
 
@@ -60,6 +77,7 @@ def resolve_inputs(
         given: The values of some inputs, by name.
         shapes: The shapes of other inputs, by name.
         other: The size that is assumed for dynamic dimensions other than the batch.
+        batch: The size that is assumed for the batch.
 
     Raises:
         DynqError: A value or shape does not fit, or an input is not a tensor of a supported type.
@@ -82,7 +100,7 @@ def resolve_inputs(
         shape = given[each.name].shape if each.name in given else shapes.get(each.name)
         if shape is not None:
             known = _sizes_by_name(each, shape) | known
-    return [_resolve(each, given, shapes, known, other) for each in declared]
+    return [_resolve(each, given, shapes, known, other, batch) for each in declared]
 
 
 def _sizes_by_name(declared: Any, shape: Sequence[int]) -> dict[str, int]:
@@ -107,6 +125,7 @@ def _resolve(
     shapes: Mapping[str, Sequence[int]],
     known: Mapping[str, int],
     other: int,
+    batch: int,
 ) -> Input:
     name: str = declared.name
     assumed: dict[str, int] = {}
@@ -119,7 +138,7 @@ def _resolve(
             return known[dimension]
         if " + " in dimension:
             return sum(int(term) if term.isdecimal() else resolve_size(term) for term in dimension.split(" + "))
-        assumed[dimension] = _BATCH if "batch" in dimension.lower() else other
+        assumed[dimension] = batch if "batch" in dimension.lower() else other
         return assumed[dimension]
 
     exact = given[name].shape if name in given else shapes.get(name)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ import onnxruntime as ort
 
 from .errors import DynqError, message
 from .graphs import STANDARD_DOMAINS
-from .inputs import make_feeds, resolve_inputs
+from .inputs import Given, make_feeds, resolve_inputs
 from .operators import DOMAIN
 from .runtime import can_open, open_session, session_options
 from .storage import to_proto
@@ -33,7 +34,9 @@ OPSET = 13
 _IR, _OLDEST_IR = 8, 3  # versions of the model format that every onnxruntime opens
 _MOST_COPIED = 1 << 10  # the elements of the largest initializer that the converter sees; adapters read axes and shapes
 _SEEDS = (0, 1)
-_SIZES = (8, 64, 512)  # of dynamic dimensions; networks for images and sound do not run on small ones
+# Of the batch and of other dynamic dimensions: states may have a batch of 1, networks for images and sound large sizes.
+_SIZES = tuple((batch, other) for batch in (2, 1) for other in (8, 64, 512))
+_MOST_SETS = 4  # of given inputs
 
 
 def opset_of(model: ir.Model) -> int:
@@ -89,6 +92,18 @@ def _opens(ir_version: int, *imports: tuple[str, int]) -> bool:
     node = ir.node("Identity", values[:1], outputs=values[1:])
     graph = ir.Graph(values[:1], values[1:], nodes=[node], opset_imports=dict(imports), name="versions")
     return can_open(ir.Model(graph, ir_version=ir_version))
+
+
+def check_names(model: ir.Model, given: Given) -> None:
+    """Checks that a model has the inputs that are given.
+
+    Raises:
+        DynqError: It has no input of a name.
+    """
+    names = [value.name for value in model.graph.inputs if value.name not in model.graph.initializers]
+    for name in (*given.inputs, *given.shapes):
+        if name not in names:
+            raise DynqError(f"the model has no input {name}; it has {', '.join(filter(None, names)) or 'none'}")
 
 
 def to_opset(model: ir.Model) -> ir.Model:
@@ -173,16 +188,25 @@ def _cause(proto: onnx.ModelProto, error: Exception) -> str:
     return f"onnx.version_converter fails: {message(error)}"
 
 
-def check_equal(older: ir.Model, newer: ir.Model) -> None:
-    """Checks that a model gives the same outputs in two opsets, bit for bit, on two generated inputs.
+def check_equal(older: ir.Model, newer: ir.Model, given: Sequence[Given] = ()) -> str:
+    """Checks that a model gives the same outputs in two opsets, bit for bit.
+
+    Args:
+        older, newer: The model in both opsets.
+        given: Sets of inputs: the first four are compared. Values that they do not give are generated, with two seeds.
+
+    Returns:
+        What was compared, for a message: "the given inputs" or "generated inputs".
 
     Raises:
-        DynqError: They differ, or the model runs on no generated input.
+        DynqError: They differ, or the model does not run on these inputs.
     """
     sessions = [_session(older, "it"), _session(newer, f"in opset {OPSET}, it")]
     names = [output.name for output in sessions[0].get_outputs()]
-    for seed in _SEEDS:
-        feeds, expected = _expected(sessions[0], names, seed)
+    given = given[:_MOST_SETS] or (Given(),)
+    are_complete = all({each.name for each in sessions[0].get_inputs()} <= set(one.inputs) for one in given)
+    for one, seed in itertools.product(given, _SEEDS[:1] if are_complete else _SEEDS):
+        feeds, expected = _expected(sessions[0], names, one, seed)
         try:
             found = sessions[1].run(names, feeds)
         except Exception as error:  # the types are onnxruntime's own
@@ -190,6 +214,7 @@ def check_equal(older: ir.Model, newer: ir.Model) -> None:
         for name, a, b in zip(names, expected, found, strict=True):
             if not _same(a, b):
                 raise DynqError(f"in opset {OPSET}, its output {name} differs")
+    return "the given inputs" if are_complete else "generated inputs"
 
 
 def _session(model: ir.Model, what: str) -> ort.InferenceSession:
@@ -199,15 +224,26 @@ def _session(model: ir.Model, what: str) -> ort.InferenceSession:
         raise DynqError(f"{what} does not load in ONNX Runtime: {message(error)}") from error
 
 
-def _expected(session: ort.InferenceSession, names: list[str], seed: int) -> tuple[dict[str, Array], list[Array]]:
-    """Returns generated inputs on which the model runs, and its outputs."""
-    for size in _SIZES:
+def _expected(
+    session: ort.InferenceSession, names: list[str], given: Given, seed: int
+) -> tuple[dict[str, Array], list[Array]]:
+    """Returns inputs on which the model runs, of which some may be given, and its outputs."""
+    why = ""
+    for batch, other in _SIZES:
+        resolved = resolve_inputs(session.get_inputs(), given.inputs, given.shapes, other, batch)
         try:
-            feeds = make_feeds(resolve_inputs(session.get_inputs(), {}, {}, size), {}, seed, zero_rows=True)
+            feeds = make_feeds(resolved, given.inputs, seed, zero_rows=True)
             return feeds, session.run(names, feeds)
-        except Exception as error:  # noqa: PERF203  # the types are onnxruntime's own
-            why = message(error)
-    raise DynqError(f"it runs on no generated input, so that its outputs cannot be compared: {why}")
+        except Exception as error:
+            why = why or message(error)
+        if not any(each.assumed for each in resolved):
+            break
+    if given.inputs or given.shapes:
+        raise DynqError(f"it does not run on the given inputs, so that its outputs cannot be compared: {why}")
+    raise DynqError(
+        "it runs on no generated input, so that its outputs cannot be compared; give inputs or shapes on which it "
+        f"runs: {why}"
+    )
 
 
 def _same(a: object, b: object) -> bool:

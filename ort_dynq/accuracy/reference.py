@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS
-from ..inputs import Array
+from ..inputs import Array, Given
 from ..measuring.data import Source, load_data
 from ..measuring.sessions import open_session, run_original, signature
 from ..storage import load
@@ -41,6 +41,7 @@ class Reference:
         model: A, in a form whose integer products do not saturate.
         declared: Its inputs.
         data: The data.
+        given: What of them the user gives, for :func:`ort_dynq.opsets.check_equal`.
         names: The names of the outputs.
         classifiers: Those that look like a classifier's scores, see :func:`is_classifier`.
         outputs: Their values, for each set.
@@ -70,6 +71,9 @@ class Reference:
         self.declared = [Declared(each.name, each.type, each.shape) for each in session.get_inputs()]
         self.signature = signature(session)
         self.data = load_data(source, self.declared, inputs=inputs, shapes=shapes, seed=seed)
+        self.given = (
+            [Given(dict(inputs or {}), dict(shapes or {}))] if source is None else [*map(Given, self.data.sets)]
+        )
         self.names = [output.name for output in session.get_outputs()]
         self.outputs = [
             run_original(session, self.names, feeds, self.data.inputs, any_type=True, option="--data")

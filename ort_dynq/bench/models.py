@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
-
 from ..errors import DynqError
 from ..formats import check_file, models_in
 from ..inputs import Array, Input, make_feeds, resolve_inputs
@@ -27,6 +25,7 @@ from ..measuring.timing import (
     session_contender,
 )
 from ..rewriter import Report, rewrite
+from ..storage import load
 from .opening import Opening, measure_opening
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def bench_model(
     del session
     ours: str | Path | ir.Model
     if b is None:
-        result = rewrite(a, **settings.changes)
+        result = rewrite(a, **settings.changes, inputs=inputs, shapes=shapes)
         ours, report = result.model, result.report
     else:
         check_file(b, "B")
@@ -157,8 +156,8 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
 def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTiming:
     try:
         model = folder / "model.onnx"
-        result = rewrite(model, **settings.changes)
         feeds = recorded_inputs(folder)
+        result = rewrite(model, **settings.changes, inputs=feeds)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:
         return ModelTiming(folder.name, threads, None, None, None, str(error), None)
@@ -168,11 +167,11 @@ def recorded_inputs(folder: Path) -> dict[str, Array]:
     """Reads test_data_set_0 beside a model. Tensors without the names of inputs are taken in the order of the inputs.
 
     Raises:
-        DynqError: A file is not a tensor.
+        DynqError: A file is not a tensor, or the model is none.
     """
-    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
-    constants = {tensor.name for tensor in graph.initializer}  # old models list them among their inputs
-    names = [value.name for value in graph.input if value.name not in constants]
+    graph = load(folder / "model.onnx").graph
+    # Old models list initializers among their inputs.
+    names = [value.name or "" for value in graph.inputs if value.name not in graph.initializers]
     return read_tensors(folder / "test_data_set_0", names)
 
 

@@ -141,7 +141,7 @@ def measure_pair(
     }
     given, feeds = dict(inputs or {}), None
     if quantized is None:
-        result = rewriter.rewrite(original, **how)
+        result = rewriter.rewrite(original, **how, inputs=inputs, shapes=shapes)
         next(steps)
         verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
         facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}

@@ -32,7 +32,7 @@ from .. import storage
 from ..accuracy import Reference, compare_outputs, is_compared, results_of, worst_snr
 from ..errors import DynqError, message
 from ..files import temporary_folder
-from ..inputs import Array
+from ..inputs import Array, Given
 from ..measuring.data import Data
 from ..measuring.plain import plain
 from ..measuring.progress import Track
@@ -48,7 +48,7 @@ from ..measuring.timing import (
     latency,
     session_contender,
 )
-from ..quantizer import quantize
+from ..quantizer import checked, quantize_layers
 from ..rewriter import rewrite
 from ..runtime import open_session, session_options
 from . import openvino
@@ -196,7 +196,7 @@ def bench_quantization(
     check_backend(settings.backend)
     lengths = _lengths(reference, tokens)
     with temporary_folder() as folder:
-        writers = _writers()
+        writers = _writers(reference.given)
         written = [_write(name, writers[name], Path(model), Path(folder)) for name in track([*writers])]
         written = [each for each in written if each.name != REWRITTEN or not each.problem]
         candidates = [_Candidate(FLOAT, Path(model)), *written]
@@ -271,8 +271,12 @@ def _feeds(reference: Reference, length: int | None) -> dict[str, Array]:
 _Writer = Callable[[Path, Path], None]
 
 
-def _writers() -> dict[str, _Writer]:
-    """Returns a function for each contender but float that writes its model: from the float model's path to another."""
+def _writers(given: Sequence[Given]) -> dict[str, _Writer]:
+    """Returns a function for each contender but float that writes its model: from the float model's path to another.
+
+    Args:
+        given: Inputs on which the outputs of a model are compared that is converted from an older opset.
+    """
 
     def dynamic(per_channel: bool) -> _Writer:
         def write(source: Path, target: Path) -> None:
@@ -290,7 +294,8 @@ def _writers() -> dict[str, _Writer]:
         return write
 
     def ours(weights: str, activations: str = "token") -> _Writer:
-        return lambda source, target: quantize(source, weights=weights, activations=activations).save(target)
+        options = checked(weights, None, activations, symmetric=False, exclude=())
+        return lambda source, target: quantize_layers(source, options, given).save(target)
 
     return {
         DYNAMIC: dynamic(per_channel=False),
@@ -298,16 +303,16 @@ def _writers() -> dict[str, _Writer]:
         "MatMulNBits 8": lambda source, target: _write_nbits(source, target, 8),
         "MatMulNBits 4": lambda source, target: _write_nbits(source, target, 4),
         **dict.fromkeys(openvino.forms(), openvino.write),
-        REWRITTEN: _write_rewritten,
+        REWRITTEN: lambda _, target: _write_rewritten(target, given[0]),
         f"{OURS} int8": ours("int8"),
         f"{OURS} int8, two terms": ours("int8", "two-term"),
         f"{OURS} int4": ours("int4"),
     }
 
 
-def _write_rewritten(_: Path, target: Path) -> None:
+def _write_rewritten(target: Path, given: Given) -> None:
     dynamic = target.parents[1] / DYNAMIC / target.name
-    result = rewrite(dynamic)
+    result = rewrite(dynamic, inputs=given.inputs, shapes=given.shapes)
     if not result.report.rewritten:
         raise DynqError("it changes nothing")
     result.save(target)

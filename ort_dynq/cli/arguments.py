@@ -78,6 +78,13 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --input, --shape, --seed and --backend."""
+    data = add_inputs(parser)
+    data.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the generated values (default: 0)")
+    add_backend(parser)
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds --input and --shape, and returns their group."""
     data = parser.add_argument_group("input data")
     data.add_argument(
         "--input",
@@ -89,8 +96,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--shape", metavar="NAME=1x128x768", action="append", default=[], help="shape of a generated input"
     )
-    data.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the generated values (default: 0)")
-    add_backend(parser)
+    return data
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:

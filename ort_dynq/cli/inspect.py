@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, changes_of, positive
+from .arguments import add_changes, add_inputs, changes_of, given_data, positive
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -24,6 +24,7 @@ _OPSET, _OLDEST_OPSET = 21, 10
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", nargs="?", help="the model to inspect; it is not changed")
     add_changes(parser)
+    add_inputs(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--values",
@@ -60,7 +61,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         from ..rewriter import inspect
         from ..rewriter.grouping import grouped
 
-        report = inspect(arguments.model, **changes_of(arguments))
+        shapes, inputs = given_data(arguments)
+        report = inspect(arguments.model, **changes_of(arguments), inputs=inputs, shapes=shapes)
     groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:

@@ -176,7 +176,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         reference = reference_of(arguments, model) if compares else None
 
     def quantize(forms: Forms = options.forms) -> Result:
-        return quantize_layers(model, replace(options, forms=forms))
+        return quantize_layers(model, replace(options, forms=forms), () if reference is None else reference.given)
 
     selection, cost, accuracy, faster = None, None, None, None
     if reference is not None and arguments.only_if_faster:

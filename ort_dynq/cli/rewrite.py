@@ -55,7 +55,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         from ..storage import ModelFile
 
         model = ModelFile(source)
-        result = rewrite(model, **changes_of(arguments))
+        shapes, inputs = given_data(arguments)
+        result = rewrite(model, **changes_of(arguments), inputs=inputs, shapes=shapes)
     with named_as(source, target):
         verification = compare(arguments, model, result.model) if arguments.verify else None
     passed = verification is None or verification.passed

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..graphs import named
+from ..inputs import Given
+from ..measuring.data import load_data
+from ..measuring.sessions import open_session
 from ..opsets import check_versions
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
@@ -96,7 +99,8 @@ def quantize(
             here, within the bounds of the constant scales. Not with `min_snr`.
         min_snr: Gives the activations of the layers that harm the outputs most two terms, or keeps these layers in
             float, until each output has this signal-to-noise ratio on `data`, in decibels; see quantizer/selection.py.
-        data: The data for `min_snr`: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
+        data: The data for `min_snr`, and on which the outputs of a model are compared that is converted from an opset
+            before 13: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
             files; arrays by the name of the input; or a list of these. None for generated data, which show little.
         fuse: Whether normalizations, activation functions and attention are fused, with each other and with the
             quantization after them: see docs/rules.md.
@@ -124,20 +128,27 @@ def quantize(
         embeddings=embeddings,
     )
     if min_snr is None:
-        if data is not None:
-            raise DynqError("data are for min_snr; give min_snr as well")
-        return quantize_layers(model, options)
+        sets = () if data is None else load_data(data, open_session(model, "A").get_inputs()).sets
+        return quantize_layers(model, options, [*map(Given, sets)])
     from ..accuracy import Reference
     from .selection import select
 
+    reference = Reference(model, data)
+
     def with_forms(forms: Forms) -> Result:
-        return quantize_layers(model, dataclasses.replace(options, forms=forms))
+        return quantize_layers(model, dataclasses.replace(options, forms=forms), reference.given)
 
-    return select(Reference(model, data), with_forms, min_snr).result
+    return select(reference, with_forms, min_snr).result
 
 
-def quantize_layers(model: Model, options: Options) -> Result:
-    """Quantizes a model with checked options."""
+def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ()) -> Result:
+    """Quantizes a model with checked options.
+
+    Args:
+        model: The model.
+        options: The options.
+        given: Inputs on which the outputs of a model are compared that is converted from an older opset.
+    """
     quantized = load(model)
     check_data(quantized)  # reasons would blame the model
     check_versions(quantized)
@@ -157,7 +168,7 @@ def quantize_layers(model: Model, options: Options) -> Result:
         options.check_patterns(quantized)
         apply = functools.partial(convert, phases=phases, fuse=options.fuse)
         quantized, report = in_normal_form(
-            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS)
+            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS), given
         )
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import DynqError
-from ..opsets import check_versions, opset_of
+from ..inputs import Array, Given
+from ..opsets import check_names, check_versions, opset_of
 from ..shown import Shown, Table
 from ..storage import check_data, explained, save, to_proto
 from ..versions import load_checked
@@ -103,6 +104,8 @@ def rewrite(
     fuse: bool = False,
     weights_only: str = "keep",
     keep_fused: bool = False,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Result:
     """Turns chains with run-time quantization parameters into ort_dynq's operators.
 
@@ -125,14 +128,16 @@ def rewrite(
             of about 90 dB, also those of MatMulNBits and QMoE that ONNX Runtime quantizes itself.
         keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
             without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
+        inputs, shapes: As for :func:`ort_dynq.verify`. If the model is of an opset before 13 and is converted, its
+            outputs in both opsets are compared on these inputs.
 
     Returns:
         The rewritten model and the report.
 
     Raises:
         DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, it is
-            newer than the installed onnxruntime, `exact` contradicts `fuse` or `weights_only`, or `weights_only` is
-            unknown.
+            newer than the installed onnxruntime, `exact` contradicts `fuse` or `weights_only`, `weights_only` is
+            unknown, or the model has no input of a given name.
     """
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
@@ -146,9 +151,11 @@ def rewrite(
     )
     loaded = load_checked(model)
     check_versions(loaded)
+    given = Given(inputs or {}, shapes or {})
+    check_names(loaded, given)
     before = op_counts(loaded)
     with explained(model):
-        rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32))
+        rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32), [given])
     report.before = before
     try:
         check_data(loaded)
@@ -175,15 +182,25 @@ def inspect(
     fuse: bool = False,
     weights_only: str = "keep",
     keep_fused: bool = False,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Report:
     """Returns the report of a rewrite alone: the model is not changed.
 
     Args:
-        model, exact, fuse, weights_only, keep_fused: As for :func:`rewrite`.
+        model, exact, fuse, weights_only, keep_fused, inputs, shapes: As for :func:`rewrite`.
 
     Raises:
         DynqError: As :func:`rewrite`.
     """
-    report = rewrite(model, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused).report
+    report = rewrite(
+        model,
+        exact=exact,
+        fuse=fuse,
+        weights_only=weights_only,
+        keep_fused=keep_fused,
+        inputs=inputs,
+        shapes=shapes,
+    ).report
     report.is_plan = True
     return report

@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 
 from ..errors import DynqError, message
 from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, subgraphs, values_of, with_subgraphs
+from ..inputs import Given
 from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
@@ -25,7 +26,9 @@ _OF_INDICES = ("Mod", "Add", "Reshape")
 _KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 
-def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]]) -> tuple[ir.Model, Report]:
+def in_normal_form(
+    model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]], given: Sequence[Given] = ()
+) -> tuple[ir.Model, Report]:
     """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
 
     ONNX Runtime inlines functions itself, so that no bit changes. Values of subgraphs get names of their own. Bodies of
@@ -36,6 +39,7 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
     Args:
         model: The model, which may be changed.
         convert: Returns the converted model and its report, and may change the model that it is given.
+        given: Inputs on which the outputs of an older opset are compared, as for :func:`~ort_dynq.opsets.check_equal`.
 
     Returns:
         What `convert` returns. The notes of the report say what was done with an old opset, and what is not possible.
@@ -48,15 +52,18 @@ def in_normal_form(model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model
     form = _without_remainders(without_carried_invariants(_with_distinct_names(form)))
     moved = without_transposes(form)
     if moved is not None:
-        converted, report = _in_newer_opset(moved, convert, notes)
+        converted, report = _in_newer_opset(moved, convert, notes, given)
         if any((finding.operator or "").startswith("QuantizedConv") for finding in report.rewritten):
             return converted, report
-    converted, report = _in_newer_opset(form, convert, notes)
+    converted, report = _in_newer_opset(form, convert, notes, given)
     return (converted if report.rewritten else model), report
 
 
 def _in_newer_opset(
-    form: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]], notes: Sequence[str]
+    form: ir.Model,
+    convert: Callable[[ir.Model], tuple[ir.Model, Report]],
+    notes: Sequence[str],
+    given: Sequence[Given],
 ) -> tuple[ir.Model, Report]:
     """Applies a conversion to a model in the opset that the rules know, or else in its own; adds notes."""
     opset, notes = opset_of(form), [*notes]
@@ -64,10 +71,10 @@ def _in_newer_opset(
         newer = to_opset(form)
         converted, report = convert(newer if newer is form else newer.clone())
         if newer is not form and report.rewritten:
-            check_equal(form, newer)
+            compared = check_equal(form, newer, given)
             notes.append(
-                f"converted from opset {opset} to {OPSET} by onnx.version_converter; with generated inputs, the "
-                "outputs are the same bit for bit"
+                f"converted from opset {opset} to {OPSET} by onnx.version_converter; with {compared}, the outputs are "
+                "the same bit for bit"
             )
     except DynqError as error:
         if opset >= OPSET:

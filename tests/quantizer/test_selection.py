@@ -294,7 +294,6 @@ def test_embeddings_are_layers() -> None:
         (with_outlier(), {"min_snr": 70}, "the outputs reach 70 dB only if every layer stays in float"),
         (with_outlier(), {"min_snr": math.nan}, "min_snr is nan, expected a number of decibels"),
         (with_outlier(), {"min_snr": 30, "data": {"x": floats(2, 3)}}, "the data: the input x has shape"),
-        (with_outlier(), {"data": DATA, "min_snr": None}, "data are for min_snr; give min_snr as well"),
         (
             model_of("h = MatMul(x, w) y = Cast<to = 7>(h)", {"w": floats(K, K)}, outputs=f"int64[n, {K}] y"),
             {"min_snr": 30},

@@ -22,7 +22,7 @@ from rewriting import F, check, check_products, found, parse, products, rows
 import ort_dynq
 from ort_dynq import opsets, runtime
 from ort_dynq.cli import main
-from ort_dynq.rewriter import Result, rewrite
+from ort_dynq.rewriter import Result, inspect, rewrite
 from ort_dynq.rewriter.explain import explain
 
 CONVERTED = (
@@ -170,9 +170,53 @@ def test_outputs_that_differ() -> None:
 
 
 def test_models_that_run_on_no_generated_input() -> None:
+    refused(three_rows(), "it runs on no generated input, so that its outputs cannot be compared; give ")
+
+
+def three_rows() -> onnx.ModelProto:
+    """A model of opset 12 that runs on inputs of 3 * K elements only, which are never generated."""
     model = linear(12, "u = Reshape(x, shape) " + of("u"), "float[N] x")
     model.graph.initializer.extend(weights(shape=np.array([3, K], np.int64)))
-    refused(model, "it runs on no generated input, so that its outputs cannot be compared: ")
+    return model
+
+
+@pytest.mark.parametrize("function", [rewrite, inspect])
+def test_outputs_are_compared_on_given_inputs(function: Any) -> None:
+    given = {"inputs": {"x": rows((3, K)).ravel()}}, {"shapes": {"x": (3 * K,)}}
+    for each, what in zip(given, ("the given", "generated"), strict=True):
+        found = function(three_rows(), **each)
+        report = found if function is inspect else found.report
+        assert report.notes == [CONVERTED.format(12).replace("generated", what)]
+        assert "QuantizedMatMul" in products(report)
+    (note,) = rewrite(three_rows(), shapes={"x": (2 * K,)}).report.notes
+    assert "it does not run on the given inputs, so that its outputs cannot be compared: " in note
+    with pytest.raises(ort_dynq.DynqError, match="the model has no input z; it has x"):
+        function(three_rows(), shapes={"z": (1,)})
+
+
+def test_outputs_that_differ_on_given_inputs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion that is wrong for large numbers, which are not generated."""
+    convert = onnx.version_converter.convert_version
+
+    def wrong(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
+        found = convert(proto, version)
+        limit = helper.make_node("Min", ["x", "limit"], ["limited"])
+        found.graph.initializer.append(numpy_helper.from_array(F(1e4), "limit"))
+        for node in found.graph.node:
+            node.input[:] = ["limited" if name == "x" else name for name in node.input]
+        found.graph.node.insert(0, limit)
+        return found
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", wrong)
+    assert rewrite(linear(), inputs=X).report.rewritten
+    (note,) = rewrite(linear(), inputs={"x": X["x"] * F(1e6)}).report.notes
+    assert "in opset 13, its output y differs" in note
+
+
+def test_a_state_of_one_sample() -> None:
+    """A batch of 2 is generated first, then one of 1."""
+    model = linear(12, "u = Concat<axis = 1>(x, h) " + of("u"), "float[batch, 32] x, float[1, 32] h")
+    assert rewrite(model).report.notes == [CONVERTED.format(12)]
 
 
 def test_larger_inputs_are_tried() -> None:
@@ -195,6 +239,23 @@ def test_quantize() -> None:
     result = ort_dynq.quantize(model)
     assert result.report.notes == [CONVERTED.format(12)]
     ort_dynq.InferenceSession(result.model)
+
+
+def test_quantize_on_given_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = product(opset=12)
+    (model.graph.input[0].type.tensor_type.shape.dim[0]).Clear()
+    model.graph.node.insert(0, helper.make_node("Reshape", ["x", "three"], ["u"]))
+    model.graph.node[1].input[0] = "u"
+    width = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    model.graph.initializer.extend(weights(three=np.array([3, width], np.int64)))
+    path, data = tmp_path / "model.onnx", {"x": rows((3, width))}
+    onnx.save(model, path)
+    np.savez(tmp_path / "data.npz", **data)
+    text = CONVERTED.format(12).replace("generated", "the given")
+    assert ort_dynq.quantize(model, data=data).report.notes == [text]
+    given = ("--data", str(tmp_path / "data.npz"), "--verify", "--no-timing")
+    assert main(["quantize", str(path), "-o", str(tmp_path / "out.onnx"), *given]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
 
 
 def test_quantize_a_model_that_cannot_be_converted(monkeypatch: pytest.MonkeyPatch) -> None:
