@@ -1,9 +1,10 @@
-"""Keeps the models that InferenceSession has rewritten, in a folder of the user.
+"""Keeps the models that sessions have rewritten, in a folder of the user.
 
 Each entry is a folder. Its name is a hash of what the rewritten model follows from: the content of the model's file,
-the options, and the versions of ort_dynq and of what it uses. It has `model.onnx`, unless nothing was rewritten, and
-`entry.json` with hashes of the files with external data. The cache never makes a session fail: whatever goes wrong with
-an entry, the model is rewritten again.
+the options, and the versions of ort_dynq and onnxruntime. It has `model.onnx`, unless nothing was rewritten, and
+`entry.json` with hashes of the files with external data, and the versions of the packages that rewrite: where they are
+missing, any version will do. The cache never makes a session fail: whatever goes wrong with an entry, the model is
+rewritten again. What others than the user may have written is not opened, see trusted.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from . import trusted
 from .errors import DynqError
-from .files import delete_unfinished, replacing_folder, sha256
+from .files import delete_unfinished, delete_unlocked, is_inside, locked, replacing_folder, sha256
 from .system import package_version
 from .version import __version__
 
@@ -36,8 +39,11 @@ FOLDER = "ORT_DYNQ_CACHE"
 MOST_BYTES = 8 << 30
 """The size from which on the entries that were not used for the longest time are deleted."""
 
-_PACKAGES = ("onnxruntime", "onnx", "onnx-ir")
-_MODEL, _ENTRY = "model.onnx", "entry.json"
+_TOOLS = ("onnx", "onnx-ir")
+"""The packages that a rewritten model depends on, and that a session of one does not need."""
+
+_MODEL, _ENTRY, _LOCKS = "model.onnx", "entry.json", "*.lock"
+_MAX_TEXT = 64 << 20  # bytes of entry.json, with the hashes of some 100,000 files
 
 
 def folder() -> Path | None:
@@ -46,7 +52,8 @@ def folder() -> Path | None:
     if named == "0":
         return None
     if named:
-        return Path(named).expanduser()
+        named = os.path.expanduser(named)
+        return None if named.startswith("~") else Path(os.path.abspath(named))  # the folder of no user
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA", "")
     elif sys.platform == "darwin":
@@ -57,10 +64,25 @@ def folder() -> Path | None:
     return Path(base, "ort_dynq") if os.path.isabs(base) else None  # somebody without a home
 
 
-class Entry:
-    """The place in the cache of a model's file, rewritten with certain options."""
+@dataclass(frozen=True)
+class Found:
+    """What the cache has of a model.
 
-    def __init__(self, source: Path, options: str, path: Path) -> None:
+    Attributes:
+        path: The rewritten model; None if nothing was rewritten, so that the model itself is opened.
+        facts: What is known of the rewrite, as plain data for JSON; see :func:`_facts`.
+        version: A number of the entry, which changes when it is written again.
+    """
+
+    path: Path | None
+    facts: Mapping[str, Any] = field(compare=False)
+    version: int
+
+
+class Entry:
+    """The place in the cache of a model, rewritten with certain options."""
+
+    def __init__(self, source: Path | bytes, options: str, path: Path) -> None:
         self._source, self._options, self._path = source, options, path
 
     @classmethod
@@ -72,82 +94,166 @@ class Entry:
             options: The options that the rewritten model depends on.
 
         Returns:
-            The entry; None if the model is no file that can be read, or the cache is turned off.
+            The entry; None if the model is neither bytes nor a file that can be read, or the cache is turned off.
         """
         cache = folder()
-        if cache is None or not isinstance(model, str | os.PathLike):
+        if cache is None:
             return None
-        source = Path(os.path.abspath(model))
         try:
-            key = hashlib.sha256(f"{_versions()} {options} {sha256(source)}".encode())
-        except (OSError, ImportError):
+            if isinstance(model, bytes):
+                source: Path | bytes = model
+                content = hashlib.sha256(model).hexdigest()
+            elif isinstance(model, str | os.PathLike) and os.path.isfile(model):
+                source = Path(os.path.abspath(model))
+                content = sha256(source)
+            else:
+                return None
+            key = hashlib.sha256(f"{_versions()} {options} {content}".encode())
+        except Exception as error:  # a session does not fail because of its cache
+            _LOG.info("the cache is not used: %s", error)
             return None
         return cls(source, options, cache / key.hexdigest())
 
-    def find(self) -> Path | None:
-        """Returns the file to open, which is the model's own if nothing is rewritten in it; None without an entry."""
+    def find(self) -> Found | None:
+        """Returns what the cache has of the model; None without an entry, or if others may have written it."""
         try:
-            entry = json.loads((self._path / _ENTRY).read_text(encoding="utf-8"))
-            if any(sha256(self._source.parent / name) != found for name, found in entry["external data"].items()):
-                return None
-            path = self._path / _MODEL if entry["rewritten"] else self._source
-        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            found = self._find()
+            with contextlib.suppress(OSError):  # the cache may be read-only
+                os.utime(self._path / _ENTRY)
+        except FileNotFoundError:
             return None
-        with contextlib.suppress(OSError):  # the cache may be read-only
-            os.utime(self._path / _ENTRY)
-        _LOG.info("%s is opened as %s", self._source, path)
-        return path
+        except Exception as error:  # a session does not fail because of its cache
+            _LOG.info("an entry of the cache is not used: %s", error or type(error).__name__)
+            return None
+        if found is not None:
+            _LOG.info("%s is opened as %s", self._name, found.path or "it is")
+        return found
 
-    def keep(self, rewrite: Callable[[], Result], *, may_be_source: bool = True) -> Result:
-        """Rewrites the model and writes the entry.
+    def _find(self) -> Found | None:
+        trusted.check_folder(self._path.parent)
+        trusted.check_folder(self._path)
+        entry = json.loads(trusted.read(self._path / _ENTRY, _MAX_TEXT))
+        if any(_installed(tool) not in (None, version) for tool, version in entry["packages"].items()):
+            return None
+        if not all(map(self._is_as_it_was, entry["external data"].items())):
+            return None
+        path = None
+        if entry["rewritten"]:
+            path = self._path / _MODEL
+            for file in self._path.iterdir():  # also those of its weights
+                trusted.check_file(file)
+        return Found(path, dict(entry["facts"]), os.stat(self._path).st_ino)
+
+    def _is_as_it_was(self, item: tuple[str, str]) -> bool:
+        """Whether a file with external data has the hash that it had when the model was rewritten."""
+        name, content = item
+        if isinstance(self._source, bytes) or not is_inside(name):
+            return False
+        file = self._source.parent / name
+        return os.path.isfile(file) and sha256(file) == content
+
+    def keep(
+        self, rewrite: Callable[[], Result], may_be_source: bool = True, damaged: Found | None = None
+    ) -> Result | Found:
+        """Rewrites the model and writes the entry, unless another thread or process does: then its entry is awaited.
 
         Args:
             rewrite: Rewrites the model.
-            may_be_source: Whether the model's own file will do if the report says that nothing is rewritten.
+            may_be_source: Whether the model itself will do if the report says that nothing is rewritten.
+            damaged: An entry that could not be opened.
 
         Returns:
-            The result of `rewrite`, whether or not the entry could be written.
+            The result of `rewrite`, whether or not the entry could be written; or the entry of the other.
         """
-        try:
-            hashes = self._hashes()
-        except Exception:  # the model may be wrong in any way, which the rewrite says
-            return rewrite()
-        result = rewrite()
-        try:
-            self._write(result, bool(result.report.rewritten) or not may_be_source, hashes)
-        except Exception as error:  # a session does not fail because of its cache
-            _LOG.info("%s is not kept in the cache: %s", self._source, error)
-        return result
+        with self._alone():
+            found = self.find()
+            if found is not None and found != damaged:
+                return found
+            try:
+                hashes = self._hashes()
+            except Exception:  # the model may be wrong in any way, which the rewrite says
+                return rewrite()
+            result = rewrite()
+            try:
+                self._write(result, bool(result.report.rewritten) or not may_be_source, hashes)
+            except Exception as error:  # a session does not fail because of its cache
+                _LOG.info("%s is not kept in the cache: %s", self._name, error)
+            return result
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the lock of the entry in the block, if the cache can be written."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._make_folder()
+                stack.enter_context(locked(self._path.with_suffix(_LOCKS[1:])))
+            except Exception as error:  # a session does not fail because of its cache
+                _LOG.info("the cache cannot be written: %s", error)
+            yield
+
+    def _make_folder(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trusted.check_folder(self._path.parent)
 
     def _write(self, result: Result, is_rewritten: bool, hashes: dict[str, str]) -> None:
         from .storage import tensors
 
         if is_rewritten and (size := sum(tensor.nbytes for tensor in tensors(result.model))) > MOST_BYTES:
             raise DynqError(f"it has {size} bytes")
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         with replacing_folder(self._path) as entry:
             if is_rewritten:
                 result.save(entry / _MODEL)
-            text = json.dumps({"source": str(self._source), "rewritten": is_rewritten, "external data": hashes})
-            (entry / _ENTRY).write_text(text, encoding="utf-8")
+            content = {
+                "source": self._name,
+                "rewritten": is_rewritten,
+                "external data": hashes,
+                "packages": {tool: _installed(tool) for tool in _TOOLS},
+                "facts": _facts(result),
+            }
+            (entry / _ENTRY).write_text(json.dumps(content), encoding="utf-8")
+            trusted.make_private(entry)
             now = Entry.of(self._source, self._options)
             if now is None or now._path != self._path or now._hashes() != hashes:
                 raise DynqError("it has changed since it was read")
         _delete_oldest(self._path.parent)
 
     def _hashes(self) -> dict[str, str]:
-        """The hashes of the files with external data, by their path from the model's folder."""
-        from .storage import data_files
+        """The hashes of the files with external data, by their path from the model's folder.
 
+        Raises:
+            DynqError: It is no model, or bytes with external data, whose folder the session's options may name.
+        """
+        from .storage import data_files, files_of, load
+
+        if isinstance(self._source, bytes):
+            if files_of(load(self._source)):
+                raise DynqError("it has external data, but no folder")
+            return {}
         files = sorted(data_files(self._source))
         return {os.path.relpath(file, self._source.parent): sha256(file) for file in files}
 
+    @property
+    def _name(self) -> str:
+        return f"a model of {len(self._source)} bytes" if isinstance(self._source, bytes) else str(self._source)
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    """What is said of a rewrite that the cache has: the report in one line, and its numbers of products."""
+    integers, floats = result.report.products
+    return {"summary": result.report.summary, "integer products": integers, "float products": floats}
+
 
 def describe() -> str:
-    """Returns the folder, the number of its models and their size, or that there is no cache."""
+    """Returns the folder, the number of its models and their size, or that there is no cache, or why it is not used."""
     cache = folder()
     if cache is None:
         return "none"
+    if os.path.lexists(cache):
+        try:
+            trusted.check_folder(cache)
+        except (DynqError, OSError) as error:
+            return f"not used: {error}"
     entries = _entries(cache)
     return f"{cache}: models {len(entries)}, {sum(size for _, size, _ in entries) / 1e6:.0f} MB"
 
@@ -155,21 +261,24 @@ def describe() -> str:
 @functools.cache
 def _versions() -> str:
     """The versions that a rewrite depends on, and the state of the code."""
-    return " ".join((__version__, str(_state_of_package()), *map(package_version, _PACKAGES)))
+    return " ".join((__version__, _hash_of_code(), package_version("onnxruntime")))
 
 
-def _state_of_package() -> int:
-    """The time of the last change of the package's code: in a working copy, it changes without the version."""
-    folders = [Path(__file__).parent]
-    latest = 0
-    while folders:
-        with os.scandir(folders.pop()) as files:
-            for file in files:
-                if file.is_dir():
-                    folders.append(Path(file.path))
-                elif file.name.endswith(".py"):
-                    latest = max(latest, file.stat().st_mtime_ns)
-    return latest
+def _hash_of_code() -> str:
+    """A hash of the package's code: in a working copy, it changes without the version."""
+    found = hashlib.sha256()
+    package = Path(__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        found.update(f"{file.relative_to(package).as_posix()} {sha256(file)}\n".encode())
+    return found.hexdigest()
+
+
+def _installed(distribution: str) -> str | None:
+    """The installed version of a distribution; None if there is none."""
+    try:
+        return package_version(distribution)
+    except ImportError:
+        return None
 
 
 def _entries(cache: Path) -> list[tuple[float, int, Path]]:
@@ -189,6 +298,7 @@ def _delete_oldest(cache: Path) -> None:
     What processes that were killed have left is deleted, too.
     """
     delete_unfinished(cache)
+    delete_unlocked(cache, _LOCKS)
     entries = sorted(_entries(cache))
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:

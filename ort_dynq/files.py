@@ -9,16 +9,34 @@ import os
 import re
 import shutil
 import tempfile
+import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
 
 from .errors import DynqError
-from .system import try_lock
+from .system import try_lock, unlock
 
 _SUFFIX = ".saving"
 _LOCK, _CONTENT, _REPLACED = "lock", "content", "replaced"
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1  # seconds between two attempts to get a lock
 _OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
+
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_registering = threading.Lock()
+
+
+def _forget_locks() -> None:
+    """Renews the locks of this process after a fork: threads that had them are not there any more."""
+    global _registering
+    _registering = threading.Lock()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -143,6 +161,58 @@ def move(source: Path, target: Path) -> None:
 def _write_to_disk(path: Path) -> None:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a name while the block runs: others that want it, threads and processes, wait until it ends.
+
+    Where the system has no locks of files, only the threads of this process wait.
+
+    Args:
+        path: A file that exists while somebody has the lock. If its process is killed, the file stays, unlocked.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
+    with _registering:
+        thread = _locks.setdefault(os.path.abspath(path), threading.Lock())
+    with thread:
+        file, has_lock = _locked_file(path)
+        with file:
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # Windows deletes no open file
+                    os.remove(path)
+                if has_lock:
+                    unlock(file)
+
+
+def _locked_file(path: Path) -> tuple[BinaryIO, bool]:
+    """Opens and locks a file. Returns the file, and whether there are locks."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    pause = _SHORTEST_PAUSE
+    while True:
+        file = open(os.open(path, flags, 0o600), "rb+")  # noqa: SIM115
+        is_locked = try_lock(file)
+        if is_locked is None:
+            return file, False
+        with contextlib.suppress(FileNotFoundError):  # who had the lock has deleted the file
+            if is_locked and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file, True
+        file.close()
+        if not is_locked:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def delete_unlocked(folder: Path, pattern: str) -> None:
+    """Deletes the files of :func:`locked` that processes which were killed have left in a folder."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError), open(path, "rb+") as file:
+            if try_lock(file):
+                os.remove(path)
 
 
 def delete_unfinished(folder: Path) -> None:

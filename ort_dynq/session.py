@@ -6,7 +6,6 @@ import functools
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnxruntime as ort
@@ -14,7 +13,7 @@ import onnxruntime as ort
 from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
-from .cache import Entry
+from .cache import Entry, Found
 from .errors import DynqError, with_advice_on_tools
 from .formats import check_file
 from .four_bits import has_four_bits, run_of
@@ -64,12 +63,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         entry = Entry.of(model, f"{backend} {flags}") if cache else None
         found = entry.find() if entry is not None else None
         with with_advice(backend):
-            if entry is None or found is None or not self._opens(found, options, *args, **kwargs):
+            if found is None or not self._opens(found.path or model, options, *args, **kwargs):
                 rewritten = functools.partial(_rewritten, model, backend, **flags)
                 opened, missing = model, None
                 try:
-                    result = rewritten() if entry is None else entry.keep(rewritten, may_be_source=backend == "native")
-                    opened = result.model
+                    may_be_source = backend == "native"
+                    result = rewritten() if entry is None else entry.keep(rewritten, may_be_source, found)
+                    opened = (result.path or model) if isinstance(result, Found) else result.model
                 except ImportError as error:
                     missing = with_advice_on_tools(error)
                     if not isinstance(missing, DynqError) or not _may_be_rewritten(model):
@@ -80,10 +80,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                     raise missing
         self._has_four_bits = has_four_bits(self)
 
-    def _opens(self, path: Path, *args: Any, **kwargs: Any) -> bool:
-        """Opens a model of the cache. Returns False if that fails: the reason may be the cache."""
+    def _opens(self, model: Any, *args: Any, **kwargs: Any) -> bool:
+        """Opens a model of the cache, or one without changes. Returns False if that fails: it may be the cache."""
         try:
-            super().__init__(os.fspath(path), *args, **kwargs)
+            super().__init__(model, *args, **kwargs)
         except Exception:  # the types are onnxruntime's own
             return False
         return True

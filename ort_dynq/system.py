@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import importlib.metadata
@@ -103,8 +104,12 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def try_lock(file: BinaryIO) -> bool:
-    """Locks an open file until it is closed or its process ends. False if it is locked, or has no locks."""
+def try_lock(file: BinaryIO) -> bool | None:
+    """Locks an open file until :func:`unlock`, or until it is closed or its process ends.
+
+    Returns:
+        Whether it is locked now; None if the system or the file system has no locks.
+    """
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -114,9 +119,24 @@ def try_lock(file: BinaryIO) -> bool:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK) else None
+    except ImportError:  # a Python that was built without them
+        return None
     return True
+
+
+def unlock(file: BinaryIO) -> None:
+    """Unlocks a file that :func:`try_lock` has locked, also for processes that have it by a fork."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def return_memory() -> None:
