@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14  # fields of TensorProto
 _LARGEST_SHIFT = 63  # of a number of at most 64 bits
 _LENGTH_DELIMITED = 2
+_LONGEST_HEAD = 20  # bytes of the number and the length of a field
 _SMALLEST = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
 _WORTHWHILE = 1 << 20  # bytes of all large tensors of a model for a session
 _LOCATION = "-"
@@ -108,6 +110,23 @@ def _fields(content: memoryview, position: int, end: int) -> Iterator[_Field]:
             raise ValueError("the field is too long")
         yield _Field(key >> 3, start, position, last)
         position = last
+
+
+def fields_of(file: BinaryIO, number: int) -> Iterator[bytes]:
+    """Yields the values of a field of the message in a file, and reads nothing else of it but where fields begin.
+
+    Raises:
+        ValueError, IndexError: The file is no message.
+        OSError: It cannot be read.
+    """
+    end, position = file.seek(0, os.SEEK_END), 0
+    while position < end:
+        file.seek(position)
+        field = next(_fields(memoryview(file.read(_LONGEST_HEAD)), 0, end - position))
+        if field.number == number:
+            file.seek(position + field.begin)
+            yield file.read(field.end - field.begin)
+        position += field.end
 
 
 def _varint(content: memoryview, position: int) -> tuple[int, int]:

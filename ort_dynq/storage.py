@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import graphlib
 import hashlib
 import logging
 import mmap
@@ -23,6 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from .errors import DynqError
+from .expansion import check_expansion
 from .files import is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
@@ -151,7 +151,8 @@ def load(model: Model) -> ir.Model:
         The model, its nodes in topological order.
 
     Raises:
-        DynqError: The file is missing or is not an ONNX model, or its external data are outside its folder.
+        DynqError: The file is missing or is not an ONNX model, its external data are outside its folder, or its
+            functions stand for too many nodes.
     """
     if isinstance(model, bytes):
         model = _parse(model)
@@ -162,6 +163,7 @@ def load(model: Model) -> ir.Model:
             loaded = model.clone()
             _check_external_data(loaded, None)
             _sort(loaded)
+            check_expansion(loaded)
         return loaded
     return _load(model)
 
@@ -195,6 +197,7 @@ def _load(model: str | os.PathLike[str] | onnx.ModelProto, content: _Content | N
             ir.serde.deserialize_value_info_proto(declared, value)
         _check_external_data(loaded, "" if isinstance(model, onnx.ModelProto) else os.path.dirname(model))
         _sort(loaded)
+        check_expansion(loaded)
     return loaded
 
 
@@ -507,8 +510,7 @@ def _sort(model: ir.Model) -> None:
     """Sorts the nodes topologically where they are not sorted. ONNX demands this order and the rules rely on it.
 
     Raises:
-        ValueError: The graph has a cycle, or a function calls itself. onnx 1.17's shape inference crashes on such
-            functions.
+        ValueError: The graph has a cycle.
     """
 
     def is_sorted(graph: ir.Graph | ir.Function) -> bool:
@@ -525,15 +527,6 @@ def _sort(model: ir.Model) -> None:
         seen: set[ir.Node] = set()
         if not is_sorted(body):
             body.sort()
-
-    calls = {
-        name: {node.op_identifier() for node in ir.traversal.RecursiveGraphIterator(function)} & model.functions.keys()
-        for name, function in model.functions.items()
-    }
-    try:
-        list(graphlib.TopologicalSorter(calls).static_order())
-    except graphlib.CycleError as error:
-        raise ValueError(f"the function {error.args[1][0][1]} calls itself") from error
 
 
 def _own_tensors(model: ir.Model) -> None:

@@ -128,6 +128,7 @@ def bench_model(
         ours, report = result.model, result.report
     else:
         check_file(b, "B")
+        sessions.check_expansion(b, f"B ({b})")
         ours, report = b, None
     steps = tracked(track, settings.threads, [f"threads: {n}" for n in settings.threads])
     timings = [time_model(str(a), a, ours, report, feeds, settings, n) for n in steps]

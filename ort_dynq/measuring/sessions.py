@@ -13,6 +13,7 @@ from .. import runtime
 from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
+from ..expansion import ExpansionError, has_functions
 from ..formats import check_file, format_of
 from ..four_bits import run_of
 from ..inputs import DTYPES, Array, Input
@@ -57,6 +58,7 @@ def open_session(
     what = f"{role} ({os.fspath(model)})" if isinstance(model, str | os.PathLike) else role
     if isinstance(model, str | os.PathLike):
         check_file(model, role)
+    check_expansion(model, what)
     options = runtime.session_options(optimize=optimize)
     # A comparison opens several sessions. Idle threads that spin would take cores from the session that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -94,6 +96,28 @@ def _lent(model: Model, options: runtime.Options) -> Model:
             options.lend(weights)
             return content
     return model
+
+
+def check_expansion(model: Model, what: str) -> None:
+    """Checks the functions of a model before onnxruntime opens it, which would take hours to refuse the same ones.
+
+    Args:
+        model: The model.
+        what: Its name in error messages.
+
+    Raises:
+        DynqError: They stand for too many nodes.
+    """
+    from ..storage import load
+
+    if not has_functions(model):
+        return
+    try:
+        load(model)
+    except ExpansionError as error:
+        raise DynqError(f"{what}: {error}") from error
+    except DynqError:  # onnxruntime says what is wrong
+        return
 
 
 def _check(model: Model, what: str) -> None:

@@ -196,6 +196,7 @@ def test_messages_are_in_the_code(page: str) -> None:
         "is not a registered function/op",
         "Domain already set in registry",
         "has input size 2 not in range",
+        "Function inlining exceeded",
     )
     messages = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(messages) > 8

@@ -5,12 +5,15 @@ More than 450 lines: the checks after each change of a model are the same for al
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import unittest.mock
 from pathlib import Path
 
 import helpers
@@ -18,12 +21,14 @@ import hostile_models
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from helpers import with_small_files
 from onnx import numpy_helper
 
 import ort_dynq
-from ort_dynq import cli, storage
+from ort_dynq import cli, expansion, runtime, storage
+from ort_dynq.expansion import check_expansion
 from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.products.grid import grid_of
@@ -116,6 +121,70 @@ def test_cycles_and_recursion(folder: Path, capsys: pytest.CaptureFixture[str]) 
     found = rewrite(unsorted).to_proto()
     onnx.checker.check_model(found)  # also checks the order
     assert {node.op_type for node in found.graph.node} == {n.op_type for n in rewrite(nodes).to_proto().graph.node}
+
+
+def nested(calls: int, levels: int, constant: int = 1) -> onnx.ModelProto:
+    """A model whose functions each call the one before; the first has two nodes and a constant of so many floats."""
+    model = helpers.parse("float[n] x", "float[n] y", f"y = here.f{levels - 1}(x)")
+    opsets = [onnx.helper.make_opsetid("here", 1), onnx.helper.make_opsetid("", 21)]
+    value = numpy_helper.from_array(np.zeros(constant, np.float32))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["c"], value=value),
+        onnx.helper.make_node("Sum", ["x", "c"], ["y"]),
+    ]
+    for level in range(levels):
+        model.functions.append(onnx.helper.make_function("here", f"f{level}", ["x"], ["y"], nodes, opsets))
+        names = ["x", *(f"t{i}" for i in range(1, calls)), "y"]
+        nodes = [onnx.helper.make_node(f"f{level}", [a], [b], domain="here") for a, b in itertools.pairwise(names)]
+    model.opset_import[1].CopyFrom(opsets[0])
+    return model
+
+
+EXPANDING = {
+    "nodes": (nested(2, 40), "become 2,199,023,255,550 nodes"),  # 2 + 2^2 + ... + 2^39 calls, and 2^39 * 2 nodes
+    "constants": (nested(5, 8, 4096), "become 1,280,000,000 bytes of constants"),
+}
+
+
+@pytest.mark.parametrize("kind", EXPANDING)
+def test_functions_that_expand(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Functions are counted before anything inlines them, which would take hours and all memory."""
+    model, text = EXPANDING[kind]
+    onnx.save(model, "model.onnx")
+    onnx.save(model_of(), "plain.onnx")
+    for command in (
+        "inspect model.onnx",
+        "rewrite model.onnx -o out.onnx --verify",
+        "quantize model.onnx -o out.onnx",
+        "verify model.onnx plain.onnx",
+        "verify plain.onnx model.onnx",
+        "bench model.onnx",
+        "bench plain.onnx model.onnx",
+        "bench-quantize model.onnx",
+        "report model.onnx -o out.html",
+    ):
+        assert text in refused(capsys, *command.split())
+    for given in (model, model.SerializeToString(), ir.from_proto(model)):
+        with pytest.raises(ort_dynq.DynqError, match="with fewer calls of functions inside of functions"):
+            ort_dynq.InferenceSession(given)
+
+
+def test_functions_that_expand_just_enough() -> None:
+    """As many nodes as allowed: the count is that of inlined nodes and calls."""
+    model = nested(10, 3)
+    check_expansion(loaded := ir.from_proto(model))
+    nodes = 10 + 10 * 10 + 10 * 10 * 2
+    options = ort.SessionOptions()
+    for limit, refuses in ((nodes - 1, True), (nodes, False)):
+        options.add_session_config_entry("session.function_expansion_node_limit", str(limit))
+        with (
+            unittest.mock.patch.object(expansion, "MAX_NODES", limit),
+            pytest.raises(ort_dynq.DynqError, match=f"become {nodes} nodes") if refuses else contextlib.nullcontext(),
+        ):
+            check_expansion(loaded)
+        if runtime.version() >= (1, 32):
+            with pytest.raises(Exception, match="node expansion limit") if refuses else contextlib.nullcontext():
+                ort.InferenceSession(model.SerializeToString(), options)
 
 
 def test_wrong_value_info(folder: Path) -> None:
