@@ -20,6 +20,10 @@ class Reason(Enum):
     SMALL_WEIGHTS = "ONNX Runtime's fused kernel has exact sums on every CPU: no int8 weight is larger than 64"
     STATIC = "the scale of its activation is a constant: static quantization is left to ONNX Runtime"
     EXACT = "exact: an integer product changes the last bits"
+    EXACT_WIDE_CODES = (
+        "exact: NaN becomes another number in a Cast to {dtype} than in one to 8 bits. Cast the codes to int8 or uint8 "
+        "before it, or leave exact out: the integer product has the same bits wherever x is finite"
+    )
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
     NO_INPUT = "{operator} has no input {index}"
     TYPE = "the type of {what} is {dtype}, expected {expected}"

@@ -517,8 +517,12 @@ def test_exact_operators(name: str) -> None:
     model = onnx.ModelProto.FromString(content)
     assert not any(entry.key == ACTIVATION for node in nodes_of(model.graph) for entry in node.metadata_props)
     if not has_products(name):
-        weights = {"ort_dynq.DynamicDequantize": 1} if name in ("row_square", "row_zero_point") else {}  # not folded
-        assert operators(model) == expected_operators(name) | weights
+        expected = expected_operators(name)
+        if name in ("row_square", "row_zero_point"):
+            expected["ort_dynq.DynamicDequantize"] = 1  # of weights, which are not folded
+        if name == "integer_token_einsum":
+            del expected["ort_dynq.QuantizedMatMul"]  # NaN is no code where floats are cast to int32 at once
+        assert operators(model) == expected
     else:
         reasons = [finding.reason for finding in result.report.findings]
         assert any("exact: " in reason or reason.startswith("ONNX Runtime fuses ") for reason in reasons)

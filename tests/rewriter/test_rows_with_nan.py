@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, stock_session
+from helpers import assert_same, make_session, stock_session
 from rewriting import products
-from test_marks import ASYMMETRIC, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, with_nan
+from test_marks import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, data, with_nan
 from test_products import F, model_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.reasons import Reason
 
 END = "t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) "
 FINITE_CODES = {
@@ -55,6 +56,34 @@ def test_codes_of_integers_have_no_mark() -> None:
     (actual,) = make_session(rewrite(model).to_proto(), "native").run(None, {"x": with_nan()})
     assert np.isfinite(expected[2, [1, 2]]).all()
     assert (np.isfinite(actual) == np.isfinite(expected)).all()
+
+
+WIDE = {
+    "int32": "i = Cast<to = 6>(k) m0 = MatMul(i, wide)",
+    "int64": "i = Cast<to = 7>(k) v = Cast<to = 7>(wide) m0 = MatMul(i, v)",
+    "Einsum": 'i = Cast<to = 6>(k) m0 = Einsum<equation = "bmk,kn->bmn">(i, wide)',
+    "two activations": "i = Cast<to = 6>(k) t1 = Transpose<perm = [0, 2, 1]>(i) m0 = MatMul(i, t1)",
+}
+
+
+@pytest.mark.parametrize("form", WIDE)
+def test_exact_rows_of_codes_that_are_cast_to_wide_integers(form: str) -> None:
+    """A Cast to int32 makes -2**31 of NaN, which times an odd weight is -2**31 again: no 8-bit code does that."""
+    body = f"{RANGE} r = Clip(m, eps) s = Div(r, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) {WIDE[form]}"
+    constants = {**CONSTANTS, "wide": CODES.astype(np.int32)}
+    model = model_of(f"{body} f = Cast<to = 1>(m0) y = Mul(f, s)", constants, inputs=INPUTS)
+    result = rewrite(model, exact=True)
+    assert [each.unconverted and each.unconverted.reason for each in result.report.unconverted] == [
+        Reason.EXACT_WIDE_CODES
+    ]
+    x = data()
+    x[0, 3, 20], x[2, 3], x[2, 4, 13:], x[1, 5, 9], x[1, 6, 7] = np.nan, np.nan, np.nan, np.inf, -np.inf
+    (expected,) = stock_session(model).run(None, {"x": x})
+    assert (expected.min(-1) < -1e6).sum() > 2
+    for session in (make_session(result.to_proto(), "native"), stock_session(result.to_proto())):
+        assert_same(session.run(None, {"x": x})[0], expected)
+    if form != "two activations":
+        assert products(rewrite(model).report) == ["QuantizedMatMul"]
 
 
 def test_verify_compares_nan() -> None:

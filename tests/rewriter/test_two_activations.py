@@ -84,7 +84,8 @@ def test_wide_integers(product: str) -> None:
         inputs, data = inputs + ", int8[1, 1, 1] z", data | {"z": np.full((1, 1, 1), -128, np.int8)}
     model = model_of(PRODUCTS[product] + SCALES, {"three": np.int32(3), "four": np.int32(-4)}, inputs=inputs)
     for exact in (False, True):
-        assert "MatMulInteger" in found(check(model, data, exact=exact))
+        is_kept = exact and "at once" in product
+        assert ("MatMulInteger" in found(check(model, data, exact=exact))) != is_kept
     assert types_of(model, "MatMulInteger") == {TensorProto.UINT8}
 
 

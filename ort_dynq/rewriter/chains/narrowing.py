@@ -4,7 +4,8 @@ Cast of 8-bit numbers to int32 or int64, ... , MatMul | Einsum     -> Cast to 8 
 
 The other rules find codes by their 8-bit type. Values proves that the floats are integers that fit 8 bits, and that no
 NaN comes from a divisor near 0, which a Cast to int32 makes a number beyond all bounds. ONNX does not define the Cast
-of other NaN in the activation.
+of other NaN in the activation: ONNX Runtime makes -2**31 of it, and 0 in a Cast to 8 bits. So the rule does not apply
+if results must be exact.
 
 Example: Clip(Round(x), 0, 255), cast to int32, are uint8 codes; without the Clip, they are none.
 """
@@ -35,7 +36,7 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     if node.inputs[0] is None or node.inputs[0].dtype not in FLOAT_TYPES:
         return None
     values = context.shared(Values)
-    if not values.known(node.inputs[0]).is_integer:
+    if context.exact or not values.known(node.inputs[0]).is_integer:
         return None
     known = values.known(node.outputs[0])
     is_signed = known.fits(-128, 127)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.types import WIDE_TYPES
 from ..chains.quantize_linear import check_fused
 from ..edit import Edit
 from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
@@ -55,6 +56,8 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
         return None
     check_fused(node, context)
     if context.exact:
+        if product.a.dtype in WIDE_TYPES:
+            raise Unconverted(Reason.EXACT_WIDE_CODES, dtype=product.a.dtype.name.lower())
         raise Unconverted(Reason.EXACT)
     a, facts = product.a, context.facts
     if a.dtype not in (ir.DataType.FLOAT, None):
