@@ -3,6 +3,8 @@
 On x86 CPUs without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in int16. With large codes this sum saturates
 and the result is wrong. Products of uint8 x uint8 are exact on all CPUs, so they take the place of uint8 x int8:
 w - z = (w + 128) - (z + 128). The exact product is the same, so this changes no result on a CPU that does not saturate.
+
+ONNX Runtime's MatMulInteger of empty sums (K = 0) returns memory that it did not write. A MatMul of int32 returns 0.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ..errors import DynqError
 from ..graphs import graphs, proto_with_subgraphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.nodes import input_of
 from ..rewriter.edit import constant
 from ..rewriter.metadata import RULE
 from ..rewriter.normal_form import inlined_if_possible
@@ -68,12 +71,15 @@ def without_saturation(model: Model) -> tuple[Model, int]:
         if not any(_is_product(node) for _, graph in graphs(loaded) for node in graph):
             return model, 0
         with explained(model), Facts(loaded) as facts:
-            products = _saturating(loaded)
+            empty = [node for _, graph in graphs(loaded) for node in graph if _has_empty_sums(node)]
+            products = [node for node in _saturating(loaded) if node not in empty]
             for node in products:
                 _use_unsigned(node, facts)
+            for node in empty:
+                _use_int32(node, facts)
     except DynqError:  # ONNX Runtime's own error says more
         return model, 0
-    return (loaded, len(products)) if products else (model, 0)
+    return (loaded, len(products)) if products or empty else (model, 0)
 
 
 def _may_have_products(model: Model) -> bool:
@@ -118,6 +124,25 @@ def _saturating(model: ir.Model) -> list[ir.Node]:
             if signed is not None and signed.dtype == ir.DataType.INT8 and is_unsigned:
                 found.append(node)
     return found
+
+
+def _has_empty_sums(node: ir.Node) -> bool:
+    """Returns whether a node is a MatMulInteger whose weights are known to have no rows."""
+    weights = input_of(node, 1) if _is_product(node) and node.op_type == "MatMulInteger" else None
+    return weights is not None and weights.shape is not None and len(weights.shape) > 1 and weights.shape[-2] == 0
+
+
+def _use_int32(node: ir.Node, facts: Facts) -> None:
+    """Puts a MatMul of int32 in place of a MatMulInteger. Zero points change no empty sum."""
+    casts = [ir.node("Cast", [each], {"to": int(ir.DataType.INT32)}) for each in node.inputs[:2]]
+    for each in casts:
+        each.outputs[0].name = f"{_PREFIX}{facts.new_name()}"
+    assert node.graph is not None
+    node.graph.insert_before(node, casts)
+    for position, each in enumerate(casts):
+        node.replace_input_with(position, each.outputs[0])
+    node.resize_inputs(2)
+    node.op_type = "MatMul"
 
 
 def _use_unsigned(node: ir.Node, facts: Facts) -> None:

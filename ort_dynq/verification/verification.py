@@ -213,8 +213,9 @@ def verify(
             raise SessionError(f"B fails with A's results of its integer products: {error}") from error
     except SessionError as error:
         return replace(result, failure=str(error))
+    is_given_empty = any(_is_given_empty(each, feeds[each.name]) for each in declared)
     if found is None:
-        return _with_finite(result)
+        return _with_finite(result, is_given_empty)
     results = zip(names, expected, strict=True)
     result = replace(
         result,
@@ -226,13 +227,24 @@ def verify(
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
         not_perturbed=found.not_perturbed,
     )
-    return _with_finite(result)
+    return _with_finite(result, is_given_empty)
 
 
-def _with_finite(result: Verification) -> Verification:
-    """Notes if nothing that was compared is a finite number."""
-    is_compared = any(each.finite for each in result.outputs) or any(
-        each.elements > each.skipped for each in result.products if not each.unchecked
+def _is_given_empty(declared: ort.NodeArg, array: Array) -> bool:
+    """Returns whether an input has no elements, although the model allows some."""
+    dims = zip(declared.shape, array.shape, strict=False)
+    return array.size == 0 and not any(dim == size == 0 for dim, size in dims)
+
+
+def _with_finite(result: Verification, is_given_empty: bool) -> Verification:
+    """Notes if nothing that was compared is a finite number. Outputs without elements are equal if the model has none
+    for any inputs.
+    """
+    is_empty = not is_given_empty and all(each.elements == 0 and each.equal for each in result.outputs)
+    is_compared = (
+        is_empty
+        or any(each.finite for each in result.outputs)
+        or any(each.elements > each.skipped for each in result.products if not each.unchecked)
     )
     return result if is_compared or result.unchecked else replace(result, unchecked=_NOTHING_FINITE)
 

@@ -137,11 +137,15 @@ def saturating_inputs(node: ir.Node, facts: Facts) -> tuple[tuple[int, int], ...
 def has_small_weights(node: ir.Node, facts: Facts) -> bool:
     """Returns whether an integer product of uint8 by int8 has only weights that are known to be small.
 
+    Not if it has none (K = 0): ONNX Runtime returns memory that it did not write, where the sums are 0.
+
     Args:
         node: A node of any operator.
         facts: What is known of the model.
     """
-    return bool(_signed_inputs(node)) and not saturating_inputs(node, facts)
+    signed = [node.inputs[position] for position, _ in _signed_inputs(node)]
+    has_none = any(each is not None and each.shape is not None and 0 in each.shape for each in signed)
+    return bool(signed) and not has_none and not saturating_inputs(node, facts)
 
 
 def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:

@@ -77,7 +77,8 @@ class QuantizedWeights:
         """The sums of the codes minus their zero points, [groups, N]."""
         depth, columns = self.codes.shape
         size = self.group_size or depth
-        sums = self.codes.reshape(-1, size, columns).sum(1, dtype=np.int32)
+        groups = depth // size if size else 1  # K may be 0
+        sums = self.codes.reshape(groups, size, columns).sum(1, dtype=np.int32)
         return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
     @property
@@ -98,7 +99,7 @@ def stacked(numbers: npt.NDArray[_N], stack: Sequence[int]) -> npt.NDArray[_N]:
     """Returns rows of numbers for the columns of all matrices, [rows, N], as [stack..., rows, columns of a matrix]."""
     if not stack:
         return numbers
-    by_matrix = numbers.reshape(len(numbers), *stack, -1)
+    by_matrix = numbers.reshape(len(numbers), *stack, numbers.shape[1] // math.prod(stack))
     return np.ascontiguousarray(np.moveaxis(by_matrix, 0, -2))
 
 
@@ -107,8 +108,9 @@ def columns_of_stack(weights: npt.NDArray[_N]) -> tuple[npt.NDArray[_N], tuple[i
     *stack, depth, columns = weights.shape
     if not stack:
         return weights, ()
-    by_row = weights.reshape(-1, depth, columns).transpose(1, 0, 2)
-    return by_row.reshape(depth, -1), tuple(stack)
+    matrices = math.prod(stack)
+    by_row = weights.reshape(matrices, depth, columns).transpose(1, 0, 2)
+    return by_row.reshape(depth, matrices * columns), tuple(stack)
 
 
 def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> QuantizedWeights | None:

@@ -7,6 +7,8 @@ Cast of codes to int32, [Sub zero point], MatMul or Einsum of int32, then the sa
 MatMulInteger of int8 codes or weights
     -> MatMulInteger of uint8 codes and weights
 
+MatMulInteger may have a zero point for each row, which ONNX Runtime does not run: [..., M, 1], or [M] beside a matrix.
+
 The first two need constant weights, and constant zero points of the weights; corrections.py has the integers that may
 be added. Reshapes that keep the rows may stand between all of these nodes. The results are the same bit for bit: int32
 holds every sum. On x86 without VNNI, ONNX Runtime's sums of uint8 codes and int8 weights may saturate
@@ -29,7 +31,7 @@ from ...operators import DOMAIN
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
-from ..analysis.shapes import has_one_element, is_shape_of_rows, same_shape
+from ..analysis.shapes import has_one_element, is_equal, is_shape_of_rows, same_shape
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
@@ -44,6 +46,7 @@ from .integer_product import (
     UnsignedProduct,
     build_unsigned_product,
     grid_of_weights,
+    has_several,
     is_static,
     match_product,
     zero_points_of_columns,
@@ -64,6 +67,7 @@ class _IntegerProduct:
         grid: The weights.
         epilogue: The nodes after the product: scales and bias.
         correction: What is subtracted from the sums of the uint8 codes.
+        has_vector: Whether the zero points of the rows are a vector, [M].
     """
 
     factor: ir.Value
@@ -71,6 +75,7 @@ class _IntegerProduct:
     grid: QuantizedWeights
     epilogue: Epilogue
     correction: Correction
+    has_vector: bool = False
 
 
 def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct | None:
@@ -108,11 +113,12 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
         raise Unconverted(
             Reason.TWO_QUANTIZED_ACTIVATIONS if is_activation else Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME
         )
+    zero_point, grid = input_of(node, 2), with_stack_of(grid_of_weights(node, facts), codes)
+    if epilogue is None and has_several(zero_point):
+        raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     if epilogue is None:
         is_fast = codes.dtype == ir.DataType.UINT8
         raise Unconverted(Reason.SUMS_NOT_SCALED if is_fast else Reason.SUMS_NOT_CONVERTED)
-    zero_point = input_of(node, 2)
-    grid = with_stack_of(grid_of_weights(node, facts), codes)
     return _match_product(codes, WideCodes(codes, zero_point, codes), grid, epilogue)
 
 
@@ -122,6 +128,9 @@ def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
         return
     unsigned, codes = edit.shared(UnsignedCodes), match.factor
     zero_point = match.correction.build_zero_point(match.is_signed, edit)
+    if match.has_vector:
+        column = edit.add_constant(np.array([-1, 1]), before=edit.node)
+        zero_point = edit.insert(ir.node("Reshape", [zero_point, column]), before=edit.node)
     if match.epilogue.product.op_type != "MatMulInteger":
         codes = unsigned.of_wide(codes, edit)
     elif match.is_signed:
@@ -188,8 +197,10 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, e
     check_length(grid)
     correction = correction_of(terms, grid.sums[0], codes.codes, zero_point, epilogue.channels)
     value = correction.zero_point
+    has_vector = value is zero_point and _is_vector_of_rows(value, codes.shape, epilogue)
     if isinstance(value, ir.Value) and not (
-        has_one_element(value, epilogue.channels.rank)
+        has_vector
+        or has_one_element(value, epilogue.channels.rank)
         or (
             value is zero_point and value.shape is None and epilogue.product.op_type == "MatMulInteger"
         )  # takes no other
@@ -198,7 +209,21 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, e
         or (epilogue.row is not None and not epilogue.is_row_moved and _are_of_rows((value, epilogue.row), codes.shape))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, epilogue, correction)
+    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, epilogue, correction, has_vector)
+
+
+def _is_vector_of_rows(value: int | ir.Value | None, codes: ir.Value, epilogue: Epilogue) -> bool:
+    """Returns whether the zero point of MatMulInteger is a vector, one number for each row of a matrix of codes.
+
+    If rows have scales, they have one for each row, too.
+    """
+    if epilogue.product.op_type != "MatMulInteger" or not isinstance(value, ir.Value):
+        return False
+    if value.shape is None or codes.shape is None or (len(value.shape), len(codes.shape)) != (1, 2):
+        return False
+    if has_one_element(value) or not is_equal(value.shape[0], codes.shape[0]):
+        return False
+    return epilogue.row is None or (not epilogue.is_row_moved and _are_of_rows((epilogue.row,), codes))
 
 
 def _largest_sum(grid: QuantizedWeights) -> float:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
+from ..analysis.shapes import has_one_element
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit
 from ..policy.saturation import may_saturate
@@ -60,9 +61,9 @@ def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
     Raises:
         Unconverted: The codes are int8, and the type of the weights is not known.
     """
-    codes, weights = node.inputs[:2]
-    if codes is None or weights is None or codes.dtype not in CODE_TYPES:
-        return None
+    codes, weights, zero_point, _ = first_inputs(node, 4)
+    if codes is None or weights is None or codes.dtype not in CODE_TYPES or has_several(zero_point):
+        return None  # ONNX Runtime takes one zero point of all codes
     is_signed = codes.dtype == ir.DataType.INT8
     if weights.dtype not in CODE_TYPES and is_signed:
         raise Unconverted(Reason.WEIGHTS_TYPE_NOT_KNOWN)
@@ -74,6 +75,11 @@ def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
         elif may_saturate(elements):
             found = elements
     return None if found is None and not is_signed else UnsignedProduct(node, found)
+
+
+def has_several(zero_point: ir.Value | None) -> bool:
+    """Returns whether the zero point of a product is not known to be one number: there may be one for each row."""
+    return zero_point is not None and zero_point.shape is not None and not has_one_element(zero_point)
 
 
 def build_unsigned_product(match: UnsignedProduct, edit: Edit) -> None:
@@ -147,9 +153,11 @@ def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1
         Unconverted: They are not known.
     """
     elements, zeros = weights_of(node, facts, positions)
-    if elements.ndim < 2 or not elements.size:
+    if elements.ndim < 2:
         raise Unconverted(Reason.WEIGHTS_NO_MATRIX)
     *lead, _, columns = elements.shape
+    if not columns or 0 in lead:  # K may be 0
+        raise Unconverted(Reason.WEIGHTS_EMPTY)
     if zeros.shape not in ((), (1,), (columns,), (*lead, 1, columns)):
         raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
     codes, stack = columns_of_stack(elements)

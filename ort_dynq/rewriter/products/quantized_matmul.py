@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -69,7 +71,7 @@ def _packed(grid: QuantizedWeights) -> npt.NDArray[np.int8]:
     """Returns packed weights, [stack..., blocks, units, 16, 4]."""
     if not grid.stack:
         return pack(grid.codes, grid.bits)
-    matrices = stacked(grid.codes, grid.stack).reshape(-1, len(grid.codes), grid.columns)
+    matrices = stacked(grid.codes, grid.stack).reshape(math.prod(grid.stack), len(grid.codes), grid.columns)
     packed = np.stack([pack(matrix, grid.bits) for matrix in matrices])
     return packed.reshape(*grid.stack, *packed.shape[1:])
 

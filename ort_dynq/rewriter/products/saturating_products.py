@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..edit import Edit
 from ..policy.ort_fusions import dequantizer
 from ..policy.saturation import key_of, saturating_codes, saturating_inputs
 from ..reasons import Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
-from .integer_product import is_static
+from .integer_product import has_several, is_static
 from .unsigned_codes import UnsignedCodes, unsigned_array
 
 _SCALES = {"QLinearMatMul": 1, "QLinearConv": 1, "QGemm": 1, "MatMulIntegerToFloat": 2, "QAttention": 3}
@@ -52,6 +52,8 @@ def _match(node: ir.Node, context: Context) -> _SaturatingNode | None:
     facts = context.facts
     if producer_of(node.outputs[0], "DequantizeLinear") is node:
         return _match_dequantizer(node, facts)
+    if node.op_type == "MatMulInteger" and has_several(input_of(node, 2)):
+        return None  # ONNX Runtime does not run it
     inputs = saturating_inputs(node, facts)
     return _SaturatingNode(inputs, why=context.reported.get(node)) if inputs and not _is_static(node, facts) else None
 
