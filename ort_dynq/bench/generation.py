@@ -25,7 +25,7 @@ from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track, tracked
 from ..measuring.sessions import open_session
-from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
+from ..measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender, speed
 from ..rewriter import Report
 from .opening import Opening, measure_opening
 
@@ -67,21 +67,23 @@ class GenerationTiming:
     Attributes:
         case: The case.
         stock, ours: The latency of the original and of the rewritten decoder.
-        ratio: The median of `stock` / the median of `ours`.
+        ratio: The median of `stock` / the median of `ours`; None if `busy`.
         stock_rate, ours_rate: Tokens a second, from the medians.
         same_tokens: Of a prompt, the tokens whose most probable successor is the same in both decoders. Of a context,
             the tokens that both generate after it greedily, before the first different one.
         of_tokens: How many tokens there are. Both are None if the decoder does not take tokens, or fails on these.
+        busy: That the machine is too busy to compare the medians; empty if it is not.
     """
 
     case: GenerationCase
     stock: Latency
     ours: Latency
-    ratio: float
+    ratio: float | None
     stock_rate: float
     ours_rate: float
     same_tokens: int | None = None
     of_tokens: int | None = None
+    busy: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,4 +277,5 @@ def time_case(folder: Folder, ours: Folder, case: GenerationCase, settings: Sett
     ]
     first, second = map(latency, interleave(contenders, settings, case.threads))
     rate, our_rate = (case.tokens / each.median_ms * 1e3 for each in (first, second))
-    return GenerationTiming(case, first, second, first.median_ms / second.median_ms, rate, our_rate)
+    found = speed(first, second)
+    return GenerationTiming(case, first, second, found.ratio, rate, our_rate, busy=found.busy)

@@ -23,6 +23,7 @@ from ..measuring.timing import (
     interleave,
     latency,
     session_contender,
+    speed,
 )
 from ..rewriter import Report, rewrite
 from ..storage import load
@@ -42,10 +43,11 @@ class ModelTiming:
         name: The name of the model.
         threads: The number of intra-op threads.
         stock, ours: The latencies; None for a model that does not run.
-        ratio: The median of `stock` / the median of `ours`; None if one of them does not run.
+        ratio: The median of `stock` / the median of `ours`; None if one of them does not run, or if `busy`.
         problem: Why a model does not run; empty if both run.
         rewritten: The number of calls of each of ort_dynq's operators that the rewriter made; None if the second model
             was given.
+        busy: That the machine is too busy to compare the medians; empty if it is not.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ModelTiming:
     ratio: float | None
     problem: str
     rewritten: Mapping[str, int] | None
+    busy: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTimin
         result = rewrite(model, **settings.changes, inputs=feeds)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:
-        return ModelTiming(folder.name, threads, None, None, None, str(error), None)
+        return ModelTiming(folder.name, threads, None, None, None, str(error), None, "")
 
 
 def recorded_inputs(folder: Path) -> dict[str, Array]:
@@ -222,14 +225,16 @@ def time_model(
     samples = sample(name if report else "B", a, b, feeds, settings, threads)
     ours = latency(samples.ours)
     stock = None if samples.stock is None else latency(samples.stock)
+    found = speed(stock, ours)
     return ModelTiming(
         name,
         threads,
         stock,
         ours,
-        stock.median_ms / ours.median_ms if stock else None,
+        found.ratio,
         samples.problem,
         None if report is None else operator_counts(report),
+        found.busy,
     )
 
 

@@ -97,7 +97,7 @@ def contender(name: str, path: Path, feeds: Mapping[str, Array], threads: int) -
         _bind(request, feeds)
         run = functools.partial(request.infer, share_outputs=True)
         run()
-    return Contender(run, list(feeds.values()))
+    return Contender(run, list(feeds.values()), has_threads=True)
 
 
 def measure(name: str, path: Path, reference: Reference) -> tuple[float, float | None]:

@@ -55,7 +55,7 @@ class Pair:
         data: The path of the data of this comparison; empty if there is none.
         samples: The run times of both; None if they were not timed.
         before, after: The profiles of the model in stock ONNX Runtime and of the new model with the plugin, scaled to
-            the fastest runs of `samples`; None for a model that does not run.
+            the medians of `samples`; None for a model that does not run.
         fusions: The time of the fusions in both profiles, by groups of equal layers.
         changes: One example of each kind of nodes that the new model has in place of others.
         problem: Why one of the models does not run, or why its times are no measure; empty if both run.
@@ -170,10 +170,10 @@ def measure_pair(
         next(steps)
         if samples.stock is not None:
             found = profile(original, feeds, nodes=sum(result.report.before.values()), **profiling)
-            facts["before"] = found.scaled(latency(samples.stock).min_ms)
+            facts["before"] = found.scaled(latency(samples.stock).median_ms)
         next(steps)
         found = profile(result.model, feeds, backend=backend, nodes=sum(result.report.after.values()), **profiling)
-        facts["after"] = found.scaled(latency(samples.ours).min_ms)
+        facts["after"] = found.scaled(latency(samples.ours).median_ms)
         if facts.get("before") is not None and has_fusions(result.model):
             facts["fusions"] = fusion_times(
                 original, result.model, optimized(original), facts["before"], facts["after"]

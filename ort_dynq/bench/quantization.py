@@ -47,6 +47,7 @@ from ..measuring.timing import (
     interleave,
     latency,
     session_contender,
+    speed,
 )
 from ..quantizer import checked, quantize_layers
 from ..rewriter import rewrite
@@ -85,12 +86,14 @@ class FormTiming:
     Attributes:
         case: The length and the number of threads.
         latency: The latency.
-        ratio: The median of float / the median of this.
+        ratio: The median of float / the median of this; None if `busy`.
+        busy: That the machine is too busy to compare the medians; empty if it is not.
     """
 
     case: Case
     latency: Latency
-    ratio: float
+    ratio: float | None
+    busy: str = ""
 
 
 @dataclass(frozen=True)
@@ -409,7 +412,7 @@ def _time(candidates: Sequence[_Candidate], reference: Reference, settings: Sett
     times = interleave([contender for _, contender in contenders], settings, case.threads)
     found = [latency(samples) for samples in times]
     for (each, _), own in zip(contenders, found, strict=True):
-        each.samples.append(FormTiming(case, own, found[0].median_ms / own.median_ms))
+        each.samples.append(FormTiming(case, own, *speed(found[0], own)))
 
 
 def _open(each: _Candidate, feeds: Mapping[str, Array], settings: Settings, threads: int) -> Contender:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
     from ..inputs import Array
+    from ..measuring.timing import Speed
     from ..quantizer.selection import Selection
     from ..rewriter import Result
 
@@ -120,7 +121,7 @@ def accuracy_status(accuracy: Accuracy | None) -> int:
     return UNCHECKED if accuracy is not None and accuracy.unchecked else 0
 
 
-def selection_text(selection: Selection, min_snr: float, cost: float | None) -> Iterator[RenderableType]:
+def selection_text(selection: Selection, min_snr: float, cost: Speed | None) -> Iterator[RenderableType]:
     """Renders which layers get two terms or stay in float for --min-snr, and how much time they cost.
 
     Args:
@@ -140,7 +141,8 @@ def selection_text(selection: Selection, min_snr: float, cost: float | None) -> 
         )
         yield (
             f"{' and '.join(filter(None, counts))} to reach {min_snr:g} dB: {selection.all_snr_db:.1f} dB without, "
-            f"{selection.snr_db:.1f} dB with. The model takes {cost:.2f} times as long (1 thread)"
+            f"{selection.snr_db:.1f} dB with. "
+            + (cost.busy if cost.ratio is None else f"The model takes {cost.ratio:.2f} times as long (1 thread)")
         )
         rows = [
             (each.name, "float" if each.stays_float else "two terms", *_ratios(each.one_term), *_ratios(each.two_terms))

@@ -13,7 +13,7 @@ from ..formats import check_file
 from .arguments import add_changes, add_data, given_data, similar
 from .command import PROGRAM, Command, Outcome
 from .render import Figure, one_line, ratio_style, table
-from .timing import add_timing, problem_lines, ratio_cells, rewritten_cell, timed
+from .timing import add_timing, busy_lines, problem_lines, ratio_cells, rewritten_cell, timed
 from .verify import inputs_text
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
         head = ("model", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         rows = [(each.name, each.threads, *ratio_cells(each), rewritten_cell(each)) for each in timings]
         yield table(head, rows, style=lambda row: ratio_style(row[4]))
+        yield from busy_lines(each.busy for each in timings)
         yield from problem_lines(timings)
 
     return Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
@@ -113,7 +114,7 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         yield table(("model", "threads", "median ms", "p90 ms", "p99 ms", "mean ms", "runs"), rows)
         yield ""
         for each in found.timings:
-            ratio = f"A / B {each.ratio:.2f}" if each.ratio is not None else each.problem
+            ratio = f"A / B {each.ratio:.2f}" if each.ratio is not None else each.busy or each.problem
             yield one_line(f"threads {each.threads}: {ratio}")
         if found.openings:
             yield ""

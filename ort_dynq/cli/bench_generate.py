@@ -12,7 +12,7 @@ from ..files import check_text
 from .arguments import add_backend, add_changes, add_page, check_page, natural, positives
 from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
-from .timing import add_timing, timed
+from .timing import add_timing, busy_lines, ratio_cell, timed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,6 +115,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
             "first different one\n"
         )
         yield _times(found)
+        yield from busy_lines(each.busy for each in found.timings)
         if target is not None:
             yield one_line(f"{target} is written")
 
@@ -128,7 +129,7 @@ def _times(found: GenerationBench) -> RenderableType:
             str(each.case),
             Figure(each.stock.median_ms, 3),
             Figure(each.ours.median_ms, 3),
-            Figure(each.ratio, 2),
+            ratio_cell(each.ratio, each.busy),
             Figure(each.stock_rate, 1),
             Figure(each.ours_rate, 1),
             "-" if each.same_tokens is None else f"{each.same_tokens} of {each.of_tokens}",

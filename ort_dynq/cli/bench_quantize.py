@@ -14,7 +14,7 @@ from .accuracy import add_data_sets, check_data, reference_of
 from .arguments import add_data, add_page, check_page, positives, similar
 from .command import Command, Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
-from .timing import add_timing, timed
+from .timing import add_timing, busy_lines, ratio_cell, timed
 from .verify import inputs_text, named_as
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
             yield f"same: the share of {network.unit} that equal float's"
         yield ""
         yield _table(found)
+        yield from busy_lines(timing.busy for each in found.forms for timing in each.timings)
         yield from (one_line(each.problem) for each in found.forms if each.problem)
         if target is not None:
             yield one_line(f"{target} is written")
@@ -125,7 +126,7 @@ def _table(found: QuantizationBench) -> RenderableType:
         for case in found.cases:
             timing = timings.get(case)
             cells.append(Figure(None if timing is None else timing.latency.median_ms, 3, "fails"))
-            cells.append(Figure(None if timing is None else timing.ratio, 2))
+            cells.append(Figure(None, 2) if timing is None else ratio_cell(timing.ratio, timing.busy))
         rows.append(cells)
     return table(("form", "MB", "SNR dB", "worst cosine", *(["same"] if found.has_answers else []), *titles), rows)
 

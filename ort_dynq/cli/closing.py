@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..rewriter import Result
     from ..storage import ModelFile
 
-_SECONDS = 1.0  # for both models together, at least 5 calls of each; the fastest are compared
+_SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
 _MEGA, _KILO = 1e6, 1e3
 
@@ -97,17 +97,24 @@ class Closing(_Facts):
     """The facts of a model.
 
     Attributes:
-        speed: The time of the model in stock ONNX Runtime / the time of the new one, of the fastest runs, which other
-            processes disturb least; None if it was not measured.
+        speed: The time of the model in stock ONNX Runtime / the time of the new one, see
+            :func:`ort_dynq.measuring.timing.speed`; None if it was not measured.
+        busy: That the machine is too busy to measure it; empty if it is not.
         shapes: The shapes of the inputs of that measurement.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
         still_needed: The files with external data of the model that the new one needs as well.
     """
 
     speed: float | None
+    busy: str
     shapes: Mapping[str, str]
     not_timed: str
     still_needed: tuple[str, ...] = ()
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the line has a measured speed."""
+        return self.speed is not None
 
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
@@ -115,6 +122,8 @@ class Closing(_Facts):
         if self.speed is not None:
             shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
             facts.append(f"about {self.speed:.1f} times as fast on this CPU ({shapes}; 1 thread)")
+        elif self.busy:
+            facts.append(self.busy)
         elif self.not_timed:
             facts.append(f"speed: `ort-dynq bench {source} {target}`")
         if self.still_needed:
@@ -140,17 +149,17 @@ def closing_of(
         accuracy: The accuracy of a quantized model, if it was measured.
         data: What the models were compared on. Its first set is timed.
     """
-    speed, shapes, not_timed = None, dict[str, str](), ""
+    speed, busy, shapes, not_timed = None, "", dict[str, str](), ""
     if arguments.timing and result.report.rewritten and not original.is_replaced:
         try:
-            speed, shapes = _speed(arguments, original.path, target, data)
+            speed, busy, shapes = _speed(arguments, original.path, target, data)
         except DynqError as error:
             not_timed = str(error)
     files = _data_files(target)
     size = sum(map(os.path.getsize, (target, *files)))
     shared = frozenset[Path]() if original.is_replaced else files & original.data_files
     return Closing(
-        *(original.bytes, size, *result.report.products, _finite_snr(accuracy), speed, shapes, not_timed),
+        *(original.bytes, size, *result.report.products, _finite_snr(accuracy), speed, busy, shapes, not_timed),
         still_needed=tuple(sorted(each.name for each in shared)),
     )
 
@@ -170,12 +179,19 @@ class FolderClosing(_Facts):
             if they did not.
         speeds: The time of the decoder in stock ONNX Runtime / the time of the new one, by what it did; empty if it was
             not measured.
+        busy: That the machine is too busy to measure it; empty if it is not.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
     """
 
     same_tokens: tuple[float, int] | None
     speeds: Mapping[str, float]
+    busy: str
     not_timed: str
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the line has a measured speed."""
+        return bool(self.speeds)
 
     def text(self, source: Path, target: Path) -> str:
         """Returns the line."""
@@ -185,6 +201,8 @@ class FolderClosing(_Facts):
         if self.speeds:
             speeds = ", ".join(f"{speed:.1f} times ({case})" for case, speed in self.speeds.items())
             facts.append(f"speed on this CPU about {speeds}")
+        elif self.busy:
+            facts.append(self.busy)
         elif self.not_timed:
             facts.append(f"speed: `ort-dynq bench-generate {source} --rewritten {target}`")
         return one_line("; ".join(facts))
@@ -215,24 +233,27 @@ def folder_closing_of(
     """
     from ..genai import open_folder
 
-    ours, speeds, not_timed = open_folder(target), dict[str, float](), ""
+    ours, speeds, busy, not_timed = open_folder(target), dict[str, float](), "", ""
     if arguments.timing and any(each.report.rewritten for each in found.results.values()):
         try:
-            speeds = _folder_speeds(arguments, found.folder, ours)
+            speeds, busy = _folder_speeds(arguments, found.folder, ours)
         except DynqError as error:
             not_timed = str(error)
     products = [each.report.products for each in found.results.values()]
     integer, floats = (sum(counts) for counts in zip(*products, strict=True))
     same = None if on_text is None else (on_text.same_tokens, on_text.generated)
     snr_db = _finite_snr(accuracy)
-    return FolderClosing(_bytes_of(found.folder), _bytes_of(ours), integer, floats, snr_db, same, speeds, not_timed)
+    return FolderClosing(
+        _bytes_of(found.folder), _bytes_of(ours), integer, floats, snr_db, same, speeds, busy, not_timed
+    )
 
 
 def _finite_snr(accuracy: Accuracy | None) -> float | None:
     return None if accuracy is None or not math.isfinite(accuracy.snr_db) else accuracy.snr_db
 
 
-def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) -> dict[str, float]:
+def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) -> tuple[dict[str, float], str]:
+    """Returns the speed by what the decoder did, or that the machine was too busy."""
     with working("timing both decoders"):
         from ..bench.generation import GenerationCase, time_case
         from ..measuring.timing import Settings
@@ -241,12 +262,15 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         cases = (GenerationCase(tokens, 0, 1), GenerationCase(1, tokens, 1))
         timings = [time_case(folder, ours, case, settings, arguments.seed) for case in cases]
-        return {str(each.case): each.stock.min_ms / each.ours.min_ms for each in timings}
+    speeds = {str(each.case): each.ratio for each in timings if each.ratio is not None}
+    busy = next((each.busy for each in timings if each.busy), "")
+    return ({}, busy) if busy else (speeds, "")
 
 
 def _speed(
     arguments: argparse.Namespace, source: Path, target: Path, data: Data | None
-) -> tuple[float | None, dict[str, str]]:
+) -> tuple[float | None, str, dict[str, str]]:
+    """Returns the speed, or that the machine was too busy, and the shapes of the inputs."""
     with working("timing both models"):
         from ..bench.models import bench_model
         from ..measuring.timing import Settings
@@ -256,9 +280,8 @@ def _speed(
             shapes, inputs = {}, dict(data.sets[0])
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
-    stock, ours = found.timings[0].stock, found.timings[0].ours
-    ratio = None if stock is None or ours is None else stock.min_ms / ours.min_ms
-    return ratio, {each.name: format_shape(each.shape) for each in found.inputs}
+    timing = found.timings[0]
+    return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}
 
 
 def _size(count: int) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..accuracy import Accuracy, Reference
     from ..genai import FolderResult
+    from ..measuring.timing import Speed
     from ..quantizer.options import Forms, Options
     from ..quantizer.selection import Selection
     from ..quantizer.speed import FasterLayers
@@ -217,7 +218,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
     data = {
         **_report_dict(report),
-        "selection": None if selection is None else {**selection.to_dict(), "cost": cost},
+        "selection": None if selection is None else {**selection.to_dict(), "cost": cost and cost.ratio},
         "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
     }
@@ -271,7 +272,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
 
 
 def _gain() -> str:
-    """Returns what integers gain on this CPU; a missing library is an error before the work."""
+    """Returns what integers gain on this CPU, if nothing is timed; a missing library is an error before the work."""
     from .. import kernels
     from ..system import gain_of_integers
 
@@ -294,7 +295,7 @@ def _with_closing(
     def text() -> Iterator[RenderableType]:
         yield from findings()
         if closing is not None:
-            yield "\n" + one_line(f"{cpu}: {gain}")
+            yield "\n" + one_line(cpu if closing.is_timed else f"{cpu}: {gain}")
             yield closing.text(source, target)
             yield from accuracy_verdict(accuracy)
         else:
@@ -305,7 +306,7 @@ def _with_closing(
         "output": None if closing is None else str(target),
         **data,
         "cpu": cpu,
-        "gain": gain,
+        "gain": "" if closing is not None and closing.is_timed else gain,
         "closing": None if closing is None else closing.to_dict(),
     }
     return Outcome(found, text, FAILED if closing is None else accuracy_status(accuracy))
@@ -352,7 +353,7 @@ def _report_dict(report: Report) -> dict[str, Any]:
 
 def _select(
     reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
-) -> tuple[Selection, float | None]:
+) -> tuple[Selection, Speed | None]:
     """Returns the selection for --min-snr, and its cost, a ratio of times; None if all layers have one form."""
     from ..quantizer.selection import cost, select
 
@@ -393,6 +394,7 @@ def _faster(found: FasterLayers) -> Iterator[RenderableType]:
     yield "time of the model with these layers in float / with integers (1 thread):"
     yield table(("layers", "operator", "weights", "ratio", "become", "such as"), rows)
     times = f"the float model takes {found.gain:.2f} times as long as the one of integers at these shapes (1 thread)"
+    times = found.busy or times
     yield f"{times}: all layers stay in float" if found.is_float else times
 
 

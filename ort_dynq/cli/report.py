@@ -75,9 +75,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         if pair.problem and not (pair.verification and pair.verification.failure):  # the verdict says that
             yield one_line(pair.problem)
         if found.before and found.after:
-            before, after = found.before.latency.min_ms, found.after.latency.min_ms
-            speed = "" if pair.problem else f": {Figure(found.ratio, 2)}x speed"
-            yield f"fastest run {before:.4f} ms before, {after:.4f} ms after{speed}"
+            before, after = found.before.latency.median_ms, found.after.latency.median_ms
+            speed = "" if pair.problem else f": {found.busy}" if found.busy else f": {Figure(found.ratio, 2)}x speed"
+            yield f"median {before:.4f} ms before, {after:.4f} ms after{speed}"
         yield one_line(f"{target} is written")
         if pair.verification is not None:
             yield verdict(pair.verification)

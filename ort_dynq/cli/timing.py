@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ def timed(
         all_cores: Whether --threads is 1 and the number of cores by default, otherwise 1.
     """
     from .. import kernels
-    from ..measuring.timing import Settings, machine
+    from ..measuring.timing import Settings, clock_name, machine
     from ..system import cores
 
     settings = Settings(
@@ -75,7 +75,7 @@ def timed(
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{here.cpu}, {here.cores_and_load}")
         yield one_line(f"instruction set {here.isa}, backend {here.backend}")
-        yield one_line(here.gain)
+        yield f"times: {clock_name(settings.threads)}"
         yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
         yield from found.text()
 
@@ -86,7 +86,22 @@ def ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
     """Returns the median of stock ONNX Runtime, our median, and their ratio."""
     stock, ours = (None if each is None else each.median_ms for each in (timing.stock, timing.ours))
     stock_absent = "-" if ours is None else "fails"  # a model whose rewritten form fails is not timed at all
-    return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), Figure(timing.ratio, 2)
+    return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), ratio_cell(timing.ratio, timing.busy)
+
+
+def ratio_cell(ratio: float | None, busy: str) -> Figure:
+    """Returns the ratio of two medians, or that the machine was too busy."""
+    return Figure(ratio, 2, "busy" if busy else "-")
+
+
+def busy_lines(found: Iterable[str]) -> Iterator[RenderableType]:
+    """Yields a line if the machine was too busy for one of some ratios; their cells say which.
+
+    Args:
+        found: The field `busy` of each timing.
+    """
+    if busy := next(filter(None, found), ""):
+        yield one_line(f"busy: {busy}")
 
 
 def rewritten_cell(timing: ModelTiming) -> str:

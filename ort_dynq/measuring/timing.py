@@ -1,8 +1,12 @@
 """Interleaved timing of ONNX Runtime sessions and other callables.
 
-Contenders take turns in one process, on the same bound inputs. Idle threads of a session spin before they sleep, which
-would take cores from the next contender. So the sessions spin only long enough to stay awake between two of their own
-calls, and a turn begins with untimed calls until the threads of the previous contender sleep.
+Contenders take turns in one process, on the same bound inputs, and their medians are compared (:func:`speed`). With one
+thread, ONNX Runtime and the kernels run on the calling thread, and a run takes as long as this thread has a CPU
+(`time.thread_time_ns`): other processes then change a ratio little. With more threads it is wall time.
+
+Idle threads of a session spin before they sleep, which would take cores from the next contender. So the sessions spin
+only long enough to stay awake between two of their own calls, and a turn begins with untimed calls until the threads of
+the previous contender sleep.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from __future__ import annotations
 import functools
 import inspect
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -23,7 +28,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
-from ..system import cores, cpu_name, gain_of_integers, load_average
+from ..system import cores, cpu_name, load_average
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64  # bytes, as in ONNX Runtime's own buffers
 _TURN_SECONDS, _MIN_ROUNDS = 0.005, 5
+_BUSY = 1.5  # a median that is so many times the fastest run says more about the machine than about the model
 _SPIN_MICROSECONDS, _SETTLE_SECONDS = 500, 0.002
 _FIRST_WITH_SPIN_DURATION = (1, 27)  # onnxruntime
 
@@ -46,7 +52,6 @@ class Machine:
         load: The load average of the last minute; None if the system has none. Other processes take cores from the
             timed threads.
         isa: The instruction set of ort_dynq's kernels.
-        gain: See :func:`ort_dynq.system.gain_of_integers`.
         backend: How sessions get ort_dynq's operators.
         onnxruntime, ort_dynq, python: Versions.
     """
@@ -55,7 +60,6 @@ class Machine:
     cores: int
     load: float | None
     isa: str
-    gain: str
     backend: str
     onnxruntime: str
     ort_dynq: str
@@ -99,7 +103,7 @@ class Latency:
     """A summary of the run times of a session.
 
     Attributes:
-        min_ms, median_ms, p90_ms, p99_ms, mean_ms: Milliseconds.
+        min_ms, median_ms, p90_ms, p99_ms, mean_ms: Milliseconds, of :func:`clock_of`.
         calls: The number of runs.
     """
 
@@ -119,11 +123,13 @@ class Contender:
         run: Does the work `repeats` times.
         arrays: The arrays that `run` reads and writes. A binding of a session does not keep them alive.
         repeats: How often one call of `run` does the work.
+        has_threads: Whether `run` may work on other threads than the calling one, also if it was given one thread.
     """
 
     run: Callable[[], object]
     arrays: Sequence[Array]
     repeats: int = 1
+    has_threads: bool = False
 
 
 class ContenderError(DynqError):
@@ -137,7 +143,6 @@ def machine(backend: Backend = "native") -> Machine:
         cores=cores(),
         load=load_average(),
         isa=kernels.isa(),
-        gain=gain_of_integers(kernels.isa()),
         backend=backend,
         onnxruntime=ort.__version__,
         ort_dynq=__version__,
@@ -158,6 +163,53 @@ def latency(samples: Array) -> Latency:
     """Summarizes run times in nanoseconds."""
     median, p90, p99 = (float(value) / 1e6 for value in np.percentile(samples, (50, 90, 99)))
     return Latency(float(samples.min()) / 1e6, median, p90, p99, float(samples.mean()) / 1e6, samples.size)
+
+
+class Speed(NamedTuple):
+    """How much faster one model is than another.
+
+    Attributes:
+        ratio: The median of the slower one / the median of the faster one; None if one of them was not timed, or if the
+            machine is too busy.
+        busy: That the machine is too busy to say, with the times that show it; empty if it is not.
+    """
+
+    ratio: float | None
+    busy: str = ""
+
+
+def speed(before: Latency | None, after: Latency | None) -> Speed:
+    """Compares two models that took turns.
+
+    Args:
+        before, after: Their latencies; None for a model that does not run.
+    """
+    if before is None or after is None:
+        return Speed(None)
+    for each in (before, after):
+        if each.median_ms > _BUSY * each.min_ms:
+            return Speed(
+                None,
+                f"the machine is too busy to say how fast: the median of the runs is {each.median_ms:.4g} ms, the "
+                f"fastest {each.min_ms:.4g} ms",
+            )
+    return Speed(before.median_ms / after.median_ms)
+
+
+def clock_of(threads: int) -> Callable[[], int]:
+    """Returns the clock that times runs with this number of threads, in nanoseconds.
+
+    Windows counts the time of a thread in ticks of 16 ms.
+    """
+    return time.thread_time_ns if threads == 1 and sys.platform != "win32" else time.perf_counter_ns
+
+
+def clock_name(threads: Sequence[int]) -> str:
+    """Returns what is measured with these numbers of threads, for a line about the measurement."""
+    clocks = {clock_of(each) for each in threads}
+    if len(clocks) > 1:
+        return "CPU time with 1 thread, wall time with more"
+    return "CPU time" if time.thread_time_ns in clocks else "wall time"
 
 
 def session_contender(
@@ -258,6 +310,7 @@ def interleave(contenders: Sequence[Contender], settings: Settings, threads: int
     Returns:
         The times of each contender in nanoseconds, one per call and repeat.
     """
+    now = clock_of(2 if any(each.has_threads for each in contenders) else threads)
     samples: list[list[float]] = [[] for _ in contenders]
     for contender in contenders:
         for _ in range(settings.warmup):
@@ -267,35 +320,44 @@ def interleave(contenders: Sequence[Contender], settings: Settings, threads: int
     end, rounds = time.perf_counter() + settings.seconds, 0
     while rounds < _MIN_ROUNDS or time.perf_counter() < end:
         for i in order:
-            _take_turn(contenders[i], samples[i], turn, settle=_SETTLE_SECONDS if threads > 1 else 0)
+            _take_turn(contenders[i], samples[i], now, turn, settle=_SETTLE_SECONDS if threads > 1 else 0)
         order.reverse()  # so that no contender always follows the same one
         rounds += 1
     return [np.asarray(each) for each in samples]
 
 
-def fastest(contenders: Sequence[Contender], seconds: float) -> list[float]:
-    """Returns the shortest time of each contender, on one thread: other processes disturb it least.
+def latencies(contenders: Sequence[Contender], seconds: float) -> list[Latency]:
+    """Times contenders with one thread, which take turns.
 
-    Returns:
-        Nanoseconds.
+    Args:
+        contenders: The contenders.
+        seconds: The time for all of them.
     """
-    return [float(np.min(each)) for each in interleave(contenders, Settings((1,), seconds), 1)]
+    return [latency(each) for each in interleave(contenders, Settings((1,), seconds), 1)]
 
 
-def _take_turn(contender: Contender, samples: list[float], seconds: float, settle: float) -> None:
-    run, now = contender.run, time.perf_counter_ns
-    end = now() + int(settle * 1e9)
+def _take_turn(
+    contender: Contender, samples: list[float], now: Callable[[], int], seconds: float, settle: float
+) -> None:
+    run, wall, cost = contender.run, time.perf_counter_ns, _cost_of(now)
+    end = wall() + int(settle * 1e9)
     run()  # the caches hold the weights of the previous contender
-    while now() < end:
+    while wall() < end:
         run()
-    end = now() + int(seconds * 1e9)
+    end = wall() + int(seconds * 1e9)
     while True:
         before = now()
         run()
         after = now()
-        samples.append((after - before) / contender.repeats)
-        if after >= end:
+        samples.append(max(after - before - cost, 1) / contender.repeats)
+        if wall() >= end:
             return
+
+
+@functools.cache
+def _cost_of(now: Callable[[], int]) -> int:
+    """Returns what a clock adds to a run, in nanoseconds: some 400 for the time of a thread, a system call."""
+    return int(np.median([-now() + now() for _ in range(1000)]))
 
 
 def aligned(array: Array, offset: int = 0) -> Array:

@@ -19,7 +19,7 @@ from ..graphs import graphs, label, named
 from ..measuring.plain import plain
 from ..measuring.profile import computing_nodes
 from ..measuring.progress import Track
-from ..measuring.timing import fastest, session_contender
+from ..measuring.timing import Speed, latencies, session_contender, speed
 from ..rewriter import Result
 from ..rewriter.normal_form import inlined_if_possible
 from ..storage import load
@@ -289,15 +289,15 @@ def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
     return tuple(name for name in _others(model, set()) if name in idle)
 
 
-def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> float:
+def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> Speed:
     """Returns the time of the selected model / the time of the model with all layers quantized.
 
-    Both run on the first set of data with one thread, in turns; their fastest runs are compared.
+    Both run on the first set of data with one thread, in turns.
     """
     feeds = reference.data.sets[0]
     contenders = [
         session_contender("the quantized model", model, feeds, 1, backend=backend)
         for model in (selection.result.model, selection.all_quantized)
     ]
-    selected, quantized = fastest(contenders, seconds)
-    return selected / quantized
+    selected, quantized = latencies(contenders, seconds)
+    return speed(selected, quantized)

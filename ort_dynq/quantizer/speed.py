@@ -17,7 +17,8 @@ from ..graphs import graphs, label, named
 from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track, tracked
-from ..measuring.timing import fastest, session_contender
+from ..measuring.timing import Latency, latencies, session_contender
+from ..measuring.timing import speed as compared
 from ..rewriter import Result
 from ..rewriter.analysis.constants import constant_array
 from ..storage import load
@@ -62,11 +63,13 @@ class FasterLayers:
         kinds: The kinds of layers, as they were before that decision.
         gain: The time of the faster float model / the time of the faster model of integers; None if nothing is timed,
             since there are no kinds.
+        busy: That the machine is too busy for this to be a measure; empty if it is not.
     """
 
     result: Result
     kinds: tuple[Kind, ...]
     gain: float | None
+    busy: str = ""
 
     @property
     def is_float(self) -> bool:
@@ -75,7 +78,7 @@ class FasterLayers:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {"kinds": plain(self.kinds), "gain": self.gain}
+        return {"kinds": plain(self.kinds), "gain": self.gain, "busy": self.busy}
 
 
 def select_faster(
@@ -91,7 +94,7 @@ def select_faster(
 
     The model with all layers quantized is compared with the models in which one kind is float. Then the model in which
     all slower kinds are float is compared with it and with the float model, as it is and with fusions. The models run
-    in turns on one thread, at ONNX Runtime's default optimization level, and their fastest runs are compared.
+    in turns on one thread, at ONNX Runtime's default optimization level, and their medians are compared.
 
     Args:
         model: The float model.
@@ -114,7 +117,7 @@ def select_faster(
     for (operator, weights, _), layers in tracked(track, kinds.items(), texts):
         candidate = quantize(Forms(slow=frozenset(layers)))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
-        gain = without / with_all
+        gain = without.median_ms / with_all.median_ms
         found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
     slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
     results = [quantize(Forms(slow=slow)), first] if slow else [first]
@@ -123,8 +126,9 @@ def select_faster(
     models = [(model, None), *((each.model, backend) for each in (*floats[1:], *results))]
     timed = [*zip(_times(models, feeds, 2 * seconds), (*floats, *results), strict=True)]
     groups = timed[: len(floats)], timed[len(floats) :]
-    (float_time, best_float), (time, best) = (min(each, key=lambda pair: pair[0]) for each in groups)
-    faster = FasterLayers(best, tuple(found), float_time / time)
+    (float_time, best_float), (time, best) = (min(each, key=lambda pair: pair[0].median_ms) for each in groups)
+    gain = float_time.median_ms / time.median_ms
+    faster = FasterLayers(best, tuple(found), gain, compared(float_time, time).busy)
     return replace(faster, result=best_float) if faster.is_float else faster
 
 
@@ -155,7 +159,7 @@ def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
     return None if array is None else array.shape
 
 
-def _times(models: Sequence[tuple[Model, Backend | None]], feeds: Mapping[str, Array], seconds: float) -> list[float]:
-    """Returns the time of models, each with its backend, None for stock ONNX Runtime."""
+def _times(models: Sequence[tuple[Model, Backend | None]], feeds: Mapping[str, Array], seconds: float) -> list[Latency]:
+    """Returns the times of models, each with its backend, None for stock ONNX Runtime."""
     contenders = [session_contender("the model", each, feeds, 1, backend=backend) for each, backend in models]
-    return fastest(contenders, seconds)
+    return latencies(contenders, seconds)

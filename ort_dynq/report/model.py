@@ -18,7 +18,7 @@ from ..bench.pair import Pair
 from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.profile import NodeTime, Profile
-from ..measuring.timing import Latency, latency
+from ..measuring.timing import Latency, latency, speed
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from . import page
@@ -100,7 +100,8 @@ class ModelReport:
         end_ms: The end of the histograms: the 95th percentile of the slower model, or three medians if that is less.
         before, after: The original in stock ONNX Runtime, and the new model with the plugin; None for a model that does
             not run.
-        ratio: The fastest run before / the fastest run after: other processes disturb them least.
+        ratio: The median before / the median after; None if a model does not run, or if `busy`.
+        busy: That the machine is too busy to compare the medians; empty if it is not.
         operators: The profiled time by operator, the slowest first.
         before_profile, after_profile: The profiles; None for a model that does not run.
     """
@@ -112,6 +113,7 @@ class ModelReport:
     before: Distribution | None = None
     after: Distribution | None = None
     ratio: float | None = None
+    busy: str = ""
     operators: tuple[OperatorTime, ...] = ()
     before_profile: Side | None = None
     after_profile: Side | None = None
@@ -178,8 +180,8 @@ def _distributions(samples: Samples) -> dict[str, Any]:
     if samples.stock is None:
         return {"end_ms": end, "after": after}
     before = distribution(samples.stock)
-    ratio = before.latency.min_ms / after.latency.min_ms
-    return {"end_ms": end, "before": before, "after": after, "ratio": ratio}
+    found = speed(before.latency, after.latency)
+    return {"end_ms": end, "before": before, "after": after, "ratio": found.ratio, "busy": found.busy}
 
 
 def _operators(before: Profile | None, after: Profile) -> list[OperatorTime]:

@@ -10,7 +10,16 @@ import onnx
 
 from ort_dynq.bench.models import ModelTiming, operator_counts
 from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Latency, Settings, aligned, check_backend, interleave, latency, session_contender
+from ort_dynq.measuring.timing import (
+    Latency,
+    Settings,
+    aligned,
+    check_backend,
+    interleave,
+    latency,
+    session_contender,
+    speed,
+)
 from ort_dynq.rewriter import rewrite
 
 from .onnx_text import parse, tensor_type
@@ -170,13 +179,15 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
                 session_contender("Relu", relu_model, feeds, threads),
             ]
             stock, ours, relu = map(latency, interleave(contenders, settings, threads))
+            found = speed(stock, ours)
             timings.append(
                 ChainTiming(
                     name=chain.name,
                     threads=threads,
                     stock=stock,
                     ours=ours,
-                    ratio=stock.median_ms / ours.median_ms,
+                    ratio=found.ratio,
+                    busy=found.busy,
                     problem="",
                     rewritten=operator_counts(result.report),
                     nodes=len(model.graph.node),

@@ -40,13 +40,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures times for a hundredth of a second."""
 
-    def fastest(contenders: Any, _: float) -> Any:
-        return timing.fastest(contenders, 0.01)
+    def latencies(contenders: Any, _: float) -> Any:
+        return timing.latencies(contenders, 0.01)
 
     def short_profile(*arguments: Any, **options: Any) -> Any:
         return profile(*arguments, **{**options, "seconds": 0.01})
 
-    monkeypatch.setattr("ort_dynq.quantizer.selection.fastest", fastest)
+    monkeypatch.setattr("ort_dynq.quantizer.selection.latencies", latencies)
     monkeypatch.setattr("ort_dynq.accuracy.accuracy.profile", short_profile)
 
 
@@ -68,10 +68,15 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["outputs"][0]["snr_db"] == found["snr_db"]
 
 
+def took(ms: float) -> timing.Latency:
+    return timing.latency(np.full(5, ms * 1e6))
+
+
 def test_closing_line_times_the_data_of_a_choice(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ort_dynq.quantizer.speed._times", lambda models, *_: [2.0, *[1.0] * (len(models) - 1)])
+    times = [2.0, 1.0, 1.0, 1.0]
+    monkeypatch.setattr("ort_dynq.quantizer.speed._times", lambda models, *_: [*map(took, times[: len(models)])])
     found = run_json(capsys, *QUANTIZE, "--only-if-faster", "--data", "data.npz")
     assert found["closing"]["shapes"] == {"x": f"4x{K}"}
 
@@ -217,7 +222,7 @@ def test_the_tables_of_layers_fit_80_columns(terms: int) -> None:
     layer = LayerAccuracy(name, "QuantizedMatMul", 30.5, -12.5, 0.123, 3071, 12345.6, terms)
     result = rewrite("float.onnx")
     selection = Selection(result, (Layer(True, layer, layer),), (), result.model, 20.0, 30.0)
-    for text in (accuracy._layers([layer]), accuracy.selection_text(selection, 30.0, 1.5)):
+    for text in (accuracy._layers([layer]), accuracy.selection_text(selection, 30.0, timing.Speed(1.5))):
         console = Console(width=80, soft_wrap=True)
         for each in text:
             if isinstance(each, Table):

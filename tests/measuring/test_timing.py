@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-import threading
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import helpers
 import numpy as np
 import onnx
 import pytest
 
+from ort_dynq.bench.models import recorded_inputs
 from ort_dynq.measuring import timing
+from ort_dynq.rewriter import rewrite
+
+MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -31,10 +37,47 @@ def test_contenders_take_turns(threads: int) -> None:
 
 
 def test_times_are_divided_by_the_repeats() -> None:
-    event = threading.Event()
-    one, many = (timing.Contender(lambda: event.wait(0.002), [], times) for times in (1, 1000))
+    one, many = (timing.Contender(lambda: sum(range(20_000)), [], times) for times in (1, 1000))
     a, b = timing.interleave([one, many], timing.Settings(seconds=0.001, warmup=1), 1)
     assert np.median(a) > 100 * np.median(b)
+
+
+@pytest.mark.parametrize(("threads", "has_threads"), [(1, False), (2, False), (1, True)])
+def test_time_of_the_thread(threads: int, has_threads: bool) -> None:
+    """A run that waits has no CPU. With threads of its own, it may work meanwhile."""
+    contender = timing.Contender(lambda: time.sleep(0.002), [], has_threads=has_threads)
+    (samples,) = timing.interleave([contender], timing.Settings(seconds=0.001, warmup=0), threads)
+    is_cpu_time = (threads, has_threads) == (1, False) and sys.platform != "win32"
+    assert (np.median(samples) < 1e6) == is_cpu_time
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="wall time")
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_one_thread_is_the_calling_one(backend: Any) -> None:
+    """Otherwise its CPU time would say nothing: the process has no more CPU time than the thread."""
+    model = MODELS / "encoder_token" / "model.onnx"
+    given = model if backend is None else rewrite(model).model
+    contender = timing.session_contender("it", given, recorded_inputs(model.parent), 1, backend=backend)
+    threads, process = time.thread_time(), time.process_time()
+    for _ in range(20):
+        contender.run()
+    threads, process = time.thread_time() - threads, time.process_time() - process
+    assert process < 1.2 * threads + 1e-3
+
+
+def latency(median_ms: float, min_ms: float) -> timing.Latency:
+    return timing.Latency(min_ms, median_ms, median_ms, median_ms, median_ms, 5)
+
+
+def test_speed() -> None:
+    fast, slow = latency(1.4, 1.0), latency(4.2, 3.0)
+    assert timing.speed(slow, fast) == (pytest.approx(3), "")
+    assert timing.speed(None, fast) == timing.speed(slow, None) == (None, "")
+    for pair in ((slow, latency(1.6, 1.0)), (latency(1.6, 1.0), fast)):
+        ratio, busy = timing.speed(*pair)
+        assert ratio is None
+        assert "too busy" in busy
+        assert "1.6 ms, the fastest 1 ms" in busy
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 7)])

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from ort_dynq import cli
 from ort_dynq.measuring import timing
+from ort_dynq.measuring.timing import Latency
 from ort_dynq.quantizer import checked, quantize_layers, speed
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
@@ -42,6 +43,11 @@ def products(model: ir.Model) -> int:
     return sum(node.op_type.startswith("QuantizedMatMul") for node in model.graph)
 
 
+def took(ms: float) -> Latency:
+    """The latency of runs that all take so long."""
+    return timing.latency(np.full(5, ms * 1e6))
+
+
 def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times are made up: of the models, by the number of their integer products, and of the float model."""
     model, options = model_of(), checked("int8", None, "token", False, ())
@@ -50,10 +56,10 @@ def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     def quantize(forms: Forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
 
-    def measured(models: Any, feeds: Any, _: float) -> list[float]:
+    def measured(models: Any, feeds: Any, _: float) -> list[Latency]:
         assert feeds is DATA
         assert [backend is None for _, backend in models] == [each is model for each, _ in models]
-        return [times[0 if each is model else products(each)] for each, _ in models]
+        return [took(times[0 if each is model else products(each)]) for each, _ in models]
 
     def found() -> tuple[speed.FasterLayers, int]:
         result = speed.select_faster(model, quantize, DATA)
@@ -93,7 +99,7 @@ def test_float_models_are_timed_with_fusions(monkeypatch: pytest.MonkeyPatch) ->
     def name(each: Any) -> str:
         return "original" if each is source else "integers" if products(each) else "fused"
 
-    monkeypatch.setattr(speed, "_times", lambda models, *_: [times[name(each)] for each, _ in models])
+    monkeypatch.setattr(speed, "_times", lambda models, *_: [took(times[name(each)]) for each, _ in models])
     for best in ("integers", "fused", "original"):
         times |= {"integers": 2.0, "fused": 2.5, "original": 3.0, best: 1.0}
         result = speed.select_faster(source, lambda forms: quantize_layers(source, replace(options, forms=forms)), DATA)
@@ -132,9 +138,9 @@ def test_weights_that_are_no_initializers() -> None:
 
 def test_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "session_contender", lambda _, model, *rest, **options: model)
-    times = {"a": np.array([3.0, 2.0]), "b": np.array([4.0, 5.0])}
+    times = {"a": np.array([3e6, 2e6, 7e6]), "b": np.array([4e6, 5e6, 5e6])}
     monkeypatch.setattr(timing, "interleave", lambda contenders, *_: [times[each] for each in contenders])
-    assert speed._times([("a", "native"), ("b", None)], {}, 1.0) == [2, 4]
+    assert [each.median_ms for each in speed._times([("a", "native"), ("b", None)], {}, 1.0)] == [3, 5]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
