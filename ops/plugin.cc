@@ -328,6 +328,7 @@ struct CustomOp : OrtCustomOp {
     return guarded(api, [&] {
       const std::vector<OrtTensorTypeAndShapeInfo*> inputs = inputs_of(api, context);
       if (inputs.size() < op.required_inputs || inputs.size() <= op.columns_input) return;
+      if (op.has_shape != nullptr && !op.has_shape(InferenceAttributes(api, context))) return;
       std::vector<Type> types(inputs.size());
       for (size_t i = 0; i < inputs.size(); ++i)
         check(api, ort::GetTensorElementType(api, static_cast<const OrtTensorTypeAndShapeInfo*>(inputs[i]), &types[i]));

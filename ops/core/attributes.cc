@@ -37,6 +37,13 @@ const NamedValues& values_of(Direction) {
   return values;
 }
 
+const NamedValues& values_of(HeadLayout) {
+  static const NamedValues values = {named(HeadLayout::kTokensFirst, "tokens first"),
+                                     named(HeadLayout::kHeadsFirst, "heads first"),
+                                     named(HeadLayout::kElementsFirst, "elements first")};
+  return values;
+}
+
 const NamedValues& values_of(LastGate) {
   static const NamedValues values = {named(LastGate::kSum, "sum"),
                                      named(LastGate::kSeparateProducts, "separate products"),

@@ -22,6 +22,7 @@ const NamedValues& values_of(AutoPad);
 const NamedValues& values_of(QuadAxis);
 const NamedValues& values_of(Direction);
 const NamedValues& values_of(LastGate);
+const NamedValues& values_of(HeadLayout);
 
 // "1 (min max)"
 std::string text_of(int64_t value, const NamedValues& values);

@@ -16,6 +16,8 @@ enum class QuadAxis { kChannels = 0, kWidth = 1 };
 
 enum class Direction { kForward = 0, kReverse = 1, kBidirectional = 2 };
 
+enum class HeadLayout { kTokensFirst = 0, kHeadsFirst = 1, kElementsFirst = 2 };
+
 enum class LastGate { kSum = 0, kSeparateProducts = 1, kResetState = 2 };
 
 }  // namespace dynq

@@ -100,6 +100,8 @@ struct Operator {
   // The input of packed weights, whose dimensions before the last four broadcast with those of input 0 before the last
   // two; 0: none.
   size_t stack_input = 0;
+  // Whether the shape is inferred as above for a node; null: it is.
+  bool (*has_shape)(const Attributes& attributes) = nullptr;
 };
 
 // `create` of an operator whose node is a T.

@@ -12,6 +12,8 @@ struct SoftmaxRow {
   const float* bias;     // `count` numbers to add, or one if !bias_is_vector
   const float* factors;  // `padded`: scales times kUnitOfCodes, by which the codes are multiplied
   bool bias_is_vector;
+  float cap;              // not 0: the scores become cap * tanh(score / cap) before the bias is added
+  float least_added;      // a lower bias takes the place of the score
   int64_t count, padded;  // padded: a multiple of kSoftmaxUnit
   uint8_t *high, *low;    // `padded` bytes of the codes of the weights
 };
@@ -22,6 +24,7 @@ constexpr float kLargestCode = 65535;
 constexpr float kUnitOfCodes = 0x1p-16f;  // so that a code times a scale does not overflow
 constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 / top nor the result leaves float32
 
+// score = 2 * cap * sigmoid(score * (2 / cap)) - cap, unless cap is 0; as the functions of programs
 // y = max((score + bias - the largest such sum) * log2(e), -64)
 // code = round(2^y * 65535)
 // weight = code * factor
@@ -33,6 +36,12 @@ constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 /
 // The result is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and the codes
 // are 0, if a score or a weight is NaN, if a weight is infinite, or if the largest score is.
 using SoftmaxKernel = float (*)(const SoftmaxRow&);
+
+// The steps of a cap, in float32.
+struct ScoreCap {
+  explicit ScoreCap(float cap) : inner(2.0f / cap), outer(2.0f * cap), offset(cap) {}
+  float inner, outer, offset;
+};
 
 float portable_softmax(const SoftmaxRow& row);
 

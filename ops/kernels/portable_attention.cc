@@ -1,16 +1,29 @@
 // The portable kernel of softmax in attention, in plain C++: it defines the correct results.
 #include <math.h>
 
+#include "core/compiler.h"
 #include "kernels/attention.h"
 #include "kernels/numbers.h"
+#include "kernels/programs.h"
+#include "kernels/scalar.h"
 
 namespace dynq {
+namespace {
+
+#include "kernels/functions-inl.h"
+
+}  // namespace
 
 float portable_softmax(const SoftmaxRow& row) {
   float largest = -kInfinity;
   for (int64_t i = 0; i < row.padded; ++i) {
-    const float bias = i >= row.count ? 0.0f : load(row.bias + (row.bias_is_vector ? i : 0));
-    row.scores[i] = row.scores[i] + bias;
+    if (i < row.count) {
+      const ScoreCap cap(row.cap);
+      float& score = row.scores[i];
+      if (row.cap != 0) score = sigmoid_of<Scalar>(score * cap.inner) * cap.outer - cap.offset;
+      const float bias = load(row.bias + (row.bias_is_vector ? i : 0));
+      score = bias < row.least_added ? bias : score + bias;
+    }
     if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   }
   int64_t sum = 0;

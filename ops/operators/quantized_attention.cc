@@ -3,6 +3,9 @@
 // Each row of a head of query, key and value has a scale. The codes of softmax are multiplied by the scales of the rows
 // of value, and these weights become codes of 16 bits, in two bytes. So a key that a mask hides, whose code is 0,
 // changes nothing: not even a scale depends on it.
+//
+// A task computes a block of rows of query, of all heads that share a head of key: their keys are in the caches. It
+// leaves out keys that a window hides from all rows of the block, and softmax those that it hides from a row.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +13,10 @@
 #include <vector>
 
 #include "core/attention_bias.h"
+#include "core/attributes.h"
+#include "core/formats.h"
+#include "core/head_codes.h"
+#include "core/packed_heads.h"
 #include "core/parallel.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
@@ -21,37 +28,30 @@ namespace {
 
 constexpr const char* kName = "QuantizedAttention";
 constexpr int64_t kRowUnit = 12;        // a multiple of the rows of every kernel's tile
+constexpr int64_t kTiledRowUnit = 32;   // likewise of kernels on tiles
 constexpr int64_t kTaskScores = 16384;  // of one task: they stay in the cache
 constexpr int32_t kZeroPoint = 128;
 constexpr int64_t kMostDepth = 4096;  // of a head
 
-// One run: B batches, H heads; S rows of query, T rows of key and value; D and E elements of a head.
+enum Input { kQuery, kKey, kValue, kBias, kScale, kCap, kLeastAdded, kInputs };
+
+// One run: B batches; H heads of query, K of key and value; S rows of query, T rows of key and value; D and E elements
+// of a head.
 struct Sizes {
-  int64_t b, h, s, t, d, e;
+  int64_t b, h, k, s, t, d, e;
+
+  int64_t rows() const { return h / k * s; }  // of query for one head of key
 };
 
-// The codes of query, key and value, in their shapes.
-struct Codes {
-  std::unique_ptr<uint8_t[]> query, key, value;
-  std::unique_ptr<float[]> query_scales, key_scales, value_scales;  // of each row of each head: [B, S or T, H]
-};
+// The keys that each row of query sees.
+struct Window {
+  int64_t before, after;   // keys before and after the position of a row; -1: all
+  int64_t first_position;  // of row 0
 
-// The keys and values of all heads, packed for products: those of a head are adjacent.
-struct Packed {
-  explicit Packed(const Sizes& n)
-      : key_size(round_up(n.t, kBlockColumns) * round_up(n.d, kQuad)),
-        value_size(round_up(n.e, kBlockColumns) * round_up(n.t, kQuad)),
-        factors_size(round_up(n.t, kSoftmaxUnit)),
-        keys(memory<int8_t>(n.b * n.h * key_size)),
-        values(memory<int8_t>(n.b * n.h * value_size)),
-        key_scales(memory<float>(n.b * n.h * n.t)),
-        factors(memory<float>(n.b * n.h * factors_size)),
-        key_sums(memory<int32_t>(n.b * n.h * n.t)) {}
-
-  const int64_t key_size, value_size, factors_size;  // of one head
-  const std::unique_ptr<int8_t[]> keys, values;
-  const std::unique_ptr<float[]> key_scales, factors;  // factors: see SoftmaxRow
-  const std::unique_ptr<int32_t[]> key_sums;
+  int64_t first(int64_t row) const { return before < 0 ? 0 : std::max<int64_t>(row + first_position - before, 0); }
+  int64_t end(int64_t row, int64_t keys) const {
+    return after < 0 ? keys : std::clamp<int64_t>(row + first_position + after + 1, 0, keys);
+  }
 };
 
 // Scales and zero points that are the same for all rows or columns: all tasks of a run share them.
@@ -66,223 +66,343 @@ struct Constants {
   const std::vector<int32_t> zero_points, no_zero_points;
 };
 
+// What all tasks of a run share.
+struct Run {
+  Sizes n;
+  const HeadCodes& query;
+  const PackedHeads& packed;
+  const Constants& constants;
+  AttentionBias bias;
+  float scale, cap, least_added;
+  Window window;
+  bool zero_rows;
+  void* dst;
+  Storage storage;
+  HeadStrides of_dst;
+};
+
+// Codes of rows for a product: as they are, or in tiles.
+struct Rows {
+  const uint8_t* data;
+  int64_t stride;
+  std::unique_ptr<uint8_t[]> owned;
+};
+
+// `row(i)` is the address of `depth` codes, and `rows` of them become tiles: [rows / 16][depth / 64][16][64].
+template <class Row>
+Rows in_tiles(int64_t rows, int64_t depth, const Row& row) {
+  const int64_t tiles = divide_up(depth, kTileBytes), stride = tiles * kTileRows * kTileBytes;
+  const int64_t bytes = divide_up(rows, kTileRows) * stride;
+  auto memory_of_tiles = memory<uint8_t>(bytes);
+  uint8_t* const to = memory_of_tiles.get();
+  if (depth % kTileBytes != 0 || rows % kTileRows != 0) std::memset(to, 0, static_cast<size_t>(bytes));
+  for (int64_t i = 0; i < rows; ++i) {
+    const uint8_t* const from = row(i);
+    uint8_t* const first = to + i / kTileRows * stride + i % kTileRows * kTileBytes;
+    for (int64_t at = 0; at < depth; at += kTileBytes)
+      std::memcpy(first + at * kTileRows, from + at, static_cast<size_t>(std::min(kTileBytes, depth - at)));
+  }
+  return {to, stride, std::move(memory_of_tiles)};
+}
+
+bool uses_tiles(int64_t rows) { return active_isa().products->gemm_qc8w_tiles != nullptr && rows >= kTileRows; }
+
+// Rows [first, first + rows) of the query of one head of key: those of the heads that share it stand together.
+class Block {
+ public:
+  Block(const Run& run, int64_t head, int64_t first, int64_t rows)
+      : run_(run), n_(run.n), isa_(active_isa()), head_(head), first_(first), rows_(rows), repeats_(n_.h / n_.k) {
+    start_ = std::min(run.window.first(token(0)), n_.t) / kBlockColumns * kBlockColumns;
+    cols_ = std::max<int64_t>(run.window.end(token(rows - 1), n_.t) - start_, 0);
+  }
+
+  void compute() {
+    if (cols_ == 0 || !run_.packed.is_finite[head_]) {  // no keys, or no known values
+      const std::vector<float> numbers(static_cast<size_t>(n_.e),
+                                       run_.zero_rows && run_.packed.is_finite[head_] ? 0.0f : kNan);
+      for (int64_t i = 0; i < rows_; ++i) put(i, numbers.data());
+      return;
+    }
+    stride_ = round_up(cols_, kSoftmaxUnit) + kSoftmaxUnit;
+    scores_ = memory<float>(rows_ * stride_);
+    bytes_ = memory<uint8_t>(2 * rows_ * stride_);
+    factors_ = memory<float>(rows_);
+    score();
+    for (int64_t i = 0; i < rows_; ++i) soften(i);
+    add_values();
+  }
+
+ private:
+  int64_t token(int64_t i) const { return (first_ + i) / repeats_; }
+  int64_t batch() const { return head_ / n_.k; }
+  int64_t head_of(int64_t i) const { return head_ % n_.k * repeats_ + (first_ + i) % repeats_; }
+  int64_t query_row(int64_t i) const { return run_.query.row(batch(), head_of(i), token(i)); }
+
+  ProductBlock product(int64_t rows, int64_t cols, int64_t depth, float* dst, int64_t dst_stride) const {
+    ProductBlock block = {};
+    block.rows = rows;
+    block.cols = cols;
+    block.depth = round_up(depth, kQuad);
+    block.groups = 1;
+    block.output = {dst, dst_stride, false};
+    block.order = kRowFirst;
+    return block;
+  }
+
+  void multiply(const ProductBlock& block) const {
+    (uses_tiles(block.rows) ? isa_.products->gemm_qc8w_tiles : isa_.products->gemm_qc8w)(block);
+  }
+
+  // The codes of the block's rows of query.
+  Rows query_rows() const {
+    const auto row = [&](int64_t i) { return run_.query.codes(query_row(i)); };
+    if (uses_tiles(rows_)) return in_tiles(rows_, n_.d, row);
+    if (repeats_ == 1) return {row(0), run_.query.stride() * n_.d, nullptr};
+    const int64_t depth = round_up(n_.d, kQuad);
+    auto copies = memory<uint8_t>(rows_ * depth + kQuad);
+    for (int64_t i = 0; i < rows_; ++i) {
+      std::memset(copies.get() + (i + 1) * depth - kQuad, 0, kQuad);
+      std::memcpy(copies.get() + i * depth, row(i), static_cast<size_t>(n_.d));
+    }
+    return {copies.get(), depth, std::move(copies)};
+  }
+
+  void score() {
+    for (int64_t i = 0; i < rows_; ++i) factors_[i] = run_.query.scale(query_row(i)) * run_.scale;
+    const Rows codes = query_rows();
+    ProductBlock block = product(rows_, cols_, n_.d, scores_.get(), stride_);
+    block.codes = {codes.data, codes.stride, factors_.get(), run_.constants.zero_points.data(), 1, nullptr, false};
+    block.weights = {run_.packed.keys.get() + head_ * run_.packed.key_size + start_ * block.depth,
+                     block.depth * kBlockColumns, nullptr, 0, 0};
+    const int64_t key = head_ * n_.t + start_;
+    block.columns = {run_.packed.key_scales.get() + key, nullptr, 0, 1, run_.packed.key_sums.get() + key, 0,
+                     run_.constants.zeros.data()};
+    multiply(block);
+  }
+
+  // The bytes of the weights of a row: high ones, and low ones `rows_` rows later.
+  void soften(int64_t i) {
+    const int64_t row = token(i), first = std::max(run_.window.first(row), start_),
+                  end = std::min(run_.window.end(row, n_.t), start_ + cols_);
+    const int64_t count = std::max<int64_t>(end - first, 0), offset = count == 0 ? 0 : first - start_,
+                  padded = round_up(count, kSoftmaxUnit);
+    uint8_t *const high = bytes_.get() + i * stride_, *const low = high + rows_ * stride_;
+    factors_[i] = kNan;
+    if (count > 0) {
+      float* const scores = scores_.get() + i * stride_ + offset;
+      std::fill(scores + count, scores + padded, -kInfinity);
+      const float* bias = run_.bias.data + batch() * run_.bias.strides[0] + head_of(i) * run_.bias.strides[1] +
+                          row * run_.bias.strides[2] + first * run_.bias.strides[3];
+      const float* value_factors = run_.packed.factors.get() + head_ * run_.packed.factors_size + first;
+      factors_[i] = isa_.kernels->softmax({scores, bias, value_factors, run_.bias.strides[3] != 0, run_.cap,
+                                           run_.least_added, count, padded, high + offset, low + offset});
+    }
+    for (uint8_t* const bytes : {high, low}) {
+      std::memset(bytes, 0, static_cast<size_t>(offset));
+      std::memset(bytes + offset + padded, 0, static_cast<size_t>(stride_ - offset - padded));
+    }
+  }
+
+  void add_values() {
+    const auto sums = memory<float>(2 * rows_ * n_.e);
+    ProductBlock block = product(2 * rows_, n_.e, cols_, sums.get(), n_.e);
+    Rows codes = {bytes_.get(), stride_, nullptr};
+    if (uses_tiles(block.rows))
+      codes = in_tiles(block.rows, block.depth, [&](int64_t i) { return bytes_.get() + i * stride_; });
+    block.codes = {codes.data, codes.stride, run_.constants.ones.data(), run_.constants.no_zero_points.data(), 1,
+                   nullptr,    false};
+    block.weights = {run_.packed.values.get() + head_ * run_.packed.value_size + start_ * kBlockColumns,
+                     round_up(n_.t, kQuad) * kBlockColumns, nullptr, 0, 0};
+    block.columns = {run_.constants.ones.data(), nullptr, 0, 1, run_.constants.no_zero_points.data(), 0,
+                     run_.constants.zeros.data()};
+    multiply(block);
+    for (int64_t i = 0; i < rows_; ++i) {
+      const float factor = factors_[i];
+      float *const high = sums.get() + i * n_.e, *const low = high + rows_ * n_.e;
+      if (run_.zero_rows && factor != factor)
+        std::fill_n(high, n_.e, 0.0f);
+      else
+        for (int64_t j = 0; j < n_.e; ++j) high[j] = (high[j] * 256.0f + low[j]) * factor;
+      put(i, high);
+    }
+  }
+
+  int64_t dst_index(int64_t i) const { return run_.of_dst.at(batch(), head_of(i), token(i)); }
+
+  // Writes a row of the result.
+  void put(int64_t i, const float* from) const {
+    const int64_t at = dst_index(i), stride = run_.of_dst.of_element;
+    void* const to = element(run_.dst, run_.storage, at);
+    if (stride != 1) {
+      for (int64_t j = 0; j < n_.e; ++j) {
+        void* const each = element(run_.dst, run_.storage, at + j * stride);
+        if (run_.storage.narrow == nullptr)
+          store(static_cast<float*>(each), from[j]);
+        else
+          run_.storage.narrow(from + j, each, 1);
+      }
+    } else if (run_.storage.narrow == nullptr) {
+      std::memcpy(to, from, static_cast<size_t>(n_.e) * sizeof(float));
+    } else {
+      run_.storage.narrow(from, to, n_.e);
+    }
+  }
+
+  const Run& run_;
+  const Sizes& n_;
+  const InstructionSet& isa_;
+  const int64_t head_, first_, rows_, repeats_;
+  int64_t start_, cols_, stride_ = 0;          // keys [start_, start_ + cols_)
+  std::unique_ptr<float[]> scores_, factors_;  // [rows, stride], [rows]
+  std::unique_ptr<uint8_t[]> bytes_;           // [2, rows, stride]
+};
+
 class QuantizedAttention : public Node {
  public:
-  explicit QuantizedAttention(const Attributes& attributes) : heads_(attributes.integer("num_heads", 1)) {
+  explicit QuantizedAttention(const Attributes& attributes)
+      : heads_(attributes.integer("num_heads", 1)),
+        key_heads_(attributes.integer("kv_num_heads", 0)),
+        query_(layout(attributes, "query_layout")),
+        key_(layout(attributes, "key_layout")),
+        value_(layout(attributes, "value_layout")),
+        dst_(layout(attributes, "dst_layout")),
+        before_(attributes.integer("keys_before", -1)),
+        after_(attributes.integer("keys_after", -1)),
+        ends_together_(read_flag(kName, attributes, "ends_together", false)),
+        zero_rows_(read_flag(kName, attributes, "zero_rows", false)) {
     if (heads_ < 1) fail("num_heads is " + std::to_string(heads_) + ", expected 1 or more");
+    if (key_heads_ < 0 || (key_heads_ > 0 && heads_ % key_heads_ != 0))
+      fail("kv_num_heads is " + std::to_string(key_heads_) + ", expected 0 or a divisor of num_heads, " +
+           std::to_string(heads_));
+    if (key_heads_ == 0) key_heads_ = heads_;
+    for (const int64_t keys : {before_, after_})
+      if (keys < -1)
+        fail("keys_before or keys_after is " + std::to_string(keys) + ", expected -1, for all keys, or 0 or more");
   }
 
   void compute(Context& context) const override {
-    const Tensor query = context.input(0), key = context.input(1), value = context.input(2), bias = context.input(3),
-                 scale = context.input(4);
-    for (const Tensor* each : {&query, &key, &value})
-      if (each->shape.rank != 3 || each->shape.dims[2] % heads_ != 0)
-        fail("an input has shape " + each->shape.text() + ", expected rank 3, and a last dimension that num_heads, " +
-             std::to_string(heads_) + ", divides");
-    const Sizes n = {query.shape.dims[0],          heads_,
-                     query.shape.dims[1],          key.shape.dims[1],
-                     query.shape.dims[2] / heads_, value.shape.dims[2] / heads_};
-    if (key.shape.dims[0] != n.b || value.shape.dims[0] != n.b || key.shape.dims[2] != query.shape.dims[2] ||
-        value.shape.dims[1] != n.t)
+    const Tensor query = context.input(kQuery), key = context.input(kKey), value = context.input(kValue);
+    HeadSizes of_query, of_key, of_value;
+    read(query, query_, heads_, of_query, "query");
+    read(key, key_, key_heads_, of_key, "key");
+    read(value, value_, key_heads_, of_value, "value");
+    if (of_key.batches != of_query.batches || of_value.batches != of_query.batches || of_key.size != of_query.size ||
+        of_value.tokens != of_key.tokens)
       fail("query, key and value have the shapes " + query.shape.text() + ", " + key.shape.text() + " and " +
-           value.shape.text() + ", expected [B, S, H * D], [B, T, H * D] and [B, T, H * E]");
+           value.shape.text() + ", expected the same batch, as many elements in heads of query and key, and as many " +
+           "tokens of key and value");
+    const Sizes n = {of_query.batches, heads_,        key_heads_,   of_query.tokens,
+                     of_key.tokens,    of_query.size, of_value.size};
     if (n.t > kMostKeys || n.d > kMostDepth || n.e > kMostDepth)
       fail("there are " + std::to_string(n.t) + " keys, expected at most " + std::to_string(kMostKeys) +
            ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMostDepth));
     if (n.d == 0) fail("query has heads without elements, expected one or more");
-    if (scale.shape.elements() != 1) fail("scale has shape " + scale.shape.text() + ", expected one element");
-    const AttentionBias biases = attention_bias(kName, bias, {n.b, n.h, n.s, n.t});
-    Shape shape = query.shape;
-    shape.dims[2] = value.shape.dims[2];
-    auto* dst = static_cast<float*>(context.output(0, shape));
+    const float scale = number(context, kScale, "scale"), cap = number(context, kCap, "softcap"),
+                least_added = number(context, kLeastAdded, "least_added");
+    if (!(cap >= 0 && cap < kInfinity))
+      fail("softcap is " + std::to_string(cap) + ", expected a finite number from 0 on");
+    const AttentionBias bias = attention_bias(kName, context.input(kBias), {n.b, n.h, n.s, n.t});
+    const HeadSizes of_dst = {n.b, n.h, n.s, n.e};
+    const Shape shape = shape_of(of_dst, dst_);
+    void* const dst = context.output(0, shape);
     if (shape.elements() == 0) return;
     if (n.t == 0) {  // no keys
-      for (int64_t i = 0; i < shape.elements(); ++i) store(dst + i, kNan);
+      const std::vector<float> numbers(static_cast<size_t>(shape.elements()), zero_rows_ ? 0.0f : kNan);
+      put_all(query.type, numbers, dst);
       return;
     }
-    const int64_t wanted = kTaskScores / n.t / kRowUnit * kRowUnit;
-    const int64_t rows = std::min(std::clamp<int64_t>(wanted, kRowUnit, 8 * kRowUnit), n.s);
-    const int64_t quantized_rows = std::min(kMaxParameters, n.b * n.h * std::max(n.s, n.t));
-    const Constants constants(std::max({2 * rows, n.e, n.t, quantized_rows}));
-    Codes codes;
-    const auto* q = static_cast<const float*>(query.data);
-    const auto* k = static_cast<const float*>(key.data);
-    codes.query = quantize_rows(context, q, n.b * n.s * n.h, n.d, kU8, constants.zero_points, codes.query_scales);
-    codes.key = quantize_rows(context, k, n.b * n.t * n.h, n.d, kS8, constants.no_zero_points, codes.key_scales);
-    const auto* v = static_cast<const float*>(value.data);
-    codes.value = quantize_rows(context, v, n.b * n.t * n.h, n.e, kS8, constants.no_zero_points, codes.value_scales);
-    const Packed packed(n);
-    run_tasks(context, n.b * n.h, [&](int64_t i) {
-      pack_keys(codes, n, i, packed);
-      pack_values(codes, n, i, packed);
-    });
-    const int64_t blocks = divide_up(n.s, rows);
-    const float factor = load(static_cast<const float*>(scale.data));
-    run_tasks(context, n.b * n.h * blocks, [&](int64_t i) {
-      const int64_t head = i / blocks, row = i % blocks * rows;
-      attend(codes, constants, biases, factor, n, head, row, std::min(rows, n.s - row), packed, dst);
-    });
+    run(context, {query, key, value}, {of_query, of_key, of_value}, n, bias, {scale, cap, least_added}, dst);
   }
 
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  // Makes scales of magnitudes: 1 for 0.
-  static void to_scales(float* peaks, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      const float scale = peaks[i] / 127.0f;
-      peaks[i] = scale == 0 ? 1.0f : scale;
-    }
+  static HeadLayout layout(const Attributes& attributes, const char* name) {
+    return read_encoding(kName, attributes, name, HeadLayout::kTokensFirst);
   }
 
-  // The codes of rows of `cols` numbers, and their scales. A row of a head is one row.
-  static std::unique_ptr<uint8_t[]> quantize_rows(Context& context, const float* src, int64_t rows, int64_t cols,
-                                                  CodeKind kind, const std::vector<int32_t>& zero_points,
-                                                  std::unique_ptr<float[]>& scales) {
-    auto codes = memory<uint8_t>(rows * cols + kQuad);
-    std::memset(codes.get() + rows * cols, 0, kQuad);  // kernels read whole quads
-    scales = memory<float>(rows);
-    const int64_t unit = std::clamp<int64_t>(kTaskElements / std::max<int64_t>(cols, 1), 1, kMaxParameters);
-    run_tasks(context, divide_up(rows, unit), [&](int64_t task) {
-      const ElementwiseKernels& table = active_kernels();
-      const int64_t first = task * unit, count = std::min(unit, rows - first);
-      std::vector<float> lows(static_cast<size_t>(count));
-      float* const of_rows = scales.get() + first;
-      std::fill_n(of_rows, count, 0.0f);
-      table.row_ranges[kAbsMax](src + first * cols, count, cols, cols, lows.data(), of_rows);
-      to_scales(of_rows, count);
-      const QuantizeBlock block =
-          block_of(src + first * cols, codes.get() + first * cols, count, cols, cols, of_rows, zero_points.data());
-      table.quantize[kOnnx][kind][kPerRow](block);
+  static void read(const Tensor& tensor, HeadLayout layout, int64_t heads, HeadSizes& sizes, const char* name) {
+    static constexpr const char* kExpected[] = {"[B, T, H * D]", "[B, H, T, D]", "[B, H, D, T]"};
+    if (!read_sizes(tensor.shape, layout, heads, sizes))
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected " +
+           kExpected[static_cast<size_t>(layout)] + " with " + std::to_string(heads) + " heads");
+  }
+
+  static float number(Context& context, Input input, const char* name) {
+    const Tensor tensor = context.input(input);
+    if (tensor.shape.elements() != 1)
+      fail(std::string(name) + " has shape " + tensor.shape.text() + ", expected one element");
+    return load(static_cast<const float*>(tensor.data));
+  }
+
+  static void put_all(Type type, const std::vector<float>& numbers, void* dst) {
+    const Storage storage = storage_of(type);
+    const auto count = static_cast<int64_t>(numbers.size());
+    if (storage.narrow == nullptr)
+      std::memcpy(dst, numbers.data(), numbers.size() * sizeof(float));
+    else
+      storage.narrow(numbers.data(), dst, count);
+  }
+
+  struct Numbers {
+    float scale, cap, least_added;
+  };
+
+  void run(Context& context, const Tensor (&tensors)[3], const HeadSizes (&sizes)[3], const Sizes& n,
+           const AttentionBias& bias, const Numbers& numbers, void* dst) const {
+    const int64_t unit = active_isa().products->gemm_qc8w_tiles == nullptr ? kRowUnit : kTiledRowUnit;
+    const int64_t wanted = kTaskScores / n.t / unit * unit;
+    const int64_t rows = std::min(std::clamp<int64_t>(wanted, unit, 96), n.rows());
+    const Constants constants(std::max({2 * rows, n.e, n.t}));
+    const HeadCodes query(context, tensors[0], sizes[0], query_, kU8);
+    const PackedHeads packed(context, HeadCodes(context, tensors[1], sizes[1], key_, kS8),
+                             HeadCodes(context, tensors[2], sizes[2], value_, kS8));
+    const HeadSizes of_dst = {n.b, n.h, n.s, n.e};
+    const Run all = {n,
+                     query,
+                     packed,
+                     constants,
+                     bias,
+                     numbers.scale,
+                     numbers.cap,
+                     numbers.least_added,
+                     {before_, after_, ends_together_ ? n.t - n.s : 0},
+                     zero_rows_,
+                     dst,
+                     storage_of(tensors[0].type),
+                     {of_dst, dst_}};
+    const int64_t blocks = divide_up(n.rows(), rows);
+    run_tasks(context, n.b * n.k * blocks, [&](int64_t i) {
+      const int64_t first = i % blocks * rows;
+      Block(all, i / blocks, first, std::min(rows, n.rows() - first)).compute();
     });
-    return codes;
   }
 
-  static QuantizeBlock block_of(const float* src, uint8_t* dst, int64_t rows, int64_t cols, int64_t stride,
-                                const float* scales, const int32_t* zps) {
-    QuantizeBlock block = {};
-    block.rows = rows;
-    block.cols = cols;
-    block.stride = stride;
-    block.src = src;
-    block.dst = dst;
-    block.scales = scales;
-    block.zps = zps;
-    return block;
-  }
-
-  static void pack_keys(const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
-    const int64_t depth = round_up(n.d, kQuad);
-    int8_t* const keys = to.keys.get() + head * to.key_size;
-    if (depth != n.d || n.t % kBlockColumns != 0) std::memset(keys, 0, static_cast<size_t>(to.key_size));
-    for (int64_t row = 0; row < n.t; ++row) {
-      const int64_t number = (head / n.h * n.t + row) * n.h + head % n.h;
-      const auto* from = reinterpret_cast<const int8_t*>(codes.key.get()) + number * n.d;
-      int8_t* quads = keys + row / kBlockColumns * kBlockColumns * depth + row % kBlockColumns * kQuad;
-      int32_t sum = 0;
-      for (int64_t i = 0; i < n.d; ++i) sum += from[i];
-      for (int64_t i = 0; i < n.d; i += kQuad)
-        std::memcpy(quads + i * kBlockColumns, from + i, static_cast<size_t>(std::min(kQuad, n.d - i)));
-      to.key_scales[static_cast<size_t>(head * n.t + row)] = codes.key_scales[static_cast<size_t>(number)];
-      to.key_sums[static_cast<size_t>(head * n.t + row)] = sum;
-    }
-  }
-
-  static void pack_values(const Codes& codes, const Sizes& n, int64_t head, const Packed& to) {
-    const int64_t stride = n.h * n.e, first = head / n.h * n.t * n.h + head % n.h, length = round_up(n.t, kQuad);
-    const uint8_t* const bytes = codes.value.get() + first * n.e;
-    float* const factors = to.factors.get() + head * to.factors_size;
-    for (int64_t row = 0; row < to.factors_size; ++row)
-      factors[row] = row < n.t ? codes.value_scales[static_cast<size_t>(first + row * n.h)] * kUnitOfCodes : 0.0f;
-    auto* const values = reinterpret_cast<uint8_t*>(to.values.get() + head * to.value_size);
-    if (length != n.t || n.e % kBlockColumns != 0) std::memset(values, 0, static_cast<size_t>(to.value_size));
-    for (int64_t block = 0; block < n.e; block += kBlockColumns) {
-      const int64_t columns = std::min(kBlockColumns, n.e - block);
-      uint8_t* quads = values + block * length;
-      for (int64_t row = 0; row < n.t; row += kQuad, quads += kBlockColumns * kQuad)
-        interleave(bytes + row * stride + block, stride, std::min(kQuad, n.t - row), columns, quads);
-    }
-  }
-
-  // Up to four rows of bytes become quads.
-  static void interleave(const uint8_t* rows, int64_t stride, int64_t count, int64_t columns, uint8_t* quads) {
-    if (count < kQuad || columns < kBlockColumns) {
-      for (int64_t row = 0; row < count; ++row)
-        for (int64_t i = 0; i < columns; ++i) quads[i * kQuad + row] = rows[row * stride + i];
-      return;
-    }
-    uint8_t bytes[kQuad][kBlockColumns];
-    for (int64_t row = 0; row < kQuad; ++row) std::memcpy(bytes[row], rows + row * stride, kBlockColumns);
-    for (int64_t i = 0; i < kBlockColumns; ++i)  // compilers make vector instructions of this loop
-      for (int64_t row = 0; row < kQuad; ++row) quads[i * kQuad + row] = bytes[row][i];
-  }
-
-  // Rows [row, row + rows) of one head.
-  static void attend(const Codes& codes, const Constants& constants, const AttentionBias& bias, float factor,
-                     const Sizes& n, int64_t head, int64_t row, int64_t rows, const Packed& packed, float* dst) {
-    const InstructionSet& isa = active_isa();
-    const int64_t batch = head / n.h, offset = head % n.h, stride = n.h * n.d;
-    const int64_t padded = round_up(n.t, kSoftmaxUnit), first = (batch * n.s + row) * n.h + offset;
-    std::vector<float> scales(static_cast<size_t>(rows));
-    for (int64_t i = 0; i < rows; ++i)
-      scales[static_cast<size_t>(i)] = codes.query_scales[static_cast<size_t>(first + i * n.h)] * factor;
-    const auto scores = memory<float>(rows * padded), sums = memory<float>(2 * rows * n.e);
-    const auto bytes = memory<uint8_t>(2 * rows * padded);
-
-    ProductBlock product = {};
-    product.rows = rows;
-    product.cols = n.t;
-    product.depth = round_up(n.d, kQuad);
-    product.groups = 1;
-    product.output = {scores.get(), padded, false};
-    product.codes = {
-        codes.query.get() + first * n.d, stride, scales.data(), constants.zero_points.data(), 1, nullptr, false};
-    product.weights = {packed.keys.get() + head * packed.key_size, product.depth * kBlockColumns, nullptr, 0, 0};
-    product.columns = {packed.key_scales.get() + head * n.t,
-                       nullptr,
-                       0,
-                       1,
-                       packed.key_sums.get() + head * n.t,
-                       0,
-                       constants.zeros.data()};
-    product.order = kRowFirst;
-    isa.products->gemm_qc8w(product);
-
-    const float* biases = bias.data + batch * bias.strides[0] + offset * bias.strides[1];
-    for (int64_t i = 0; i < rows; ++i) {
-      float* const of_row = scores.get() + i * padded;
-      std::fill(of_row + n.t, of_row + padded, -INFINITY);
-      scales[static_cast<size_t>(i)] = isa.kernels->softmax(
-          {of_row, biases + (row + i) * bias.strides[2], packed.factors.get() + head * packed.factors_size,
-           bias.strides[3] != 0, n.t, padded, bytes.get() + i * padded, bytes.get() + (rows + i) * padded});
-    }
-
-    product.cols = n.e;
-    product.depth = round_up(n.t, kQuad);
-    product.weights = {packed.values.get() + head * packed.value_size, product.depth * kBlockColumns, nullptr, 0, 0};
-    product.columns = {constants.ones.data(), nullptr, 0, 1, constants.no_zero_points.data(), 0,
-                       constants.zeros.data()};
-    product.output = {sums.get(), n.e, false};
-    product.codes = {bytes.get(), padded, constants.ones.data(), constants.no_zero_points.data(), 1, nullptr, false};
-    product.rows = 2 * rows;  // of high bytes, then of low ones
-    isa.products->gemm_qc8w(product);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float scale = scales[static_cast<size_t>(i)];
-      const float *high = sums.get() + i * n.e, *low = high + rows * n.e;
-      float* to = dst + (batch * n.s + row + i) * n.h * n.e + offset * n.e;
-      for (int64_t j = 0; j < n.e; ++j) store(to + j, (high[j] * 256.0f + low[j]) * scale);
-    }
-  }
-
-  int64_t heads_;
+  int64_t heads_, key_heads_;
+  HeadLayout query_, key_, value_, dst_;
+  int64_t before_, after_;
+  bool ends_together_, zero_rows_;
 };
+
+// Whether the result has the shape of query, but the last dimension of value.
+bool has_shape(const Attributes& attributes) {
+  const auto layout = [&](const char* name) { return attributes.integer(name, 0); };
+  const int64_t of_dst = layout("dst_layout"), key_heads = attributes.integer("kv_num_heads", 0);
+  if (layout("query_layout") != of_dst || layout("value_layout") != of_dst) return false;
+  if (of_dst == static_cast<int64_t>(HeadLayout::kTokensFirst))
+    return key_heads == 0 || key_heads == attributes.integer("num_heads", 1);
+  return of_dst == static_cast<int64_t>(HeadLayout::kHeadsFirst);
+}
 
 }  // namespace
 
 Operator quantized_attention() {
-  Operator op = {
-      kName, 5, {{{kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat}}}, make_node<QuantizedAttention>, always_float};
-  op.columns_input = 2;
+  std::vector<Signature> signatures;
+  for (const Type type : {kFloat, kFloat16, kBfloat16})
+    signatures.push_back({{type, type, type, kFloat, kFloat, kFloat, kFloat}, {type}});
+  Operator op = {kName, kInputs, signatures, make_node<QuantizedAttention>, type_of_input<kQuery>};
+  op.columns_input = kValue;
+  op.has_shape = has_shape;
   return op;
 }
 

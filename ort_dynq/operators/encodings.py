@@ -77,6 +77,14 @@ class Direction(Encoding):
     BIDIRECTIONAL = 2, "Both: the first direction is forward, the second one is reverse"
 
 
+class HeadLayout(Encoding):
+    """The order of the axes of a tensor of heads."""
+
+    TOKENS_FIRST = 0, "[B, T, H * D]"
+    HEADS_FIRST = 1, "[B, H, T, D]"
+    ELEMENTS_FIRST = 2, "[B, H, D, T]"
+
+
 class LastGate(Encoding):
     """What the last gate of a recurrent layer is."""
 

@@ -105,7 +105,7 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
         yield f"{to}_i = Cast<to = 6>({to}_d)"
         yield f"{to} = Cast<to = 1>({to}_i)"
     elif operator in FUNCTIONS:
-        yield from (_sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
+        yield from (sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
     elif operator == SUM:
         yield from _sum(listed, to, opset, scope)
     elif operator in REDUCTIONS:
@@ -147,7 +147,7 @@ def power(y: str, to: str, coefficients: Sequence[float] = _POWER_OF_2) -> Itera
     yield f"{to} = Mul({to}_p, {to}_power)"
 
 
-def _sigmoid(x: str, to: str) -> Iterator[str]:
+def sigmoid(x: str, to: str) -> Iterator[str]:
     """The nodes of 1 / (1 + e^-x)."""
     yield f"{to}_factor = Constant<value_float = -1.44269502162933349609375>()"
     yield f"{to}_low = Constant<value_float = -126.0>()"

@@ -323,28 +323,47 @@ struct CompressedProduct {
   }
 };
 
-// QuantizedAttention: the heads, and the lengths that src does not have.
+// QuantizedAttention: the heads, their layouts, and the lengths that src does not have.
 struct Attention {
-  int64_t heads, keys, columns;
+  int64_t heads, key_heads, batches, rows, keys, size, columns, layouts[4];
 
   Attention(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
-      : heads(1 + static_cast<int64_t>(bytes.below(3))),
+      : key_heads(1 + static_cast<int64_t>(bytes.below(3))),
+        batches(1 + static_cast<int64_t>(bytes.below(2))),
+        rows(1 + static_cast<int64_t>(bytes.below(30))),
         keys(bytes.one_in(32) ? 0 : 1 + static_cast<int64_t>(bytes.below(40))),
+        size(1 + static_cast<int64_t>(bytes.below(20))),
         columns(1 + static_cast<int64_t>(bytes.below(20))) {
+    heads = key_heads * (1 + static_cast<int64_t>(bytes.below(3)));
     given.push_back({"num_heads", nullptr, bytes.one_in(32) ? 0 : heads});
-    src = shape_of({1 + static_cast<int64_t>(bytes.below(2)), 1 + static_cast<int64_t>(bytes.below(30)),
-                    heads * (1 + static_cast<int64_t>(bytes.below(20)))});
+    given.push_back({"kv_num_heads", nullptr, heads == key_heads && bytes.one_in(2) ? 0 : key_heads});
+    static constexpr const char* kLayouts[] = {"query_layout", "key_layout", "value_layout", "dst_layout"};
+    for (size_t i = 0; i < 4; ++i) {
+      layouts[i] = static_cast<int64_t>(bytes.below(bytes.one_in(32) ? 4 : 3));
+      given.push_back({kLayouts[i], nullptr, layouts[i]});
+    }
+    for (const char* name : {"keys_before", "keys_after"})
+      given.push_back({name, nullptr, static_cast<int64_t>(bytes.below(8)) - (bytes.one_in(32) ? 2 : 1)});
+    for (const char* name : {"ends_together", "zero_rows"})
+      given.push_back({name, nullptr, static_cast<int64_t>(bytes.below(2))});
+    src = laid_out(0, heads, rows, size);
   }
 
-  Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
+  Shape laid_out(size_t index, int64_t of_heads, int64_t tokens, int64_t elements) const {
+    if (layouts[index] == 0) return shape_of({batches, tokens, of_heads * elements});
+    return layouts[index] == 1 ? shape_of({batches, of_heads, tokens, elements})
+                               : shape_of({batches, of_heads, elements, tokens});
+  }
+
+  Shape shape_of_input(Bytes& bytes, size_t index) const {
     const auto some = [&](int64_t length) { return bytes.one_in(2) ? int64_t{1} : length; };
     switch (index) {
       case 1:
-        return shape_of({src.dims[0], keys, src.dims[2]});
+        return laid_out(1, key_heads, keys, size);
       case 2:
-        return shape_of({src.dims[0], keys, heads * columns});
+        return laid_out(2, key_heads, keys, columns);
       case 3:
-        return shape_of({some(src.dims[0]), some(heads), some(src.dims[1]), some(keys)});
+        return shape_of({some(batches), some(heads), some(rows), some(keys)});
       default:
         return shape_of({1});
     }
@@ -1043,7 +1062,7 @@ Problem make_problem(Bytes& bytes) {
                   : program && i >= first_operand ? operand_shape(i - first_operand)
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
-                  : attention                     ? attention->shape_of_input(bytes, i, src)
+                  : attention                     ? attention->shape_of_input(bytes, i)
                   : cache                         ? cache->shape_of_input(bytes, types, i, src)
                   : compressed                    ? compressed->shape_of_input(bytes, i, src)
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)

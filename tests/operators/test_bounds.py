@@ -24,6 +24,8 @@ import numpy as np
 import onnx
 import pytest
 from arena import Arena
+from cases.quantized_attention import attributes as attention_attributes
+from cases.quantized_attention import laid_out
 from cases.quantized_conv import output_shape
 from cases.row_program import CHAINS, FINITE, STEPS, TAILS, operands
 from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
@@ -64,9 +66,16 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
     elif operator.name == "QuantizedConv":
         yield from convolutions(n)
     elif "num_heads" in names:
+        lone: list[Given] = [np.array([0, 2][n % 2], np.float32), np.array([-np.inf, 1][n // 2 % 2], np.float32)]
         for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
             for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
-                yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, ()], {"num_heads": h}
+                yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, (), *lone], {"num_heads": h}
+        for i, (s, t, d, e) in enumerate(((n, 9, 4, 5), (9, n, 5, 4), (3, 17, n, 2), (4, 5, 2, n))):
+            shapes = ((2, 4, s, d), (2, 2, t, d), (2, 2, t, e))
+            layouts = tuple((i + n + k) % 3 for k in range(4))
+            inputs: list[Given] = [laid_out(each, layout) for each, layout in zip(shapes, layouts, strict=False)]
+            window = {"keys_before": n % 4 - 1, "keys_after": n // 2 % 3 - 1, "ends_together": n % 2}
+            yield [*inputs, (1, 4, 1, t), (), *lone], attention_attributes(4, 2, layouts, **window)
     elif operator.name == "CompressedAttention":
         yield from compressed_caches(n)
     elif operator.name == "CompressedMatMul":
@@ -435,16 +444,25 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             yield [*grouped[:index], shape, *grouped[index + 1 :]], given, grouped
         return
     if operator.name == "QuantizedAttention":
-        heads: list[Shape] = [(2, 3, 8), (2, 5, 8), (2, 5, 6), (2, 1, 3, 5), ()]
+        heads: list[Shape] = [(2, 3, 8), (2, 5, 8), (2, 5, 6), (2, 1, 3, 5), (), (), ()]
         for index, wrong in (
             (0, [(), (3, 8), (2, 3, 7), (1, 3, 8), (2, 3, 6), (1, 2, 3, 8), (2, 3, 0)]),
             (1, [(2, 5), (2, 5, 6), (1, 5, 8), (2, 4, 8), (2, 5, 9)]),
             (2, [(5, 6), (2, 4, 6), (1, 5, 6), (2, 5, 7)]),
             (3, [(), (5,), (3, 5), (2, 2, 3), (2, 3, 3, 5), (2, 1, 3, 4), (3, 1, 3, 5), (0, 1, 3, 5)]),
-            (4, [(2,), (0,), (1, 2)]),
+            *((index, [(2,), (0,), (1, 2)]) for index in (4, 5, 6)),
         ):
             for shape in wrong:
                 yield [*heads[:index], shape, *heads[index + 1 :]], {"num_heads": 2}, heads
+        layouts = (1, 2, 1, 0)
+        whole: list[Shape] = [(2, 4, 3, 8), (2, 2, 8, 5), (2, 2, 5, 6), (2, 1, 3, 5), (), (), ()]
+        for index, wrong in (
+            (0, [(2, 3, 32), (2, 2, 3, 8), (2, 3, 4, 8), (2, 4, 3, 7), (1, 4, 3, 8)]),
+            (1, [(2, 5, 16), (2, 2, 5, 8), (2, 4, 8, 5), (2, 2, 8, 4)]),
+            (2, [(2, 5, 12), (2, 2, 4, 6), (2, 4, 5, 6)]),
+        ):
+            for shape in wrong:
+                yield [*whole[:index], shape, *whole[index + 1 :]], attention_attributes(4, 2, layouts), whole
         return
     if operator.name == "CompressedAttention":
         scales: Shape = (2, 2, 5, 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases.compressed_attention import compressed_inputs
 from cases.compressed_matmul import compressed_operands
+from cases.quantized_attention import numbers
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
 from helpers import Array
@@ -45,7 +46,7 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name == "CompressedMatMul":
         return compressed_operands(np.random.default_rng(0), "int8", (4,), 2, 1, 2)
     if operator.name == "QuantizedAttention":
-        return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), np.float32(1)]
+        return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), *numbers()]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]
     for index, value in enumerate(operator.inputs):
         if value.name == "weight":
@@ -64,7 +65,7 @@ def message(operator: Operator, **given: Any) -> str:
 
 
 def test_every_encoding_is_used() -> None:
-    assert len(ENCODINGS) == 6
+    assert len(ENCODINGS) == 7
     assert {attribute.encoding for operator in OPERATORS.values() for attribute in operator.attributes} == {
         None,
         *ENCODINGS,

@@ -6,15 +6,40 @@ inline V::F bias_of(const SoftmaxRow& row, int64_t i) {
   return i < row.count ? V::load_part(row.bias + i, row.count - i) : V::set1(0.0f);
 }
 
+// The scores of a vector from column i on, of which those from `count` on are -infinity.
+inline V::F scores_at(const SoftmaxRow& row, int64_t i) {
+  if (i + V::kLanes <= row.count) return V::load(row.scores + i);
+  return i < row.count ? V::load_part(row.scores + i, row.count - i, V::set1(-kInfinity)) : V::set1(-kInfinity);
+}
+
+inline void cap_scores(const SoftmaxRow& row) {
+  const ScoreCap cap(row.cap);
+  const V::F inner = V::set1(cap.inner), outer = V::set1(cap.outer), offset = V::set1(cap.offset);
+  for (int64_t i = 0; i < row.count; i += V::kLanes) {
+    const V::F t = sigmoid_of<V>(V::mul(V::load(row.scores + i), inner));
+    V::store<false>(row.scores + i, V::sub(V::mul(t, outer), offset));
+    if (i + V::kLanes > row.count) V::store<false>(row.scores + i, scores_at(row, i));
+  }
+}
+
 float softmax(const SoftmaxRow& row) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
   V::F best[2] = {f(-kInfinity), f(-kInfinity)};
-  const bool has_bias = row.bias_is_vector || dynq::load(row.bias) != 0;
+  if (row.cap != 0) cap_scores(row);
+  const bool replaces = row.least_added > -kInfinity;
+  const bool has_bias = row.bias_is_vector || replaces || dynq::load(row.bias) != 0;
+  const V::F least_added = f(row.least_added);
   for (int64_t i = 0; i < row.padded; i += V::kLanes) {
     V::F score = V::load(row.scores + i);
     if (has_bias) {
-      score = V::add(score, bias_of(row, i));
+      const V::F bias = bias_of(row, i);
+      score = V::add(score, bias);
+      if (replaces) score = V::choose(V::less(bias, least_added), bias, score);
       V::store<false>(row.scores + i, score);
+      if (replaces && i + V::kLanes > row.count) {
+        score = scores_at(row, i);
+        V::store<false>(row.scores + i, score);
+      }
     }
     V::F& lanes = best[i / V::kLanes % 2];
     lanes = V::max(score, lanes);

@@ -139,7 +139,8 @@ def _build(match: _ExportedAttention, edit: Edit) -> None:
     if match.is_quantized:
         bias = edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before) if bias is None else bias
         factor = edit.add_constant(np.float32(match.factor), before=before)
-        main = call("QuantizedAttention", [q, k, v, bias, factor], num_heads=query.heads)
+        cap, least_added = (edit.add_constant(np.float32(each), before=before) for each in (0, -np.inf))
+        main = call("QuantizedAttention", [q, k, v, bias, factor, cap, least_added], num_heads=query.heads)
     else:
         edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
         inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
