@@ -144,8 +144,8 @@ def _scores_of_channels(opset: int) -> str:
     scaled_query = Mul(rows_of_query, scale_rows)
     {words("scaled", "scaled_query", opset)}
     scaled_factors = Cast<to = 11>(scaled_words)
-    key_whole_offset = Expand(key_real_offset, key_scale_shape)
-    {_repeated("key_whole_offset", "channel_offset", 3, "key_group_size", opset)}
+    key_channel_offset = Expand(key_real_offset, key_scale_shape)
+    {_repeated("key_channel_offset", "channel_offset", 3, "key_group_size", opset)}
     offset_rows = Unsqueeze(channel_offset, n3)
     shifts = Mul(rows_of_query, offset_rows)
     {words("shift", "shifts", opset)}

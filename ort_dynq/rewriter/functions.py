@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from ..graphs import graphs
+from ..graphs import graphs, proto_with_subgraphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 from .analysis.nodes import attributes_of
 from .specialization import specialized
@@ -121,4 +121,8 @@ def make_function(
         DynqError: One of them is not a program.
     """
     function = onnx.parser.parse_function(OPERATORS[operator].function(DOMAIN, opset, programs))
-    return specialized(function, calls) if calls else function
+    function = specialized(function, calls) if calls else function
+    for graph in proto_with_subgraphs(function):
+        for node in graph.node:
+            node.name = node.output[0]  # ONNX Runtime's messages and profiles show it behind the name of the call
+    return function
