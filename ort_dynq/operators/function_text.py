@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from .encodings import ScaleOrder
@@ -145,6 +146,31 @@ def parameter_shape(has_blocks: bool = False) -> str:
     parameter_shape = Concat<axis = 0>(lead, {"parameters_of_row" if has_blocks else "ones"})"""
 
 
+_LITERAL_RESHAPE = "LiteralReshape"
+_FIRST_WITH_ALLOWZERO = 14
+
+
 def reshape(opset: int) -> str:
-    """A Reshape that takes a dimension of 0 literally. Before opset 14, it copies the input's dimension instead."""
-    return "Reshape<allowzero = 1>" if opset >= 14 else "Reshape"
+    """A Reshape that takes a dimension of 0 literally; :func:`with_standard_reshapes` makes it one of standard ONNX."""
+    return "Reshape<allowzero = 1>" if opset >= _FIRST_WITH_ALLOWZERO else _LITERAL_RESHAPE
+
+
+def with_standard_reshapes(body: str) -> str:
+    """A body in which nodes that every opset has take the place of each :func:`reshape` of an old opset.
+
+    Before opset 14, a dimension of 0 copies the dimension of the input at this place. So an input without elements gets
+    as many dimensions of 0 as the result has dimensions; one with elements gets dimensions of 1 there.
+    """
+    return re.sub(rf"(\w+) = {_LITERAL_RESHAPE}\((\w+), (\w+)\)", _literal_reshape, body)
+
+
+def _literal_reshape(found: re.Match[str]) -> str:
+    to, value, shape = found.groups()
+    return f"""{to}_literal_row = Flatten<axis = 0>({value})
+        {to}_literal_row_shape = Shape({to}_literal_row)
+        {to}_literal_least = ReduceMin({to}_literal_row_shape)
+        {to}_literal_rank = Shape({shape})
+        {to}_literal_lead = Expand({to}_literal_least, {to}_literal_rank)
+        {to}_literal_wide_shape = Concat<axis = 0>({to}_literal_lead, {to}_literal_row_shape)
+        {to}_literal_wide = Expand({to}_literal_row, {to}_literal_wide_shape)
+        {to} = Reshape({to}_literal_wide, {shape})"""

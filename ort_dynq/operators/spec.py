@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import DynqError
 from .encodings import Encoding
+from .function_text import with_standard_reshapes
 
 FLOATS = ("float32", "float16")
 """The types of floats that most operators take."""
@@ -138,6 +139,7 @@ class Operator:
         body = self.body(opset)
         if programs and self.body_of_programs is not None:
             body = self.body_of_programs(opset, programs)
+        body = with_standard_reshapes(body)
         attributes = ", ".join(attribute.name for attribute in self.attributes)
         inputs, outputs = (", ".join(value.name for value in values) for values in (self.inputs, self.outputs))
         return f"""<domain: "{domain}", opset_import: ["" : {opset}]>
