@@ -1,7 +1,8 @@
 """Verifies mixtures of experts (QMoE), whose activations become codes in B, and in A in most cases.
 
 The reference is computed in float64 from A's activation and scores, with the weights as QMoE's specification defines
-them. There are two checks, each with a bound of the error that is computed along with the numbers:
+them. B's activation and scores must be A's, bit for bit: both models compute them alike. There are two checks of the
+results, each with a bound of the error that is computed along with the numbers:
 
 1. B's result is that of codes of the activation and of the values between both products, as QuantizedExperts documents
    them, except for float32 roundings. Where these may change a code, the bound has one step. With two terms, it has
@@ -29,6 +30,7 @@ _LARGEST_SYMMETRIC_CODE = 127
 _NEAR = 8 * UNIT  # the relative error of a quotient
 _INPUTS = ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))  # codes, scales, biases and zero points of the products
 _ROUTER_WEIGHTS = 14
+_OF_TOKENS = ((0, "activation"), (1, "scores of experts"), (_ROUTER_WEIGHTS, "weights of experts"))  # B's inputs 0 to 2
 
 
 class Mixture(QuantizedLayer):
@@ -42,6 +44,8 @@ class Mixture(QuantizedLayer):
         reference = experts.run(lambda x: x).value
         if (result.shape, result.dtype) != (expected.shape, expected.dtype):
             return Judgement(f"B's result is {result.dtype} {list(result.shape)}", 0, 0, reference, 0)
+        if problem := self._other_inputs(known, of_b):
+            return Judgement(problem, 0, 0, reference, 0)
         of_a = experts.run(_half_a_step)
         quantize = _two_terms if terms == 2 else _codes_of
         of_codes = experts.run(lambda x: quantize(x, size))
@@ -56,13 +60,30 @@ class Mixture(QuantizedLayer):
             problem = f"B's error is {b_error:.3g} times its bound"
         return Judgement(problem, a_error, b_error, reference, int(is_compared.size - is_compared.sum()))
 
+    def _other_inputs(self, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> str:
+        """Returns which input of B's tokens is not A's; an empty text if all are."""
+        for value, (index, what) in zip(self.b.inputs[:3], _OF_TOKENS, strict=True):
+            expected = first_inputs(self.node, 15)[index]
+            if value is None or expected is None:
+                continue
+            found = of_b.get(name_of(value), known.get(name_of(value)))
+            if found is None and value.const_value is not None:
+                found = value.const_value.numpy()
+            # A Cast from float16 may be before one of them.
+            if found is not None and not np.array_equal(
+                found.astype(np.float64), known[name_of(expected)].astype(np.float64), equal_nan=True
+            ):
+                return f"B's {what} are not A's" if what.endswith("experts") else f"B's {what} is not A's"
+        return ""
+
 
 def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
     """Returns the QMoE of A in whose place a node of B is; None if A has another node, or none."""
     value = layers.values.get(name_of(node.outputs[0]))
     found = None if value is None else value.producer()
     is_mixture = found is not None and (found.domain, found.op_type) == (MICROSOFT, "QMoE")
-    return Mixture(found, node, label(node)) if found is not None and is_mixture else None
+    observed = tuple(value for value in node.inputs[:3] if value is not None and value.producer() is not None)
+    return Mixture(found, node, label(node), observed) if found is not None and is_mixture else None
 
 
 def _half_a_step(x: Bounded) -> Bounded:

@@ -114,6 +114,21 @@ def test_wrong_attribute(name: str, value: int | str) -> None:
     assert verified(case, model).problem.startswith("B's error is")
 
 
+@pytest.mark.parametrize("options", [{}, TWO_TERMS], ids=str)
+@pytest.mark.parametrize(("index", "what"), [(0, "activation is"), (1, "scores of experts are")])
+@pytest.mark.parametrize("factor", [1.0001, np.nextafter(np.float32(1), np.float32(2))])
+def test_other_tokens(factor: float, index: int, what: str, options: dict[str, Any]) -> None:
+    """The bound of the result is wider than such a change, in particular of the scores."""
+    case = make(tokens=40)
+    model = rewritten(case, **options)
+    (position, node) = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "QuantizedExperts")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
+    changed = onnx.helper.make_node("Mul", [node.input[index], "factor"], ["changed"])
+    node.input[index] = "changed"
+    model.graph.node.insert(position, changed)
+    assert verified(case, model).problem == f"B's {what} not A's"
+
+
 def test_reference_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """If both the rewrite and the verification misread the weights, A's result shows it."""
     case = make()
