@@ -10,7 +10,7 @@ namespace dynq {
 struct SoftmaxRow {
   float* scores;         // `padded` of them; from `count` on they are -infinity
   const float* bias;     // `count` numbers to add, or one if !bias_is_vector
-  const float* factors;  // `padded`: scales times kUnitOfCodes, by which the codes are multiplied
+  const float* factors;  // `padded` finite ones: scales times kUnitOfCodes, by which the codes are multiplied
   bool bias_is_vector;
   float cap;              // not 0: the scores become cap * tanh(score / cap) before the bias is added
   float least_added;      // a lower bias takes the place of the score
@@ -34,7 +34,7 @@ constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 /
 // The difference is multiplied, not its terms: a mask may be the lowest float, and its multiples are infinite.
 //
 // The result is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and the codes
-// are 0, if a score or a weight is NaN, if a weight is infinite, or if the largest score is.
+// are 0, if a score is NaN or the largest one is infinite.
 using SoftmaxKernel = float (*)(const SoftmaxRow&);
 
 // The steps of a cap, in float32.

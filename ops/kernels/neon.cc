@@ -37,6 +37,18 @@ struct V : VectorNeon {
     dynq::store(reinterpret_cast<uint32_t*>(low), vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(both)), 0));
     dynq::store(reinterpret_cast<uint32_t*>(high), vget_lane_u32(vreinterpret_u32_u8(vshrn_n_u16(both, 8)), 0));
   }
+  static void store_bytes(uint8_t* low, uint8_t* high, const I (&a)[4]) {
+    const auto words_of = [](I first, I second) {
+      return vuzp1q_u16(vreinterpretq_u16_s32(first), vreinterpretq_u16_s32(second));
+    };
+    const uint8x16_t words[2] = {vreinterpretq_u8_u16(words_of(a[0], a[1])),
+                                 vreinterpretq_u8_u16(words_of(a[2], a[3]))};
+    vst1q_u8(low, vuzp1q_u8(words[0], words[1]));
+    vst1q_u8(high, vuzp2q_u8(words[0], words[1]));
+  }
+  static F shift_exponent(F a, F n) {
+    return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(a), vshlq_n_u32(vreinterpretq_u32_f32(n), 23)));
+  }
   static F one_if(uint32x4_t is_true) { return vbslq_f32(is_true, set1(1.0f), set1(0.0f)); }
   static F equal(F a, F b) { return one_if(vceqq_f32(a, b)); }
   static F less(F a, F b) { return one_if(vcltq_f32(a, b)); }

@@ -37,7 +37,7 @@ float portable_softmax(const SoftmaxRow& row) {
     for (int j = 1; j < 5; ++j) p = p * r + kPower[j];
     const float code = n == n ? round_half_even(p * ldexpf(1.0f, static_cast<int>(n))) : n;
     const float weight = code * row.factors[i];
-    if (!(weight < kInfinity)) is_defined = false;
+    if (weight != weight) is_defined = false;
     sum += code == code ? static_cast<int64_t>(code) : 0;
     if (weight > top) top = weight;
     row.scores[i] = weight;

@@ -22,64 +22,100 @@ inline void cap_scores(const SoftmaxRow& row) {
   }
 }
 
-float softmax(const SoftmaxRow& row) {
-  const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
-  V::F best[2] = {f(-kInfinity), f(-kInfinity)};
-  if (row.cap != 0) cap_scores(row);
-  const bool replaces = row.least_added > -kInfinity;
-  const bool has_bias = row.bias_is_vector || replaces || dynq::load(row.bias) != 0;
-  const V::F least_added = f(row.least_added);
-  for (int64_t i = 0; i < row.padded; i += V::kLanes) {
+// Numbers below 2^22 in magnitude are rounded to integers, half to even, if these are added. The bits of a sum have the
+// integer as their last ones.
+constexpr float kRounding = 12582912.0f;        // 1.5 * 2^23
+constexpr float kRoundingOfCodes = 8388608.0f;  // 2^23, for numbers that are not negative
+constexpr uint32_t kBitsOfRounding = 0x4b000000;
+
+template <int kNumber>
+struct Lane {
+  static constexpr int kLane = kNumber;
+};
+
+// Calls each(i, Lane<0>()) and each(i, Lane<1>()) in turn for the vectors of a row: they have accumulators of their
+// own, because one would wait for the vector before.
+template <class Each>
+ORT_DYNQ_INLINE inline void for_vectors(int64_t count, const Each& each) {
+  int64_t i = 0;
+  for (; i + 2 * V::kLanes <= count; i += 2 * V::kLanes) {
+    each(i, Lane<0>());
+    each(i + V::kLanes, Lane<1>());
+  }
+  if (i < count) each(i, Lane<0>());
+}
+
+// The largest score, after the bias is added, or NaN if a score is NaN or the largest one is infinite.
+template <bool kHasBias, bool kReplaces>
+inline float add_bias(const SoftmaxRow& row) {
+  const V::F least_added = V::set1(row.least_added);
+  V::F best[2] = {V::set1(-kInfinity), V::set1(-kInfinity)}, nans[2] = {V::set1(0.0f), V::set1(0.0f)};
+  for_vectors(row.padded, [&](int64_t i, auto number) ORT_DYNQ_INLINE_LAMBDA {
+    constexpr int kLane = decltype(number)::kLane;
     V::F score = V::load(row.scores + i);
-    if (has_bias) {
+    if constexpr (kHasBias) {
       const V::F bias = bias_of(row, i);
       score = V::add(score, bias);
-      if (replaces) score = V::choose(V::less(bias, least_added), bias, score);
+      if (kReplaces) score = V::choose(V::less(bias, least_added), bias, score);
       V::store<false>(row.scores + i, score);
-      if (replaces && i + V::kLanes > row.count) {
+      if (kReplaces && i + V::kLanes > row.count) {
         score = scores_at(row, i);
         V::store<false>(row.scores + i, score);
       }
     }
-    V::F& lanes = best[i / V::kLanes % 2];
-    lanes = V::max(score, lanes);
-  }
-  const V::F largest = f(V::highest(V::max(best[0], best[1])));
-  V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})};
-  V::F nans = f(0), tops[2] = {f(kLeastWeight), f(kLeastWeight)};
-#pragma GCC unroll 2
-  for (int64_t i = 0; i < row.padded; i += V::kLanes) {
-    const V::F y = V::max(f(-64.0f), V::mul(V::sub(V::load(row.scores + i), largest), f(kLog2E)));
-    const V::F n = V::round_float(y), r = V::sub(y, n);
-    V::F p = f(kPower[0]);
-    for (int j = 1; j < 5; ++j) p = V::add(V::mul(p, r), f(kPower[j]));
-    const V::F code = V::round_float(V::times_power_of_2(p, n));
-    const V::F weight = V::mul(code, V::load(row.factors + i));
-    nans = V::or_nan(nans, weight);
-    V::I& sum = sums[i / V::kLanes % 2];
-    sum = V::add(sum, V::round(code));
-    V::F& top = tops[i / V::kLanes % 2];
-    top = V::max(weight, top);
-    V::store<false>(row.scores + i, weight);
-  }
-  float lanes[V::kLanes];
-  V::store<false>(lanes, nans);
-  bool is_defined = true;
-  for (const float lane : lanes) is_defined = is_defined && lane == lane;
-  const float top = V::highest(V::max(tops[0], tops[1]));
-  if (!is_defined || top == kInfinity) {
+    best[kLane] = V::max(score, best[kLane]);
+    nans[kLane] = V::or_nan(nans[kLane], score);
+  });
+  const float largest = V::highest(V::max(best[0], best[1]));
+  return V::has_nan(nans[0], nans[1]) || !(largest > -kInfinity && largest < kInfinity) ? kNan : largest;
+}
+
+inline float add_bias(const SoftmaxRow& row) {
+  if (row.least_added > -kInfinity) return add_bias<true, true>(row);
+  return row.bias_is_vector || dynq::load(row.bias) != 0 ? add_bias<true, false>(row) : add_bias<false, false>(row);
+}
+
+float softmax(const SoftmaxRow& row) {
+  const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
+  if (row.cap != 0) cap_scores(row);
+  const float best = add_bias(row);
+  if (!(best == best)) {
     memset(row.high, 0, static_cast<size_t>(row.padded));
     memset(row.low, 0, static_cast<size_t>(row.padded));
     return kNan;
   }
+  const V::F largest = f(best);
+  V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})};
+  V::F tops[2] = {f(kLeastWeight), f(kLeastWeight)};
+  for_vectors(row.padded, [&](int64_t i, auto number) ORT_DYNQ_INLINE_LAMBDA {
+    constexpr int kLane = decltype(number)::kLane;
+    const V::F y = V::max(V::mul(V::sub(V::load(row.scores + i), largest), f(kLog2E)), f(-64.0f));
+    const V::F n = V::add(y, f(kRounding)), r = V::sub(y, V::sub(n, f(kRounding)));
+    V::F p = f(kPower[0]);
+#pragma GCC unroll 4
+    for (int j = 1; j < 5; ++j) p = V::add(V::mul(p, r), f(kPower[j]));
+    const V::F code = V::add(V::shift_exponent(p, n), f(kRoundingOfCodes));
+    const V::F weight = V::mul(V::sub(code, f(kRoundingOfCodes)), V::load(row.factors + i));
+    sums[kLane] = V::add(sums[kLane], V::bits(code));
+    tops[kLane] = V::max(weight, tops[kLane]);
+    V::store<false>(row.scores + i, weight);
+  });
+  const float top = V::highest(V::max(tops[0], tops[1]));
   const V::F inverse = f(kLargestCode / top);
-  for (int64_t i = 0; i < row.padded; i += V::kLanes)
-    V::store_bytes(row.low + i, row.high + i, V::round(V::mul(V::load(row.scores + i), inverse)));
-  int32_t lane_sums[V::kLanes];
-  int64_t sum = 0;
-  for (const V::I& each : sums) {
-    memcpy(lane_sums, &each, sizeof lane_sums);
-    for (const int32_t lane : lane_sums) sum += lane;
+  const auto code_at = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
+    return V::bits(V::add(V::mul(V::load(row.scores + i), inverse), f(kRoundingOfCodes)));
+  };
+  constexpr int64_t kFour = 4 * V::kLanes;
+  int64_t i = 0;
+  for (; i + kFour <= row.padded; i += kFour) {
+    const V::I codes[] = {code_at(i), code_at(i + V::kLanes), code_at(i + 2 * V::kLanes), code_at(i + 3 * V::kLanes)};
+    V::store_bytes(row.low + i, row.high + i, codes);
   }
+  for (; i < row.padded; i += V::kLanes) V::store_bytes(row.low + i, row.high + i, code_at(i));
+  uint32_t lane_sums[V::kLanes], sum = 0;  // at most 65536 codes: their sum fits
+  const V::I all = V::add(sums[0], sums[1]);
+  memcpy(lane_sums, &all, sizeof lane_sums);
+  const auto vectors = static_cast<uint32_t>(row.padded / V::kLanes);
+  for (const uint32_t lane : lane_sums) sum += lane - vectors * kBitsOfRounding;
   return top / kLargestCode / (static_cast<float>(sum) * kUnitOfCodes);
 }

@@ -59,6 +59,21 @@ struct Elementwise256 : Vector256 {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(low), both);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_unpackhi_epi64(both, both));
   }
+  static void store_bytes(uint8_t* low, uint8_t* high, const I (&a)[4]) {
+    const __m256i word = _mm256_set1_epi32(0xffff), byte = _mm256_set1_epi16(255);
+    const auto words_of = [&](I first, I second) {
+      return _mm256_packus_epi32(_mm256_and_si256(first, word), _mm256_and_si256(second, word));
+    };
+    const __m256i words[2] = {words_of(a[0], a[1]), words_of(a[2], a[3])};
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i lows = _mm256_packus_epi16(_mm256_and_si256(words[0], byte), _mm256_and_si256(words[1], byte));
+    const __m256i highs = _mm256_packus_epi16(_mm256_srli_epi16(words[0], 8), _mm256_srli_epi16(words[1], 8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm256_permutevar8x32_epi32(lows, order));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm256_permutevar8x32_epi32(highs, order));
+  }
+  static F shift_exponent(F a, F n) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
+  }
   static F equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), set1(1.0f)); }
   static F less_or_equal(F a, F b) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_LE_OQ), set1(1.0f)); }

@@ -49,6 +49,19 @@ struct Elementwise512 : Vector512 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(a));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(a, 8)));
   }
+  static void store_bytes(uint8_t* low, uint8_t* high, const I (&a)[4]) {
+    const I even = _mm512_set_epi32(0x3e003c, 0x3a0038, 0x360034, 0x320030, 0x2e002c, 0x2a0028, 0x260024, 0x220020,
+                                    0x1e001c, 0x1a0018, 0x160014, 0x120010, 0x0e000c, 0x0a0008, 0x060004, 0x020000);
+    const I words[2] = {_mm512_permutex2var_epi16(a[0], even, a[1]), _mm512_permutex2var_epi16(a[2], even, a[3])};
+    const I byte = _mm512_set1_epi16(255), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const I lows = _mm512_packus_epi16(_mm512_and_si512(words[0], byte), _mm512_and_si512(words[1], byte));
+    const I highs = _mm512_packus_epi16(_mm512_srli_epi16(words[0], 8), _mm512_srli_epi16(words[1], 8));
+    _mm512_storeu_si512(low, _mm512_permutexvar_epi64(order, lows));
+    _mm512_storeu_si512(high, _mm512_permutexvar_epi64(order, highs));
+  }
+  static F shift_exponent(F a, F n) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+  }
   static F equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), set1(1.0f)); }
   static F less(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), set1(1.0f)); }
   static F less_or_equal(F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_LE_OQ), set1(1.0f)); }

@@ -45,7 +45,9 @@ struct VectorMembers {
   F (*sqrt)(F) = V::sqrt;
   F (*times_power_of_2)(F a, F n) = V::times_power_of_2;  // n: integers from -126 to 127; the result is not denormal
   void (*store_bytes)(uint8_t* low, uint8_t* high, I) = V::store_bytes;  // the lowest byte, and the next one
-  F (*equal)(F, F) = V::equal;                                           // 1 or 0, as the next two
+  void (*store_bytes_of_four)(uint8_t* low, uint8_t* high, const I (&)[4]) = V::store_bytes;  // likewise
+  F (*shift_exponent)(F a, F n) = V::shift_exponent;  // a * 2^n, where n is the integer of the last bits
+  F (*equal)(F, F) = V::equal;                        // 1 or 0, as the next two
   F (*less)(F, F) = V::less;
   F (*less_or_equal)(F, F) = V::less_or_equal;
   F (*choose)(F c, F a, F b) = V::choose;  // c != 0 ? a : b
