@@ -7,7 +7,7 @@ values at both ends say.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,12 +80,19 @@ class QuantizedLayer(ABC):
         b: The node of B.
         name: Its name.
         observed: The values of B that :meth:`judge` reads.
+        results: The values of B that stand for the outputs of A's node; empty: the outputs of B's node.
     """
 
     node: ir.Node
     b: ir.Node
     name: str
     observed: tuple[ir.Value, ...] = ()
+    results: tuple[ir.Value, ...] = ()
+
+    @property
+    def results_of_b(self) -> Sequence[ir.Value]:
+        """The values of B that stand for the outputs of A's node."""
+        return self.results or self.b.outputs
 
     def values_of_a(self) -> list[ir.Value]:
         """The values of A to record: its inputs and its outputs, of which the first is always computed."""

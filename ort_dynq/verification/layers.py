@@ -54,7 +54,7 @@ class Layers:
         self.values = _values(a.graph)
         self._before_programs = {node.metadata_props.get(PRODUCT) for node in a.graph}
         self.products = [
-            IntegerProduct(node, self._result(node), _offset(node))
+            IntegerProduct(node, self.result(node), _offset(node))
             for node in b.graph
             if _is_product(node) and not self._is_product_of_a(node)
         ]
@@ -80,7 +80,7 @@ class Layers:
         """Returns the value of A that a product multiplies; None if A does not have it."""
         return self.values.get(node.metadata_props[ACTIVATION])
 
-    def _result(self, node: ir.Node) -> ir.Value:
+    def result(self, node: ir.Node) -> ir.Value:
         """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
         # Add: of an offset of each row. Transpose, Slice: of an Einsum, and of the phases of a transposed convolution.
         value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add", "Transpose", "Slice")
@@ -94,7 +94,7 @@ class Layers:
         """Returns whether a product of A computes the same value: A was rewritten before."""
         if node.outputs[0].name in self._before_programs:
             return True
-        value = self.values.get(name_of(self._result(node)))
+        value = self.values.get(name_of(self.result(node)))
         producer = None if value is None else value.producer()
         return producer is not None and _is_product(producer)
 

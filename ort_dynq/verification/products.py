@@ -179,7 +179,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     known = Recorder(model_a, _values_of_a(model_a, layers, pairs, of_layers, fusions)).run(feeds)
     observed = _values_of_b(pairs, of_layers, fusions, known)
     overridden = [*layers.results, *(each.result for each in fusions.found)]
-    overridden += [output for each in of_layers for output in each.b.outputs]
+    overridden += [output for each in of_layers for output in each.results_of_b]
     results = Override(model_b, overridden, layers.foreign, known, backend, observed).run(feeds, known)
     outputs = dict(zip(map(name_of, model_b.graph.outputs), results, strict=True))
     of_b = {**feeds, **outputs}
@@ -470,7 +470,7 @@ def _with_errors(product: Product, a_errors: Array, b_errors: Array, compared: n
 
 def _judge_layer(layer: QuantizedLayer, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
     """Compares a layer whose errors are relative to their bounds: see recurrent.py and experts.py."""
-    outputs = [of_b[name_of(value)] for value in layer.b.outputs]
+    outputs = [of_b[name_of(value)] for value in layer.results_of_b]
     found = layer.judge(known, of_b, outputs)
     compared = np.isfinite(found.reference)
     both = (each.astype(np.float64) for each in (known[name_of(layer.node.outputs[0])], outputs[0]))

@@ -16,7 +16,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...runtime import version
 from ..analysis.inference import Facts
-from ..analysis.nodes import input_of, producer_of
+from ..analysis.nodes import cast_to, input_of, producer_of
 from ..analysis.shapes import FLOAT16_MOVES
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
@@ -103,6 +103,14 @@ def is_rounded(value: ir.Value) -> bool:
         is_float = read is not None and read.dtype == ir.DataType.FLOAT
         return is_float and producer_of(read, "Cast") is None  # ONNX Runtime may remove two adjacent Casts
     return producer is None or producer.domain == DOMAIN or producer_of(value, *FLOAT16_MOVES) is producer
+
+
+def reads_rounded(node: ir.Node) -> bool:
+    """Returns whether a node certainly reads rounded float16 values."""
+    if node.domain == DOMAIN:
+        return True
+    to_float = node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT
+    return node.domain in STANDARD_DOMAINS and (to_float or node.op_type in FLOAT16_MOVES)
 
 
 def inputs_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:

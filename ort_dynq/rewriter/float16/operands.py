@@ -26,8 +26,8 @@ from ...operators import DOMAIN, OPERATORS
 from ...operators.program import parse
 from ..analysis.constants import is_float16
 from ..analysis.nodes import attributes_of, cast_to, input_of, producer_of
-from ..analysis.shapes import FLOAT16_MOVES, RESHAPES
-from ..chains.quantize_linear import is_rounded
+from ..analysis.shapes import RESHAPES
+from ..chains.quantize_linear import is_rounded, reads_rounded
 from ..edit import Edit
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
@@ -88,7 +88,7 @@ def _operator(node: ir.Node, context: Context) -> _Float16Operand | None:
     used = [output for output in given if output.uses() or output.is_graph_output()]
     found = [_roundings(each) for each in used]
     read = [use.node for roundings in found for rounding in roundings for use in rounding.outputs[0].uses()]
-    if used and not (all(found) and all(map(_reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
+    if used and not (all(found) and all(map(reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
         return None
     roundings = tuple(itertools.chain(*found))
     source = _source_of_cast(value)
@@ -114,14 +114,6 @@ def _source_of_cast(value: ir.Value) -> ir.Value | None:
     if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:
         return None
     return source if is_rounded(source) else None
-
-
-def _reads_rounded(node: ir.Node) -> bool:
-    """Returns whether a node certainly reads rounded float16 values."""
-    if node.domain == DOMAIN:
-        return True
-    to_float = node.op_type == "Cast" and cast_to(node) == ir.DataType.FLOAT
-    return node.domain in STANDARD_DOMAINS and (to_float or node.op_type in FLOAT16_MOVES)
 
 
 def _roundings(value: ir.Value) -> list[ir.Node]:

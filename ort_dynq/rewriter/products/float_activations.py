@@ -42,6 +42,7 @@ class FloatActivations:
         self._facts = facts
         self._codes: dict[tuple[object, ...], Codes] = {}
         self._padded: dict[tuple[object, ...], ir.Value] = {}
+        self._in_float32: dict[tuple[object, ...], ir.Value] = {}
 
     def of_rows(
         self, value: ir.Value, edit: Edit, *, axis: int = -1, symmetric: bool = False, block_size: int = 0
@@ -99,6 +100,20 @@ class FloatActivations:
             codes, scale, zero_point = quantizer.outputs
             self._note(key, Codes(codes, scale, zero_point), value, ir.Shape([]))
         return self._codes[key]
+
+    def in_float32(self, value: ir.Value, edit: Edit) -> ir.Value:
+        """Returns a float16 value in float32: ONNX Runtime may not have rounded it, and then it leaves out the Cast.
+
+        Args:
+            value: float16.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        key = edit.node.graph, value
+        if key not in self._in_float32:
+            cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)})
+            self._in_float32[key] = edit.insert(cast, before=edit.node)
+            self._facts.note(cast.outputs[0], ir.DataType.FLOAT, value.shape)
+        return self._in_float32[key]
 
     def padded(self, value: ir.Value, count: int, edit: Edit) -> ir.Value:
         """Returns a matrix with zeros at the end of each row.

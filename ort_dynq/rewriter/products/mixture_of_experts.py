@@ -14,6 +14,7 @@ since the softmax of the chosen scores has the sum 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from ...operators.program import literal
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs
 from ..analysis.types import check_type
+from ..chains.quantize_linear import is_rounded, reads_rounded
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -173,10 +175,15 @@ def _build(match: Mixture, edit: Edit) -> None:
     node, shared = edit.node, edit.shared(SharedInitializers)
     assert isinstance(node.graph, ir.Graph)
     graph = edit.facts.model.graph
-    inputs = [match.activation, match.router]
-    dtype = match.activation.dtype
+    inputs, dtype = [match.activation, match.router, *filter(None, [match.router_weights])], match.activation.dtype
     assert dtype is not None
-    inputs.append(match.router_weights or shared.of(np.zeros(0, dtype.numpy()), edit))
+    has_casts = dtype == ir.DataType.FLOAT16 and not _is_certainly_rounded(inputs, node.outputs[0])
+    if has_casts:
+        dtype = ir.DataType.FLOAT
+        to_float = {"to": int(dtype)}
+        inputs = [edit.insert(ir.node("Cast", [each], to_float), before=node) for each in inputs]
+    if match.router_weights is None:
+        inputs.append(shared.of(np.zeros(0, dtype.numpy()), edit))
     for weights in (match.first, match.second):
         inputs += [
             shared.of_source((compute.__name__, *weights.source), compute, graph, edit)
@@ -192,9 +199,20 @@ def _build(match: Mixture, edit: Edit) -> None:
         group_size=match.first.block_size,
         terms=match.terms,
     )
-    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+    result = edit.insert_main(main, before=node)
+    if has_casts:
+        result = edit.insert(ir.node("Cast", [result], {"to": int(ir.DataType.FLOAT16)}), before=node)
+    edit.replace(node.outputs[0], result)
     note_activation(edit, match.activation)
     edit.note = f"{match.first.experts} experts: {remark_on_codes(match.terms, match.first.block_size)}"
+
+
+def _is_certainly_rounded(inputs: Sequence[ir.Value], result: ir.Value) -> bool:
+    """Returns whether ONNX Runtime rounds float16 inputs and results with the plugin and without it.
+
+    Beside a node that it computes in float32, it rounds those of an operator, but not of a function.
+    """
+    return all(map(is_rounded, inputs)) and all(reads_rounded(use.node) for use in result.uses())
 
 
 RULE = Rule("QMoE", OPSET, _match, _build, reports_opset=True)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import ScaleOrder
+from ..chains.quantize_linear import is_rounded, reads_rounded
 from ..edit import Edit, call
 from ..metadata import FLOAT_ACTIVATION, HAS_OFFSET, ROUNDED_WEIGHTS
 from ..policy.cost import is_tiny_nbits
@@ -71,7 +72,13 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     weights, node = match.weights, edit.node
     activations, shared = edit.shared(FloatActivations), edit.shared(SharedInitializers)
     group_size = weights.block_size if weights.blocks > 1 else 0
-    padded = activations.padded(match.activation, weights.padding, edit)
+    activation, dtype = match.activation, match.dtype
+    # An operator rounds float16 beside a node that ONNX Runtime computes in float32, and its function does not.
+    if activation.dtype == ir.DataType.FLOAT16 and (weights.padding or not is_rounded(activation)):
+        activation = activations.in_float32(activation, edit)
+    if dtype == ir.DataType.FLOAT16 and not all(reads_rounded(use.node) for use in node.outputs[0].uses()):
+        dtype = ir.DataType.FLOAT
+    padded = activations.padded(activation, weights.padding, edit)
     quantize = activations.of_rows if match.terms == 1 else activations.of_two_terms
     codes = quantize(padded, edit, block_size=group_size)
     graph = weights.root.graph if weights.root.is_initializer() else node.graph
@@ -89,7 +96,9 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     )
     # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
     sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
-    bias = np.full(columns, -0.0, match.dtype.numpy()) if match.bias is None else match.bias
+    bias = np.full(columns, -0.0, dtype.numpy()) if match.bias is None else match.bias
+    if dtype != match.dtype and match.bias is not None:
+        bias = activations.in_float32(bias, edit) if isinstance(bias, ir.Value) else bias.astype(np.float32)
     inputs = [
         codes.codes,
         codes.scale,
@@ -112,6 +121,8 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     if match.has_sums:
         edit.metadata[HAS_OFFSET] = "1"
         result = _add_sums(result, _sums_of_blocks(padded, weights, edit), stored(weights.weights_of_sums), edit)
+    if dtype != match.dtype:
+        result = edit.insert(ir.node("Cast", [result], {"to": int(match.dtype)}), before=node)
     edit.replace(node.outputs[0], result)
     note_activation(edit, match.activation)
     edit.metadata[FLOAT_ACTIVATION] = "1"
