@@ -2,6 +2,12 @@
 
 #include <cstring>
 
+#ifndef _WIN32
+#include <unistd.h>
+
+#include <csignal>
+#endif
+
 #include "core/algorithm_use.h"
 #include "core/compiler.h"
 #include "core/operator.h"
@@ -32,6 +38,18 @@ int guarded(char* error, size_t error_size, Function&& function) {
   }
   return 1;
 }
+
+#ifndef _WIN32
+// What a handler of a signal may read: it may call neither malloc nor most of the library of C.
+char bus_error_message[256];
+volatile sig_atomic_t bus_error_status = 1;
+
+extern "C" void on_bus_error(int) {
+  const ssize_t written = write(STDERR_FILENO, bus_error_message, std::strlen(bus_error_message));
+  static_cast<void>(written);
+  _exit(static_cast<int>(bus_error_status));
+}
+#endif
 
 class GivenAttributes : public Attributes {
  public:
@@ -198,4 +216,17 @@ ORT_DYNQ_EXPORT void ort_dynq_select_conv_rows(int32_t use) { dynq::conv_rows_us
 
 ORT_DYNQ_EXPORT int ort_dynq_select_isa(const char* name, char* error, size_t error_size) {
   return dynq::guarded(error, error_size, [&] { dynq::select_isa(name); });
+}
+
+ORT_DYNQ_EXPORT void ort_dynq_exit_on_bus_error(const char* message, int32_t status) {
+#ifdef _WIN32
+  static_cast<void>(message);
+  static_cast<void>(status);
+#else
+  std::strncpy(dynq::bus_error_message, message, sizeof(dynq::bus_error_message) - 1);
+  dynq::bus_error_status = status;
+  struct sigaction action = {};
+  action.sa_handler = dynq::on_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
+#endif
 }

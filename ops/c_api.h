@@ -63,6 +63,11 @@ void ort_dynq_select_strassen(int32_t use);
 /* The same for convolutions that are computed as matrix products of the codes of each position. */
 void ort_dynq_select_conv_rows(int32_t use);
 
+/* Makes a program end with that message on stderr and that exit status when a file that it maps into memory was cut off
+   (SIGBUS), instead of a crash. For programs, not for libraries: it replaces what the process does with the signal.
+   Nothing on Windows, where mapped files cannot be cut off. */
+void ort_dynq_exit_on_bus_error(const char* message, int32_t status);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,6 +9,8 @@ import threading
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
+from .errors import without_thread
+
 _INTERRUPTED = 130  # cli.command has it, too, but is not imported yet
 _LATER = 0.02  # seconds
 
@@ -35,7 +37,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             later = threading.Timer(_LATER, _send, (number,))
             later.daemon = True
-            later.start()
+            try:
+                later.start()
+            except RuntimeError as error:  # OpenBLAS sends this signal if it cannot start its threads
+                raise without_thread(error) or error from error
             return
         frame = frame.f_back
     raise KeyboardInterrupt

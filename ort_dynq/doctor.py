@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import importlib.util
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import cache
 from .errors import TOOLS, message
-from .system import cpu_features, cpu_name, gain_of_integers, package_version, platform_name, wheel_test
+from .system import (
+    cpu_features,
+    cpu_name,
+    gain_of_integers,
+    package_version,
+    platform_name,
+    quota_cores,
+    wheel_test,
+)
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +73,7 @@ class Examination:
         isa: The instruction set in use; empty if it cannot be determined, in which case a check failed.
         isas: The available instruction sets, best first.
         gain: See :func:`ort_dynq.system.gain_of_integers`; empty without an instruction set.
+        threads: What the CPU quota of a container demands of sessions; empty without a quota below the cores.
         cache: See :func:`ort_dynq.cache.describe`.
         checks: The checks, in order.
     """
@@ -76,6 +86,7 @@ class Examination:
     isa: str
     isas: tuple[str, ...]
     gain: str
+    threads: str
     cache: str
     checks: tuple[Check, ...]
 
@@ -117,7 +128,9 @@ def examine(*, track: Track = iter) -> Examination:
     isa = _or_else("", _isa)
     gain = gain_of_integers(isa) if isa else ""
     cpu = cpu_name(), cpu_features()
-    return Examination(versions(), platform_name(), wheel_test(), *cpu, isa, isas, gain, cache.describe(), checks)
+    return Examination(
+        versions(), platform_name(), wheel_test(), *cpu, isa, isas, gain, _threads(), cache.describe(), checks
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,29 @@ def versions() -> dict[str, str]:
         "ort_dynq": __version__,
         **{name: _or_else("", functools.partial(package_version, name)) for name in _PACKAGES},
     }
+
+
+def _threads() -> str:
+    """Returns what a CPU quota demands of sessions: ONNX Runtime does not read it."""
+    allowed = quota_cores()
+    if not allowed:
+        return ""
+    started = _or_else(os.cpu_count() or 1, _threads_of_session)
+    return (
+        f"CPU quota of this container: ONNX Runtime will start {started} threads, the quota allows {allowed}: "
+        f"intra_op_num_threads={allowed}; ort_dynq.InferenceSession and the commands set it"
+    )
+
+
+def _threads_of_session() -> int:
+    """Opens a session of ONNX Runtime with default options, and returns the number of its threads."""
+    import onnxruntime as ort
+
+    before = len(os.listdir("/proc/self/task"))
+    session = ort.InferenceSession(_IDENTITY, providers=["CPUExecutionProvider"])
+    threads = len(os.listdir("/proc/self/task")) - before + 1  # that of the caller runs, too
+    del session
+    return threads
 
 
 def _missing() -> dict[str, str]:
@@ -230,6 +266,12 @@ MODEL = base64.b64decode(
     "CghvcnRfZHlucRAB"
 )
 """A model with one DynamicQuantize(x, s, z), which has all attributes. It is serialized, since a server has no onnx."""
+
+
+_IDENTITY = base64.b64decode(
+    "CAg6OQoSCgF4EgF5IghJZGVudGl0eToAEgFnWg8KAXgSCgoICAESBAoCCAFiDwoBeRIKCggIARIECgIIAUIECgAQDQ=="
+)
+"""A model that copies its input."""
 
 
 def _session(backend: Backend) -> str:

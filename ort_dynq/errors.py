@@ -1,5 +1,7 @@
 """The exception that this package raises for mistakes of the caller, errors as one line, and texts of models."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
 
@@ -9,6 +11,23 @@ TOOLS = ("onnx", "onnx-ir", "rich", "jinja2", "shtab")
 
 class DynqError(Exception):
     """An error that the caller can correct. The message says what was wrong, what was expected and what to do."""
+
+
+class ThreadError(DynqError):
+    """The system lets this process start no thread."""
+
+
+def without_thread(error: BaseException) -> ThreadError | None:
+    """Returns the error to raise if another one says that a thread cannot be started; None if it says something else.
+
+    Python, ONNX Runtime and OpenBLAS say so in texts of their own, if RLIMIT_NPROC or a container's pids.max is small.
+    """
+    if not any(text in str(error) for text in ("can't start new thread", "pthread_create failed")):
+        return None
+    return ThreadError(
+        "the system lets this process start no thread: raise the limit (ulimit -u, or pids.max of the container), or "
+        "ask for fewer threads with OPENBLAS_NUM_THREADS=1 and --threads 1"
+    )
 
 
 def with_advice_on_tools(error: ImportError) -> Exception:

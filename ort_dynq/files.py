@@ -52,6 +52,21 @@ def sha256(path: str | os.PathLike[str]) -> str:
     return found.hexdigest()
 
 
+def contains(path: str | os.PathLike[str], content: bytes) -> bool:
+    """Returns whether a file contains these bytes. It is read in parts: a mapped file may be cut off meanwhile.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    kept = b""
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            if content in (part := kept + part):
+                return True
+            kept = part[len(part) - len(content) + 1 :] if len(content) > 1 else b""
+    return False
+
+
 def check_text(path: str | os.PathLike[str]) -> None:
     """Checks the path of a text.
 

@@ -75,6 +75,8 @@ def format_of(path: str | os.PathLike[str]) -> str:
         size = os.path.getsize(path)
         with open(path, "rb") as file:
             sample = file.read(_SAMPLE)
+        if not sample:
+            return f"empty; {_AGAIN}"
         for start, magic, found in _FORMATS:
             if sample[start : start + len(magic)] == magic:
                 return found

@@ -116,3 +116,19 @@ def load() -> ctypes.CDLL:
         select.argtypes = (ctypes.c_int32,)
         select.restype = None
     return library
+
+
+def exit_on_bus_error(message: str, status: int) -> None:
+    """Makes this process end with a message on stderr if a file is cut off that it has mapped, instead of a crash.
+
+    Args:
+        message: The message, at most 255 bytes.
+        status: The exit status.
+
+    Raises:
+        DynqError: See :func:`load`.
+        AttributeError: The library is an older build, in a folder of sources.
+    """
+    function = load().ort_dynq_exit_on_bus_error
+    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.c_int32), None
+    function(message.encode(), status)

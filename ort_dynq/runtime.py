@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 import onnxruntime as ort
 
-from .errors import DynqError
+from .errors import DynqError, ThreadError, without_thread
 from .files import temporary_folder, unwritable
+from .system import quota_cores
 
 if TYPE_CHECKING:
     import onnx
@@ -59,15 +60,30 @@ def session_options(*, threads: int = 0, optimize: bool = True) -> Options:
     """Session options that silence onnxruntime's log: every failure is an exception.
 
     Args:
-        threads: The number of threads of one operator; 0 leaves it to onnxruntime.
+        threads: The number of threads of one operator; 0 leaves it to onnxruntime, unless a container has a CPU quota.
         optimize: Whether the default optimization level is on; otherwise all optimizations are off.
     """
     options = Options()
     options.log_severity_level = 4
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or quota_cores()
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
+
+
+@contextlib.contextmanager
+def within_quota(options: ort.SessionOptions) -> Iterator[None]:
+    """Gives sessions that are opened in the block as many threads as a container's CPU quota allows.
+
+    Only if `options` leave the number to onnxruntime, and the quota is less than the cores: see
+    :func:`ort_dynq.system.quota_cores`. The options are the same after the block.
+    """
+    threads = options.intra_op_num_threads
+    options.intra_op_num_threads = threads or quota_cores()
+    try:
+        yield
+    finally:
+        options.intra_op_num_threads = threads
 
 
 def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -79,16 +95,28 @@ def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSess
 
     Raises:
         DynqError: See :func:`openable`.
+        ThreadError: The session can start no thread.
         Exception: onnxruntime refuses the model; the type is onnxruntime's own.
     """
     with openable(model, options) as source:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        try:
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        except RuntimeError as error:
+            if (found := without_thread(error)) is not None:
+                raise found from error
+            raise
 
 
 def can_open(model: Model) -> bool:
-    """Returns whether onnxruntime opens a model with all optimizations off."""
+    """Returns whether onnxruntime opens a model with all optimizations off.
+
+    Raises:
+        ThreadError: The session can start no thread.
+    """
     try:
-        open_session(model, session_options(optimize=False))
+        open_session(model, session_options(threads=1, optimize=False))
+    except ThreadError:
+        raise
     except Exception:  # the types are onnxruntime's own
         return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,10 +14,11 @@ from .backends.register import register
 from .backends.sessions import with_advice
 from .cache import Entry, Found
 from .errors import DynqError, with_advice_on_tools
+from .files import contains
 from .formats import check_file
 from .four_bits import has_four_bits, run_of
 from .operators import DOMAIN
-from .runtime import openable, serialize
+from .runtime import openable, serialize, within_quota
 
 if TYPE_CHECKING:
     from .rewriter import Result
@@ -43,7 +43,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
 
-        A rewritten model is opened as it is if the packages are missing that rewrite others.
+        A rewritten model is opened as it is if the packages are missing that rewrite others. In a container whose CPU
+        quota is less than the machine's cores, the session has a thread for each core of the quota, unless the options
+        set `intra_op_num_threads`.
 
         Args:
             model: A path, a serialized model, a ModelProto or an onnx_ir Model; external data are supported.
@@ -62,7 +64,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         flags = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
         entry = Entry.of(model, f"{backend} {flags}") if cache else None
         found = entry.find() if entry is not None else None
-        with with_advice(backend):
+        with with_advice(backend), within_quota(options):
             if found is None or not self._opens(found.path or model, options, *args, **kwargs):
                 rewritten = functools.partial(_rewritten, model, backend, **flags)
                 opened, missing = model, None
@@ -122,8 +124,7 @@ def _may_be_rewritten(model: Any) -> bool:
     if not isinstance(model, str | os.PathLike):
         return mark in (model if isinstance(model, bytes) else serialize(model))
     check_file(model)
-    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(mark) >= 0
+    return contains(model, mark)
 
 
 def _rewritten(model: Model, backend: Backend, **options: Any) -> Result:

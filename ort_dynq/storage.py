@@ -9,7 +9,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ import onnx_ir as ir
 
 from .errors import DynqError
 from .expansion import check_expansion
-from .files import is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
+from .files import contains, is_being_replaced, is_inside, move, reason, replacing, sha256, target_of
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 from .serialized import Weights, put_back, read_initializers, without_weights
@@ -329,17 +328,8 @@ def _delete_unused_data(target: Path, sources: set[str]) -> None:
         near = (path for path in target.parent.glob("*.onnx*") if path.suffix != ".data")  # also model.onnx.bak
         models = [path for path in {target, *near} if path.is_file()]
         for path in found:
-            if not any(mentions(model, path.name) for model in models):
+            if not any(contains(model, path.name.encode()) for model in models):
                 path.unlink()
-
-
-def mentions(model: str | os.PathLike[str], name: str) -> bool:
-    """Returns whether the file of a model contains a text, such as the name of a file."""
-    with open(model, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(name.encode()) >= 0
 
 
 def is_large(model: ir.Model) -> bool:
@@ -381,7 +371,7 @@ def data_files(path: str | os.PathLike[str]) -> set[Path]:
     Raises:
         DynqError: The file is not a model.
     """
-    if not mentions(path, "location"):  # a key of each reference to external data
+    if not contains(path, b"location"):  # a key of each reference to external data
         return set()
     return files_of(load(path))
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .cgroups import cpu_quota
+
 # Used by the kernels of ort_dynq (first row) and by ONNX Runtime's integer products (second row), on x86 and Arm.
 _FEATURES = (
     *("sse4_1", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve"),
@@ -93,7 +95,21 @@ def gain_of_integers(isa: str) -> str:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """The number of cores that this process may use: its affinity, and the CPU quota of its container."""
+    return quota_cores() or _affine_cores()
+
+
+def quota_cores() -> int:
+    """The whole cores of the container's CPU quota, at least 1; 0 if it has none, or one of all cores and more.
+
+    ONNX Runtime does not read quotas: it starts a thread for each core of the machine. Threads beyond the quota use it
+    up, and then all of them wait for the next period.
+    """
+    quota = cpu_quota()
+    return max(1, int(quota)) if quota is not None and quota < _affine_cores() else 0
+
+
+def _affine_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

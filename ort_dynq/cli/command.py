@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DynqError, with_advice_on_tools
+from .. import library
+from ..errors import DynqError, with_advice_on_tools, without_thread
 from ..version import __version__
 from .arguments import similar
 from .render import one_line, rendered, silent
@@ -99,6 +101,8 @@ def _main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             status = 0
         else:
+            _check_threads()
+            _end_in_one_line_on_bus_errors(parser.prog)
             with silent(arguments.quiet), _logged_to_stderr(arguments.verbose):
                 outcome = arguments.run(arguments)
             if arguments.json or not arguments.quiet:
@@ -111,12 +115,35 @@ def _main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except ImportError as error:
         print(f"{parser.prog}: error: {one_line(str(with_advice_on_tools(error)))}", file=sys.stderr)
         return BAD_USAGE
+    except RuntimeError as error:
+        if (found := without_thread(error)) is None:
+            raise
+        print(f"{parser.prog}: error: {found}", file=sys.stderr)
+        return BAD_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()
         return BROKEN_PIPE
     return int(status)
+
+
+def _check_threads() -> None:
+    """Starts a thread. OpenBLAS, which NumPy loads, would print several lines and interrupt the process.
+
+    Raises:
+        RuntimeError: The system lets this process start none.
+    """
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+
+def _end_in_one_line_on_bus_errors(program: str) -> None:
+    """Makes the process end with an error in one line if a file is cut off that it, or ONNX Runtime, has mapped."""
+    text = "a file of a model was cut off while it was read; run the command again when nothing writes it"
+    with contextlib.suppress(DynqError, AttributeError):  # `ort-dynq doctor` says what is wrong with the library
+        library.exit_on_bus_error(f"{program}: error: {text}\n", BAD_USAGE)
 
 
 @contextlib.contextmanager

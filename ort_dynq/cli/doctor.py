@@ -32,6 +32,8 @@ def _run(_: argparse.Namespace) -> Outcome:
         yield one_line(f"{found.cpu}: {' '.join(found.features) or 'features unknown'}")
         yield f"instruction set in use: {found.isa or 'none'}; available: {', '.join(found.isas) or 'none'}"
         yield found.gain
+        if found.threads:
+            yield found.threads
         yield f"cache of InferenceSession: {found.cache}\n"
         results = {True: "ok", False: "FAILED", None: "not run"}
         rows = [(each.name, results[each.passed], each.detail) for each in found.checks]

@@ -136,7 +136,8 @@ def _logged(what: Callable[[], str]) -> Iterator[None]:
             print(one_line(f"{what()} ({minutes:.0f} min)"), file=sys.stderr, flush=True)
 
     if not _silent.get():
-        threading.Thread(target=log, daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # without permission for a thread, there is no progress
+            threading.Thread(target=log, daemon=True).start()
     try:
         yield
     finally:

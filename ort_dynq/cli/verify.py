@@ -67,8 +67,10 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
     """Verifies B against A with the data and the backend that the arguments name."""
     shapes, inputs = given_data(arguments)
     with working("running both models"):
+        from ..storage import ModelFile
         from ..verification import verify
 
+        a, b = (ModelFile(each) if isinstance(each, str) else each for each in (a, b))  # files may change: read once
         return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed, backend=arguments.backend)
 
 

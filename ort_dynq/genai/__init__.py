@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import tools  # noqa: F401
 from ..errors import DynqError
-from ..files import reason, replacing_folder
+from ..files import contains, reason, replacing_folder
 from ..inputs import Array
 from ..library import get_library_path
 from ..measuring.sessions import SessionError, open_session, run
@@ -25,7 +25,7 @@ from ..quantizer.options import Options
 from ..rewriter import Result, rewrite
 from ..rewriter.rule import WEIGHTS_ONLY
 from ..shown import Shown, Table
-from ..storage import data_files, mentions, save
+from ..storage import data_files, save
 from ..verification import Verification, verify
 from .feeds import decoder_feeds, shared_outputs
 from .folder import CONFIG, Folder, open_folder
@@ -104,7 +104,7 @@ class FolderResult(Shown):
         root = self.folder.path
         others = [root / name for name in self.folder.files() if name.endswith(".onnx") and name not in self.results]
         weights = {file for name in self.results for file in data_files(root / name)}
-        unused = {file for file in weights if not any(mentions(other, file.name) for other in others)}
+        unused = {file for file in weights if not any(contains(other, file.name.encode()) for other in others)}
         return {*self.results, CONFIG, *(os.path.relpath(file, root) for file in unused)}
 
 
