@@ -13,6 +13,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from helpers import Array
+from ort_dynq.rewriter.fusion.heads import heads_of
 from rewriting import parse
 
 from ort_dynq import rewriter
@@ -22,7 +23,6 @@ from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.repetition import Repetitions
 from ort_dynq.rewriter.analysis.shape_arithmetic import known_number
 from ort_dynq.rewriter.analysis.values import Values
-from ort_dynq.rewriter.fusion.heads import heads_of
 from ort_dynq.rewriter.fusion.scores import Added, Masked, attention_of
 from ort_dynq.rewriter.policy.saturation import may_saturate
 from ort_dynq.rewriter.products.affine import AffineForms

@@ -29,23 +29,22 @@ from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .heads import Dim, dims_of, is_dynamic
-from .scores import (
-    LARGEST_MASK,
-    LARGEST_MASK_OF_FLOAT16,
+from .score_steps import (
     Added,
     Masked,
     Scalar,
+    Step,
     Steps,
-    attention_of,
+    Tanh,
     factor_of,
     may_mask_rows,
-    skip_casts,
     split_scalars,
+    split_steps,
     sum_of,
     times,
-    unscaled,
 )
+from .scores import Source, attention_of, skip_casts, sources_of
+from .views import Dim, View, dims_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
@@ -54,6 +53,7 @@ _MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpo
 _CODES = tuple(_MIDDLES)
 _FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
+_LARGEST_MASK_OF_FLOAT16 = -6e4  # such a number absorbs a score of float16, which is far from it
 _LOWEST = -1e38  # takes the place of lower masks of float16: it absorbs scores of float32, too
 
 
@@ -157,23 +157,19 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     Raises:
         Unconverted: It is attention over codes in a form that the operator does not compute.
     """
-    found = attention_of(node, through_casts=True)
-    if found is None:
+    found = attention_of(node)
+    if found is None or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
         return None
-    scores, product, is_safe = found
-    values = context.shared(Values)
-    query = unscaled(scores.query, scores.scalars)
-    key_value = skip_casts(unscaled(scores.key, scores.scalars))
-    transpose = producer_of(key_value, "Transpose")
-    is_transposed = transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 1, 3, 2]
-    if transpose is not None and not is_transposed:
-        key_value = skip_casts(unscaled(operand(transpose), scores.scalars))
-    value_value = None if product.inputs[1] is None else skip_casts(product.inputs[1])
-    key_value = _unrepeated(key_value)
-    value_value = None if value_value is None else _unrepeated(value_value)
-    if value_value is None or not (_dequantizes(key_value) or _dequantizes(value_value)):
+    product, values = found.product, context.shared(Values)
+    given_query = _unscaled(found.scores.query)
+    given_key = _unscaled(found.scores.key, is_key=True)
+    query, key_value, value_value = given_query.view.value, given_key.view.value, skip_casts(found.value.value)
+    is_transposed = given_key.view.axes == found.scores.key.axes
+    key_value, value_value = _unrepeated(key_value), _unrepeated(value_value)
+    if not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
-    if is_safe and may_mask_rows(scores.steps, values):
+    scalars, steps = split_steps(found.scores.steps)
+    if found.is_safe and may_mask_rows(steps, values):
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
     key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
     for what, given, each in (("keys", key_value, key), ("values", value_value, value)):
@@ -186,24 +182,36 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
         raise Unconverted(Reason.CODES_SCALES, what="keys")
     if not _is_attention(query, key_value, value_value, is_transposed):
         raise Unconverted(Reason.CODES_HEADS)
-    constants, scalars = split_scalars(scores.scalars)
+    constants, others = split_scalars([*given_query.scalars, *given_key.scalars, *scalars])
     factor = factor_of(constants)
-    are_numbers = all(has_one_element(each.value, 4) for each in scalars) and math.isfinite(factor)
+    are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
     dims = [*dims_of(query)[:3], dims_of(key_value)[3 if is_transposed else 2]]
-    if not are_numbers or not all(_fits(step, dims) for step in scores.steps):
+    if not are_numbers or not all(_fits(step, dims) for step in steps):
         raise Unconverted(Reason.CODES_SCORES)
-    least = _least_bias(scores.steps, values)
-    return _CompressedAttention(query, key, value, is_transposed, factor, scalars, tuple(scores.steps), least, product)
+    least = _least_bias(steps, values)
+    return _CompressedAttention(query, key, value, is_transposed, factor, others, steps, least, product)
 
 
-def _least_bias(steps: list[Added | Masked], values: Values) -> float | None:
+def _unscaled(operand: View, *, is_key: bool = False) -> Source:
+    """Returns an operand before its scaling; a key also before it is transposed."""
+    found, *sources = sources_of(operand)
+    transposed = (*operand.axes[:-2], *operand.axes[:-3:-1]) if is_key else operand.axes
+    for each in sources:
+        if each.view.axes not in (found.view.axes, transposed):
+            break
+        found = each
+    return found
+
+
+def _least_bias(steps: Steps, values: Values) -> float | None:
     """Returns the number below which finite sums of the steps absorb scores, or must not stay; None: no sum is."""
     added = [step for step in steps if isinstance(step, Added)]
-    if any(step.is_half and values.known(step.value).low < LARGEST_MASK_OF_FLOAT16 for step in added):
-        return LARGEST_MASK_OF_FLOAT16
+    lows = [-known.high if step.subtracts else known.low for step in added for known in [values.known(step.value)]]
+    if any(step.is_half and low < _LARGEST_MASK_OF_FLOAT16 for step, low in zip(added, lows, strict=True)):
+        return _LARGEST_MASK_OF_FLOAT16
     if not added:  # numbers of masks are constants
         return None
-    low = [min(values.known(step.value).low, 0) for step in added]
+    low = [min(each, 0) for each in lows]
     low += [step.number for step in steps if isinstance(step, Masked) and math.isfinite(step.number)]
     return _LOWEST if sum(low) < _LOWEST else None
 
@@ -226,13 +234,18 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
     return is_standard(node, *_MOVES) and _dequantizes(node.inputs[0], distance + 1)
 
 
-def _fits(step: Added | Masked, scores: list[Dim]) -> bool:
+def _fits(step: Step, scores: list[Dim]) -> bool:
     """Returns whether a mask or bias broadcasts to the dimensions of scores, as far as they are known."""
+    if not isinstance(step, Added | Masked):
+        return not isinstance(step, Scalar | Tanh)
     dims = dims_of(step.value)
     return (
         step.value.shape is not None
         and all(
-            each == 1 or each == of_scores or is_dynamic(of_scores) or (is_dynamic(each) and of_scores != 1)
+            each == 1
+            or each == of_scores
+            or not isinstance(of_scores, int)
+            or (not isinstance(each, int) and of_scores != 1)
             for each, of_scores in zip(reversed(dims), reversed(scores), strict=False)
         )
         and len(dims) <= 4
@@ -465,7 +478,9 @@ def _tokens_of_group(groups: Dim, tokens: Dim) -> float | None:
 
 def _is_length(a: Dim, b: Dim) -> bool:
     """Returns whether two numbers of tokens are equal, or not known to differ: of a cache, both may be computed."""
-    return is_equal(a, b) or (is_dynamic(a) and is_dynamic(b) and (_is_computed(a) or _is_computed(b)))
+    return is_equal(a, b) or (
+        not isinstance(a, int) and not isinstance(b, int) and (_is_computed(a) or _is_computed(b))
+    )
 
 
 def _is_computed(dim: Dim) -> bool:
@@ -593,17 +608,13 @@ def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
 
-    def number_of(step: Masked) -> float:
-        return _LOWEST if step.number > LARGEST_MASK else step.number  # of float16
+    def placed(step: Step) -> Step:
+        if isinstance(step, Added):
+            return replace(step, value=_cast(step.value, ir.DataType.FLOAT, edit, node))
+        return step
 
-    steps: Steps = tuple(
-        Masked(step.value, step.keeps, number_of(step))
-        if isinstance(step, Masked)
-        else Added(_cast(step.value, ir.DataType.FLOAT, edit, node))
-        for step in match.steps
-    )
-    total = sum_of(steps, edit)
-    rank = max(len(dims_of(step.value)) for step in match.steps)
+    total = sum_of(tuple(map(placed, match.steps)), edit)
+    rank = max(len(dims_of(step.value)) for step in match.steps if isinstance(step, Added | Masked))
     if rank < 4:
         axes = edit.add_constant(np.arange(4 - rank), before=node)
         total = edit.insert(ir.node("Unsqueeze", [total, axes]), before=node)

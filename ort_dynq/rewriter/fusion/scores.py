@@ -1,122 +1,194 @@
-"""The scores of exported attention: a product, multiplied by numbers, and changed by masks and biases.
+"""Attention as exporters write it: two products of activations, and between them scores, which steps change.
 
-Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has the scalar 0.125 and two steps: the bias b, then the mask.
+Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has three steps: the scalar 0.125, the bias b, and the mask. The
+values are views (views.py) of which only the factors of their axes count: Softmax is over those that only the key has.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
-from ..analysis.shapes import does_not_grow, has_one_element
-from ..analysis.values import Values
-from ..edit import Edit
-from .heads import Heads, dims_of, heads_by_token, heads_of
+from ..analysis.shapes import axes_of as reduced_axes
+from ..analysis.shapes import does_not_grow, has_one_element, is_equal
+from .score_steps import Added, Floor, Masked, Scalar, Step, Tanh
+from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
 
-LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
-LARGEST_MASK_OF_FLOAT16 = -6e4  # likewise: scores of float16 are far from it
+_LARGEST_NUMBER = -9e3  # scores are far from it: a mask that puts it in their place hides them from rows with keys
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_FARTHEST = 16  # nodes between the product and Softmax
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A number of one element by which scores are multiplied or divided."""
-
-    value: ir.Value
-    divides: bool
-
-
-@dataclass(frozen=True)
-class Added:
-    """A bias that is added to scores.
-
-    Attributes:
-        value: The bias.
-        is_half: Whether the sums become float16.
-    """
-
-    value: ir.Value
-    is_half: bool = False
-
-
-@dataclass(frozen=True)
-class Masked:
-    """A condition: scores stay where it is `keeps`, and become `number` elsewhere."""
-
-    value: ir.Value
-    keeps: bool
-    number: float
-
-
-Steps = tuple[Added | Masked, ...]
+_FARTHEST = 24  # nodes between the product and Softmax, and before an operand
 
 
 @dataclass
 class Scores:
-    """Scores: MatMul(query, key), multiplied by scalars and then changed by steps, the innermost first.
+    """Scores: the product of query and key, and the steps that change it, the innermost first."""
+
+    query: View
+    key: View
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Two products with a softmax between them.
 
     Attributes:
-        query: [B, H, S, D].
-        key: [B, H, D, T].
+        scores: The first product, and what changes it.
+        probabilities: The factors of the axes of the softmax, which is over the last one.
+        value: The other factor of the second product.
+        product: The second product.
+        result: Its output.
+        is_safe: Whether NaN of the softmax becomes 0.
+        shapes: The nodes that read the shapes of scores and probabilities, each with its axes.
     """
 
-    query: ir.Value
-    key: ir.Value
-    scalars: list[Scalar] = field(default_factory=list)
-    steps: list[Added | Masked] = field(default_factory=list)
+    scores: Scores
+    probabilities: Axes
+    value: View
+    product: ir.Node
+    result: View
+    is_safe: bool
+    shapes: tuple[tuple[ir.Node, Axes], ...]
 
 
-def attention_of(softmax: ir.Node, *, through_casts: bool = False) -> tuple[Scores, ir.Node, bool] | None:
-    """Returns the scores, MatMul(probabilities, value), and whether the softmax is safe; None if it is no attention.
+def attention_of(node: ir.Node) -> Attention | None:
+    """Returns the attention whose softmax ends in a node; None if there is none.
 
-    With `through_casts`, Casts from floats to floats may stand between the nodes, as in float16 models.
+    Casts from floats to floats may stand between the nodes, as in float16 models.
     """
-    p = softmax.outputs[0]
-    if not is_standard(softmax, "Softmax") or len(dims_of(p)) != 4:
+    users = _softmax_of(node)
+    p = node.outputs[0]
+    if not users or p.shape is None or len(p.shape) < 2:
         return None
-    if softmax.attributes.get_int("axis", -1) not in (-1, 3):
+    axes = axes_of(p.shape)
+    shapes = list[tuple[ir.Node, Axes]]()
+    after = _product_of(node, axes, shapes)
+    scores = None if after is None else _scores_of(users, 0, axes, shapes)
+    if after is None or scores is None:
         return None
-    scores, found = scores_of(softmax, through_casts=through_casts), product_of(softmax, through_casts=through_casts)
-    return None if scores is None or found is None else (scores, *found)
+    if {*leaves(axes[-1:])} & {*scores.query.order}:
+        scores = replace(scores, query=scores.key, key=scores.query)
+    product, index, view, is_safe = after
+    operands, result = _operands_of(product, {index: view.axes})
+    return Attention(
+        scores, axes, operands[1 - index], product, View(product.outputs[0], result), is_safe, tuple(shapes)
+    )
 
 
-def scores_of(
-    user: ir.Node, index: int = 0, distance: int = 0, *, through_casts: bool = False, is_half: bool = False
+def _softmax_of(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Returns the nodes that read the scores of a softmax over the last axis that ends in a node; none for others."""
+    rank = len(dims_of(node.outputs[0])) if node.outputs else 0
+    if is_standard(node, "Softmax"):
+        return (node,) if node.attributes.get_int("axis", -1) in (-1, rank - 1) else ()
+    e = node.inputs[0] if is_standard(node, "Div") else None
+    total, exp = (producer_of(node.inputs[1], "ReduceSum"), producer_of(e, "Exp")) if e is not None else (None, None)
+    sub = None if exp is None else producer_of(exp.inputs[0], "Sub")
+    largest = None if sub is None else producer_of(sub.inputs[1], "ReduceMax")
+    if e is None or total is None or sub is None or largest is None or largest.inputs[0] is not sub.inputs[0]:
+        return ()
+    reductions = (total, e), (largest, sub.inputs[0])
+    for reduction, source in reductions:
+        if reduction.inputs[0] is not source or reduction.attributes.get_int("keepdims", 1) != 1:
+            return ()
+        if reduced_axes(reduction) not in ([-1], [rank - 1]):
+            return ()
+    are_used = {*e.consumers()} == {node, total} and not e.is_graph_output()
+    return (sub, largest) if are_used and only_use(sub.outputs[0]) and only_use(largest.outputs[0]) else ()
+
+
+def _scores_of(
+    users: Sequence[ir.Node],
+    index: int,
+    axes: Axes,
+    shapes: list[tuple[ir.Node, Axes]],
+    distance: int = 0,
+    *,
+    is_half: bool = False,
 ) -> Scores | None:
-    """Returns the scores that Softmax, or a node before it, reads as one of its inputs, if nothing else uses them.
+    """Returns the scores that nodes read as one of their inputs, if nothing else uses them.
 
-    `is_half`: whether they become float16 later.
+    Args:
+        users: The nodes.
+        index: The input.
+        axes: The factors of their axes.
+        shapes: Gets the nodes that read shapes.
+        distance: The number of nodes between them and Softmax.
+        is_half: Whether they become float16 later.
     """
-    value = user.inputs[index]
+    value = users[0].inputs[index]
     node = None if value is None else value.producer()
-    if value is None or node is None or node.graph is not user.graph or distance > _FARTHEST:
+    if value is None or node is None or node.graph is not users[0].graph or distance > _FARTHEST:
         return None
-    if value.is_graph_output() or not all(_serves(user, index, *use) for use in value.uses()):
+    if value.is_graph_output() or not all(_serves(users, index, *use) for use in value.uses()):
+        return None
+    shapes += shapes_of(View(value, axes))
+    if len(dims_of(value)) != len(axes) or any(
+        dim == 1 and axis for dim, axis in zip(dims_of(value), axes, strict=True)
+    ):
         return None
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
-
-    def before(at: int) -> Scores | None:
-        assert node is not None
-        return scores_of(node, at, distance + 1, through_casts=through_casts, is_half=is_half)
-
-    if through_casts and is_float_cast(node):
-        return before(0)
-    if is_standard(node, "MatMul"):
-        query, key = node.inputs
-        return None if query is None or key is None else Scores(query, key)
-    if not is_standard(node, "Add", "Mul", "Div", "Where"):
-        return None
-    for i, other in _operands(node):
-        if (scores := before(i)) is not None:
-            return scores if other is not None and _apply(node, i, other, scores, is_half=is_half) else None
+    if _labels_of(node) is not None:
+        (a, b), _ = _operands_of(node, {2: axes})
+        return Scores(a, b)
+    if is_float_cast(node):
+        return _scores_of((node,), 0, axes, shapes, distance + 1, is_half=is_half)
+    if (source := View(value, axes).before()) is not None:
+        return _scores_of((node,), 0, source.axes, shapes, distance + 1, is_half=is_half)
+    for i in _indices(node):
+        scores = _scores_of((node,), i, axes, shapes, distance + 1, is_half=is_half)
+        if scores is not None:
+            step = _step_of(node, i, axes, is_half=is_half)
+            scores.steps += [] if step is None else [step]
+            return None if step is None else scores
     return None
+
+
+def _labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
+    """Returns the letters of the axes of the factors of a product, and of the result; None for other nodes."""
+    if len(node.inputs) != 2 or any(each is None or each.shape is None for each in node.inputs):
+        return None
+    a, b = (len(dims_of(each)) for each in node.inputs if each is not None)
+    if is_standard(node, "MatMul") and min(a, b) > 1:
+        lead = [str(i) for i in range(max(a, b) - 2)]
+        return [*lead[max(b - a, 0) :], "m", "k"], [*lead[max(a - b, 0) :], "k", "n"], [*lead, "m", "n"]
+    if not is_standard(node, "Einsum"):
+        return None
+    left, _, out = (node.attributes.get_string("equation", "") or "").replace(" ", "").partition("->")
+    labels = *map(list, left.split(",")), list(out)
+    if len(labels) != 3 or not out or "." in left or any(len({*each}) < len(each) for each in labels):
+        return None
+    first, second, result = labels
+    is_product = {*first} ^ {*second} <= {*result} and (len(first), len(second)) == (a, b)
+    return (first, second, result) if is_product and {*result} <= {*first, *second} else None
+
+
+def _operands_of(product: ir.Node, known: dict[int, Axes]) -> tuple[list[View], Axes]:
+    """Returns the factors of a product as views, and the axes of the result.
+
+    Args:
+        product: The product.
+        known: The axes of one of its factors, 0 or 1, or of its result, 2.
+    """
+    labels = _labels_of(product)
+    assert labels is not None
+    found = {label: axis for i, axes in known.items() for label, axis in zip(labels[i], axes, strict=True)}
+    views = []
+    for value, letters in zip(product.inputs, labels, strict=False):
+        assert value is not None
+        axes: list[Axis] = []
+        for label, dim in zip(letters, dims_of(value), strict=True):
+            if dim != 1 and not found.get(label):
+                found[label] = (Factor(dim),)
+            axis = () if dim == 1 else found[label]
+            rename(axis, dim)
+            axes.append(axis)
+        views.append(View(value, tuple(axes)))
+    return views, tuple(found.get(label, ()) for label in labels[2])
 
 
 def is_float_cast(node: ir.Node) -> bool:
@@ -132,34 +204,68 @@ def skip_casts(value: ir.Value) -> ir.Value:
     return value
 
 
-def _serves(user: ir.Node, index: int, node: ir.Node, at: int) -> bool:
-    """Returns whether a use of scores is that of a user, or expands another input of the user to their shape."""
-    if node is user:
-        return at == index
-    shape = only_use(node.outputs[0]) if is_standard(node, "Shape") else None
-    expanded = only_use(shape.node.outputs[0]) if shape is not None and is_standard(shape.node, "Expand") else None
-    return expanded is not None and expanded.node is user
+def _serves(users: Sequence[ir.Node], index: int, node: ir.Node, at: int) -> bool:
+    """Returns whether a use of scores is that of a user, or reads their shape."""
+    return at == index if node in users else is_standard(node, "Shape") and node.graph is users[0].graph
 
 
-def _apply(node: ir.Node, index: int, other: ir.Value, scores: Scores, *, is_half: bool) -> bool:
-    """Adds a node that reads scores to what is done to them; returns whether that is possible.
+def shapes_of(view: View) -> list[tuple[ir.Node, Axes]]:
+    """Returns the nodes that read the shape of a view, or a part of it, each with its axes."""
+    shapes = [node for node, _ in view.value.uses() if is_standard(node, "Shape")]
+    ends = [(node.attributes.get_int("start", 0), node.attributes.get_int("end", len(view.axes))) for node in shapes]
+    return [(node, view.axes[start:end]) for node, (start, end) in zip(shapes, ends, strict=True)]
 
-    `is_half`: whether its output becomes float16.
+
+def _indices(node: ir.Node) -> tuple[int, ...]:
+    """Returns the inputs of a step that may be scores."""
+    if is_standard(node, "Add", "Mul", "Max") and len(node.inputs) == 2:
+        return (0, 1)
+    if is_standard(node, "Where"):
+        return (1, 2)
+    return (0,) if is_standard(node, "Div", "Sub", "Tanh") else ()
+
+
+def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | None:
+    """Returns the step that a node is for one of its inputs; None if it is none.
+
+    Args:
+        node: The node.
+        index: The input that are scores.
+        axes: The factors of their axes.
+        is_half: Whether its output becomes float16.
     """
     value = node.inputs[index]
     assert value is not None
-    if node.op_type == "Add":
-        scores.steps.append(Added(_unexpanded(other, value), is_half))
-        return True
-    if node.op_type == "Where":
-        number, condition = constant_scalar(other), node.inputs[0]
-        limit = LARGEST_MASK_OF_FLOAT16 if is_half else LARGEST_MASK
-        if condition is None or number is None or number > limit:
-            return False
-        scores.steps.append(Masked(_unexpanded(condition, value), index == 1, number))
-        return does_not_grow(_unexpanded(other, value), value)
-    scores.scalars.append(Scalar(other, node.op_type == "Div"))
-    return not scores.steps
+    if node.op_type == "Tanh":
+        return Tanh()
+    other = node.inputs[3 - index if node.op_type == "Where" else 1 - index]
+    if other is None:
+        return None
+    if node.op_type in ("Add", "Sub"):
+        other = _unexpanded(other, value)
+        found = _broadcast(other, value, axes)
+        return None if found is None else Added(other, *found, is_half, node.op_type == "Sub")
+    if node.op_type in ("Mul", "Div"):
+        found = _broadcast(other, value, axes)
+        return None if found is None else Scalar(other, node.op_type == "Div", found[0])
+    number = constant_scalar(other)
+    if number is None or number > _LARGEST_NUMBER or not does_not_grow(_unexpanded(other, value), value):
+        return None
+    if node.op_type == "Max":
+        return Floor(number)
+    condition = None if node.inputs[0] is None else _unexpanded(node.inputs[0], value)
+    found = None if condition is None else _broadcast(condition, value, axes)
+    return None if condition is None or found is None else Masked(condition, index == 1, number, *found)
+
+
+def _broadcast(value: ir.Value, scores: ir.Value, axes: Axes) -> tuple[Axes, bool] | None:
+    """Returns the factors of the axes of a value that is broadcast to scores, and whether their lengths are known."""
+    if value.shape is None or len(value.shape) > len(axes):
+        return None
+    at = len(axes) - len(value.shape)
+    lead, dims = ((),) * at, dims_of(value)
+    is_proven = all(a == 1 or is_equal(a, b) for a, b in zip(dims, dims_of(scores)[at:], strict=True))
+    return (*lead, *(() if dim == 1 else axis for dim, axis in zip(dims, axes[at:], strict=True))), is_proven
 
 
 def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
@@ -173,102 +279,78 @@ def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
     return value if expand.inputs[0] is None else expand.inputs[0]
 
 
-def _operands(node: ir.Node) -> list[tuple[int, ir.Value | None]]:
-    """Returns the indices of the inputs of a node that may be scores, each with the other input."""
-    if node.op_type == "Where":
-        return [(1, node.inputs[2]), (2, node.inputs[1])]
-    return [(0, node.inputs[1]), *([(1, node.inputs[0])] if node.op_type != "Div" else [])]
+@dataclass(frozen=True)
+class Source:
+    """A value of which an operand is a view, and the scalars by which it is multiplied after it."""
+
+    view: View
+    scalars: tuple[Scalar, ...] = ()
 
 
-def unscaled(value: ir.Value, scalars: list[Scalar], *, at_run_time: bool = False) -> ir.Value:
-    """Returns a value before its scaling, and adds the scalars to a list.
+def sources_of(operand: View, tokens: Iterable[Factor] | None = None) -> list[Source]:
+    """Returns an operand, and the values of which it is a view, the first one last.
 
-    A product with a scalar that is computed at run time may be a dequantization. It stays, unless it is asked for.
+    A product with a scalar that is computed at run time may be a dequantization. It stays, except after the key has
+    been transposed: `tokens` are the factors that are its last axis then.
     """
-    while (node := producer_of(value, "Mul", "Div")) is not None:
-        found = [
-            (node.inputs[i], other) for i, other in _operands(node) if other is not None and has_one_element(other, 4)
-        ]
-        if not found or found[0][0] is None or not (at_run_time or known_number(found[0][1]) is not None):
-            break
-        value = found[0][0]
-        scalars.append(Scalar(found[0][1], node.op_type == "Div"))
-    return value
-
-
-def transposed_key(scores: Scores) -> Heads | None:
-    """Returns the key before it is transposed to [B, H, D, T]; the scalars are added to those of the scores."""
-    node = producer_of(unscaled(scores.key, scores.scalars, at_run_time=True), "Transpose")
-    source = None if node is None else node.inputs[0]
-    if node is None or source is None:
-        return None
-    perm = list(node.attributes.get_ints("perm", []))
-    if perm == [0, 1, 3, 2]:
-        return heads_of(unscaled(source, scores.scalars))
-    return heads_by_token(source) if perm == [0, 2, 3, 1] else None
-
-
-def split_scalars(scalars: list[Scalar]) -> tuple[list[float], tuple[Scalar, ...]]:
-    """Returns the factors that are known before run time, and the other scalars."""
-    constants, others = [], []
-    for scalar in scalars:
-        number = known_number(scalar.value)
-        if number is None:
-            others.append(scalar)
-        elif scalar.divides:
-            constants.append(1 / number if number else math.inf)
+    found = [Source(operand)]
+    while len(found) <= _FARTHEST:
+        view, scalars = found[-1].view, found[-1].scalars
+        node = view.value.producer()
+        if (before := view.before()) is not None:
+            found.append(Source(before, scalars))
+        elif node is not None and is_float_cast(node) and node.inputs[0] is not None:
+            found.append(Source(View(node.inputs[0], view.axes), scalars))
+        elif node is not None and is_standard(node, "Mul", "Div"):
+            is_last = bool(tokens) and leaves(view.axes[-1:]) == leaves([tokens or ()])
+            scaled = _unscaled(node, len(view.axes), at_run_time=is_last)
+            if scaled is None:
+                break
+            found.append(Source(View(scaled[0], view.axes), (*scalars, scaled[1])))
         else:
-            constants.append(number)
-    return constants, tuple(others)
+            break
+    return found
 
 
-def factor_of(constants: list[float]) -> float:
-    """Returns the product of factors as float32."""
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(math.prod(constants)))
-
-
-def times(number: float, scalars: tuple[Scalar, ...], edit: Edit, before: ir.Node) -> ir.Value:
-    """Returns a number, multiplied or divided by the scalars that are computed at run time; float32."""
-    scale = edit.add_constant(np.float32(number), before=before)
-    for scalar in scalars:
-        value = scalar.value
-        if value.dtype != ir.DataType.FLOAT:
-            value = edit.insert(ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}), before=before)
-        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, value]), before=before)
-    return scale
-
-
-def may_mask_rows(steps: list[Added | Masked], values: Values) -> bool:
-    """Returns whether the sum of the steps may be -inf."""
-    low = np.float32(0)
-    with np.errstate(over="ignore"):
-        for step in steps:
-            if isinstance(step, Masked):
-                low = min(low, np.float32(step.number))
-            else:
-                low = np.float32(low + np.float32(values.known(step.value).low))
-    return bool(np.isneginf(low))
-
-
-def product_of(softmax: ir.Node, *, through_casts: bool = False) -> tuple[ir.Node, bool] | None:
-    """Returns MatMul(probabilities, value), and whether the softmax is safe; None if the model uses them elsewhere."""
-    value, is_safe = softmax.outputs[0], False
-    while not value.is_graph_output():
-        users = list(dict.fromkeys(node for node, _ in value.uses()))
-        if any(user.graph is not softmax.graph for user in users):
-            return None
-        if len(users) == 2 and (result := _without_nan(value, users)) is not None:
-            value, is_safe = result, True
+def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value, Scalar] | None:
+    """Returns the operand of a Mul or Div that a scalar scales, and the scalar."""
+    for i in _indices(node):
+        value, other = node.inputs[i], node.inputs[1 - i]
+        if value is None or other is None or not has_one_element(other, 4) or len(dims_of(value)) != rank:
             continue
-        if len(value.uses()) != 1:
+        if at_run_time or known_number(other) is not None:
+            return value, Scalar(other, node.op_type == "Div")
+    return None
+
+
+def _product_of(
+    softmax: ir.Node, axes: Axes, shapes: list[tuple[ir.Node, Axes]]
+) -> tuple[ir.Node, int, View, bool] | None:
+    """Returns the product by the value; the index and the view of the probabilities; and whether the softmax is safe.
+
+    None if the model uses the probabilities elsewhere.
+    """
+    view, is_safe = View(softmax.outputs[0], axes), False
+    while not view.value.is_graph_output():
+        uses = [(node, at) for node, at in view.value.uses() if not is_standard(node, "Shape")]
+        users = list(dict.fromkeys(node for node, _ in uses))
+        if any(node.graph is not softmax.graph for node, _ in view.value.uses()):
+            return None
+        shapes += shapes_of(view)
+        if len(users) == 2 and (result := _without_nan(view.value, users)) is not None:
+            view, is_safe = View(result, view.axes), True
+            continue
+        if len(uses) != 1:
             return None
         node = users[0]
-        if is_standard(node, "MatMul"):
-            return (node, is_safe) if node.inputs[0] is value else None
-        if not (through_casts and is_float_cast(node)) and not _is_idle_dropout(node):
+        if _labels_of(node) is not None:
+            return node, list(node.inputs).index(view.value), view, is_safe
+        if is_float_cast(node) or _is_idle_dropout(node):
+            view = View(node.outputs[0], view.axes)
+        elif (after := view.after(node)) is not None:
+            view = after
+        else:
             return None
-        value = node.outputs[0]
     return None
 
 
@@ -289,20 +371,3 @@ def _is_idle_dropout(node: ir.Node) -> bool:
         return False
     training = input_of(node, 2)
     return training is None or constant_scalar(training) == 0
-
-
-def sum_of(steps: Steps, edit: Edit) -> ir.Value:
-    """Returns what the steps make of scores of 0."""
-    total: ir.Value | None = None
-    for step in steps:
-        if isinstance(step, Masked):
-            scores = edit.add_constant(np.float32(0), before=edit.node) if total is None else total
-            masked = edit.add_constant(np.float32(step.number), before=edit.node)
-            choices = [scores, masked] if step.keeps else [masked, scores]
-            total = edit.insert(ir.node("Where", [step.value, *choices]), before=edit.node)
-        elif total is None:
-            total = step.value
-        else:
-            total = edit.insert(ir.node("Add", [total, step.value]), before=edit.node)
-    assert total is not None
-    return total

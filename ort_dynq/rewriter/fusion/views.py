@@ -1,0 +1,304 @@
+"""Views: which factors of a length each axis of a tensor holds, as the letters of einsum notation do.
+
+Example: a key [b, t, 64] is reshaped to [b, t, 4, 16], transposed to [b, 4, t, 16], reshaped to [b * 4, t, 16] and
+transposed to [b * 4, 16, t]. The axes of the last value hold the factors (b, 4), (16) and (t), and those of the first
+one (b), (t) and (4, 16). A factor that turns out to be a product is split wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..analysis.nodes import is_standard
+from ..analysis.shape_arithmetic import factors_of, known_lengths, product_of
+from ..analysis.shapes import RESHAPES, is_equal
+from ..edit import Edit
+
+Dim = int | ir.SymbolicDim
+
+
+@dataclass(eq=False)
+class Factor:
+    """A factor of the number of elements of a tensor.
+
+    Attributes:
+        length: Its length.
+        parts: The factors of which it is the product; empty if it is not known to be one.
+    """
+
+    length: Dim
+    parts: tuple[Factor, ...] = ()
+
+    def leaves(self) -> Iterator[Factor]:
+        """Returns the factors that are not known to be products."""
+        for part in self.parts:
+            yield from part.leaves()
+        if not self.parts:
+            yield self
+
+
+Axis = tuple[Factor, ...]
+Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """A value, and the factors of each of its axes; an axis of length 1 has none."""
+
+    value: ir.Value
+    axes: Axes
+
+    @property
+    def order(self) -> Axis:
+        """The factors of all axes, in the order of the elements."""
+        return leaves(self.axes)
+
+    def before(self) -> View | None:
+        """Returns the value of which a node only moves the elements; None if the node does anything else."""
+        node = self.value.producer()
+        source = node.inputs[0] if node is not None and node.inputs else None
+        if node is None or source is None or source.shape is None:
+            return None
+        if is_standard(node, "Transpose"):
+            perm = _permutation(node, len(self.axes))
+            return View(source, tuple(self.axes[perm.index(i)] for i in range(len(perm))))
+        return self._reshaped(node, source)
+
+    def after(self, node: ir.Node) -> View | None:
+        """Returns the output of a node that only moves the elements; None if the node does anything else."""
+        output = node.outputs[0]
+        if output.shape is None or node.inputs[0] is not self.value:
+            return None
+        if is_standard(node, "Transpose"):
+            return View(output, tuple(self.axes[i] for i in _permutation(node, len(self.axes))))
+        return self._reshaped(node, output)
+
+    def _reshaped(self, node: ir.Node, to: ir.Value) -> View | None:
+        """Returns the other side of a node that keeps the order of elements; None if it does not.
+
+        Reshape copies lengths, as its zeros say. The names of lengths are those of this side: others differ elsewhere.
+        """
+        if not is_standard(node, *RESHAPES):
+            return None
+        for axis, dim in zip(self.axes, dims_of(self.value), strict=True):
+            rename(axis, dim)
+        shape = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
+        is_copied = [n == 0 for n in shape or ()] if not node.attributes.get_int("allowzero", 0) else []
+        lead = (*is_copied, False).index(False)
+        axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
+        return None if axes is None else View(to, self.axes[:lead] + axes)
+
+
+def _permutation(node: ir.Node, rank: int) -> list[int]:
+    return list(node.attributes.get_ints("perm", range(rank)[::-1]))
+
+
+def dims_of(value: ir.Value) -> list[Dim]:
+    """Returns the dimensions of a value; none if its rank is not known."""
+    return [] if value.shape is None else list(value.shape)
+
+
+def axes_of(dims: Iterable[Dim]) -> Axes:
+    """Returns a factor of its own for each dimension."""
+    return tuple(() if dim == 1 else (Factor(dim),) for dim in dims)
+
+
+def leaves(axes: Iterable[Iterable[Factor]]) -> Axis:
+    """Returns the factors of axes, in order, those split that are known to be products."""
+    return tuple(leaf for axis in axes for factor in axis for leaf in factor.leaves())
+
+
+def rename(axis: Axis, dim: Dim) -> None:
+    """Gives the factor of a dimension the length that the dimension has here, unless it is a known number."""
+    held = leaves([axis])
+    if len(held) == 1 and not isinstance(held[0].length, int):
+        held[0].length = dim
+
+
+def length_of(factors: Iterable[Factor]) -> int | None:
+    """Returns the product of factors; None if it is not a known number."""
+    length = product_of(leaf.length for leaf in leaves([factors]))
+    return length if isinstance(length, int) else None
+
+
+def aligned(order: Iterable[Factor], dims: Iterable[Dim]) -> Axes | None:
+    """Returns the factors of dimensions that have the same elements in the same order; None if they are not known.
+
+    Dimensions and factors are compared from both ends. What is left over between them is equal, since the number of
+    elements is: a -1 in the shape of a Reshape, or a product without a name.
+    """
+    left, places = deque(leaves([order])), deque(_Place(dim) for dim in dims)
+    found = list(places)
+    for at_end in (False, True):
+        while places and left and _take(left, places, at_end=at_end):
+            pass
+    while places and places[0].rest == 1:
+        places.popleft()
+    while places and places[-1].rest == 1:
+        places.pop()
+    if len(places) == 1 and left:
+        (place,), unknown = places, [each for each in left if not isinstance(each.length, int)]
+        if len(left) == 1 and unknown and isinstance(place.rest, int):
+            unknown[0].length = place.rest
+        place.front += left
+    elif len(left) == 1 and places:
+        left[0].parts = tuple(Factor(place.rest) for place in places)
+        for place, part in zip(places, left[0].parts, strict=True):
+            place.front.append(part)
+    elif left or any(isinstance(place.rest, int) for place in places):
+        return None
+    return tuple((*place.front, *reversed(place.back)) for place in found)
+
+
+class _Place:
+    """A dimension: what is left of its length, and the factors that it holds, from the front and from the back."""
+
+    def __init__(self, dim: Dim) -> None:
+        self.rest = dim
+        self.front = list[Factor]()
+        self.back = list[Factor]()
+
+
+def _take(left: deque[Factor], places: deque[_Place], *, at_end: bool) -> bool:
+    """Takes the factor or the dimension at one end that divides the other; returns whether one does."""
+    at = -1 if at_end else 0
+    factor, place = left[at], places[at]
+    if place.rest == 1:
+        places.pop() if at_end else places.popleft()
+        return True
+    if (rest := _quotient(place.rest, factor.length)) is not None:
+        place.rest = rest
+        left.pop() if at_end else left.popleft()
+    elif (rest := _quotient(factor.length, place.rest)) is not None:
+        parts = (Factor(rest), Factor(place.rest)) if at_end else (Factor(place.rest), Factor(rest))
+        factor.parts, factor, left[at], place.rest = parts, parts[at], parts[-1 - at], 1
+    else:
+        return False
+    (place.back if at_end else place.front).append(factor)
+    return True
+
+
+def _quotient(whole: Dim, part: Dim) -> Dim | None:
+    """Returns a length divided by another one; None if it is not known to be a multiple."""
+    if is_equal(whole, part):
+        return 1
+    (number, names), (divisor, others) = (factors_of(_lengths_in(each)) or (0, []) for each in (whole, part))
+    if not number or not divisor or number % divisor:
+        return None
+    for name in others:
+        if name not in names:
+            return None
+        names.remove(name)
+    return product_of([number // divisor, *names])
+
+
+def _lengths_in(dim: Dim) -> list[Dim]:
+    """Returns the lengths whose product torch has named, as in "4*batch"."""
+    parts = [] if isinstance(dim, int) else str(dim.value).split("*")
+    is_product = len(parts) > 1 and all(part.isidentifier() or part.isdecimal() for part in parts)
+    return [int(part) if part.isdecimal() else ir.SymbolicDim(part) for part in parts] if is_product else [dim]
+
+
+def arranged(view: View, target: Axes, edit: Edit, *, before: ir.Node, lengths: Sequence[View] = ()) -> ir.Value:
+    """Returns the elements of a view with other axes, of which the view may lack factors: elements are repeated then.
+
+    Args:
+        view: The view.
+        target: The factors of each axis of the result.
+        edit: Records the new nodes.
+        before: The old node before which they are inserted.
+        lengths: Views from whose values lengths may be read at run time, besides the value itself.
+    """
+    order, wanted = view.order, leaves(target)
+    inner = tuple(factor for factor in wanted if factor in order)
+    sources = (view, *lengths)
+    if inner != order:
+        resolved = [leaves([axis]) for axis in view.axes]
+        starts = [inner.index(axis[0]) if axis else 0 for axis in resolved]
+        if any(inner[at : at + len(axis)] != axis for at, axis in zip(starts, resolved, strict=True)):
+            view = _reshaped(view, tuple((factor,) for factor in order), edit, before, sources)
+            starts = [inner.index(factor) for factor in order]
+        perm = sorted(range(len(starts)), key=lambda i: (starts[i], i))
+        value = edit.insert(ir.node("Transpose", [view.value], {"perm": perm}), before=before)
+        view = View(value, tuple(view.axes[i] for i in perm))
+    if inner != wanted:
+        view = _reshaped(view, tuple((factor,) if factor in inner else () for factor in wanted), edit, before, sources)
+        shape = shape_of(tuple((factor,) for factor in wanted), sources, edit, before=before)
+        view = View(edit.insert(ir.node("Expand", [view.value, shape]), before=before), tuple((f,) for f in wanted))
+    return _reshaped(view, target, edit, before, sources).value
+
+
+def _reshaped(view: View, target: Axes, edit: Edit, before: ir.Node, sources: Sequence[View]) -> View:
+    if [leaves([axis]) for axis in view.axes] == [leaves([axis]) for axis in target]:
+        return view
+    shape = shape_of(target, sources, edit, before=before, of=view)
+    return View(edit.insert(ir.node("Reshape", [view.value, shape]), before=before), target)
+
+
+def shape_of(target: Axes, sources: Sequence[View], edit: Edit, *, before: ir.Node, of: View | None = None) -> ir.Value:
+    """Returns the lengths of axes as a vector.
+
+    Args:
+        target: The factors of the axes.
+        sources: Views from whose values lengths may be read at run time.
+        edit: Records the new nodes.
+        before: The old node before which they are inserted.
+        of: The view that is reshaped, if it is a shape for Reshape: 0 keeps a length, and -1 is computed.
+    """
+    numbers = [length_of(axis) for axis in target]
+    for i, (axis, given) in enumerate(zip(target, of.axes, strict=False) if of is not None else ()):
+        if numbers[i] is None and leaves([axis]) == leaves([given]):
+            numbers[i] = 0
+    if of is not None and numbers.count(None) == 1:
+        numbers[numbers.index(None)] = -1
+    if None not in numbers:
+        return edit.add_constant(np.array(numbers), before=before)
+    parts = [
+        _length(axis, edit, before, sources) if number is None else edit.add_constant(np.array([number]), before=before)
+        for axis, number in zip(target, numbers, strict=True)
+    ]
+    return edit.insert(ir.node("Concat", parts, {"axis": 0}), before=before)
+
+
+def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) -> ir.Value:
+    """Returns the product of factors, read from the shapes of values, as a vector of one element."""
+    wanted = leaves([axis])
+    for view in sources:
+        for i, given in enumerate(view.axes):
+            held = leaves([given])
+            others = length_of(factor for factor in held if factor not in wanted)
+            if set(wanted) <= set(held) and others is not None:
+                shape = edit.insert(ir.node("Shape", [view.value]), before=before)
+                length = edit.insert(
+                    ir.node("Gather", [shape, edit.add_constant(np.array([i]), before=before)]), before=before
+                )
+                divisor = edit.add_constant(np.array([others]), before=before)
+                return length if others == 1 else edit.insert(ir.node("Div", [length, divisor]), before=before)
+    parts = [
+        _length((factor,), edit, before, sources)
+        if length_of((factor,)) is None
+        else edit.add_constant(np.array([factor.length]), before=before)
+        for factor in wanted
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = edit.insert(ir.node("Mul", [total, part]), before=before)
+    return total
+
+
+def has_lengths(factors: Iterable[Factor], sources: Sequence[View]) -> bool:
+    """Returns whether each factor is a number, or can be read from the shape of one of the values."""
+    return all(
+        isinstance(factor.length, int)
+        or any(
+            factor in held and length_of(other for other in held if other is not factor) is not None
+            for view in sources
+            for held in [leaves([axis]) for axis in view.axes]
+        )
+        for factor in leaves([factors])
+    )
