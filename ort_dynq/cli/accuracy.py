@@ -201,5 +201,6 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
         yield one_line(
             f"One channel dominates the range of the activation in {len(outliers)} of {len(layers)} layers; few codes "
             f"remain for the other channels there. Worst: {worst.name}, channel {worst.channel}, "
-            f"{worst.range_ratio:.0f} times the median channel"
+            f"{worst.range_ratio:.0f} times the median channel. Remedy: --min-snr, which gives such layers two terms, "
+            "or --activations two-term for all"
         )

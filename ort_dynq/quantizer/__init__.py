@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NoWeightsError", "checked", "quantize", "quantize_layers"]
 
+_WITHOUT_WEIGHTS = (Reason.TWO_ACTIVATIONS, Reason.ATTENTION_OF_FLOATS)
 _LOG = logging.getLogger(__name__)
 
 
@@ -175,7 +176,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     report.is_quantization = True
     layers = [finding for finding in report.findings if not finding.fuses]
-    if all(each.unconverted and each.unconverted.reason == Reason.TWO_ACTIVATIONS for each in layers):
+    if all(each.unconverted and each.unconverted.reason in _WITHOUT_WEIGHTS for each in layers):
         raise NoWeightsError(
             "the model has no weights to quantize: no MatMul, Gemm, Einsum, Conv, LSTM, GRU, RNN, MatMulNBits or "
             "Gather has constant ones"

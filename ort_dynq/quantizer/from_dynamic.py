@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS
+from ..graphs import MICROSOFT, STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.nodes import first_inputs, producer_of
 from ..rewriter.convolutions import integer_conv
@@ -33,6 +33,7 @@ from .options import Options
 
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 """The integer products that quantize_dynamic writes."""
+_LAYERS = ("QAttention", "DynamicQuantizeLSTM")  # which it writes, too
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class _DynamicProduct:
 def _match(
     node: ir.Node, context: Context, options: Options
 ) -> _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct | None:
+    if node.domain == MICROSOFT and node.op_type in _LAYERS and options.from_dynamic:
+        options.check(node)
+        raise Unconverted(Reason.OF_QUANTIZE_DYNAMIC)
     if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
         return None
     options.check(node)

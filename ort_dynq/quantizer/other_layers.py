@@ -1,4 +1,7 @@
-"""The rule for layers that ONNX Runtime's optimizer made: it gives the reason why they stay in float."""
+"""The rule for layers that no other rule converts: it gives the reason why they stay in float.
+
+They are attention, and layers that ONNX Runtime's optimizer made.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,32 @@ import functools
 
 import onnx_ir as ir
 
-from ..graphs import NCHWC, STANDARD_DOMAINS
+from ..graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS
 from ..opsets import OPSET
+from ..rewriter.metadata import RULE
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .options import OF_OPTIMIZER, Options, is_layer
 
+_ATTENTION = ("MultiHeadAttention", "GroupQueryAttention")
+
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
-    """Reports a layer whose weights are constant."""
+    """Reports attention, and a layer whose weights are constant."""
+    if _is_attention(node) and RULE not in node.metadata_props:
+        raise Unconverted(Reason.ATTENTION_OF_FLOATS)
     if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in (*OF_OPTIMIZER, "Conv"):
         return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
         return
     options.check(node)
     raise Unconverted(Reason.NCHWC if node.domain == NCHWC else Reason.MADE_BY_OPTIMIZER)
+
+
+def _is_attention(node: ir.Node) -> bool:
+    if node.domain == MICROSOFT:
+        return node.op_type in _ATTENTION
+    return node.domain in STANDARD_DOMAINS and node.op_type == "Attention"
 
 
 def rule(options: Options) -> Rule[None]:

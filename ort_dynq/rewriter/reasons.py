@@ -165,6 +165,18 @@ class Reason(Enum):
         "ONNX Runtime alone makes MatMulNBits of accuracy_level 4 of it, which rounds its activation to 8 bits"
     )
     MADE_DEQUANTIZATION = "ONNX Runtime alone dequantizes its weights in every run"
+    WEIGHTS_DEQUANTIZED = (
+        "only its weights are quantized, and ONNX Runtime dequantizes them in every run; ort-dynq quantize makes an "
+        "integer layer of it"
+    )
+    CODES_DEQUANTIZED = (
+        "the int8 codes of its activation come from no QuantizeLinear: ONNX Runtime dequantizes both factors in every "
+        "run; ort-dynq quantize makes an integer layer of it"
+    )
+    POOL_OF_CODES = (
+        "it becomes QLinearAveragePool, which takes means of codes as integers: where a mean is halfway between "
+        "two codes, the optimized result of ONNX Runtime may be a step off"
+    )
 
     # Fusions
     CODES_NEED_FUSE = "attention over codes: --fuse makes one operator of it, which never dequantizes them"
@@ -232,7 +244,9 @@ class Reason(Enum):
     INTEGER_OPERATOR = "it is an integer operator of ONNX Runtime"
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"
 
-    # Attention of ONNX Runtime with quantized weights
+    # Attention of ONNX Runtime
+    ATTENTION_OF_FLOATS = "attention of floats that quantize does not convert: it stays ONNX Runtime's operator"
+    OF_QUANTIZE_DYNAMIC = "--from-dynamic keeps it; ort-dynq rewrite on the result converts it"
     QATTENTION_PAST = "its past state makes it another operator; quantize the model before its attention is fused"
     QATTENTION_ROTARY = "it rotates query and key; quantize the model before its attention is fused"
     QATTENTION_HEADS = "its weights are not those of query, key and value with num_heads heads of one size"

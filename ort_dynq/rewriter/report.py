@@ -162,7 +162,7 @@ class Report(Shown):
             (_listed(_only(self.before, *_DYNAMIC)), ", which ONNX Runtime fuses itself" if is_fused else ""),
             (
                 _listed(Counter(_only(self.before, *_LINEAR)) - staying),
-                " with constant scales, which ONNX Runtime handles itself",
+                " with constant scales, left to ONNX Runtime",
             ),
             (_listed(_only(self.before, *_QUANTIZED)), ", quantized operators of ONNX Runtime"),
             (_listed({op: n for op, n in self.before.items() if op.startswith(f"{DOMAIN}.")}), ", from a rewrite"),
@@ -223,6 +223,8 @@ def _is_fused(why: Unconverted | None) -> bool:
 
 def _says_what_is_made(why: Unconverted | None) -> bool:
     """Returns whether a reason says what ONNX Runtime makes of the DequantizeLinear before a product."""
+    if why is not None and why.reason in (Reason.WEIGHTS_DEQUANTIZED, Reason.CODES_DEQUANTIZED):
+        return True
     made = None if why is None else why.second
     return made is not None and made.reason in (Reason.MADE_LEVEL_4, Reason.MADE_DEQUANTIZATION)
 

@@ -147,7 +147,7 @@ def test_text(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "SMOKE TEST" not in text  # only those who gave no text are advised to give one
     assert "outputs dB" in text
     lines = text.splitlines()
-    assert lines[0] == f"{Path('float', 'model.onnx')}: 6 layers quantized, 1 unconverted, 4 fusions"
+    assert lines[0] == f"{Path('float', 'model.onnx')}: 6 layers quantized, 2 unconverted, 4 fusions"
     head = "perplexity before after same next token % greedy logits dB"
     assert any(" ".join(line.split()) == head for line in lines)
     assert " of 32 tokens the same" in lines[-1]

@@ -52,6 +52,8 @@ CONSTANTS: dict[str, Array] = {
     "bias": np.zeros(96, F),
     "w96": RNG.integers(0, 256, (48, 96)).astype(np.uint8),
     "filter": RNG.integers(0, 256, (4, 8, 3, 3)).astype(np.uint8),
+    "filter8": RNG.integers(-128, 128, (4, 8, 3, 3)).astype(np.int8),
+    "wide32": RNG.normal(size=(256, 256)).astype(F),
     "normal": RNG.normal(size=(8, 4, 3, 3)).astype(F),
     "narrow": RNG.integers(-128, 128, (48, 2)).astype(F) * F(0.01),
     "sixths": np.full((6, 32), 0.01, F),
@@ -218,6 +220,33 @@ CASES: dict[Reason, Case] = {
     Reason.DEQUANTIZED_CODES: Case("v = DequantizeLinear(wide, ws) y = MatMul(x, v)"),
     Reason.DEQUANTIZED_SCALES: Case(
         "v = DequantizeLinear<axis = 0, block_size = 8>(wq, sixths) y = MatMul(x, v)", opset=21
+    ),
+    Reason.WEIGHTS_DEQUANTIZED: Case(
+        "v = DequantizeLinear(filter8, ws) y = Conv(x, v)", "float[1, 8, 20, 20] x", output="float[1, 4, 18, 18] y"
+    ),
+    Reason.CODES_DEQUANTIZED: Case(
+        "q = Gather(wq, i) f = DequantizeLinear(q, ws) u = DequantizeLinear(wq, ws) v = Transpose(u) y = MatMul(f, v)",
+        "int64[tokens] i",
+    ),
+    Reason.POOL_OF_CODES: Case(
+        "q = QuantizeLinear(x, ws, none) f = DequantizeLinear(q, ws, none) p = AveragePool<kernel_shape = [2, 2]>(f)"
+        " y = QuantizeLinear(p, ws, none)",
+        "float[1, 8, 20, 20] x",
+        output="uint8 y",
+    ),
+    Reason.ATTENTION_OF_FLOATS: Case(
+        "q = MatMul(x, wide32) y = Attention<q_num_heads = 4, kv_num_heads = 4>(q, q, q)",
+        "float[1, 20, 256] x",
+        opset=23,
+        quantize=True,
+    ),
+    Reason.OF_QUANTIZE_DYNAMIC: Case(
+        f"{LINEAR} i = MatMulInteger(q, wu, z) f = Cast<to = 1>(i) y = Mul(f, s)"
+        " v = com.microsoft.QAttention<num_heads = 8>(k, w96, bias, s, ws)",
+        f"{HIDDEN}, uint8[1, 5, 48] k",
+        output="float y, float v",
+        quantize=True,
+        options={"from_dynamic": True},
     ),
     Reason.CODES_SAFE_SOFTMAX: Case(
         "k = DequantizeLinear(kc, ks) d = MatMul(x, k) m = Where(keep, d, lowest) p = Softmax<axis = -1>(m)"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 from rewriting import check, found, load, parse, programs, rows
@@ -18,6 +21,9 @@ CONSTANTS = {
     "wu": np.random.default_rng(0).integers(0, 256, (48, 32)).astype(np.uint8),
     "filter": np.random.default_rng(0).normal(size=(4, 8, 3, 3)).astype(np.float32),
     "none": np.array(0, np.uint8),
+    "big": np.array(12582912, np.float32),
+    "half": np.array(0.5, np.float32),
+    "base": np.array(2, np.float32),
     "one_f": np.array(1, np.float32),
     "pointwise": np.ones((4, 8, 1, 1), np.float32),
     "of_channels": np.array([1]),
@@ -174,8 +180,8 @@ def test_summary_of_a_model_without_anything_to_do(name: str, summary: str) -> N
     [
         (
             "q = QuantizeLinear(x, eps, none) u = DequantizeLinear(q, eps, none) y = MatMul(u, w)",
-            "nothing to rewrite, 1 unconverted: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, which"
-            " ONNX Runtime handles itself",
+            "nothing to rewrite, 1 unconverted: 1 DequantizeLinear and 1 QuantizeLinear with constant scales, left to"
+            " ONNX Runtime",
         ),
         ("y = MatMul(x, w)", "nothing to rewrite: no quantization with run-time scales, 1 MatMul; ort-dynq quantize is"
          " for float models"),
@@ -275,3 +281,68 @@ def test_an_offset_is_not_where_codes_are_lost() -> None:
     report = rewrite(model).report
     assert [each.operator for each in report.rewritten if each.op_type == "MatMul"] == ["QuantizedMatMul"]
     assert not report.unconverted
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how"),
+    [
+        ("t = Add(d, big) r = Sub(t, big)", "rounded by adding and subtracting 12582912"),
+        ("t = Mod<fmod = 1>(d, one_f) r = Sub(d, t)", "rounded by Mod"),
+        ("t = Cast<to = 6>(d) r = Cast<to = 1>(t)", "truncated"),
+        ("t = Add(d, one_f) r = Sub(t, one_f)", ""),
+        ("t = Mod<fmod = 1>(d, half) r = Sub(d, t)", ""),
+    ],
+)
+def test_codes_by_arithmetic(nodes: str, how: str) -> None:
+    """They are no floats: the report does not advise to quantize the model."""
+    report = report_of(f"{TRUNCATED} {nodes} c = Clip(r, low, high) f = Mul(c, s) y = MatMul(f, w)")
+    found = [each.reason for each in report.unconverted if each.unconverted.reason == Reason.NOT_ROUNDED]
+    assert found == ([f"the codes are {how}, expected Round"] if how else [])
+    assert not how or "for float models" not in report.summary
+
+
+@pytest.mark.parametrize("exponent", ["Pow(base, r)", "Exp(r)"])
+def test_rounded_exponents_are_no_codes(exponent: str) -> None:
+    report = report_of(f"{TRUNCATED} l = Log(m) r = Floor(l) p = {exponent} f = Mul(x, p) y = MatMul(f, w)")
+    assert not [each for each in report.unconverted if "Floor" in each.reason]
+
+
+@pytest.mark.parametrize(("dtype", "is_fused"), [(np.int8, False), (np.uint8, True)])
+def test_what_onnxruntime_makes_of_dequantized_codes(dtype: type, is_fused: bool, tmp_path: Path) -> None:
+    """The reason says what ONNX Runtime runs: the optimized graph has a DequantizeLinear, or an integer product."""
+    body = (
+        "q = Gather(k, i) f = DequantizeLinear(q, t, z) u = DequantizeLinear(k, t, z) v = Transpose(u) y = MatMul(f, v)"
+    )
+    model = parse(body, inputs="int64[4] i", outputs="float[4, 96] y", opset=17)
+    codes = np.random.default_rng(0).integers(0, 100, (96, 64)).astype(dtype)
+    arrays = {"k": codes, "t": np.array(0.01, np.float32), "z": np.array(0, dtype)}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert ("MatMulIntegerToFloat" in operators) == is_fused
+    reasons = [each.unconverted and each.unconverted.reason for each in rewrite(model).report.unconverted]
+    assert reasons == ([] if is_fused else [Reason.CODES_DEQUANTIZED])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_pools_of_codes_are_a_step_off(dtype: type) -> None:
+    """What the reason says is what ONNX Runtime does: a release that rounds ties to even needs no such line."""
+    body = (
+        "q = QuantizeLinear(x, t, z) f = DequantizeLinear(q, t, z) p = AveragePool<kernel_shape = [2, 2]>(f)"
+        " y = QuantizeLinear(p, t, z)"
+    )
+    output = f"{np.dtype(dtype).name}[1, 64, 15, 15] y"
+    model = parse(body, inputs="float[1, 64, 16, 16] x", outputs=output, opset=17)
+    arrays = {"t": np.array(0.03, np.float32), "z": np.array(0, dtype)}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    x, results = np.random.default_rng(0).normal(size=(1, 64, 16, 16)).astype(np.float32), []
+    for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = level
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": x})[0].astype(int))
+    assert np.abs(results[0] - results[1]).max() == 1
+    reasons = [each.unconverted and each.unconverted.reason for each in rewrite(model).report.unconverted]
+    assert reasons == [Reason.POOL_OF_CODES]

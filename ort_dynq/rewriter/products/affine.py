@@ -176,11 +176,11 @@ class AffineForms(OfOnePhase):
 
     def _lose(self, node: ir.Node, why: str = f"it is not affine; {_LATER}") -> Unconverted | None:
         """Returns why a form is lost at a node, if one of its inputs has a form or has lost it; None for a product."""
-        is_of_product = node.op_type == "Add" and ADDED in node.metadata_props  # adds the product of an offset
-        if node.op_type in PRODUCTS or is_of_product:
+        if node.op_type in PRODUCTS or (node.op_type == "Add" and ADDED in node.metadata_props):  # of an offset
             return None
         is_arithmetic = node.op_type in _ARITHMETIC
-        inputs = [each for each in node.inputs if not (is_arithmetic and is_repeated_along_rows(each, node))]
+        given = node.inputs[:-1] if node.op_type in ("Pow", "Exp") else node.inputs  # a rounded exponent is no code
+        inputs = [each for each in given if not (is_arithmetic and is_repeated_along_rows(each, node))]
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
         is_end = is_arithmetic and any(self.of(each) is not None for each in inputs)
         for each in () if is_end else sorted(inputs, key=lambda each: producer_of(each, "Sub") is None):

@@ -1,11 +1,13 @@
 """The rule that reports products of quantized data which no other rule has converted or reported. It changes nothing.
 
 MatMul | Gemm | Conv | ... of data that were quantized before it    -> unconverted
+MatMul | Conv | ... of weights that ONNX Runtime dequantizes         -> unconverted
+AveragePool between DequantizeLinear and QuantizeLinear             -> unconverted
 Conv of com.microsoft.nchwc                                         -> unconverted
 First operators of domain trt (ModelOpt) on a way                   -> unconverted
 
 The reason is the first value on the way from the codes to the product that is not codes times a scale (affine.py).
-A product that multiplies weights only, or floats that were never quantized, is not reported.
+A product that multiplies weights only, or floats that were never quantized by floats, is not reported.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import onnx_ir as ir
 
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
-from ..analysis.nodes import first_inputs, input_of, only_use, producer_of, program_of
+from ..analysis.nodes import first_inputs, input_of, is_standard, only_use, producer_of, program_of
 from ..analysis.shapes import RESHAPES
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .affine import AffineForms
+from .dequantized_weights import dequantizer_of, is_dequantized
 from .integer_product import is_static
 
 _FLOAT_PRODUCTS = frozenset(
@@ -37,6 +40,8 @@ def _match(node: ir.Node, context: Context) -> None:
         raise Unconverted(Reason.TENSORRT)
     if node.domain == NCHWC and node.op_type == "Conv":
         raise Unconverted(Reason.NCHWC)
+    if is_standard(node, "AveragePool", "GlobalAveragePool") and _is_between_static_codes(node, context):
+        raise Unconverted(Reason.POOL_OF_CODES)
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return
     if node.op_type in _QLINEAR_PRODUCTS:
@@ -67,6 +72,32 @@ def _check(node: ir.Node, context: Context) -> None:
         raise _reason(node, activation, lost, context)
     if forms.lost(weights) is not None or forms.of(weights) is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
+    if weights is None or dequantizer_of(weights, context.facts) is None:
+        return
+    if not is_dequantized(activation):
+        raise Unconverted(Reason.WEIGHTS_DEQUANTIZED)
+    if node.op_type == "MatMul" and _is_of_plain_int8(activation):
+        raise Unconverted(Reason.CODES_DEQUANTIZED)
+
+
+def _is_of_plain_int8(activation: ir.Value | None) -> bool:
+    """Returns whether a dequantized activation has int8 codes that no QuantizeLinear made.
+
+    ONNX Runtime has integer products of uint8 codes, which it makes of a QuantizeLinear to int8, too.
+    """
+    value = activation
+    while (node := producer_of(value, *_MOVES)) is not None:
+        value = node.inputs[0]
+    node = producer_of(value, "DequantizeLinear")
+    codes = None if node is None else node.inputs[0]
+    return codes is not None and codes.dtype == ir.DataType.INT8 and producer_of(codes, "QuantizeLinear") is None
+
+
+def _is_between_static_codes(node: ir.Node, context: Context) -> bool:
+    """Returns whether a node is between a DequantizeLinear and a QuantizeLinear of constant scales."""
+    before, use = producer_of(node.inputs[0], "DequantizeLinear"), only_use(node.outputs[0])
+    after = use.node if use is not None and is_standard(use.node, "QuantizeLinear") else None
+    return all(each is not None and context.facts.is_constant(each.inputs[1]) for each in (before, after))
 
 
 def _reason(node: ir.Node, activation: ir.Value | None, lost: Unconverted | None, context: Context) -> Unconverted:
