@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, with_subgraphs
+from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, subgraphs, with_subgraphs
 from .analysis.inference import Facts
-from .analysis.nodes import program_of
+from .analysis.nodes import is_standard, program_of
 from .copies import without_copies
 from .edit import Edit
 from .functions import declare_functions
@@ -64,6 +64,8 @@ def convert(
         _remove_initializers(initializers)
         report.cpu = cpu_dependence(model, facts)
         _name_apart(model)
+        if report.rewritten:
+            _declare_ranks(model, facts)
         declare_functions(model)
     if fixed_inputs and not report.rewritten:
         model.graph.inputs[:] = fixed_inputs
@@ -245,6 +247,21 @@ def _name_apart(model: ir.Model) -> None:
         for node in new:
             assert node.name is not None
             node.name = new_name(node.name, names)
+
+
+def _declare_ranks(model: ir.Model, facts: Facts) -> None:
+    """Declares the shapes of what bodies of loops collect: ONNX Runtime infers none after ort_dynq's operators.
+
+    A Scan needs the ranks of all outputs of its body. A Loop needs them for the results of no iteration.
+    """
+    for _, graph in graphs(model):
+        for node in graph:
+            if not is_standard(node, "Scan", "Loop"):
+                continue
+            for _, body in subgraphs(node):
+                carried = len(node.inputs) - 1 if node.op_type == "Loop" else 0  # with the condition
+                for value in body.outputs[carried:]:
+                    facts.declare(value)
 
 
 def op_counts(model: ir.Model) -> Counter[str]:

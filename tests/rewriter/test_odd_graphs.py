@@ -7,9 +7,13 @@ import onnx
 import onnx.parser
 import pytest
 from helpers import assert_same, make_session, stock_session
+from onnx import numpy_helper
 from rewriting import rows
 
+from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import rewrite
+
+RNG = np.random.default_rng(0)
 
 PEAK = "a = Abs(x) p = ReduceMax<axes = [-1]>(a) b = Max(p, e) s = Div(b, h)"
 CODES = "q = Div(x, s) r = Round(q) c = Clip(r, l, h)"
@@ -47,3 +51,54 @@ def test_a_node_stays_inside_a_converted_chain(graph: str) -> None:
     (expected,) = stock_session(model).run(None, feeds)
     assert_same(stock_session(rewritten).run(None, feeds)[0], expected)
     assert_same(make_session(rewritten, "native").run(None, feeds)[0], expected)
+
+
+STEP = "q, s, z = DynamicQuantizeLinear(x)"
+BODIES = {
+    "RowProgram": ("3, 8", f"{PEAK} {CODES} o = Mul(c, s)", {}),
+    "QuantizedMatMul": (
+        "3, 8",
+        f"{STEP} i = MatMulInteger(q, w, z) f = Cast<to = 1>(i) v = Mul(s, e) o = Mul(f, v)",
+        {"w": RNG.integers(-127, 128, (8, 5)).astype(np.int8)},
+    ),
+    "QuantizedConv": (
+        "1, 2, 5, 5",
+        f"{STEP} i = ConvInteger(q, w, z) f = Cast<to = 1>(i) o = Mul(f, s)",
+        {"w": RNG.integers(-127, 128, (4, 2, 3, 3)).astype(np.int8)},
+    ),
+    "QuantizedRecurrence": (
+        "6, 2, 64",
+        "o, last = LSTM<hidden_size = 64>(x, w, r)",
+        {name: RNG.standard_normal((1, 256, 64)).astype(np.float32) for name in "wr"},
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", ["Scan", "Loop"])
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_whose_outputs_declare_no_rank(name: str, loop: str) -> None:
+    """ONNX Runtime infers the rank of the body's output: not after ort_dynq's operators, and a Scan needs it."""
+    shape, body, weights = BODIES[name]
+    scan = f"y = Scan<num_scan_inputs = 1, body = b (float[] x) => (float[] o) {{ {body} }}>(xs)"
+    repeated = f"""go = Constant<value = bool {{1}}>() y = Loop<body = b (int64 step, bool go_on) => (bool goes_on, float[] o)
+        {{ goes_on = Identity(go_on) x = Gather(xs, step) {body} }}>(n, go)"""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
+        g (float[N, {shape}] xs, int64 n) => (float[] y) <{CONSTANTS}> {{ {scan if loop == "Scan" else repeated} }}""")
+    model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in weights.items())
+    given = RNG.standard_normal((4, *map(int, shape.split(",")))).astype(np.float32)
+    is_quantization = name == "QuantizedRecurrence"
+    result = quantize(model) if is_quantization else rewrite(model)
+    assert any(operator.startswith(f"ort_dynq.{name}") for operator in result.report.after), result.report.findings
+    rewritten = result.to_proto()
+    for count in (4,) if loop == "Scan" else (4, 0):
+        feeds = {"xs": given, "n": np.array(count)}
+        (expected,) = stock_session(model).run(None, feeds)
+        results = [
+            stock_session(rewritten).run(None, feeds)[0],
+            *(make_session(rewritten, "native", optimize=optimize).run(None, feeds)[0] for optimize in (False, True)),
+        ]
+        assert results[0].shape == expected.shape
+        for actual in results:
+            assert_same(actual, results[0])
+        if not is_quantization:
+            assert_same(results[0], expected)

@@ -90,6 +90,12 @@ class Facts:
         self._replaced[old] = new
         self._saved[new] = self._saved.get(old, (None, None))
 
+    def declare(self, value: ir.Value) -> None:
+        """Declares the inferred shape of a value whose shape the model does not declare: the lengths that are known."""
+        type_, declared = self._saved.get(value, (value.type, None))
+        if declared is None and value.shape is not None:
+            self._saved[value] = type_, ir.Shape([dim if isinstance(dim, int) else None for dim in value.shape])
+
     def current(self, value: ir.Value) -> ir.Value:
         """Returns the value that has replaced `value`, or `value`."""
         while value in self._replaced:
