@@ -150,7 +150,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
     if not isinstance(model, ir.Model):
         yield serialize(model)
         return
-    from .storage import check_data, is_large, save, to_proto
+    from .storage import check_data, is_large, to_proto, write
 
     check_data(model)
     folder = _data_folder(model)
@@ -161,7 +161,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
         with temporary_folder() as temporary:
             file = os.path.join(temporary, "model.onnx")
             try:
-                save(model, Path(file))
+                write(model, Path(file))
             except DynqError as error:
                 if isinstance(error.__cause__, OSError):
                     raise unwritable(temporary, error.__cause__) from error

@@ -187,6 +187,12 @@ def read_initializers(model: ir.Model) -> dict[str, ir.Value]:
     return {name: value for name, value in model.graph.initializers.items() if value in read or value.is_graph_output()}
 
 
+def reference(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """Returns a reference to external data that do not exist, of the type and the shape of a tensor."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor(_LOCATION, 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
+
+
 @contextlib.contextmanager
 def lent_weights(model: ir.Model) -> Iterator[Weights]:
     """Yields the large weights of the main graph, which are references in the model while the block runs.
@@ -206,9 +212,7 @@ def lent_weights(model: ir.Model) -> Iterator[Weights]:
         held = {}
     try:
         for value, tensor in held.values():
-            value.const_value = ir.ExternalTensor(
-                *(_LOCATION, 0, tensor.nbytes, tensor.dtype), shape=tensor.shape, name=tensor.name or ""
-            )
+            value.const_value = reference(tensor)
         yield {name: np.ascontiguousarray(tensor.raw) for name, (_, tensor) in held.items()}
     finally:
         for value, tensor in held.values():

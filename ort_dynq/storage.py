@@ -26,6 +26,7 @@ from .files import contains, is_being_replaced, is_inside, move, reason, replaci
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 from .serialized import Weights, put_back, read_initializers, without_weights
+from .structure import check_structure, structure_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -227,6 +228,19 @@ def explained(model: Model) -> Iterator[None]:
         raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {first_line(error)}") from error
 
 
+def check_original(structure: bytes, model: Model) -> None:
+    """Checks that ONNX Runtime loads a model that was given.
+
+    Args:
+        structure: The model as it was loaded; see :func:`ort_dynq.structure.structure_of`.
+        model: The form in which it was given.
+
+    Raises:
+        DynqError: ONNX Runtime refuses it.
+    """
+    check_structure(structure, _name(model), "correct the model, or export it again")
+
+
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Converts a model to a ModelProto.
 
@@ -247,6 +261,21 @@ def _writable() -> Iterator[None]:
 
 
 def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
+    """Writes a model that ONNX Runtime loads, and its external data; see :func:`write`.
+
+    Args:
+        model, path, apart: As for :func:`write`.
+
+    Raises:
+        DynqError: As for :func:`write`; or ONNX Runtime refuses the model, and nothing is written.
+    """
+    with _writable():
+        structure = structure_of(model)
+    check_structure(structure, f"the model for {path}, which is not written", "please report this, with the original")
+    write(model, path, apart=apart)
+
+
+def write(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     """Writes a model and its external data. Whenever it stops, `path` is the old model or the new one, with its data.
 
     All initializers go to a new file beside the model, ``NAME.<hash>.data``, if the tensors in memory are too large for

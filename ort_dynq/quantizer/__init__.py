@@ -29,7 +29,8 @@ from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
-from ..storage import check_data, explained, load
+from ..storage import check_data, check_original, explained, load
+from ..structure import structure_of
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
@@ -114,9 +115,9 @@ def quantize(
         The new model, and the report: the layers that were quantized, and the others with the reason.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model; it is quantized already, is of an old opset that
-            cannot be converted, or has no float weights; an option is wrong; a pattern matches no layer; the data do
-            not fit the model, or the outputs do not reach `min_snr`.
+        DynqError: The file is missing or is not a valid ONNX model; ONNX Runtime refuses it; it is quantized already,
+            is of an old opset that cannot be converted, or has no float weights; an option is wrong; a pattern matches
+            no layer; the data do not fit the model, or the outputs do not reach `min_snr`.
     """
     given = weights, group, activations, symmetric, exclude
     options = checked(
@@ -164,6 +165,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         phases.insert(0, (from_static_rule.RULE,))
     phases.append((float16_operands.RULE,))
     with explained(model):
+        structure = structure_of(quantized)
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, options)
         options.check_patterns(quantized)
@@ -171,6 +173,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         quantized, report = in_normal_form(
             quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS), given
         )
+        check_original(structure, model)
         if report.notes and not report.rewritten:
             raise DynqError("; ".join(report.notes))
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]

@@ -24,7 +24,8 @@ from ..errors import DynqError
 from ..inputs import Array, Given
 from ..opsets import check_names, check_versions, opset_of
 from ..shown import Shown, Table
-from ..storage import check_data, explained, save, to_proto
+from ..storage import check_data, check_original, explained, save, to_proto
+from ..structure import structure_of
 from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
@@ -135,9 +136,9 @@ def rewrite(
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model, its external data lie outside of its folder, it is
-            newer than the installed onnxruntime, `exact` contradicts `fuse` or `weights_only`, `weights_only` is
-            unknown, or the model has no input of a given name.
+        DynqError: The file is missing or is not a valid ONNX model, ONNX Runtime refuses it, its external data lie
+            outside of its folder, it is newer than the installed onnxruntime, `exact` contradicts `fuse` or
+            `weights_only`, `weights_only` is unknown, or the model has no input of a given name.
     """
     if exact and fuse:
         raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
@@ -155,7 +156,9 @@ def rewrite(
     check_names(loaded, given)
     before = op_counts(loaded)
     with explained(model):
+        structure = structure_of(loaded)
         rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32), [given])
+    check_original(structure, model)
     report.before = before
     try:
         check_data(loaded)

@@ -1,0 +1,102 @@
+"""Loads the structure of a model in ONNX Runtime, which checks names, types, shapes and the order of nodes.
+
+A session loads a model, and then it is initialized: it inlines functions, optimizes, creates kernels and packs weights.
+Here it only loads, from a model without its large weights. So time and memory depend on the number of nodes alone, and
+external data may be missing. What the plugin has is loaded as the functions that the model stores.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state
+
+from .errors import DynqError, message, printable
+from .graphs import new_name, proto_graphs, with_subgraphs
+from .serialized import reference
+
+_LARGE = 1 << 14  # bytes: smaller tensors may be lengths and axes, from which ONNX Runtime infers shapes
+_LARGEST = 1 << 30  # bytes of weights in subgraphs
+_KEPT = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+# A session may have them from another library.
+_UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered for")
+
+
+def structure_of(model: ir.Model) -> bytes:
+    """Returns a serialized model whose large weights refer to external data that do not exist.
+
+    In subgraphs, ONNX Runtime looks for the file: weights stay in memory there, and zeros stand for external data. It
+    is empty if these are too large for one protocol buffer.
+    """
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    held: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    inner = 0
+    try:
+        for body in bodies:
+            for _, graph in with_subgraphs(body):
+                for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
+                    tensor = value.const_value
+                    if tensor is None or tensor.dtype in _KEPT or tensor.nbytes <= _LARGE:
+                        continue
+                    inner += tensor.nbytes * (graph is not model.graph)
+                    if graph is model.graph:
+                        held.append((value, tensor))
+                        value.const_value = reference(tensor)
+                    elif isinstance(tensor, ir.ExternalTensor):
+                        held.append((value, tensor))
+                        value.const_value = _zeros_like(tensor)
+        if inner > _LARGEST:
+            return b""
+        serialized: bytes = ir.to_proto(model).SerializeToString()
+        return serialized
+    finally:
+        for value, tensor in held:
+            value.const_value = tensor
+
+
+def _zeros_like(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(np.zeros(tensor.shape.numpy(), tensor.dtype.numpy()), tensor.dtype, name=tensor.name)
+
+
+def check_structure(structure: bytes, what: str, remedy: str) -> None:
+    """Checks that ONNX Runtime loads a model. Operators that it does not have are no error.
+
+    Args:
+        structure: The model, see :func:`structure_of`.
+        what: The model, for the error.
+        remedy: What to do, for the error.
+
+    Raises:
+        DynqError: ONNX Runtime refuses the model. The message names the node.
+    """
+    problem = _problem_of(structure) if structure else ""
+    if not problem or _UNKNOWN_OPERATOR.search(problem):
+        return
+    problem = _problem_of(_with_names(structure)) or problem
+    raise DynqError(f"ONNX Runtime {ort.__version__} refuses {what}: {printable(problem).rstrip('.')}; {remedy}")
+
+
+def _problem_of(structure: bytes) -> str:
+    """Returns why ONNX Runtime does not load a model; an empty text if it does."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        _pybind_state.InferenceSession(options, structure, False, False)
+    except Exception as error:  # the types are onnxruntime's own
+        return message(error)
+    return ""
+
+
+def _with_names(structure: bytes) -> bytes:
+    """Gives each node without a name that of its first output, by which ONNX Runtime then names it in errors."""
+    model = onnx.load_model_from_string(structure)
+    for graph in proto_graphs(model):
+        names = {node.name for node in graph.node}
+        for node in graph.node:
+            node.name = node.name or new_name(next(iter(node.output), "") or node.op_type, names)
+    named: bytes = model.SerializeToString()
+    return named
