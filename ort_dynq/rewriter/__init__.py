@@ -29,6 +29,7 @@ from ..structure import structure_of
 from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
+from .inner_weights import with_weights_outside
 from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
@@ -167,7 +168,8 @@ def rewrite(
     if not report.rewritten:
         report.after = before
         if report.is_prepared:
-            rewritten = load_checked(model)  # without the changes that have helped no other rule
+            # Without the changes that have helped no other rule.
+            rewritten = with_weights_outside(load_checked(model))
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"

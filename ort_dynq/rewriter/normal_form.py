@@ -18,6 +18,7 @@ from ..operators import DOMAIN
 from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
 from .analysis.nodes import is_standard
+from .inner_weights import NOTE, with_weights_outside
 from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
 from .report import Report
@@ -49,6 +50,9 @@ def in_normal_form(
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
+    form, model, inner = with_weights_outside(form), with_weights_outside(model), form
+    if form is not inner:
+        notes.append(NOTE)
     form = _without_remainders(without_carried_invariants(_with_distinct_names(form)))
     moved = without_transposes(form)
     if moved is not None:

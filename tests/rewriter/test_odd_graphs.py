@@ -80,7 +80,8 @@ def test_bodies_whose_outputs_declare_no_rank(name: str, loop: str) -> None:
     """ONNX Runtime infers the rank of the body's output: not after ort_dynq's operators, and a Scan needs it."""
     shape, body, weights = BODIES[name]
     scan = f"y = Scan<num_scan_inputs = 1, body = b (float[] x) => (float[] o) {{ {body} }}>(xs)"
-    repeated = f"""go = Constant<value = bool {{1}}>() y = Loop<body = b (int64 step, bool go_on) => (bool goes_on, float[] o)
+    repeated = f"""go = Constant<value = bool {{1}}>()
+        y = Loop<body = b (int64 step, bool go_on) => (bool goes_on, float[] o)
         {{ goes_on = Identity(go_on) x = Gather(xs, step) {body} }}>(n, go)"""
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
         g (float[N, {shape}] xs, int64 n) => (float[] y) <{CONSTANTS}> {{ {scan if loop == "Scan" else repeated} }}""")

@@ -75,15 +75,16 @@ class Dequantizer:
 
 def dequantizer_of(value: ir.Value, facts: Facts) -> Dequantizer | None:
     """Returns the DequantizeLinear of constants that computes a value; None if there is none."""
-    return _dequantizer_of(value) if facts.is_constant(value) else None
+    return quantized_weights(value) if facts.is_constant(value) else None
 
 
 def is_dequantized(value: ir.Value | None) -> bool:
     """Whether DequantizeLinear computes a value, and nodes after it only move or cast its elements."""
-    return _dequantizer_of(value) is not None
+    return quantized_weights(value) is not None
 
 
-def _dequantizer_of(value: ir.Value | None) -> Dequantizer | None:
+def quantized_weights(value: ir.Value | None) -> Dequantizer | None:
+    """Returns the DequantizeLinear that computes a value, and the nodes after it that move or cast its elements."""
     moves: list[ir.Node] = []
     while (node := producer_of(value, *_MOVES)) is not None:
         moves.insert(0, node)
