@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import trusted
 from .errors import DynqError
 from .files import delete_unfinished, delete_unlocked, is_inside, locked, replacing_folder, sha256
+from .session_options import taken
 from .system import package_version
 from .version import __version__
 
@@ -239,9 +240,16 @@ class Entry:
 
 
 def _facts(result: Result) -> dict[str, Any]:
-    """What is said of a rewrite that the cache has: the report in one line, and its numbers of products."""
+    """What is said of a rewrite that the cache has: the report in one line, its numbers of products, and the names of
+    the initializers that it has taken.
+    """
     integers, floats = result.report.products
-    return {"summary": result.report.summary, "integer products": integers, "float products": floats}
+    return {
+        "summary": result.report.summary,
+        "integer products": integers,
+        "float products": floats,
+        "initializers": taken(result.model.metadata_props),
+    }
 
 
 def describe() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,14 +20,25 @@ from .formats import check_file
 from .four_bits import has_four_bits, run_of
 from .operators import DOMAIN
 from .runtime import openable, serialize, within_quota
+from .session_options import overridden, taken
 
 if TYPE_CHECKING:
     from .rewriter import Result
     from .storage import Model
 
+_LOG = logging.getLogger(__name__)
+_MAX_NAMES = 3  # in a message
+
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
-    """``onnxruntime.InferenceSession`` that registers the operators and rewrites the model before it opens it."""
+    """``onnxruntime.InferenceSession`` that registers the operators and rewrites the model before it opens it.
+
+    Attributes:
+        not_rewritten: Why the model was not rewritten: the session options override initializers whose values a rewrite
+            would take. Empty if they do not.
+    """
+
+    not_rewritten = ""
 
     def __init__(
         self,
@@ -65,13 +77,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         entry = Entry.of(model, f"{backend} {flags}") if cache else None
         found = entry.find() if entry is not None else None
         with with_advice(backend), within_quota(options):
-            if found is None or not self._opens(found.path or model, options, *args, **kwargs):
+            kept = None if found is None else self._chosen(found, model, options)
+            if kept is None or not self._opens(kept, options, *args, **kwargs):
                 rewritten = functools.partial(_rewritten, model, backend, **flags)
                 opened, missing = model, None
                 try:
                     may_be_source = backend == "native"
                     result = rewritten() if entry is None else entry.keep(rewritten, may_be_source, found)
-                    opened = (result.path or model) if isinstance(result, Found) else result.model
+                    opened = self._chosen(result, model, options)
                 except ImportError as error:
                     missing = with_advice_on_tools(error)
                     if not isinstance(missing, DynqError) or not _may_be_rewritten(model):
@@ -81,6 +94,25 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                 if missing is not None and not self._is_rewritten():
                     raise missing
         self._has_four_bits = has_four_bits(self)
+        if names := overridden(options, taken(self.get_modelmeta().custom_metadata_map)):
+            raise DynqError(
+                f"the session options override {_listed(names)}, and the model was rewritten with other values; "
+                "give the model from which it was made"
+            )
+
+    def _chosen(self, rewritten: Result | Found, model: Model, options: ort.SessionOptions) -> Any:
+        """Returns the rewritten model; the given one if options override what it has taken."""
+        if isinstance(rewritten, Found):
+            opened, names = rewritten.path or model, rewritten.facts.get("initializers", [])
+        else:
+            opened, names = rewritten.model, taken(rewritten.model.metadata_props)
+        found = overridden(options, names)
+        self.not_rewritten = ""
+        if not found:
+            return opened
+        self.not_rewritten = f"the session options override {_listed(found)}, whose values a rewrite would take"
+        _LOG.warning("the model stays as it is: %s", self.not_rewritten)
+        return model
 
     def _opens(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """Opens a model of the cache, or one without changes. Returns False if that fails: it may be the cache."""
@@ -112,6 +144,11 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             "a session cannot be pickled or copied: open it in each process, "
             "ort_dynq.InferenceSession(path) or onnxruntime.InferenceSession(path, ort_dynq.register(options))"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} others" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _may_be_rewritten(model: Any) -> bool:

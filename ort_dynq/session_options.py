@@ -1,4 +1,4 @@
-"""Copies of session options, and which initializers of a model they override.
+"""Copies of session options, and which initializers of a model they override: also of one that was rewritten.
 
 onnxruntime offers neither. But a session has a copy of the options that it was created with. And options refuse an
 initializer of a name that they have already.
@@ -7,8 +7,9 @@ initializer of a name that they have already.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnxruntime as ort
@@ -19,6 +20,21 @@ _ANY_MODEL = (
     b'\x08\x08:1\n\x12\n\x01x\x12\x01y"\x08Identity:\x00\x12\x01gZ\x0b\n\x01x\x12\x06\n\x04\x08\x01\x12\x00'
     b"b\x0b\n\x01y\x12\x06\n\x04\x08\x01\x12\x00B\x04\n\x00\x10\x11"
 )
+
+
+INITIALIZERS = "ort_dynq.initializers"
+"""In the metadata of a model that was rewritten or quantized: the names, as a JSON array, of the initializers whose
+values became part of other weights, of programs or of attributes. Options that override them change nothing there, or
+not all."""
+
+
+def taken(metadata: Mapping[str, str]) -> list[str]:
+    """Returns the names of the initializers whose values a rewritten model has taken; none of another model."""
+    try:
+        names = json.loads(metadata.get(INITIALIZERS, "[]"))
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def copied(options: ort.SessionOptions | None) -> ort.SessionOptions:
@@ -44,6 +60,9 @@ def overridden(options: ort.SessionOptions, names: Iterable[str]) -> list[str]:
         options: The options, which are not changed.
         names: The names of a model's initializers.
     """
+    names = list(names)
+    if not names:
+        return []
     trial = copied(options)
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32))
     return [name for name in names if not _accepts(trial, name, value)]

@@ -22,6 +22,7 @@ from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.float16 import convert_in_float32
 from ..rewriter.float16 import operands as float16_operands
+from ..rewriter.inner_weights import NOTE
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, OPTIONS, QUANTIZED, note_origin
 from ..rewriter.normal_form import in_normal_form
@@ -174,8 +175,8 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
             quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS), given
         )
         check_original(structure, model)
-        if report.notes and not report.rewritten:
-            raise DynqError("; ".join(report.notes))
+        if not report.rewritten and (problems := [note for note in report.notes if note != NOTE]):
+            raise DynqError("; ".join(problems))
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     report.is_quantization = True
     layers = [finding for finding in report.findings if not finding.fuses]
@@ -188,7 +189,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         quantized.metadata_props[EXACT] = "0"
         quantized.metadata_props[QUANTIZED] = options.text
         quantized.metadata_props.pop(OPTIONS, None)  # of a rewrite before
-        note_origin(quantized, model)
+        note_origin(quantized, model, report.initializers)
     elif report.is_prepared:
         quantized = load(model)
     report.log(_LOG)

@@ -175,7 +175,7 @@ def rewrite(
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
         flags = f"exact={exact:d} fuse={fuse:d} weights_only={weights_only} keep_fused={keep_fused:d}"
         rewritten.metadata_props[OPTIONS] = flags
-        note_origin(rewritten, model)
+        note_origin(rewritten, model, report.initializers)
     report.log(_LOG)
     return Result(rewritten, report, lacks_functions=True)
 

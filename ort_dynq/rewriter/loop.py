@@ -53,6 +53,7 @@ def convert(
     initializers = _used_initializers(model)
     with Facts(model) as facts:
         had_copies = without_copies(model)
+        readers = {value: len(value.uses()) for value in initializers}
         context = Context(facts, exact, facts.shared, "main", fuse, weights_only, keep_fused)
         for phase in phases:
             context.shared.begin_phase()
@@ -61,6 +62,7 @@ def convert(
             if findings.end_phase():
                 context.shared.clear()
         report.findings, report.is_prepared = findings.all(), findings.is_prepared or had_copies
+        report.initializers = [str(value.name) for value, count in readers.items() if len(value.uses()) < count]
         _remove_initializers(initializers)
         report.cpu = cpu_dependence(model, facts)
         _name_apart(model)

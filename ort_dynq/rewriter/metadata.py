@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..files import sha256
+from ..session_options import INITIALIZERS, taken
 from ..storage import ModelFile
 from ..version import __version__
 
@@ -76,11 +79,16 @@ def is_ours(key: str) -> bool:
     return key.startswith("ort_dynq.")
 
 
-def note_origin(model: ir.Model, source: Model) -> None:
+def note_origin(model: ir.Model, source: Model, initializers: Iterable[str]) -> None:
     """Writes the version, and the hash of the file that the model was made from, if it was a file and still exists.
 
-    A :class:`~ort_dynq.storage.ModelFile` has the hash of what was read.
+    Args:
+        model: The new model.
+        source: What it was made from. A :class:`~ort_dynq.storage.ModelFile` has the hash of what was read.
+        initializers: The names of initializers whose values it has taken; those of an earlier rewrite stay.
     """
+    names = sorted({*taken(model.metadata_props), *initializers})
+    model.metadata_props[INITIALIZERS] = json.dumps(names)
     model.metadata_props[VERSION] = __version__
     model.metadata_props.pop(SOURCE, None)
     if isinstance(source, ModelFile):

@@ -71,6 +71,7 @@ class Report(Shown):
         before, after: The number of nodes of each operator.
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
+        initializers: The names of initializers whose values the new model has taken: not all that read them stays.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
         is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
         is_quantization: Whether the converted nodes are layers of a float model, which were quantized.
@@ -81,6 +82,7 @@ class Report(Shown):
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
+    initializers: list[str] = field(default_factory=list)
     is_prepared: bool = False
     is_plan: bool = False
     is_quantization: bool = False
