@@ -122,6 +122,26 @@ class ModelFile(os.PathLike[str]):
         read = read_initializers(loaded)
         return content.without_weights, {name: array for name, array in content.weights.items() if name in read}
 
+    def copy_to(self, path: Path) -> bool:
+        """Writes the bytes of the file to another one; returns whether they are what was read.
+
+        Nothing is written if the file has changed, or if there are external data, which :func:`save` moves.
+
+        Raises:
+            DynqError: The file cannot be written.
+        """
+        if self.data_files:
+            return False
+        try:
+            content = Path(self._path).read_bytes()
+            if hashlib.sha256(content).hexdigest() != self.sha256:
+                return False
+            with replacing(target_of(path)) as temporary:
+                temporary.write_bytes(content)
+        except OSError as error:
+            raise DynqError(f"{path} cannot be written: {reason(error)}") from error
+        return True
+
 
 class ComputedTensor(ir.LazyTensor):
     """A tensor that is computed from external data whenever it is read, so that only one at a time takes memory.

@@ -63,7 +63,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     original = original_of(source, target, model)
     if passed:
         with working(f"writing {target}"):
-            result.save(target)
+            if result.report.rewritten or not model.copy_to(target):  # a model that stays is not larger
+                result.save(target)
     closing = closing_of(arguments, original, target, result) if passed else None
 
     def text() -> Iterator[RenderableType]:

@@ -311,3 +311,17 @@ def test_verify_on_nan_only(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not Path("fast.onnx").exists()
     np.save("one.npy", np.array([np.nan, 1, -np.inf, np.nan], np.float32))
     assert cli.main(["verify", "neg.onnx", "neg.onnx", "--input", "x=one.npy"]) == 0
+
+
+def test_a_model_that_stays_is_the_same_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also with bytes that another serialization would write otherwise."""
+    weights = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2, 2], [1.0, 2.0, 3.0, 4.0])
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    nodes = [onnx.helper.make_node("Add", ["x", "w"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", inputs[:1], inputs[1:], [weights])
+    source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), source)
+    assert cli.main(["rewrite", str(source), "-o", str(target), "--verify"]) == 0
+    assert target.read_bytes() == source.read_bytes()
+    assert cli.main(["rewrite", str(source), "-o", str(source), "--force"]) == 0
+    assert target.read_bytes() == source.read_bytes()
