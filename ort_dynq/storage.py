@@ -26,7 +26,7 @@ from .files import contains, is_being_replaced, is_inside, move, reason, replaci
 from .formats import check_file, format_of
 from .graphs import subgraphs, with_subgraphs
 from .serialized import Weights, put_back, read_initializers, without_weights
-from .structure import check_structure, structure_of
+from .structure import refusal_of, structure_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -248,17 +248,14 @@ def explained(model: Model) -> Iterator[None]:
         raise DynqError(f"{_name(model)} cannot be converted: {type(error).__name__}: {first_line(error)}") from error
 
 
-def check_original(structure: bytes, model: Model) -> None:
-    """Checks that ONNX Runtime loads a model that was given.
+def refusal_of_original(structure: bytes, model: Model) -> str:
+    """Returns why ONNX Runtime does not load a model that was given; an empty text if it does.
 
     Args:
         structure: The model as it was loaded; see :func:`ort_dynq.structure.structure_of`.
         model: The form in which it was given.
-
-    Raises:
-        DynqError: ONNX Runtime refuses it.
     """
-    check_structure(structure, _name(model), "correct the model, or export it again")
+    return refusal_of(structure, _name(model), "correct the model, or export it again")
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -291,7 +288,9 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     """
     with _writable():
         structure = structure_of(model)
-    check_structure(structure, f"the model for {path}, which is not written", "please report this, with the original")
+    refusal = refusal_of(structure, f"the model for {path}", "it is not written; please report this, with the original")
+    if refusal:
+        raise DynqError(refusal)
     write(model, path, apart=apart)
 
 

@@ -15,12 +15,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state
 
-from .errors import DynqError, message, printable
+from .errors import message, printable
 from .graphs import new_name, proto_graphs, with_subgraphs
 from .serialized import reference
 
 _LARGE = 1 << 14  # bytes: smaller tensors may be lengths and axes, from which ONNX Runtime infers shapes
-_LARGEST = 1 << 30  # bytes of weights in subgraphs
+_LARGEST = 1 << 30  # bytes of what stays
 _KEPT = (ir.DataType.UNDEFINED, ir.DataType.STRING)
 # A session may have them from another library.
 _UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered for")
@@ -29,55 +29,69 @@ _UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered
 def structure_of(model: ir.Model) -> bytes:
     """Returns a serialized model whose large weights refer to external data that do not exist.
 
-    In subgraphs, ONNX Runtime looks for the file: weights stay in memory there, and zeros stand for external data. It
-    is empty if these are too large for one protocol buffer.
+    In subgraphs, ONNX Runtime looks for the file: weights stay in memory there, and zeros stand for external data.
+
+    Returns:
+        The model. It is empty if small tensors are missing, from which shapes may follow, or if the weights of
+        subgraphs are too large for one protocol buffer.
     """
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     held: list[tuple[ir.Value, ir.TensorProtocol]] = []
-    inner = 0
+    size = 0
     try:
         for body in bodies:
             for _, graph in with_subgraphs(body):
                 for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
                     tensor = value.const_value
-                    if tensor is None or tensor.dtype in _KEPT or tensor.nbytes <= _LARGE:
+                    if tensor is None or tensor.dtype in _KEPT:
                         continue
-                    inner += tensor.nbytes * (graph is not model.graph)
-                    if graph is model.graph:
+                    stand_in = _stand_in(tensor, is_inner=graph is not model.graph)
+                    size += stand_in.nbytes * (not isinstance(stand_in, ir.ExternalTensor))
+                    if stand_in is not tensor:
                         held.append((value, tensor))
-                        value.const_value = reference(tensor)
-                    elif isinstance(tensor, ir.ExternalTensor):
-                        held.append((value, tensor))
-                        value.const_value = _zeros_like(tensor)
-        if inner > _LARGEST:
-            return b""
-        serialized: bytes = ir.to_proto(model).SerializeToString()
+                        value.const_value = stand_in
+        serialized: bytes = b"" if size > _LARGEST else ir.to_proto(model).SerializeToString()
         return serialized
+    except FileNotFoundError:
+        return b""
     finally:
         for value, tensor in held:
             value.const_value = tensor
+
+
+def _stand_in(tensor: ir.TensorProtocol, *, is_inner: bool) -> ir.TensorProtocol:
+    """Returns what stands for an initializer.
+
+    Raises:
+        FileNotFoundError: It is small, and its external data are missing.
+    """
+    is_external = isinstance(tensor, ir.ExternalTensor)
+    if tensor.nbytes <= _LARGE:
+        return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name) if is_external else tensor
+    if not is_inner:
+        return reference(tensor)
+    return _zeros_like(tensor) if is_external else tensor
 
 
 def _zeros_like(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.Tensor(np.zeros(tensor.shape.numpy(), tensor.dtype.numpy()), tensor.dtype, name=tensor.name)
 
 
-def check_structure(structure: bytes, what: str, remedy: str) -> None:
-    """Checks that ONNX Runtime loads a model. Operators that it does not have are no error.
+def refusal_of(structure: bytes, what: str, remedy: str) -> str:
+    """Returns why ONNX Runtime does not load a model, naming the node; an empty text if it does.
+
+    Operators that it does not have are no reason.
 
     Args:
         structure: The model, see :func:`structure_of`.
-        what: The model, for the error.
-        remedy: What to do, for the error.
-
-    Raises:
-        DynqError: ONNX Runtime refuses the model. The message names the node.
+        what: The model, for the text.
+        remedy: What to do, for the text.
     """
     problem = _problem_of(structure) if structure else ""
     if not problem or _UNKNOWN_OPERATOR.search(problem):
-        return
+        return ""
     problem = _problem_of(_with_names(structure)) or problem
-    raise DynqError(f"ONNX Runtime {ort.__version__} refuses {what}: {printable(problem).rstrip('.')}; {remedy}")
+    return f"ONNX Runtime {ort.__version__} refuses {what}: {printable(problem).rstrip('.')}; {remedy}"
 
 
 def _problem_of(structure: bytes) -> str:

@@ -63,6 +63,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
         shapes, inputs = given_data(arguments)
         report = inspect(arguments.model, **changes_of(arguments), inputs=inputs, shapes=shapes)
+        if report.refusal:
+            raise DynqError(report.refusal)
     groups = grouped(report.findings)
 
     def text() -> Iterator[RenderableType]:

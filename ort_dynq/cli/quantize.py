@@ -194,6 +194,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         with named_as(source, target):
             selection, cost = _select(reference, quantize, arguments)
         result = selection.result
+    result.check()
     report = result.report
     is_written = bool(report.quantized) or arguments.allow_none
     if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):

@@ -57,6 +57,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         model = ModelFile(source)
         shapes, inputs = given_data(arguments)
         result = rewrite(model, **changes_of(arguments), inputs=inputs, shapes=shapes)
+        result.check()
     with named_as(source, target):
         verification = compare(arguments, model, result.model) if arguments.verify else None
     passed = verification is None or verification.passed

@@ -83,6 +83,8 @@ class FolderResult(Shown):
             DynqError: See :func:`check_target`; or a file cannot be written.
         """
         target = check_target(self.folder.path, Path(path), force=force)
+        for result in self.results.values():
+            result.check()
         library = Path(get_library_path())
         config = json.dumps(self.folder.config_with(library.name), indent=4, ensure_ascii=False)
         copies = [name for name in self.folder.files() if name not in self._replaced()]

@@ -30,7 +30,7 @@ from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
-from ..storage import check_data, check_original, explained, load
+from ..storage import check_data, explained, load, refusal_of_original
 from ..structure import structure_of
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
@@ -174,13 +174,15 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         quantized, report = in_normal_form(
             quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS), given
         )
-        check_original(structure, model)
         if not report.rewritten and (problems := [note for note in report.notes if note != NOTE]):
             raise DynqError("; ".join(problems))
+        report.refuse(refusal_of_original(structure, model))
     report.findings = [finding for finding in report.findings if finding.rule in names or finding.fuses]
     report.is_quantization = True
     layers = [finding for finding in report.findings if not finding.fuses]
     if all(each.unconverted and each.unconverted.reason in _WITHOUT_WEIGHTS for each in layers):
+        if report.refusal:
+            raise DynqError(report.refusal)
         raise NoWeightsError(
             "the model has no weights to quantize: no MatMul, Gemm, Einsum, Conv, LSTM, GRU, RNN, MatMulNBits or "
             "Gather has constant ones"

@@ -24,7 +24,7 @@ from ..errors import DynqError
 from ..inputs import Array, Given
 from ..opsets import check_names, check_versions, opset_of
 from ..shown import Shown, Table
-from ..storage import check_data, check_original, explained, save, to_proto
+from ..storage import check_data, explained, refusal_of_original, save, to_proto
 from ..structure import structure_of
 from ..versions import load_checked
 from .float16 import convert_in_float32
@@ -83,9 +83,19 @@ class Result(Shown):
         External data of the model are copied beside it, unless they are there already.
 
         Raises:
-            DynqError: The file cannot be written.
+            DynqError: The file cannot be written, or ONNX Runtime refuses the model: then nothing is written.
         """
+        self.check()
         save(self.model, Path(path))
+
+    def check(self) -> None:
+        """Checks that stock ONNX Runtime loads the original, so that the new model is worth writing.
+
+        Raises:
+            DynqError: It does not; the message names the node.
+        """
+        if self.report.refusal:
+            raise DynqError(self.report.refusal)
 
     def to_proto(self) -> onnx.ModelProto:
         """Returns the model as a ModelProto.
@@ -137,7 +147,7 @@ def rewrite(
         The rewritten model and the report.
 
     Raises:
-        DynqError: The file is missing or is not a valid ONNX model, ONNX Runtime refuses it, its external data lie
+        DynqError: The file is missing or is not a valid ONNX model, its external data lie
             outside of its folder, it is newer than the installed onnxruntime, `exact` contradicts `fuse` or
             `weights_only`, `weights_only` is unknown, or the model has no input of a given name.
     """
@@ -159,8 +169,8 @@ def rewrite(
     with explained(model):
         structure = structure_of(loaded)
         rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32), [given])
-    check_original(structure, model)
     report.before = before
+    report.refuse(refusal_of_original(structure, model))
     try:
         check_data(loaded)
     except DynqError as error:  # a model may be inspected without its weights, but reasons may be other ones

@@ -71,6 +71,7 @@ class Report(Shown):
         before, after: The number of nodes of each operator.
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
+        refusal: Why stock ONNX Runtime does not load the original; empty if it does. It is one of the notes, too.
         initializers: The names of initializers whose values the new model has taken: not all that read them stays.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
         is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
@@ -82,6 +83,7 @@ class Report(Shown):
     after: Mapping[str, int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     cpu: CpuDependence = field(default_factory=CpuDependence)
+    refusal: str = ""
     initializers: list[str] = field(default_factory=list)
     is_prepared: bool = False
     is_plan: bool = False
@@ -96,6 +98,12 @@ class Report(Shown):
             yield (title, "operator", "becomes"), _counted((each.op_type, str(each.operator)) for each in found)
         rows = _counted((each.op_type, each.reason) for each in self.unconverted)
         yield ("unconverted", "operator", "reason"), rows
+
+    def refuse(self, why: str) -> None:
+        """Notes why ONNX Runtime does not load the original, if it does not."""
+        if why:
+            self.refusal = why
+            self.notes.append(why)
 
     def log(self, logger: logging.Logger) -> None:
         """Logs the report: its summary and notes, and each unconverted node as a detail."""
@@ -197,6 +205,7 @@ class Report(Shown):
         return {
             "summary": self.summary,
             "notes": self.notes,
+            "refusal": self.refusal or None,
             "rewritten": [finding.to_dict() for finding in self.rewritten],
             "unconverted": [finding.to_dict() for finding in self.unconverted],
             "before": dict(self.before),

@@ -345,7 +345,7 @@ def test_a_model_that_several_steps_read(tmp_path: Path) -> None:
     first.graph.initializers["w"].const_value = ir.tensor(np.full(SIZE, 3, np.float32), name="w")
     onnx.save(model_of(4), path)
     assert (given.size, given.sha256) == (len(before), hashlib.sha256(before).hexdigest())
-    note_origin(first, given)
+    note_origin(first, given, [])
     assert first.metadata_props[SOURCE] == given.sha256  # not of the file that is there now
     second = storage.load(given)
     for model, weight in ((first, 3), (second, 2), (storage.load(path), 4)):
