@@ -133,6 +133,10 @@ class _Body:
             is_tensor = attribute.type == onnx.AttributeProto.TENSOR
             elements = onnx.numpy_helper.to_array(value) if is_tensor else np.asarray(value, np.int64)
             return [elements] * len(self._calls) if elements.dtype.kind in "biu" else None
+        if node.op_type == "Cast" and not node.attribute[0].ref_attr_name:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
+            known_source = self._known.get(node.input[0]) if dtype.kind in "biu" else None
+            return None if known_source is None else [each.astype(dtype) for each in known_source]
         if node.op_type not in _COMPUTE:
             return None
         known = [self._known[name] for name in node.input if name in self._known]

@@ -33,6 +33,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from odd_graphs import CHANGES
 
 import ort_dynq
 from ort_dynq import cli
@@ -56,7 +57,7 @@ _LOCATIONS = ("../../etc/passwd", "/etc/passwd", "none.bin", ".", "model.onnx", 
 
 def mutate(rng: random.Random, model: onnx.ModelProto) -> None:
     """Mutates any field of any message in place, or makes a change that mutations of fields rarely make."""
-    rng.choice((_field,) * 12 + (_outsourced, _nested, _recursive, _renamed, _cyclic, _operator))(rng, model)
+    rng.choice((_field,) * 12 + (_outsourced, _nested, _recursive, _renamed, _cyclic, _operator, _odd))(rng, model)
 
 
 def _messages(message: Any) -> Iterator[Any]:
@@ -203,6 +204,12 @@ def _cyclic(rng: random.Random, model: onnx.ModelProto) -> None:
 
 def _operator(rng: random.Random, model: onnx.ModelProto) -> None:
     rng.choice(_nodes(model)).op_type = rng.choice(_OPERATORS)
+
+
+def _odd(rng: random.Random, model: onnx.ModelProto) -> None:
+    """Makes a change after which a valid model is still valid."""
+    with contextlib.suppress(Exception):  # this one may not be valid any more
+        rng.choice(CHANGES)(rng, model)
 
 
 def hostile(seed: int, index: int) -> bytes:
