@@ -98,6 +98,7 @@ def _problem_of(structure: bytes) -> str:
     """Returns why ONNX Runtime does not load a model; an empty text if it does."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # no thread needs to be started
     try:
         _pybind_state.InferenceSession(options, structure, False, False)
     except Exception as error:  # the types are onnxruntime's own
