@@ -64,7 +64,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     original = original_of(source, target, model)
     if passed:
         with working(f"writing {target}"):
-            if result.report.rewritten or not model.copy_to(target):  # a model that stays is not larger
+            stays = not (result.report.rewritten or result.report.is_mended)
+            if not (stays and model.copy_to(target)):  # a model that stays is not larger
                 result.save(target)
     closing = closing_of(arguments, original, target, result) if passed else None
 

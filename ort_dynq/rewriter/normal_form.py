@@ -60,6 +60,7 @@ def in_normal_form(
         if any((finding.operator or "").startswith("QuantizedConv") for finding in report.rewritten):
             return converted, report
     converted, report = _in_newer_opset(form, convert, notes, given)
+    report.is_mended = NOTE in notes
     return (converted if report.rewritten else model), report
 
 

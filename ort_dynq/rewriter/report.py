@@ -74,6 +74,8 @@ class Report(Shown):
         refusal: Why stock ONNX Runtime does not load the original; empty if it does. It is one of the notes, too.
         initializers: The names of initializers whose values the new model has taken: not all that read them stays.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
+        is_mended: Whether weights of branches are in the main graph, because ONNX Runtime does not open the model
+            otherwise: it has changed even if no node was converted.
         is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
         is_quantization: Whether the converted nodes are layers of a float model, which were quantized.
     """
@@ -86,6 +88,7 @@ class Report(Shown):
     refusal: str = ""
     initializers: list[str] = field(default_factory=list)
     is_prepared: bool = False
+    is_mended: bool = False
     is_plan: bool = False
     is_quantization: bool = False
 
