@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -23,8 +23,9 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..inputs import Array, Given
 from ..opsets import check_names, check_versions, opset_of
+from ..runtime import serialize
 from ..shown import Shown, Table
-from ..storage import check_data, explained, refusal_of_original, save, to_proto
+from ..storage import check_data, explained, refusal_of_original, save, tensors, to_proto
 from ..structure import structure_of
 from ..versions import load_checked
 from .float16 import convert_in_float32
@@ -76,6 +77,29 @@ class Result(Shown):
             self._lacks_functions = False
             add_functions(self._model, opset_of(self._model))
         return self._model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Lets results be pickled and copied deeply: nodes refer to each other, so a model goes as bytes.
+
+        External data stay in their files.
+
+        Raises:
+            DynqError: The model is larger than 2 GB.
+        """
+        folders = [each.base_dir for each in tensors(self._model) if isinstance(each, ir.ExternalTensor)]
+        return {**self.__dict__, "_model": (serialize(to_proto(self._model)), folders)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Reads the model."""
+        content, folders = state["_model"]
+        self.__dict__.update(state, _model=ir.from_proto(onnx.ModelProto.FromString(content)))
+        external = (each for each in tensors(self._model) if isinstance(each, ir.ExternalTensor))
+        for tensor, folder in zip(external, folders, strict=True):
+            tensor.base_dir = folder
+
+    def __copy__(self) -> Result:
+        """Returns another result with the same model and report."""
+        return Result(self._model, self.report, lacks_functions=self._lacks_functions)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model in one step: the file is complete, or it is not there.

@@ -5,7 +5,9 @@ A rule raises :class:`Unconverted` with a :class:`Reason`. The text is made wher
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
+from typing import Any
 
 
 class Reason(Enum):
@@ -313,6 +315,10 @@ class Unconverted(Exception):
         self.reason, self.details = reason, details
         self.second: Unconverted | None = None
         self._text = reason.value.format(**details)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets reports be pickled and copied: an exception would be made again from its arguments, without fields."""
+        return functools.partial(Unconverted, self.reason, **self.details), (), {"second": self.second}
 
     def __str__(self) -> str:
         """Returns the text for a person."""
