@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import cache
 from .errors import TOOLS, message
 from .system import (
+    advice_on_extensions,
     cpu_features,
     cpu_name,
     gain_of_integers,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_NOT_NEEDED_TO_RUN = (*TOOLS, "onnxruntime-extensions")
+_EXTENSIONS = "onnxruntime-extensions"
+_NOT_NEEDED_TO_RUN = (*TOOLS, _EXTENSIONS)
 """The packages without which rewritten models run, see docs/deployment.md."""
 DEPENDENCIES = ("numpy", "ml-dtypes", "onnxruntime", *_NOT_NEEDED_TO_RUN)
 """The packages that ort_dynq needs, as pyproject.toml lists them."""
@@ -109,14 +111,14 @@ def examine(*, track: Track = iter) -> Examination:
     reinstall = "reinstall it: `pip install --force-reinstall --no-deps .` in the source folder"
     missing = _missing()
     tests: list[_Test] = [
-        _Test("packages", functools.partial(_packages, missing), f"`pip install {' '.join(missing)}`"),
+        _Test("packages", functools.partial(_packages, missing), _installation(missing)),
         _Test("onnxruntime", _onnxruntime, "pip install -U onnxruntime"),
         _Test("native library", _library, reinstall),
         _Test("instruction set", _isa, "unset ORT_DYNQ_ISA"),
         _Test("backend native", functools.partial(_session, "native"), reinstall),
         _Test(
             *("backend extensions", functools.partial(_session, "extensions")),
-            *("pip install -U onnxruntime-extensions", ("onnxruntime-extensions",)),
+            *(advice_on_extensions(), (_EXTENSIONS,)),
         ),
     ]
     none: tuple[str, ...] = ()
@@ -147,8 +149,7 @@ class _Test:
 
     def run(self) -> Check:
         if absent := [name for name in self.packages if not _is_installed(name)]:
-            command = f"`pip install {' '.join(absent)}`"
-            return Check(self.name, None, f"{' and '.join(absent)} not installed: {command}")
+            return Check(self.name, None, f"{' and '.join(absent)} not installed: {_installation(absent)}")
         try:
             return Check(self.name, True, self.function())
         except Exception as error:  # any error is a failed check
@@ -217,10 +218,21 @@ def _import_error(package: str) -> str:
 
 def _packages(missing: Mapping[str, str]) -> str:
     if missing and {*missing.values()} == {"not installed"} and {*missing} <= {*_NOT_NEEDED_TO_RUN}:
-        return f"rewritten models run; to change and describe models: `pip install {' '.join(missing)}`"
+        tools = [name for name in missing if name in TOOLS]
+        parts = ["rewritten models run"] if tools else ["models run, are changed and described"]
+        parts += [f"to change and describe models: {_installation(tools)}"] if tools else []
+        parts += [f"for the backend extensions: {_installation([_EXTENSIONS])}"] if _EXTENSIONS in missing else []
+        return "; ".join(parts)
     if missing:
         raise RuntimeError(f"{', '.join(missing)}: {next(iter(missing.values()))}")
     return f"all {len(DEPENDENCIES)} that ort_dynq needs can be imported"
+
+
+def _installation(packages: Collection[str]) -> str:
+    """Returns how to install packages. There may be no wheel of onnxruntime-extensions."""
+    if [*packages] == [_EXTENSIONS]:
+        return advice_on_extensions()
+    return f"`pip install {' '.join(packages)}`"
 
 
 def _onnxruntime() -> str:

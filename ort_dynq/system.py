@@ -22,6 +22,8 @@ _FEATURES = (
     *("avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"),
 )
 
+NO_WHEEL = "onnxruntime-extensions has no wheel for"
+
 _WITHOUT_VNNI = (
     "no VNNI: one row and 3x3 convolutions are about twice as fast as in float, many rows as fast or up to 1.5 times"
 )
@@ -92,6 +94,20 @@ def gain_of_integers(isa: str) -> str:
         isa: The instruction set in use; see :func:`ort_dynq.kernels.isa`.
     """
     return f"{isa}, {_GAINS[isa]}"
+
+
+def advice_on_extensions() -> str:
+    """What to do if onnxruntime-extensions is missing, which only the backend ``extensions`` needs.
+
+    pyproject.toml leaves it out where it has no wheel: there is no source to build.
+    """
+    if sys.version_info >= (3, 14):
+        where = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    elif (sys.platform, platform.machine()) == ("win32", "ARM64"):
+        where = "Windows on ARM"
+    else:
+        return "`pip install -U onnxruntime-extensions`"
+    return f"{NO_WHEEL} {where}; the backend native does not need it"
 
 
 def cores() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that other workers use
@@ -18,6 +19,8 @@ import pytest
 
 from ort_dynq import cache, kernels
 from ort_dynq.backends.options import BACKENDS
+from ort_dynq.errors import DynqError
+from ort_dynq.system import NO_WHEEL, advice_on_extensions
 
 gc.disable()  # until all tests are collected
 os.environ[cache.FOLDER] = "0"  # sessions of tests rewrite their models
@@ -54,6 +57,17 @@ def _short_timing() -> Iterator[None]:
         for function in (measure, selection.cost, speed.select_faster):
             patch.setitem(function.__kwdefaults__, "seconds", 1e-3)
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[object]:
+    """Skips what needs the backend extensions where it cannot be installed, and says so."""
+    try:
+        return (yield)
+    except (DynqError, ImportError) as error:
+        if NO_WHEEL in advice_on_extensions() and re.search("onnxruntime.extensions", str(error)):
+            pytest.skip(f"backend extensions: {advice_on_extensions()}")
+        raise
 
 
 @pytest.fixture(params=BACKENDS, scope="session")

@@ -24,6 +24,7 @@ import numpy as np
 from .. import kernels
 from ..errors import DynqError
 from ..operators import DOMAIN, OPERATORS, Operator, Signature
+from ..system import advice_on_extensions
 from .operator_errors import raise_in_sessions, runs
 from .options import CARRIED
 
@@ -48,9 +49,7 @@ def _define_all() -> str:
     try:
         import onnxruntime_extensions as extensions
     except ImportError as error:
-        raise DynqError(
-            f"onnxruntime-extensions cannot be loaded: {error}; `pip install -U onnxruntime-extensions`"
-        ) from error
+        raise DynqError(f"onnxruntime-extensions cannot be loaded: {error}; {advice_on_extensions()}") from error
     for operator in OPERATORS.values():
         for name, signature in _variants(operator):
             _define(extensions, operator, name, signature)

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import DynqError, message
 from ..files import check_text, reason, temporary_folder
 from ..inputs import Array
+from ..system import advice_on_extensions
 from .folder import Folder
 
 _CONFIG, _TOKENIZER = "tokenizer_config.json", "tokenizer.json"
@@ -61,6 +62,10 @@ def _read_array(path: str | os.PathLike[str]) -> Array:
 def _tokenized(root: Path, text: str) -> Array:
     try:
         from onnxruntime_extensions.pp_api import Tokenizer
+    except ModuleNotFoundError as error:
+        raise DynqError(
+            f"a text needs the tokenizers of onnxruntime-extensions: {advice_on_extensions()}, {_IDS}"
+        ) from error
     except ImportError as error:
         raise DynqError(
             f"this onnxruntime-extensions has no tokenizers: {error}; install another version, {_IDS}"

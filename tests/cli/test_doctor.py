@@ -10,25 +10,30 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from packaging.requirements import Requirement
 
 import ort_dynq
-from ort_dynq import cli, doctor, kernels, library, rewriter, runtime
+from ort_dynq import cli, doctor, kernels, library, rewriter, runtime, system
+from ort_dynq.backends import extensions
 from ort_dynq.errors import with_advice_on_tools
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION
 
-MODEL = Path(__file__).parents[2] / "models" / "torch_token" / "model.onnx"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "torch_token" / "model.onnx"
 
 
 @pytest.fixture(autouse=True)
 def _defined() -> None:
     """Defines the Python operators, which last for the process, before a test replaces the kernels."""
-    ort_dynq.register(ort.SessionOptions(), "extensions")
+    if system.NO_WHEEL not in system.advice_on_extensions():
+        ort_dynq.register(ort.SessionOptions(), "extensions")
 
 
 def run(capsys: pytest.CaptureFixture[str], status: int) -> Any:
@@ -193,7 +198,70 @@ def test_a_server_has_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results["backend extensions"][0] is None
     passed, detail = results["packages"]
     assert (passed, detail.startswith("rewritten models run; ")) == (True, True)
-    assert {*detail.split("`")[1].split()[2:]} == {*absent}
+    tools, extensions = detail.split("; ")[1:]
+    assert tools == "to change and describe models: `pip install onnx onnx-ir rich jinja2 shtab`"
+    assert extensions == "for the backend extensions: `pip install -U onnxruntime-extensions`"
+
+
+def _without_wheel(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str, machine: str) -> None:
+    """Simulates a system, without onnxruntime-extensions."""
+    monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
+    monkeypatch.setattr(system, "sys", SimpleNamespace(version_info=(*version, 0), platform=platform))
+    monkeypatch.setattr(system.platform, "machine", lambda: machine)
+
+
+@pytest.mark.parametrize(
+    ("version", "platform", "machine", "where"),
+    [((3, 14), "linux", "x86_64", "Python 3.14"), ((3, 12), "win32", "ARM64", "Windows on ARM")],
+)
+def test_no_wheel_of_extensions(
+    version: tuple[int, int], platform: str, machine: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installation is complete; only the backend extensions is missing, and pip install is no advice."""
+    _without_wheel(monkeypatch, version, platform, machine)
+    found = doctor.examine()
+    results = {each.name: (each.passed, each.detail) for each in found.checks}
+    assert found.failure is None
+    advice = f"onnxruntime-extensions has no wheel for {where}; the backend native does not need it"
+    assert results["packages"] == (True, f"models run, are changed and described; for the backend extensions: {advice}")
+    assert results["backend extensions"] == (None, f"onnxruntime-extensions not installed: {advice}")
+    with pytest.raises(ort_dynq.DynqError, match=f"cannot be loaded: .*; {advice}"):
+        extensions._define_all.__wrapped__()
+
+
+def test_the_marker_of_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyproject.toml and doctor name the same systems."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = re.findall(r'"(onnxruntime-extensions[^"]*)"', text)
+    marker = Requirement(line).marker
+    assert marker is not None
+    for version in range(10, 15):
+        for name, machine in (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "ARM64")):
+            _without_wheel(monkeypatch, (3, version), name, machine)
+            names = {"python_version": f"3.{version}", "sys_platform": name, "platform_machine": machine}
+            assert marker.evaluate(names) == (system.NO_WHEEL not in system.advice_on_extensions())
+
+
+def test_tests_skip_the_backend_by_name(tmp_path: Path) -> None:
+    """Where it cannot be installed."""
+    script = f"""
+import sys, pytest
+sys.modules["onnxruntime_extensions"] = None
+from types import SimpleNamespace
+from ort_dynq import system
+system.sys = SimpleNamespace(version_info=(3, 14, 0), platform="linux")
+sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", "--rootdir", {str(ROOT)!r}, *sys.argv[1:]]))
+"""
+    test = ROOT / "tests" / "operators" / "test_operators.py"
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"{test}::test_unknown_rank_loads_and_runs"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0
+    assert "backend extensions: onnxruntime-extensions has no wheel for Python 3.14" in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
 
 
 def test_the_model_of_the_sessions() -> None:

@@ -96,6 +96,9 @@ def test_description(wheel: Path) -> None:
         (name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = email.message_from_string(archive.read(name).decode()).get_payload()
     assert text.startswith("# ort_dynq\n")
+    assert re.findall(r"```sh\n(.*)", text)[0] == "pip install ort_dynq && ort-dynq doctor"  # works without a clone
+    assert "pip install ." not in text
+    assert "C++ compiler" not in text
     assert re.findall(r"\]\((?!https:|#)[^)]*\)", text) == []
     files = set(re.findall(r"\(`(ort_dynq/[^`]*)`\)", text))
     assert {"ort_dynq/docs/quantize.md", "ort_dynq/docs/notebooks/rewrite.ipynb"} <= files
