@@ -63,11 +63,14 @@ def _stand_in(tensor: ir.TensorProtocol, *, is_inner: bool) -> ir.TensorProtocol
     """Returns what stands for an initializer.
 
     Raises:
-        FileNotFoundError: It is small, and its external data are missing.
+        FileNotFoundError: It is small, and its external data are missing or cut off.
     """
     is_external = isinstance(tensor, ir.ExternalTensor)
     if tensor.nbytes <= _LARGE:
-        return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name) if is_external else tensor
+        try:
+            return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name) if is_external else tensor
+        except (OSError, ValueError) as error:
+            raise FileNotFoundError("its external data are missing or cut off") from error
     if not is_inner:
         return reference(tensor)
     return _zeros_like(tensor) if is_external else tensor
