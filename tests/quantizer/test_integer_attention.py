@@ -98,6 +98,84 @@ def test_rows_without_keys_are_finite(mask: str, lowest: float) -> None:
     assert (10 * np.log10((expected.astype(np.float64) ** 2).sum((1, 2)) / noise) > 30).all()
 
 
+SPLIT = "q0 = MatMul(x, w_q) q4 = Reshape(q0, split) k0 = MatMul(x, w_k) v0 = MatMul(x, w_v) v4 = Reshape(v0, split)"
+HEADS_FIRST = "qt = Transpose<perm = [0, 2, 1, 3]>(q4) vh = Transpose<perm = [0, 2, 1, 3]>(v4)"
+KEYS = "k4 = Reshape(k0, split) kt = Transpose<perm = [0, 2, 1, 3]>(k4) kh = Mul(kt, ramp)"
+PRODUCT = "kd = Transpose<perm = [0, 1, 3, 2]>(kh) s = MatMul(qh, kd) d = Div(s, root)"
+END = "o = MatMul(p, vh) t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, rows)"
+FORMS = {
+    "heads first": (
+        f"{SPLIT} {HEADS_FIRST} {KEYS} qh = Mul(qt, ramp) {PRODUCT} p = Softmax(d) {END}",
+        {"query_layout": 1, "key_layout": 1, "value_layout": 0, "dst_layout": 0, "kv_num_heads": 0},
+    ),
+    "heads of keys repeated": (
+        f"{SPLIT.replace('v4 = Reshape(v0, split)', 'v2 = Reshape(v0, half)')} k4 = Reshape(k0, half) "
+        "kn = Transpose<perm = [0, 2, 1, 3]>(k4) ku = Unsqueeze(kn, two) ke = Expand(ku, repeats) "
+        "kh = Reshape(ke, joined) vn = Transpose<perm = [0, 2, 1, 3]>(v2) vu = Unsqueeze(vn, two) "
+        f"ve = Expand(vu, repeats) vh = Reshape(ve, joined) qh = Transpose<perm = [0, 2, 1, 3]>(q4) {PRODUCT} "
+        f"p = Softmax(d) {END}",
+        {"kv_num_heads": 2, "key_layout": 0, "value_layout": 0},
+    ),
+    "soft cap": (
+        f"{SPLIT} {HEADS_FIRST} {KEYS} qh = Identity(qt) {PRODUCT} a = Div(d, cap) h = Tanh(a) m = Mul(h, cap) "
+        f"p = Softmax(m) {END}",
+        {},
+    ),
+    "a mask of a small number": (
+        f"{SPLIT} {HEADS_FIRST} {KEYS} qh = Identity(qt) {PRODUCT} m = Where(keep, d, least) p = Softmax(m) {END}",
+        {},
+    ),
+    "a safe softmax": (
+        f"{SPLIT} {HEADS_FIRST} {KEYS} qh = Identity(qt) {PRODUCT} m = Where(keep, d, ninf) r = Softmax(m) "
+        f"i = IsNaN(r) p = Where(i, nought, r) {END}",
+        {"zero_rows": 1},
+    ),
+    "value first": (
+        f"{SPLIT} {KEYS} qh = Transpose<perm = [0, 2, 1, 3]>(q4) {PRODUCT} p = Softmax(d) "
+        "vd = Transpose<perm = [0, 2, 3, 1]>(v4) pt = Transpose<perm = [0, 1, 3, 2]>(p) o = MatMul(vd, pt) "
+        "t = Transpose<perm = [0, 3, 1, 2]>(o) y = Reshape(t, rows)",
+        {"dst_layout": 0, "value_layout": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_half", [False, True])
+def test_forms_of_the_operator(form: str, is_half: bool) -> None:
+    """The operator takes the values as the model has them. The tolerance is that of 8-bit codes: 30 dB."""
+    body, attributes = FORMS[form]
+    size = WIDTH // 2 if "repeated" in form else WIDTH
+    type_ = "float16" if is_half else "float"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g ({type_}[B, S, {WIDTH}] x, bool[B, 1, 1, S] keep) => ({type_}[B, S, {WIDTH}] y)
+        <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}, int64[1] two = {{2}},
+         int64[4] half = {{0, 0, 2, {SIZE}}}, int64[5] repeats = {{1, 1, 2, 1, 1}},
+         int64[4] joined = {{0, {HEADS}, -1, {SIZE}}}> {{ {body} }}"""
+    )
+    rng, dtype = np.random.default_rng(0), np.float16 if is_half else np.float32
+    for name in "qkv":
+        weights = rng.normal(0, 0.3, (WIDTH, WIDTH if name == "q" else size)).astype(dtype)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, f"w_{name}"))
+    numbers = {"root": 4, "cap": 3, "least": -2, "ninf": -np.inf, "nought": 0, "ramp": np.linspace(0.5, 1.5, SIZE)}
+    for name, elements in numbers.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(elements, dtype), name))
+    given = feeds()
+    given["x"] = given["x"].astype(dtype)
+    given["keep"][1] = False  # a sample without keys
+    given = {each.name: given[each.name] for each in model.graph.input}
+    quantized = ort_dynq.quantize(model).to_proto()
+    (node,) = (each for each in quantized.graph.node if each.op_type == "QuantizedAttention")
+    found = {each.name: each.i for each in node.attribute}
+    assert {name: found[name] for name in attributes} == attributes
+    (result,) = make_session(quantized, "native").run(None, given)
+    if not is_half:  # ONNX Runtime rounds float16 in other places where the operators are functions
+        assert_same(result, stock_session(quantized).run(None, given)[0])
+    (expected,) = stock_session(model).run(None, given)
+    noise = ((result.astype(np.float64) - expected) ** 2).sum()
+    assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 30
+
+
 def test_cached_keys_stay_floats() -> None:
     """Keys and values that are split into heads already would have to be joined again."""
     quantized = ort_dynq.quantize(model_of(cached=True)).to_proto()

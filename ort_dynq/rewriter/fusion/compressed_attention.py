@@ -30,12 +30,12 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .score_steps import (
+    LARGEST_NUMBER,
     Added,
     Masked,
     Scalar,
     Step,
     Steps,
-    Tanh,
     factor_of,
     may_mask_rows,
     split_scalars,
@@ -168,7 +168,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     key_value, value_value = _unrepeated(key_value), _unrepeated(value_value)
     if not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
-    scalars, steps = split_steps(found.scores.steps)
+    scalars, softcap, steps = split_steps(found.scores.steps)
     if found.is_safe and may_mask_rows(steps, values):
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
     key, value = _operand(key_value, 3 if is_transposed else 2), _operand(value_value, 2)
@@ -186,7 +186,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     factor = factor_of(constants)
     are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
     dims = [*dims_of(query)[:3], dims_of(key_value)[3 if is_transposed else 2]]
-    if not are_numbers or not all(_fits(step, dims) for step in steps):
+    if not are_numbers or softcap != 0 or not all(_fits(step, dims) for step in steps):
         raise Unconverted(Reason.CODES_SCORES)
     least = _least_bias(steps, values)
     return _CompressedAttention(query, key, value, is_transposed, factor, others, steps, least, product)
@@ -237,10 +237,11 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
 def _fits(step: Step, scores: list[Dim]) -> bool:
     """Returns whether a mask or bias broadcasts to the dimensions of scores, as far as they are known."""
     if not isinstance(step, Added | Masked):
-        return not isinstance(step, Scalar | Tanh)
+        return not isinstance(step, Scalar)
     dims = dims_of(step.value)
     return (
         step.value.shape is not None
+        and not (isinstance(step, Masked) and step.number > LARGEST_NUMBER)
         and all(
             each == 1
             or each == of_scores

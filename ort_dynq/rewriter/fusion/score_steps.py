@@ -15,6 +15,7 @@ from ..edit import Edit
 from .views import Axes
 
 LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+LARGEST_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys
 _ABSORBING = -1e30  # in place of larger numbers of masks: rows without keys become means of all values, as in the model
 
 
@@ -104,10 +105,20 @@ def times(number: float, scalars: tuple[Scalar, ...], edit: Edit, before: ir.Nod
     return scale
 
 
-def split_steps(steps: Sequence[Step]) -> tuple[list[Scalar], Steps]:
-    """Returns the scalars that multiply scores, and the other steps, of which scalars multiply those before them."""
+def split_steps(steps: Sequence[Step]) -> tuple[list[Scalar], float | None, Steps]:
+    """Returns the scalars that multiply scores, the soft cap of them, and the other steps.
+
+    A scalar behind another step multiplies all before it. The cap is 0 if there is none, and None if it is no number.
+    """
     first = next((i for i, step in enumerate(steps) if not isinstance(step, Scalar)), len(steps))
-    return [step for step in steps if isinstance(step, Scalar)], tuple(steps[first:])
+    scalars, rest = [step for step in steps if isinstance(step, Scalar)], tuple(steps[first:])
+    if not any(isinstance(step, Tanh) for step in rest):
+        return scalars, 0, rest
+    caps = [step for step in rest[1:2] if isinstance(step, Scalar) and isinstance(rest[0], Tanh)]
+    numbers, _ = split_scalars(caps)
+    is_number = len(numbers) == 1 and numbers[0] > 0 and math.isfinite(numbers[0])
+    is_last = not any(isinstance(step, Scalar | Tanh) for step in rest[2:])
+    return scalars, numbers[0] if is_number and is_last else None, rest[2:]
 
 
 def may_mask_rows(steps: Iterable[Step], values: Values) -> bool:
@@ -128,14 +139,17 @@ def may_mask_rows(steps: Iterable[Step], values: Values) -> bool:
     return not low > -np.inf
 
 
-def sum_of(steps: Steps, edit: Edit) -> ir.Value:
-    """Returns what the steps make of scores of 0."""
+def sum_of(steps: Steps, edit: Edit, *, is_exact: bool = False) -> ir.Value:
+    """Returns what the steps make of scores of 0.
+
+    `is_exact`: whether numbers of masks take the place of scores, and need not absorb them.
+    """
     before = edit.node
     total: ir.Value | None = None
     for step in steps:
         if isinstance(step, Masked):
             scores = edit.add_constant(np.float32(0), before=before) if total is None else total
-            masked = edit.add_constant(np.float32(absorbing(step.number)), before=before)
+            masked = edit.add_constant(np.float32(step.number if is_exact else absorbing(step.number)), before=before)
             choices = [scores, masked] if step.keeps else [masked, scores]
             total = edit.insert(ir.node("Where", [step.value, *choices]), before=before)
         elif isinstance(step, Added):

@@ -16,10 +16,9 @@ from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
-from .score_steps import Added, Floor, Masked, Scalar, Step, Tanh
+from .score_steps import LARGEST_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
 from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
 
-_LARGEST_NUMBER = -9e3  # scores are far from it: a mask that puts it in their place hides them from rows with keys
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FARTHEST = 24  # nodes between the product and Softmax, and before an operand
 
@@ -249,10 +248,10 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
         found = _broadcast(other, value, axes)
         return None if found is None else Scalar(other, node.op_type == "Div", found[0])
     number = constant_scalar(other)
-    if number is None or number > _LARGEST_NUMBER or not does_not_grow(_unexpanded(other, value), value):
+    if number is None or not number < 0 or not does_not_grow(_unexpanded(other, value), value):
         return None
     if node.op_type == "Max":
-        return Floor(number)
+        return Floor(number) if number <= LARGEST_NUMBER else None
     condition = None if node.inputs[0] is None else _unexpanded(node.inputs[0], value)
     found = None if condition is None else _broadcast(condition, value, axes)
     return None if condition is None or found is None else Masked(condition, index == 1, number, *found)
@@ -287,8 +286,8 @@ class Source:
     scalars: tuple[Scalar, ...] = ()
 
 
-def sources_of(operand: View, tokens: Iterable[Factor] | None = None) -> list[Source]:
-    """Returns an operand, and the values of which it is a view, the first one last.
+def sources_of(operand: View, tokens: Iterable[Factor] | None = None, *, repeats: bool = False) -> list[Source]:
+    """Returns an operand, and the values of which it is a view, the first one last; with `repeats` also through Expand.
 
     A product with a scalar that is computed at run time may be a dequantization. It stays, except after the key has
     been transposed: `tokens` are the factors that are its last axis then.
@@ -301,6 +300,8 @@ def sources_of(operand: View, tokens: Iterable[Factor] | None = None) -> list[So
             found.append(Source(before, scalars))
         elif node is not None and is_float_cast(node) and node.inputs[0] is not None:
             found.append(Source(View(node.inputs[0], view.axes), scalars))
+        elif repeats and (narrow := _before_expand(view)) is not None:
+            found.append(Source(narrow, scalars))
         elif node is not None and is_standard(node, "Mul", "Div"):
             is_last = bool(tokens) and leaves(view.axes[-1:]) == leaves([tokens or ()])
             scaled = _unscaled(node, len(view.axes), at_run_time=is_last)
@@ -310,6 +311,18 @@ def sources_of(operand: View, tokens: Iterable[Factor] | None = None) -> list[So
         else:
             break
     return found
+
+
+def _before_expand(view: View) -> View | None:
+    """Returns the value that an Expand repeats, which has not all factors; None if that is not known."""
+    expand = producer_of(view.value, "Expand")
+    source = None if expand is None else expand.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    at = len(view.axes) - len(source.shape)
+    pairs = list(zip(source.shape, dims_of(view.value)[at:], view.axes[at:], strict=True))
+    is_known = all(isinstance(dim, int) or is_equal(dim, wide) for dim, wide, _ in pairs)
+    return View(source, tuple(() if dim == 1 else axis for dim, _, axis in pairs)) if is_known else None
 
 
 def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value, Scalar] | None:

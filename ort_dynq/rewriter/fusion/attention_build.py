@@ -1,0 +1,287 @@
+"""Builds QuantizedAttention and MultiHeadAttention in the place of attention that an exporter has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graphs import MICROSOFT
+from ...operators.encodings import HeadLayout
+from ..analysis.inference import Facts
+from ..analysis.nodes import producer_of
+from ..analysis.shape_arithmetic import known_lengths
+from ..analysis.shapes import REDUCES_BY_INPUT, has_one_element, is_equal, is_unnamed
+from ..edit import Edit, call
+from .score_steps import Added, Masked, Scalar, Step, Steps, sum_of, times
+from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
+
+FLOAT = ir.DataType.FLOAT
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The factors of the axes of the operators: those of the batch, of heads, queries, keys, and of heads' elements.
+
+    Attributes:
+        batch, heads, queries, keys: The factors of the axes of scores.
+        size, width: Those of the elements of a head of query and key, and of value.
+        repeats: The last factors of heads that key and value do not have: heads of query share theirs.
+    """
+
+    batch: Axis
+    heads: Axis
+    queries: Axis
+    keys: Axis
+    size: Axis
+    width: Axis
+    repeats: Axis = ()
+
+    @property
+    def scores(self) -> Axes:
+        """The axes of scores."""
+        return self.batch, self.heads, self.queries, self.keys
+
+    @property
+    def key_heads(self) -> Axis:
+        """The heads of key and value."""
+        return self.heads[: len(self.heads) - len(self.repeats)]
+
+    def axes(self, order: HeadLayout, tokens: Axis, size: Axis, heads: Axis) -> Axes:
+        """Returns the axes of an operand."""
+        if order == HeadLayout.TOKENS_FIRST:
+            return self.batch, tokens, (*heads, *size)
+        return self.batch, heads, *((tokens, size) if order == HeadLayout.HEADS_FIRST else (size, tokens))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value from which an operand is read, and the order of the axes in which the operator gets it."""
+
+    view: View
+    order: HeadLayout
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Match:
+    """Attention that becomes one operator.
+
+    Attributes:
+        query, key, value: The operands.
+        layout: The factors of their axes.
+        factor: The product of the constant scalars.
+        scalars: The scalars that are computed at run time.
+        softcap: The bound of the scores before the steps; 0: there is none.
+        steps: The masks and biases, the innermost first.
+        is_exactly_masked: Whether all steps are masks whose numbers the operator puts in the place of scores.
+        has_safe_rows: Whether there may be rows without keys, which are 0.
+        product: The product by the value.
+        result: The view that the new node replaces: its output, or one behind it. Its order is that of the operator.
+        is_quantized: Whether products of integers take the place of the products.
+        shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
+            views whose values have their lengths.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    layout: Layout
+    factor: float
+    scalars: tuple[Scalar, ...]
+    softcap: float
+    steps: Steps
+    is_exactly_masked: bool
+    has_safe_rows: bool
+    product: ir.Node
+    result: Operand
+    is_quantized: bool
+    shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...]
+
+    @property
+    def views(self) -> tuple[View, View, View]:
+        """The views of query, key and value."""
+        return self.query.view, self.key.view, self.value.view
+
+
+def build(match: Match, edit: Edit) -> None:
+    """Records the new nodes of a match."""
+    before, layout, known = match.product, match.layout, match.views
+    types = {each.value.dtype for each in (*known, match.result.view)}
+    dtype = FLOAT if len(types) > 1 or not match.is_quantized else (types.pop() or FLOAT)
+
+    def placed(operand: Operand) -> ir.Value:
+        value = arranged(operand.view, operand.axes, edit, before=before, lengths=known)
+        return _cast(value, dtype, edit, before, of=operand.view.value.dtype)
+
+    q, k, v = map(placed, (match.query, match.key, match.value))
+    by_row = [each for each in match.scalars if not has_one_element(each.value, 3)]
+    others = tuple(each for each in match.scalars if each not in by_row)
+    if by_row:
+        q = _scaled(View(q, match.query.axes), by_row, match, edit)
+    biases, keeps = edit.shared(_Biases), None
+    bias = biases.of(match, edit) if match.steps else None
+    heads, key_heads = length_of(layout.heads), length_of(layout.key_heads)
+    assert heads is not None
+    assert key_heads is not None
+    if match.is_quantized:
+        bias = edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before) if bias is None else bias
+        numbers = [step.number for step in match.steps if isinstance(step, Masked)]
+        least_added = max(numbers) / 2 if match.is_exactly_masked else -np.inf
+        cap, least = (edit.add_constant(np.float32(each), before=before) for each in (match.softcap, least_added))
+        main = call(
+            "QuantizedAttention",
+            [q, k, v, bias, times(match.factor, others, edit, before), cap, least],
+            num_heads=heads,
+            kv_num_heads=key_heads if layout.repeats else 0,
+            query_layout=int(match.query.order),
+            key_layout=int(match.key.order),
+            value_layout=int(match.value.order),
+            dst_layout=int(match.result.order),
+            zero_rows=int(match.has_safe_rows),
+        )
+    else:
+        if match.has_safe_rows and bias is not None:
+            bias, keeps = biases.safe(bias, edit)
+        if others:
+            q = edit.insert(ir.node("Mul", [q, times(1, others, edit, before)]), before=before)
+        edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+        inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
+        main = ir.node("MultiHeadAttention", inputs, {"num_heads": heads, "scale": match.factor}, domain=MICROSOFT)
+    y = View(edit.insert_main(main, before=before), match.result.axes)
+    if keeps is not None:
+        split = layout.batch, layout.queries, layout.heads, layout.width
+        y = View(arranged(y, split, edit, before=before), split)
+        y = View(edit.insert(ir.node("Mul", [y.value, keeps]), before=before), split)
+    for node, axes, views in match.shapes:
+        edit.replace(node.outputs[0], shape_of(axes, views, edit, before=node))
+    _place(y, dtype, match, edit)
+
+
+def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) -> ir.Value:
+    """Returns a query [B, S, H * D] whose rows are multiplied or divided by numbers of heads or queries."""
+    layout, before = match.layout, match.product
+    split = layout.batch, layout.queries, layout.heads, layout.size
+    q = arranged(query, split, edit, before=before, lengths=match.views)
+    for scalar in scalars:
+        view = View(scalar.value, scalar.axes[len(scalar.axes) - len(dims_of(scalar.value)) :])
+        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in (*split[:3], ()))
+        factors = arranged(view, target, edit, before=before, lengths=match.views)
+        q = edit.insert(ir.node("Div" if scalar.divides else "Mul", [q, factors]), before=before)
+    return arranged(View(q, split), query.axes, edit, before=before, lengths=match.views)
+
+
+def _place(y: View, dtype: ir.DataType, match: Match, edit: Edit) -> None:
+    """Puts the result of the new node, of a type, in the place of the model's."""
+    before, result = match.product, match.result.view
+    reshape = producer_of(result.value, "Reshape") if result.value is not match.product.outputs[0] else None
+    if reshape is not None and len(y.axes) == 3 and 0 not in (known_lengths(reshape.inputs[1]) or [0] * 3)[2:]:
+        # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew
+        # them, took three times as long as Add and LayerNormalization (1.32, Zen 4).
+        edit.replace_input(reshape, 0, _cast(y.value, result.value.dtype, edit, before, of=dtype))
+        return
+    value = arranged(y, result.axes, edit, before=before, lengths=match.views)
+    edit.replace(result.value, _cast(value, result.value.dtype, edit, before, of=dtype))
+
+
+def _cast(
+    value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node, *, of: ir.DataType | None
+) -> ir.Value:
+    """Returns a value, which has elements of the type `of`, with elements of another type."""
+    assert dtype is not None
+    return value if dtype == of else edit.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+
+
+class _Biases:
+    """The sums of masks and biases of one model. Layers with the same ones share their nodes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any bias."""
+        self._biases: dict[object, ir.Value] = {}
+        self._safe: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+
+    def of(self, match: Match, edit: Edit) -> ir.Value:
+        """Returns the sum of the steps of a match, whose last two dimensions are S and T.
+
+        The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.
+        """
+        scores, ends = match.layout.scores, match.views[:2]
+        lengths = [length_of(axis) or axis[0].length for axis in scores[2:]]
+        is_whole = all(any(_has_length(step, i, n, scores) for step in match.steps) for i, n in enumerate(lengths, 2))
+        unique = () if all(_is_direct(step, scores) for step in match.steps) else (match.product,)
+        read = [end.value if is_unnamed(n) else n for end, n in zip(ends, lengths, strict=True)]
+        key = edit.node.graph, match.steps, match.is_exactly_masked, unique, *(read if not is_whole else ())
+        if key not in self._biases:
+            steps = tuple(_placed(step, scores, ends, edit) for step in match.steps)
+            total = sum_of(steps, edit, is_exact=match.is_exactly_masked)
+            if not is_whole:
+                shape = shape_of(((), (), *scores[2:]), ends, edit, before=edit.node)
+                total = edit.insert(ir.node("Expand", [total, shape]), before=edit.node)
+            self._biases[key] = total
+        return self._biases[key]
+
+    def safe(self, bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
+        """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
+        if bias not in self._safe:
+            before = edit.node
+            by_input = edit.facts.opset >= REDUCES_BY_INPUT
+            axes = [edit.add_constant(np.array([-1]), before=before)] if by_input else []
+            largest = edit.insert(
+                ir.node("ReduceMax", [bias, *axes], {} if by_input else {"axes": [-1]}), before=before
+            )
+            lowest = edit.add_constant(np.float32(-np.inf), before=before)
+            has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
+            zero = edit.add_constant(np.float32(0), before=before)
+            finite = edit.insert(ir.node("Where", [has_keys, bias, zero]), before=before)
+            factors = edit.insert(ir.node("Cast", [has_keys], {"to": int(FLOAT)}), before=before)
+            swapped = edit.insert(ir.node("Transpose", [factors], {"perm": [0, 2, 1, 3]}), before=before)
+            self._safe[bias] = finite, swapped
+        return self._safe[bias]
+
+
+def _is_direct(step: Step, scores: Axes) -> bool:
+    """Returns whether a step broadcasts to [B, H, S, T] as it is."""
+    if not isinstance(step, Added | Masked):
+        return True
+    axes = [leaves([axis]) for axis in ((),) * (4 - len(step.axes)) + step.axes]
+    rank = len(dims_of(step.value))
+    return (
+        rank <= 4
+        and all(a in ((), leaves([b])) for a, b in zip(axes[-rank:] if rank else (), scores[4 - rank :], strict=True))
+        and not any(axes[: len(axes) - rank])
+    )
+
+
+def can_be_placed(step: Step, layout: Layout, ends: Sequence[View]) -> bool:
+    """Returns whether a step broadcasts to [B, H, S, T], or can be reshaped and repeated to do so."""
+    if _is_direct(step, layout.scores):
+        return True
+    assert isinstance(step, Added | Masked)
+    is_known = step.is_proven and set(leaves(step.axes)) <= set(leaves(layout.scores))
+    return is_known and all(has_lengths(axis, ends) for axis in layout.scores)
+
+
+def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
+    """Returns a step whose value is float32, or a condition, and broadcasts to [B, H, S, T]."""
+    if not isinstance(step, Added | Masked | Scalar):
+        return step
+    value = step.value
+    if isinstance(step, Added | Masked) and not _is_direct(step, scores):
+        view = View(value, step.axes[len(step.axes) - len(dims_of(value)) :])
+        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
+        value = arranged(view, target, edit, before=edit.node, lengths=ends)
+    if step.value.dtype not in (FLOAT, ir.DataType.BOOL):
+        value = _cast(value, FLOAT, edit, edit.node, of=step.value.dtype)
+    return replace(step, value=value)
+
+
+def _has_length(step: Step, axis: int, length: Dim, scores: Axes) -> bool:
+    """Returns whether the value of a step, [B, H, S, T], is known to have a length along an axis."""
+    if not isinstance(step, Added | Masked):
+        return False
+    if not _is_direct(step, scores):
+        return bool(set(leaves(step.axes)) & set(leaves([scores[axis]])))
+    dims = dims_of(step.value)
+    return len(dims) == 4 and is_equal(dims[axis], length)
