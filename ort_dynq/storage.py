@@ -286,6 +286,7 @@ def save(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     Raises:
         DynqError: As for :func:`write`; or ONNX Runtime refuses the model, and nothing is written.
     """
+    _check_sizes(_read_of(model))
     with _writable():
         structure = structure_of(model)
     refusal = refusal_of(structure, f"the model for {path}", "it is not written; please report this, with the original")
@@ -315,8 +316,7 @@ def write(model: ir.Model, path: Path, *, apart: bool = False) -> None:
     try:
         target = target_of(path)
         external = [tensor for tensor in tensors(model) if isinstance(tensor, ir.ExternalTensor)]
-        computed = [tensor for tensor in tensors(model) if isinstance(tensor, ComputedTensor)]
-        read = [*external, *(source for tensor in computed for source in tensor.sources)]
+        read = _read_of(model)
         _check_sizes(read)
         sources = {os.path.realpath(tensor.path) for tensor in read}
         if str(target) in sources:
@@ -427,6 +427,13 @@ def data_files(path: str | os.PathLike[str]) -> set[Path]:
 def files_of(model: ir.Model) -> set[Path]:
     """Returns the files with the external data of a model in memory."""
     return {Path(each.path) for each in tensors(model) if isinstance(each, ir.ExternalTensor)}
+
+
+def _read_of(model: ir.Model) -> list[ir.ExternalTensor]:
+    """Returns the external data of a model, and those from which tensors are computed."""
+    found = list(tensors(model))
+    computed = [source for tensor in found if isinstance(tensor, ComputedTensor) for source in tensor.sources]
+    return [*(tensor for tensor in found if isinstance(tensor, ir.ExternalTensor)), *computed]
 
 
 def _check_sizes(external: list[ir.ExternalTensor]) -> None:
