@@ -1,6 +1,7 @@
 """Kernels in C++ alone. Every product kernel returns the bits of loops over its definition
 (tests/native/products_check.cc), every kernel of programs and of attention over codes those of the portable one
-(tests/native/programs_check.cc, tests/native/compressed_check.cc), and every elementwise kernel for ARM those of the
+(tests/native/programs_check.cc, tests/native/compressed_check.cc), the operator QuantizedAttention the bits of the
+portable kernels (tests/native/attention_check.cc), and every elementwise kernel for ARM those of the
 portable kernels on this machine (tests/native/kernels_check.cc).
 
 Kernels that the CPU lacks run with a stand-in: AMX with functions in place of the tile instructions, AVX-VNNI with the
@@ -33,6 +34,10 @@ TILE_STAND_IN = '-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"'
 AMX_STAND_IN = (TILE_STAND_IN, "-DkAmxProducts=kAmxStandIn", "-DkAmxCompressed=kAmxStandInCompressed", "-Wno-psabi")
 PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts", "-DkAvx512VnniCompressed=kPortableCompressed")
 EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
+
+# The operator QuantizedAttention without the rest of the library.
+ATTENTION = ("operators/quantized_attention.cc", "core/head_codes.cc", "core/packed_heads.cc", "core/formats.cc")
+ATTENTION += ("core/attributes.cc", "core/operator.cc")
 
 LAUNCHER = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache: tests share most object files
 
@@ -166,14 +171,16 @@ def check_programs(program: Path, isas: tuple[str, ...], *emulator: str) -> None
 def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
     require("g++", "g++")
     parts, isas = kernel_files("x86_64", "ProductKernels|ElementwiseKernels"), tuple(kernels.supported_isas())
-    checks, flags = ("programs_check", "compressed_check"), ["-DORT_DYNQ_X86"]
+    checks, flags = ("programs_check", "compressed_check", "attention_check"), ["-DORT_DYNQ_X86"]
     if "avx512vnni" in isas and "amx" not in isas:  # dispatch.cc selects AMX, whose machine code is emulated
         isas = ("amx", *isas)
         flags += [TILE_STAND_IN, "-DORT_DYNQ_AMX_EMULATED"]
         parts = [(path, (*options, "-UORT_DYNQ_TILE_STAND_IN")) for path, options in parts]
-    programs, compressed = build_all(tmp_path, "g++", parts, *flags, checks=checks)
+    parts += [(ROOT / "ops" / path, ("-O1",)) for path in ATTENTION]
+    programs, compressed, attention = build_all(tmp_path, "g++", parts, *flags, checks=checks)
     check_programs(programs, isas)
     assert compressed_kinds(isas) <= ran(compressed, 2000)
+    assert {f"{isa} attention" for isa in isas} == ran(attention, 2000)
 
 
 def compressed_kinds(isas: tuple[str, ...]) -> set[str]:
