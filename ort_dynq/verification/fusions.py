@@ -70,6 +70,15 @@ class Gelu(OpRun):
         return (0.5 * x * (1 + _erf(x / math.sqrt(2))),)
 
 
+class BiasGelu(OpRun):
+    """ONNX Runtime's operator of this name."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, bias: Array) -> tuple[Array, ...]:
+        return (0.5 * (x + bias) * (1 + _erf((x + bias) / math.sqrt(2))),)
+
+
 class FastGelu(OpRun):
     """ONNX Runtime's operator of this name."""
 
@@ -92,7 +101,7 @@ class QuickGelu(OpRun):
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _OPERATORS = [
     *(SimplifiedLayerNormalization, SkipLayerNormalization, SkipSimplifiedLayerNormalization),
-    *(Gelu, FastGelu, QuickGelu),
+    *(Gelu, BiasGelu, FastGelu, QuickGelu),
 ]
 
 

@@ -55,6 +55,7 @@ _MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # Div, Round and Mul of 8 elements take 1.09 times the time of their program, of 128x768 elements 2.0 times (AMD EPYC,
 # Zen 3: family 25, model 1).
 _FEWEST_PASSES_SAVED = 2  # by a program
+_FAST_FUNCTIONS = ("Sigmoid", "Tanh", "QuickGelu", "FastGelu")  # of ONNX Runtime
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
@@ -78,14 +79,15 @@ def saves_passes(count: int) -> bool:
 def saves_with_function(function: ir.Node, count: int) -> bool:
     """Returns whether a program of an activation function and the quantization of its result saves enough.
 
-    ONNX Runtime's Sigmoid, QuickGelu and FastGelu take less time than the steps of a program, its Gelu more. So a
-    program of such a function and a quantization alone saves nothing; with a factor between them it does.
+    ONNX Runtime's Sigmoid, Tanh, QuickGelu and FastGelu take less time than the steps of a program, its other
+    functions more. So a program of such a function and a quantization alone saves nothing; with a factor between them
+    it does.
 
     Args:
         function: The node of the function.
         count: The number of nodes that read or write a whole tensor in its place.
     """
-    fewest = 2 if function.op_type == "Gelu" else 3
+    fewest = 3 if function.op_type in _FAST_FUNCTIONS else 2
     return count >= fewest and not _has_fewer_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
 
 

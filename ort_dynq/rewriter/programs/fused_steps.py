@@ -17,13 +17,17 @@ from ...operators import DOMAIN
 from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import attributes_of, first_inputs, is_standard
+from ..analysis.nodes import attributes_of, first_inputs, is_standard, producer_of
 from .rows import Kind, Rows, axis_of
 from .steps import SUMS, Translation, elements_of
 
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-_ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu")
+_ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")  # of com.microsoft
+_STANDARD_ACTIVATIONS = ("Sigmoid", "Softplus", "Mish", "Elu", "Selu", "Celu")
+_SELU = 1.6732632423543772, 1.0507009873554805  # alpha and gamma
+# log(1 + w) = 2 * z * P(z * z), where z = w / (2 + w) is at most 1/3; the highest power first. The error is 8e-9.
+_LOGARITHM = (0.1408732831478119, 0.1398070901632309, 0.20012426376342773, 0.3333315849304199, 1.0)
 _EPSILON, _EPSILON_OF_SKIP = 1e-5, 1e-12
 _FAST_GELU = 2 * math.sqrt(2 / math.pi), 0.044715
 _TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
@@ -36,7 +40,14 @@ def is_norm(node: ir.Node) -> bool:
 
 def is_activation(node: ir.Node) -> bool:
     """Returns whether a node is a function of each element that has an arithmetic of its own in programs."""
-    return is_standard(node, "Sigmoid") or (node.domain == MICROSOFT and node.op_type in _ACTIVATIONS)
+    is_mish = is_standard(node, "Tanh") and producer_of(node.inputs[0], "Softplus") is not None
+    is_standard_function = is_mish or is_standard(node, *_STANDARD_ACTIVATIONS)
+    return is_standard_function or (node.domain == MICROSOFT and node.op_type in _ACTIVATIONS)
+
+
+def is_power(node: ir.Node) -> bool:
+    """Returns whether a node is a power that is a product or a square root."""
+    return is_standard(node, "Pow") and constant_scalar(node.inputs[1]) in (2.0, 0.5, -0.5)
 
 
 def is_quantization(node: ir.Node) -> bool:
@@ -139,20 +150,66 @@ class FusedTranslation(Translation):
         match node.op_type:
             case "Sigmoid":
                 return [add("Sigmoid", x)]
-            case "Gelu":
-                return [add("Gelu", x)]
+            case "Tanh":
+                softplus = producer_of(node.inputs[0], "Softplus")
+                inner = None if softplus is None else softplus.inputs[0]
+                known = None if inner is None else self.terms.get(inner)
+                return [] if known is None else [self._tanh_of_softplus(known)]
+            case "Softplus":
+                return [self._softplus(x)]
+            case "Mish":
+                return [add("Mul", x, self._tanh_of_softplus(x))]
+            case "Elu":
+                return [self._elu(x, node.attributes.get_float("alpha", 1.0))]
+            case "Selu":
+                alpha, gamma = (
+                    node.attributes.get_float(name, default)
+                    for name, default in zip(("alpha", "gamma"), _SELU, strict=True)
+                )
+                return [add("Mul", self._elu(x, alpha), literal(gamma))]
+            case "Celu":
+                alpha = node.attributes.get_float("alpha", 1.0)
+                return [self._elu(x, alpha, 1 / alpha)] if alpha else []
+            case "Gelu" | "BiasGelu":
+                bias = node.inputs[1] if node.op_type == "BiasGelu" else None
+                return [add("Gelu", x if bias is None else add("Add", x, self.term(bias)))]
             case "FastGelu":
                 if len(node.inputs) > 1 and node.inputs[1] is not None:
                     x = add("Add", x, self.term(node.inputs[1]))
                 factor, cubic = map(literal, _FAST_GELU)
-                inner = add("Add", add("Mul", add("Mul", add("Mul", x, x), x), cubic), x)
-                return [add("Mul", x, add("Sigmoid", add("Mul", inner, factor)))]
+                before = add("Add", add("Mul", add("Mul", add("Mul", x, x), x), cubic), x)
+                return [add("Mul", x, add("Sigmoid", add("Mul", before, factor)))]
             case "QuickGelu":
                 alpha = node.attributes.get_float("alpha", 1.702)
                 return [add("Mul", x, add("Sigmoid", x if alpha == 1 else add("Mul", x, literal(alpha))))]
             case "Pow":
                 return self._power(x, constant_scalar(node.inputs[1]))
         return self._sum(x, node)
+
+    def _tanh_of_softplus(self, x: str) -> str:
+        """With s = Sigmoid(x) and u = 1 - s: 1 + e^x is 1 / u, whose logarithm has the tanh s * (1 + u) / (1 + u^2)."""
+        add = self.program.add
+        s = add("Sigmoid", x)
+        u = add("Sub", "1.0", s)
+        return add("Div", add("Mul", s, add("Add", u, "1.0")), add("Add", add("Mul", u, u), "1.0"))
+
+    def _softplus(self, x: str) -> str:
+        """max(x, 0) + log(1 + w), where w = e^-|x|, and s = Sigmoid(-|x|) has w / (2 + w) = s / (2 - s)."""
+        add = self.program.add
+        s = add("Sigmoid", add("Neg", add("Abs", x)))
+        z = add("Div", s, add("Sub", "2.0", s))
+        square, p = add("Mul", z, z), literal(_LOGARITHM[0])
+        for coefficient in _LOGARITHM[1:]:
+            p = add("Add", add("Mul", square, p), literal(coefficient))
+        return add("Add", add("Clip", x, "0.0", "inf"), add("Mul", add("Mul", z, p), "2.0"))
+
+    def _elu(self, x: str, alpha: float, factor: float = 1.0) -> str:
+        """max(x, 0) + alpha * (e^y - 1), where y = min(factor * x, 0), and s = Sigmoid(y): e^y is s / (1 - s)."""
+        add = self.program.add
+        y = add("Clip", x if factor == 1 else add("Mul", x, literal(factor)), "-inf", "0.0")
+        s = add("Sigmoid", y)
+        below = add("Div", add("Sub", add("Mul", s, "2.0"), "1.0"), add("Sub", "1.0", s))
+        return add("Add", add("Clip", x, "0.0", "inf"), below if alpha == 1 else add("Mul", below, literal(alpha)))
 
     def _power(self, x: str, exponent: float | None) -> list[str]:
         add = self.program.add

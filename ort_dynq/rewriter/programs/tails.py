@@ -30,7 +30,7 @@ from ..analysis.shapes import does_not_grow, same_shape
 from ..edit import Edit, call
 from ..metadata import HAS_OFFSET, PRODUCT
 from ..rule import Context, Rule
-from .fused_steps import FusedTranslation, is_activation
+from .fused_steps import FusedTranslation, is_activation, is_power
 from .steps import ELEMENTWISE, Translation, elements_of
 
 _PRODUCTS = ("QuantizedConv", "QuantizedMatMul")
@@ -88,7 +88,7 @@ class _Region:
         """Adds one node that reads a value of the region; returns whether there is one."""
         inside = {*self.inside()}
         for node in dict.fromkeys(use.node for value in self.inside() for use in value.uses()):
-            is_step = is_standard(node, *ELEMENTWISE) or (self.context.fuse and is_activation(node))
+            is_step = is_standard(node, *ELEMENTWISE) or (self.context.fuse and (is_activation(node) or is_power(node)))
             if not is_step or node in self.nodes or node.graph is not self.product.graph:
                 continue
             operands = self._new_operands(node, inside)
