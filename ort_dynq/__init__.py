@@ -15,6 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
+    from .hook import install, installed, uninstall
     from .library import get_library_path
     from .quantizer import quantize
     from .rewriter import rewrite
@@ -24,10 +25,13 @@ else:
     _MODULES = {
         "InferenceSession": "session",
         "get_library_path": "library",
+        "install": "hook",
+        "installed": "hook",
         "quantize": "quantizer",
         "ready_for_extensions": "backends.prepare",
         "register": "backends.register",
         "rewrite": "rewriter",
+        "uninstall": "hook",
         "verify": "verification",
     }
 
@@ -51,9 +55,12 @@ __all__ = [
     "InferenceSession",
     "__version__",
     "get_library_path",
+    "install",
+    "installed",
     "quantize",
     "ready_for_extensions",
     "register",
     "rewrite",
+    "uninstall",
     "verify",
 ]

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from . import trusted
 from .errors import DynqError
-from .files import delete_unfinished, delete_unlocked, is_inside, locked, replacing_folder, sha256
+from .files import delete_unfinished, delete_unlocked, is_inside, locked, replacing, replacing_folder, sha256
+from .operators import DOMAIN
 from .session_options import taken
 from .system import package_version
 from .version import __version__
 
 if TYPE_CHECKING:
     from .rewriter import Result
+    from .storage import Model
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ MOST_BYTES = 8 << 30
 _TOOLS = ("onnx", "onnx-ir")
 """The packages that a rewritten model depends on, and that a session of one does not need."""
 
-_MODEL, _ENTRY, _LOCKS = "model.onnx", "entry.json", "*.lock"
+_MODEL, _ENTRY, _NOTE, _LOCKS = "model.onnx", "entry.json", ".note.json", "*.lock"
 _MAX_TEXT = 64 << 20  # bytes of entry.json, with the hashes of some 100,000 files
 
 
@@ -71,7 +73,7 @@ class Found:
 
     Attributes:
         path: The rewritten model; None if nothing was rewritten, so that the model itself is opened.
-        facts: What is known of the rewrite, as plain data for JSON; see :func:`_facts`.
+        facts: What is known of the rewrite, as plain data for JSON; see :func:`facts_of`.
         version: A number of the entry, which changes when it is written again.
     """
 
@@ -205,19 +207,54 @@ class Entry:
         with replacing_folder(self._path) as entry:
             if is_rewritten:
                 result.save(entry / _MODEL)
-            content = {
-                "source": self._name,
-                "rewritten": is_rewritten,
-                "external data": hashes,
-                "packages": {tool: _installed(tool) for tool in _TOOLS},
-                "facts": _facts(result),
-            }
-            (entry / _ENTRY).write_text(json.dumps(content), encoding="utf-8")
-            trusted.make_private(entry)
+            self._describe(entry, is_rewritten, hashes, facts_of(self._source, result))
             now = Entry.of(self._source, self._options)
             if now is None or now._path != self._path or now._hashes() != hashes:
                 raise DynqError("it has changed since it was read")
         _delete_oldest(self._path.parent)
+
+    def _describe(self, entry: Path, is_rewritten: bool, hashes: dict[str, str], facts: Mapping[str, Any]) -> None:
+        content = {
+            "source": self._name,
+            "rewritten": is_rewritten,
+            "external data": hashes,
+            "packages": {tool: _installed(tool) for tool in _TOOLS},
+            "facts": facts,
+        }
+        (entry / _ENTRY).write_text(json.dumps(content), encoding="utf-8")
+        trusted.make_private(entry)
+
+    def keep_reason(self, summary: str) -> None:
+        """Writes an entry that says why there is no other model. It is found as one without a path."""
+        try:
+            self._make_folder()
+            with replacing_folder(self._path) as entry:
+                self._describe(entry, False, self._hashes(), {"summary": summary})
+        except Exception as error:  # a session does not fail because of its cache
+            _LOG.info("%s is not kept in the cache: %s", self._name, error)
+
+    def note(self) -> dict[str, Any]:
+        """Returns what was noted on the model beside its entry; nothing without a note."""
+        try:
+            trusted.check_folder(self._path.parent)
+            found = json.loads(trusted.read(self._note, _MAX_TEXT))
+            return found if isinstance(found, dict) else {}
+        except Exception:  # a session does not fail because of its cache
+            return {}
+
+    def write_note(self, content: Mapping[str, Any]) -> None:
+        """Notes something on the model, in place of what was noted before."""
+        try:
+            self._make_folder()
+            with replacing(self._note) as file:
+                file.write_text(json.dumps(content), encoding="utf-8")
+                os.chmod(file, 0o600)
+        except Exception as error:  # a session does not fail because of its cache
+            _LOG.info("nothing is noted on %s: %s", self._name, error)
+
+    @property
+    def _note(self) -> Path:
+        return self._path.with_suffix(_NOTE)
 
     def _hashes(self) -> dict[str, str]:
         """The hashes of the files with external data, by their path from the model's folder.
@@ -239,17 +276,45 @@ class Entry:
         return f"a model of {len(self._source)} bytes" if isinstance(self._source, bytes) else str(self._source)
 
 
-def _facts(result: Result) -> dict[str, Any]:
-    """What is said of a rewrite that the cache has: the report in one line, its numbers of products, and the names of
-    the initializers that it has taken.
+def rewrite_options(backend: str, flags: Mapping[str, object]) -> str:
+    """Returns the options of the entries of rewritten models.
+
+    Args:
+        backend: The backend of the session.
+        flags: The arguments of :func:`ort_dynq.rewrite`.
     """
-    integers, floats = result.report.products
-    return {
-        "summary": result.report.summary,
-        "integer products": integers,
-        "float products": floats,
-        "initializers": taken(result.model.metadata_props),
-    }
+    return f"{backend} {dict(flags)}"
+
+
+def facts_of(source: Model, result: Result) -> dict[str, Any]:
+    """Returns what is known of a rewrite, or a quantization, as plain data for JSON.
+
+    Args:
+        source: The model that was rewritten.
+        result: The result.
+
+    Returns:
+        `summary`: the report in one line. `integer products`, `float products`: see
+        :attr:`ort_dynq.rewriter.report.Report.products`. `rewritten before`: whether the source has ort_dynq's
+        operators already. `initializers`: the names of those whose values were taken. If something was rewritten, also
+        `all initializers`: the names of the source's, and `classifiers`: the names of the outputs that are a
+        classifier's scores.
+    """
+    from .accuracy.reference import is_classifier
+    from .graphs import graphs
+    from .storage import load
+
+    report = result.report
+    integers, floats = report.products
+    before = any(operator.startswith(f"{DOMAIN}.") for operator in report.before)
+    facts: dict[str, Any] = {"summary": report.summary, "integer products": integers, "float products": floats}
+    facts |= {"rewritten before": before, "initializers": taken(result.model.metadata_props)}
+    facts |= {"all initializers": [], "classifiers": []}
+    if report.rewritten:
+        model = load(source)
+        facts["all initializers"] = [name for _, graph in graphs(model) for name in getattr(graph, "initializers", ())]
+        facts["classifiers"] = [output.name for output in model.graph.outputs if is_classifier(output)]
+    return facts
 
 
 def describe() -> str:
@@ -313,4 +378,5 @@ def _delete_oldest(cache: Path) -> None:
         if total <= MOST_BYTES:
             break
         shutil.rmtree(entry, ignore_errors=True)
+        entry.with_suffix(_NOTE).unlink(missing_ok=True)
         total -= size

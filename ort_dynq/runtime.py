@@ -30,7 +30,8 @@ MOST_COPIED = 4096
 
 A session copies initializers, so larger constants become inputs."""
 
-_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The entry of session options with the folder of the external data of a model that is given as bytes."""
 _FIRST_WITH_DATA_FOLDER = (1, 21)
 
 
@@ -168,18 +169,18 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
                 raise
             yield file
         return
-    if not folder or config_entry(options, _DATA_FOLDER):
+    if not folder or config_entry(options, DATA_FOLDER):
         yield serialize(to_proto(model))
     elif version() < _FIRST_WITH_DATA_FOLDER:
         with _file_of_absolute_paths(model) as path:
             yield path
     else:
-        options.add_session_config_entry(_DATA_FOLDER, folder)
+        options.add_session_config_entry(DATA_FOLDER, folder)
         try:
             yield serialize(to_proto(model))
         finally:
             if shared:
-                options.add_session_config_entry(_DATA_FOLDER, "")
+                options.add_session_config_entry(DATA_FOLDER, "")
 
 
 def _with_lent_weights(model: ir.Model, options: Options) -> bytes:

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
-from .cache import Entry, Found
+from .cache import Entry, Found, rewrite_options
 from .errors import DynqError, with_advice_on_tools
 from .files import contains
 from .formats import check_file
@@ -74,7 +74,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         """
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
         flags = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
-        entry = Entry.of(model, f"{backend} {flags}") if cache else None
+        entry = Entry.of(model, rewrite_options(backend, flags)) if cache else None
         found = entry.find() if entry is not None else None
         with with_advice(backend), within_quota(options):
             kept = None if found is None else self._chosen(found, model, options)
@@ -87,7 +87,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                     opened = self._chosen(result, model, options)
                 except ImportError as error:
                     missing = with_advice_on_tools(error)
-                    if not isinstance(missing, DynqError) or not _may_be_rewritten(model):
+                    if not isinstance(missing, DynqError) or not may_be_rewritten(model):
                         raise missing from error
                 with openable(opened, options, shared=sess_options is not None) as source:
                     super().__init__(source, options, *args, **kwargs)
@@ -151,7 +151,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
-def _may_be_rewritten(model: Any) -> bool:
+def may_be_rewritten(model: Any) -> bool:
     """Returns whether a model has the mark of rewritten models; others need not be opened without the tools.
 
     Raises:

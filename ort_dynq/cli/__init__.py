@@ -10,13 +10,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, report, rewrite, verify
+from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, report, rewrite, run, verify
 
 COMMANDS = (
     quantize.COMMAND,
     rewrite.COMMAND,
     inspect.COMMAND,
     report.COMMAND,
+    run.COMMAND,
     doctor.COMMAND,
     verify.COMMAND,
     bench.COMMAND,
@@ -32,7 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the name of the program; None for the process's own.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    return command.main(parser(), _with_full_name(given) if given[:1] == ["bench"] else given)
+    whole = parser()
+    if given[:1] == ["bench"]:
+        given = _with_full_name(given)
+    elif given[:1] == ["run"]:
+        given = ["run", *run.with_separator(given[1:], command.subparser(whole, "run"))]
+    return command.main(whole, given)
 
 
 def _with_full_name(given: list[str]) -> list[str]:

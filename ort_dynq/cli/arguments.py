@@ -194,6 +194,13 @@ def decibels(text: str) -> float:
     return float(text)
 
 
+def share(text: str) -> float:
+    """Parses a number from 0 to 1."""
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return float(text)
+
+
 def positives(text: str) -> tuple[int, ...]:
     """Parses positive integers separated by commas."""
     return tuple(map(positive, text.split(",")))

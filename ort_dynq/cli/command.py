@@ -170,7 +170,9 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
         DynqError: stdout cannot be written: its disk is full.
     """
     try:
-        print(json.dumps(outcome.data, indent=2, allow_nan=False) if as_json else rendered(outcome.text()), flush=True)
+        text = json.dumps(outcome.data, indent=2, allow_nan=False) if as_json else rendered(outcome.text())
+        if text:  # a program has stdout for itself
+            print(text, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -250,6 +252,13 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
         _add_output(subparser, verifies=command.verifies)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def subparser(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """Returns the parser of a subcommand."""
+    (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    found: argparse.ArgumentParser = actions.choices[name]
+    return found
 
 
 def _add_output(parser: argparse.ArgumentParser, *, verifies: bool) -> None:

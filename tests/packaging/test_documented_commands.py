@@ -12,6 +12,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -107,6 +108,8 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ran = set[tuple[str, ...]]()
     for line in done:
         _, command, *rest = shlex.split(line)
+        if command == "run":  # the programs of readers
+            rest = [*rest[: rest.index("--")], "--", sys.executable, "-c", "pass"]
         if command == "quantize" and rest[0] in ("FOLDER", "float"):
             rest[0] = "float"
         else:

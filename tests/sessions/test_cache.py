@@ -89,7 +89,7 @@ def test_changed_files_are_rewritten_again(rewrites: list[object], tmp_path: Pat
     folder = tmp_path / "model"
     folder.mkdir()
     path = folder / "model.onnx"
-    onnx.save(onnx.load(MODEL), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(onnx.load(MODEL), path, save_as_external_data=True, location="weights.bin", size_threshold=100)
     expected = run(ort_dynq.InferenceSession(path))
     assert run(ort_dynq.InferenceSession(path)) == expected
     assert len(rewrites) == 1
@@ -413,7 +413,7 @@ def test_other_versions_of_the_tools(rewrites: list[object], monkeypatch: pytest
 
 def test_bytes_with_external_data_are_not_kept(rewrites: list[object], tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(onnx.load(MODEL), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(onnx.load(MODEL), path, save_as_external_data=True, location="weights.bin", size_threshold=100)
     options = ort.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
     for _ in range(2):
