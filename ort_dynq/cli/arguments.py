@@ -44,6 +44,16 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     add_keep_fused(parser)
 
 
+def add_require_plugin(parser: argparse.ArgumentParser) -> None:
+    """Adds --require-plugin."""
+    parser.add_argument(
+        "--require-plugin",
+        action="store_true",
+        help="write no functions with which OUT runs without the plugin, but several times as slowly as IN: a session "
+        "without it fails at once",
+    )
+
+
 def add_keep_fused(parser: argparse.ArgumentParser) -> None:
     """Adds --keep-fused."""
     parser.add_argument(

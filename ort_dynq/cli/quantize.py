@@ -22,7 +22,7 @@ from .accuracy import (
     reference_of,
     selection_text,
 )
-from .arguments import add_data, check_target, decibels
+from .arguments import add_data, add_require_plugin, check_target, decibels
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .render import Figure, format_shape, one_line, progress, table, working
@@ -146,6 +146,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="int8",
         help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
     )
+    add_require_plugin(parser)
     add_timing(parser)
     add_data_sets(parser)
     add_text(parser)
@@ -203,6 +204,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     original = original_of(source, target, model)
     if is_written:
         with working(f"writing {target}"):
+            if arguments.require_plugin:
+                result.require_plugin()
             result.save(target)
     data_of_both = None if reference is None else reference.data
     closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
@@ -247,6 +250,8 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
     on_text = compare_on_text(arguments, found, tokens) if tokens is not None and is_written else None
     if is_written:
         with working(f"writing {target}"):
+            if arguments.require_plugin:
+                found.require_plugin()
             found.save(target, force=arguments.force)
     closing = folder_closing_of(arguments, target, found, accuracy, on_text) if is_written else None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_data, changes_of, check_target, given_data
+from .arguments import add_changes, add_data, add_require_plugin, changes_of, check_target, given_data
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import Command, Outcome
 from .render import one_line, table, working
@@ -37,6 +37,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
     )
+    add_require_plugin(parser)
     add_timing(parser)
     add_changes(parser)
     add_data(parser)
@@ -64,7 +65,9 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     original = original_of(source, target, model)
     if passed:
         with working(f"writing {target}"):
-            stays = not (result.report.rewritten or result.report.is_mended)
+            if arguments.require_plugin:
+                result.require_plugin()
+            stays = not (arguments.require_plugin or result.report.rewritten or result.report.is_mended)
             if not (stays and model.copy_to(target)):  # a model that stays is not larger
                 result.save(target)
     closing = closing_of(arguments, original, target, result) if passed else None
@@ -97,6 +100,8 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     passed = all(each.passed for each in verifications.values())
     if passed:
         with working(f"writing {target}"):
+            if arguments.require_plugin:
+                found.require_plugin()
             found.save(target, force=arguments.force)
     closing = folder_closing_of(arguments, target, found) if passed else None
 

@@ -69,6 +69,11 @@ class FolderResult(Shown):
         for each in self.results.values():
             yield from each.report._tables()
 
+    def require_plugin(self) -> None:
+        """Removes the functions from all models: see :meth:`ort_dynq.rewriter.Result.require_plugin`."""
+        for each in self.results.values():
+            each.require_plugin()
+
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes a folder that ``onnxruntime_genai.Model(path)`` opens. It appears in one step.
 

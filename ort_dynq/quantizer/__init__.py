@@ -78,6 +78,7 @@ def quantize(
     fuse: bool = True,
     attention: str = "int8",
     embeddings: str = "int8",
+    require_plugin: bool = False,
 ) -> Result:
     """Turns matrix products and convolutions with constant float weights into products of integers.
 
@@ -111,6 +112,8 @@ def quantize(
             activations of two terms; "float" for ONNX Runtime's operator.
         embeddings: "int8" for rows of 8 bits with one scale for each row, in large tables of embeddings; "keep" for
             floats.
+        require_plugin: Whether the new model has no functions with which it runs without the plugin: see
+            :func:`ort_dynq.rewrite`.
 
     Returns:
         The new model, and the report: the layers that were quantized, and the others with the reason.
@@ -132,7 +135,8 @@ def quantize(
     )
     if min_snr is None:
         sets = () if data is None else load_data(data, open_session(model, "A").get_inputs()).sets
-        return quantize_layers(model, options, [*map(Given, sets)])
+        result = quantize_layers(model, options, [*map(Given, sets)])
+        return result.require_plugin() if require_plugin else result
     from ..accuracy import Reference
     from .selection import select
 
@@ -141,7 +145,8 @@ def quantize(
     def with_forms(forms: Forms) -> Result:
         return quantize_layers(model, dataclasses.replace(options, forms=forms), reference.given)
 
-    return select(reference, with_forms, min_snr).result
+    result = select(reference, with_forms, min_snr).result
+    return result.require_plugin() if require_plugin else result
 
 
 def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ()) -> Result:

@@ -30,6 +30,7 @@ from ..structure import structure_of
 from ..versions import load_checked
 from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
+from .functions import require_plugin as require_plugin_of
 from .inner_weights import with_weights_outside
 from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
@@ -77,6 +78,14 @@ class Result(Shown):
             self._lacks_functions = False
             add_functions(self._model, opset_of(self._model))
         return self._model
+
+    def require_plugin(self) -> Result:
+        """Removes from the model the functions with which it runs without the plugin, but slowly; returns the result.
+
+        Without the plugin, a session then fails at once: ``ort_dynq:RowProgram(-1) is not a registered function/op``.
+        """
+        require_plugin_of(self._model)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Lets results be pickled and copied deeply: nodes refer to each other, so a model goes as bytes.
@@ -140,6 +149,7 @@ def rewrite(
     fuse: bool = False,
     weights_only: str = "keep",
     keep_fused: bool = False,
+    require_plugin: bool = False,
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Result:
@@ -164,6 +174,8 @@ def rewrite(
             of about 90 dB, also those of MatMulNBits and QMoE that ONNX Runtime quantizes itself.
         keep_fused: Whether integer products stay that ONNX Runtime fuses with the quantization before them. On x86 CPUs
             without VNNI, those of uint8 codes and int8 weights saturate: their results are wrong there.
+        require_plugin: Whether the rewritten model has no functions with which it runs without the plugin, but slowly:
+            see :meth:`Result.require_plugin`.
         inputs, shapes: As for :func:`ort_dynq.verify`. If the model is of an opset before 13 and is converted, its
             outputs in both opsets are compared on these inputs.
 
@@ -211,7 +223,8 @@ def rewrite(
         rewritten.metadata_props[OPTIONS] = flags
         note_origin(rewritten, model, report.initializers)
     report.log(_LOG)
-    return Result(rewritten, report, lacks_functions=True)
+    result = Result(rewritten, report, lacks_functions=True)
+    return result.require_plugin() if require_plugin else result
 
 
 def inspect(

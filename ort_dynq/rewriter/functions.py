@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..graphs import graphs, proto_with_subgraphs
 from ..operators import DOMAIN, OPERATORS, VERSION
 from .analysis.nodes import attributes_of
+from .metadata import REQUIRES_PLUGIN
 from .specialization import specialized
 
 # The first version of the model format in which functions have attributes.
@@ -43,6 +44,8 @@ def add_functions(model: ir.Model, opset: int) -> None:
         opset: The version of the standard operators in the functions' bodies.
     """
     declare_functions(model)
+    if model.metadata_props.get(REQUIRES_PLUGIN) == "1":
+        return
     for proto in _functions(model, opset):
         function = ir.serde.deserialize_function(proto)
         model.functions[function.identifier()] = function
@@ -50,12 +53,21 @@ def add_functions(model: ir.Model, opset: int) -> None:
 
 def append_functions(proto: onnx.ModelProto, model: ir.Model, opset: int) -> None:
     """Appends to a serialized model what :func:`add_functions` would add to the model, in a fraction of the time."""
+    if model.metadata_props.get(REQUIRES_PLUGIN) == "1":
+        return
     known = {function.name: function for function in proto.functions if function.domain == DOMAIN}
     for function in _functions(model, opset):
         if function.name in known:
             known[function.name].CopyFrom(function)
         else:
             proto.functions.append(function)
+
+
+def require_plugin(model: ir.Model) -> None:
+    """Removes the functions of ort_dynq's operators: without the plugin, ONNX Runtime then refuses the model."""
+    model.metadata_props[REQUIRES_PLUGIN] = "1"
+    for name in [name for name in model.functions if name[0] == DOMAIN]:
+        del model.functions[name]
 
 
 def _called(model: ir.Model) -> dict[str, list[ir.Node]]:

@@ -24,6 +24,10 @@ VERSION = "ort_dynq.version"
 OPTIONS = "ort_dynq.options"
 """On a rewritten model: the options of the rewrite, such as "exact=0 fuse=1 weights_only=keep keep_fused=0"."""
 
+REQUIRES_PLUGIN = "ort_dynq.requires_plugin"
+"""On a model without the functions of ort_dynq's operators: "1". It runs with the plugin only; a later rewrite adds no
+functions either."""
+
 SOURCE = "ort_dynq.source"
 """On a model that was made from a file: the SHA-256 of this file, without external data, in hexadecimal digits."""
 
