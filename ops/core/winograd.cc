@@ -12,11 +12,10 @@ namespace dynq {
 namespace {
 
 // When Winograd's algorithm takes less time than the direct form, as `tests/bench convolutions` measures both. An
-// instruction set that is not here always takes the direct form: it multiplies bytes. An instruction of VNNI adds 4
-// products of bytes in the lane of a sum, but 2 of the int16 that this algorithm has, as one of AVX2 does. So half of
-// the saving is lost there, and of kernels of one row nothing remains; without a measurement, the direct form stays.
-// AMX, dotprod and I8MM multiply bytes 4 to 16 times as fast as int16: as much as the saving, or more. NEON alone is
-// not measured.
+// instruction set that is not here always takes the direct form, and has no kernels of this algorithm: it multiplies
+// bytes. An instruction of VNNI adds 4 products of bytes in the lane of a sum, but 2 of the int16 that this algorithm
+// has, as one of AVX2 does. So half of the saving is lost there, and of kernels of one row nothing remains. AMX,
+// dotprod and I8MM multiply bytes 4 to 16 times as fast as int16: as much as the saving, or more.
 struct Rule {
   const char* isa;
   int64_t inputs, outputs;  // the fewest channels of a group

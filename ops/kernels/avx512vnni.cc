@@ -1,4 +1,4 @@
-// Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h and compressed-inl.h have the loops.
+// Products with AVX-512 VNNI: sixteen columns in a vector. simd/product-inl.h has the loops.
 // Compiler options for x86_64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
 #include "kernels/simd/elementwise512.h"
 
@@ -68,47 +68,11 @@ struct P : Vector512, ProductX86 {
 
 using C = P;
 
-#include "kernels/simd/winograd256-inl.h"
-
-// Transforms take half of the time of products, or less: only these have wider vectors.
-struct W : Winograd256 {
-  static constexpr int kRows = 8, kSumVectors = 1;
-  using Sums = __m512i;
-  using Weights = __m512i;
-  using Pair = __m512i;
-  static Sums no_sums() { return _mm512_setzero_si512(); }
-  static Sums load_sums(const int32_t* p) { return _mm512_loadu_si512(p); }
-  static void store_sums(int32_t* p, Sums a) { _mm512_storeu_si512(p, a); }
-  static Weights load_weights(const int16_t* p, int) { return _mm512_loadu_si512(p); }
-  static Pair pair(const int16_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
-  static Sums dot(Sums sums, Pair codes, Weights weights) {
-    ORT_DYNQ_ACCUMULATE("vpdpwssd", "v", _mm512_dpwssd_epi32, sums, codes, weights);
-    return sums;
-  }
-};
-
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
-
-struct V : Elementwise512 {
-  static I dot_words(I sums, I a, I b) {
-    ORT_DYNQ_ACCUMULATE("vpdpwssd", "v", _mm512_dpwssd_epi32, sums, a, b);
-    return sums;
-  }
-  static I dot_bytes(I sums, I a, I b) { return P::dot(sums, a, b); }
-  static I add_bytes(I sums, I codes, I b) { return dot_bytes(sums, codes, b); }
-  static I sums_of_bytes(I sums) { return sums; }
-};
-
-#include "kernels/simd/compressed-inl.h"
-
-// Uses the file before.
-#include "kernels/simd/compressed-bytes-inl.h"
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 
 extern const ProductKernels kAvx512VnniProducts;
-extern const CompressedKernels kAvx512VnniCompressed;
 constexpr ProductKernels kAvx512VnniProducts = product_kernels();
-constexpr CompressedKernels kAvx512VnniCompressed = with_bytes(compressed_kernels());
 
 }  // namespace dynq

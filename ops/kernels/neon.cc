@@ -231,6 +231,7 @@ struct V : VectorNeon {
   }
 };
 
+#include "kernels/simd/compressed-inl.h"
 #include "kernels/simd/table-inl.h"
 // clang-format off: the file begins with a pragma
 #include "kernels/simd/productneon-inl.h"
@@ -285,11 +286,7 @@ struct C : SignedConvNeon {
   }
 };
 
-#include "kernels/simd/winogradneon-inl.h"
-
-using W = WinogradNeon;
-
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

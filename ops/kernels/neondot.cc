@@ -28,11 +28,7 @@ struct C : SignedConvNeon {
   }
 };
 
-#include "kernels/simd/winogradneon-inl.h"
-
-using W = WinogradNeon;
-
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

@@ -24,11 +24,7 @@ struct C : ProductNeon {
   }
 };
 
-#include "kernels/simd/winogradneon-inl.h"
-
-using W = WinogradNeon;
-
-#include "kernels/simd/conv-inl.h"  // which includes product-inl.h and winograd-inl.h
+#include "kernels/simd/conv-inl.h"  // which includes product-inl.h
 
 }  // namespace
 

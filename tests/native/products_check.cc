@@ -32,11 +32,12 @@ namespace dynq {
 extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
 
 #ifdef ORT_DYNQ_X86
-// dispatch.cc names these; avx512.cc has no products.
-extern const ElementwiseKernels kAvx512Kernels;
-extern const CompressedKernels kAvx512Compressed;
-const ElementwiseKernels kAvx512Kernels = {};
-const CompressedKernels kAvx512Compressed = {};
+// dispatch.cc names these; the files of products do not have them.
+extern const ElementwiseKernels kAvx2Kernels, kAvx512Kernels;
+extern const CompressedKernels kAvx2Compressed, kAvxVnniCompressed, kAvx512Compressed, kAvx512VnniCompressed;
+const ElementwiseKernels kAvx2Kernels = {}, kAvx512Kernels = {};
+const CompressedKernels kAvx2Compressed = {}, kAvxVnniCompressed = {}, kAvx512Compressed = {},
+                        kAvx512VnniCompressed = {};
 #endif
 
 }  // namespace dynq

@@ -6,6 +6,7 @@ The direct form is compared with ONNX Runtime in test_quantized_conv.py.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,18 @@ ZERO_POINTS = ("none", "one", "all")
 SAFE_INPUTS, SAFE_ROW_INPUTS = (2**18 - 1) // 128 // 9, (2**21 - 1) // 128 // 11
 
 
+# The instruction sets that have the algorithm; avx512 has the kernels of avx2.
+ISAS = [name for name in ("avx2", "portable") if name in kernels.supported_isas()]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.exhaustive] * (name != ISAS[0])) for name in ISAS])
+def winograd_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set in use during the test."""
+    request.node.user_properties.append(("isa", request.param))
+    with kernels.use_isa(request.param):
+        yield request.param
+
+
 def check(isa: str, inputs: list[Array], given: dict[str, Any], operator: str = "QuantizedConv") -> Array:
     def run() -> Array:
         return with_one_nan(kernels.run(operator, inputs, **(GIVEN | given))[0])
@@ -46,7 +59,7 @@ def conv(
     return conv_inputs(rng, shape, outputs, kernel, quad_axis=QuadAxis.CHANNELS, **given)
 
 
-def test_sizes_around_tiles(product_isa: str) -> None:
+def test_sizes_around_tiles(winograd_isa: str) -> None:
     """Every height and width up to three tiles, with pads, types, zero points, orders and terms in turn."""
     rng, distinct = np.random.default_rng(0), 0
     for turn, (height, width) in enumerate(itertools.product(range(1, 8), repeat=2)):
@@ -55,12 +68,12 @@ def test_sizes_around_tiles(product_isa: str) -> None:
         more = {"terms": 1 + turn % 7 // 6, "of_samples": (turn % 5 == 0, turn % 4 == 0)}
         given = {"pads": pads, "codes": CODES[turn // 2 % 2], "zero_points": ZERO_POINTS[turn % 3]} | more
         case = conv(rng, shape, 1 + 7 * turn % 35, **given)
-        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 4 % 3})))
+        distinct += len(np.unique(check(winograd_isa, case[0], case[2] | {"scale_order": turn % 4 % 3})))
     assert distinct > 10_000
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 11])
-def test_rows(product_isa: str, size: int) -> None:
+def test_rows(winograd_isa: str, size: int) -> None:
     """Kernels of one row, of one piece or several, in tensors of rank 3 and 4."""
     rng, distinct = np.random.default_rng(5), 0
     for turn, width in enumerate((1, 2, 3, 4, 5, 8, 9, 21, 150)):
@@ -72,14 +85,14 @@ def test_rows(product_isa: str, size: int) -> None:
         case = conv(
             rng, shape, 2 * (1 + 5 * turn), (size,), pads=reach, dilations=(dilation,), group=1 + turn % 2, **given
         )
-        distinct += len(np.unique(check(product_isa, case[0], case[2] | {"scale_order": turn % 3})))
+        distinct += len(np.unique(check(winograd_isa, case[0], case[2] | {"scale_order": turn % 3})))
         case = conv(rng, (1, 18, 1 + turn, width), 17, (1, size), pads=(0, pads[0], 0, pads[1]), **given)
-        distinct += len(np.unique(check(product_isa, case[0], case[2])))
+        distinct += len(np.unique(check(winograd_isa, case[0], case[2])))
     assert distinct > 5000
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 4), (5, 5), (7, 2), (6, 7)], ids=str)
-def test_pieces(product_isa: str, kernel: tuple[int, int]) -> None:
+def test_pieces(winograd_isa: str, kernel: tuple[int, int]) -> None:
     """Kernels of several pieces, with and without weights in all of their rows and columns."""
     rng = np.random.default_rng(6)
     for turn, size in enumerate(((1, 1), (5, 9), (12, 4))):
@@ -87,11 +100,11 @@ def test_pieces(product_isa: str, kernel: tuple[int, int]) -> None:
         pads = tuple(d * (k - 1) for d, k in zip(dilations, kernel, strict=True)) * 2
         given = {"group": 1 + turn % 2, "codes": CODES[turn % 2], "zero_points": ZERO_POINTS[turn]}
         case = conv(rng, (2, 36, *size), 34, kernel, pads=pads, dilations=dilations, terms=1 + turn // 2, **given)
-        check(product_isa, case[0], case[2])
+        check(winograd_isa, case[0], case[2])
 
 
 @pytest.mark.parametrize("dilations", [(1, 1), (1, 3), (6, 5), (19, 1)], ids=str)
-def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int]) -> None:
+def test_dilations_groups_and_planes(winograd_isa: str, dilations: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     for turn, (group, outputs) in enumerate(itertools.product((1, 2, 3), (3, 16, 21, 40))):
         for size in ((11, 26), (37, 8)):
@@ -104,10 +117,10 @@ def test_dilations_groups_and_planes(product_isa: str, dilations: tuple[int, int
                 "terms": 1 + turn % 2,
             }
             case = conv(rng, (2, group * 18, *size), group * outputs, zero_points=ZERO_POINTS[turn % 3], **given)
-            check(product_isa, case[0], case[2])
+            check(winograd_isa, case[0], case[2])
     deep = {"dilations": (2, *dilations), "pads": (1, *dilations, 0, *dilations)}
     case = conv(rng, (1, 20, 3, 9, 12), 18, zero_points="one", **deep)
-    check(product_isa, case[0], case[2])
+    check(winograd_isa, case[0], case[2])
 
 
 def extreme_case(
@@ -139,41 +152,41 @@ def extreme_case(
 
 
 @pytest.mark.parametrize("kind", ["low 0", "low 255", "high 0", "high 255", "random", "checkered", "some"])
-def test_sums_at_their_limit(product_isa: str, kind: str) -> None:
+def test_sums_at_their_limit(winograd_isa: str, kind: str) -> None:
     """Numbers of input channels around those whose sums fit: without the test of the sum, some are wrong."""
     for channels in (16, SAFE_INPUTS, SAFE_INPUTS + 1, 260, 520):
         for zero_point in (0, 255):
-            check(product_isa, *extreme_case(channels, kind, zero_point))
-    check(product_isa, *extreme_case(90, kind, 255, (5, 5)))  # the pieces together exceed it
+            check(winograd_isa, *extreme_case(channels, kind, zero_point))
+    check(winograd_isa, *extreme_case(90, kind, 255, (5, 5)))  # the pieces together exceed it
     for channels in (SAFE_ROW_INPUTS, SAFE_ROW_INPUTS + 1, SAFE_ROW_INPUTS + 130):
-        check(product_isa, *extreme_case(channels, kind, 255, (11,)))
+        check(winograd_isa, *extreme_case(channels, kind, 255, (11,)))
 
 
-def test_biases_and_scales(product_isa: str) -> None:
+def test_biases_and_scales(winograd_isa: str) -> None:
     rng = np.random.default_rng(2)
     numbers = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, 3e38, 2.0**-100, 1], np.float32)
     channel_scale, bias = (each.ravel() for each in np.meshgrid(numbers, numbers))
     for order, scale in itertools.product(range(3), [*numbers]):
         inputs, _, given = conv(rng, (2, 16, 5, 6), bias.size, pads=(1, 1, 1, 1), terms=1 + order % 2)
         inputs[1], inputs[5], inputs[7] = np.asarray(scale), channel_scale, bias
-        check(product_isa, inputs, given | {"scale_order": order})
+        check(winograd_isa, inputs, given | {"scale_order": order})
 
 
-def test_float16_and_programs(product_isa: str) -> None:
+def test_float16_and_programs(winograd_isa: str) -> None:
     rng = np.random.default_rng(3)
     for terms, (shape, group) in itertools.product(
         (1, 2), (((1, 32, 5, 6), 1), ((3, 32, 30, 40), 1), ((1, 64, 9, 9), 2))
     ):
         inputs, _, given = conv(rng, shape, 40, pads=(1, 1, 1, 1), group=group, terms=terms)
         halves = [*inputs[:7], np.clip(inputs[7], -1e4, 1e4).astype(np.float16), inputs[8]]
-        check(product_isa, halves, given)
+        check(winograd_isa, halves, given)
         operands = [rng.standard_normal((shape[0], 40, *shape[2:]), np.float32), *[np.ones(1, np.float32)] * 2]
         program = "y = Mul(x, Sigmoid(x)); dst = Add(y, tensor1)"
-        check(product_isa, [*inputs, *operands], given | {"program": program}, "QuantizedConvProgram")
+        check(winograd_isa, [*inputs, *operands], given | {"program": program}, "QuantizedConvProgram")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_and_onnxruntime(product_isa: str, threads: int) -> None:
+def test_threads_and_onnxruntime(winograd_isa: str, threads: int) -> None:
     """Several boxes, blocks of channels and samples, in a session; the result is ONNX Runtime's."""
     rng = np.random.default_rng(4)
     heads = ", ".join(
@@ -203,7 +216,7 @@ def network(kind: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("kind", ["resnet", "yolo", "transposed"])
-def test_networks_keep_their_bits(product_isa: str, kind: str) -> None:
+def test_networks_keep_their_bits(winograd_isa: str, kind: str) -> None:
     """Whole networks, and phases of 3x3 of a transposed convolution, by either algorithm and by the rule."""
     model = network(kind)
     result = ort_dynq.quantize(model)
@@ -215,7 +228,7 @@ def test_networks_keep_their_bits(product_isa: str, kind: str) -> None:
         session = make_session(to_proto(result.model), "native", threads=threads)
         with kernels.use_isa("portable"), kernels.use_algorithm("winograd", "never"):
             right = session.run(None, feeds)[0]
-        with kernels.use_isa(product_isa):
+        with kernels.use_isa(winograd_isa):
             assert_same(session.run(None, feeds)[0], right)
             with kernels.use_algorithm("winograd", "always"):
                 assert_same(session.run(None, feeds)[0], right)

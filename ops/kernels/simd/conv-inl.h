@@ -3,7 +3,6 @@
 // written in order.
 
 #include "kernels/simd/product-inl.h"
-#include "kernels/simd/winograd-inl.h"
 
 // The members of C. Nothing uses this struct, but the compiler checks that every member exists with its type.
 struct ConvMembers {
@@ -393,7 +392,8 @@ void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_
   }
 }
 
-constexpr ProductKernels product_kernels(const StrassenKernels* strassen = nullptr) {
+constexpr ProductKernels product_kernels(const WinogradKernels* winograd = nullptr,
+                                         const StrassenKernels* strassen = nullptr) {
   ProductKernels table = {};
   table.gemm_qc8w = gemm<8, true, P::kBlocks>;
   table.gemm_qb8w = gemm<8, false, P::kGroupBlocks>;
@@ -406,7 +406,7 @@ constexpr ProductKernels product_kernels(const StrassenKernels* strassen = nullp
   table.conv_quad_bytes = kConvQuadBytes;
   table.sum_conv_codes = sum_conv_codes;
   table.interleave_quads = interleave_quads<>;
-  table.winograd = &kWinograd;
+  table.winograd = winograd;
   table.strassen = strassen;
   return table;
 }

@@ -1,5 +1,5 @@
-// Matrix products and convolutions by Strassen's algorithm, for instruction sets that multiply int16: avx2.cc includes
-// this file after conv-inl.h.
+// Matrix products and convolutions by Strassen's algorithm, for instruction sets that multiply int16: avx2_products.cc
+// includes this file after conv-inl.h.
 //
 // Winograd's form of the algorithm computes C = A B, of halves in both directions, by 7 products and 15 additions:
 //

@@ -131,7 +131,6 @@ struct VectorMembers {
 #include "kernels/simd/formats-inl.h"
 #include "kernels/simd/program-inl.h"
 #include "kernels/simd/attention-inl.h"
-#include "kernels/simd/compressed-inl.h"
 // clang-format on
 
 template <CodeKind kKind, Parameters kParameters>

@@ -1,5 +1,5 @@
 // Panels of attention over compressed keys and values on tiles: a part of amx.cc, which includes this file. Other
-// kernels of it, and panels of few rows, are those of avx512vnni.cc.
+// kernels of it, and panels of few rows, are those of avx512vnni_compressed.cc.
 //
 // A word is kHighByte * its high digit + its low one, both from -128 to 127, and so is an element of a panel: sums of
 // products of digits are exact in tiles of bytes with signs. A panel has quads of four rows: of each quad, the low

@@ -1,4 +1,4 @@
-// The vectors of Winograd convolutions on x86-64. Needs AVX2; products with wider vectors replace those of this type.
+// The vectors of Winograd convolutions on x86-64. Needs AVX2.
 
 struct Winograd256 {
   static constexpr int64_t kWords = 16, kLanes = 8;
