@@ -383,6 +383,7 @@ void gemm_qc8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qc8w(block)
 void gemm_qb8w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb8w(block); }
 void gemm_qb4w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb4w(block); }
 void gemm_qb2w(const ProductBlock& block) { kAvx512VnniProducts.gemm_qb2w(block); }
+const char* name_of_form(const ProductBlock& block, int64_t bits) { return kAvx512VnniProducts.form_name(block, bits); }
 void sum_columns_8bit(const ProductBlock& block, int32_t* sums) { kAvx512VnniProducts.sum_columns_8bit(block, sums); }
 void sum_columns_4bit(const ProductBlock& block, int32_t* sums) { kAvx512VnniProducts.sum_columns_4bit(block, sums); }
 void conv(const ConvBlock& block) { kAvx512VnniProducts.conv(block); }
@@ -397,6 +398,7 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qb8w = gemm_qb8w;
   table.gemm_qb4w = gemm_qb4w;
   table.gemm_qb2w = gemm_qb2w;
+  table.form_name = name_of_form;
   table.sum_columns_8bit = sum_columns_8bit;
   table.sum_columns_4bit = sum_columns_4bit;
   table.gemm_qc8w_tiles = gemm_qc8w_tiles;

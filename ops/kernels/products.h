@@ -90,6 +90,15 @@ struct ProductBlock {
 bool has_bounded_groups(const ProductBlock& all, int64_t bits) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
+
+// A way to compute blocks. In a list of ways, best first, each takes some blocks.
+struct ProductForm {
+  const char* name;
+  bool (*takes)(const ProductBlock&);  // null: all
+  ProductKernel run;
+};
+using ProductFormName = const char* (*)(const ProductBlock&, int64_t bits);
+
 // Writes the sums of the columns of a block, [groups][block.cols]. The block's codes are one row of ones, with
 // their sums.
 using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
@@ -104,6 +113,7 @@ struct ProductKernels {
   // For blocks with a row of ones, up to kMost2BitRows others and groups of up to kLongest2BitGroup k. In all other
   // blocks, 2-bit weights become 4-bit weights first.
   ProductKernel gemm_qb2w;
+  ProductFormName form_name;  // of the form in which the first three compute a block; null: they have one form
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
   bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
   // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of

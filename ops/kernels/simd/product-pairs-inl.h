@@ -1,6 +1,5 @@
-// Products of 8-bit weights for instruction sets without dot products of bytes (P::kSteps is 2): a part of
-// product-inl.h, which includes this file. Codes and weights are widened to int16 in their order, and pairs of products
-// are added: two lanes have the sums of a column.
+// Products of 8-bit weights for instruction sets without dot products of bytes (P::kSteps is 2). Codes and weights
+// are widened to int16 in their order, and pairs of products are added: two lanes have the sums of a column.
 
 constexpr int64_t kWideQuad = 2 * kQuad;  // bytes
 constexpr int64_t kWidenedQuads = 64;     // at once by a tile: they stay in the first-level cache

@@ -1,5 +1,4 @@
-// Matrix products that need the sums of the weights and do not have them: a part of product-inl.h, which includes this
-// file.
+// Matrix products that need the sums of the weights and do not have them.
 
 // A group is a number of units of kGroupUnit k.
 constexpr int kUnitQuads = kGroupUnit / kQuad;

@@ -1,7 +1,6 @@
-// Matrix products of many rows by 8-bit weights of one group, for instruction sets without dot products of bytes: a
-// part of product-inl.h, which includes this file. Codes and weights are widened to int16 once for all tiles that read
-// them: the weights of 16 columns stay in the first-level cache for all rows, the codes in the second-level cache for
-// all columns.
+// Matrix products of many rows by 8-bit weights of one group, for instruction sets without dot products of bytes.
+// Codes and weights are widened to int16 once for all tiles that read them: the weights of 16 columns stay in the
+// first-level cache for all rows, the codes in the second-level cache for all columns.
 
 // Tiles of as many rows widen the weights themselves: a few tiles do not pay for a copy. Bits do not depend on it.
 constexpr int64_t kRowsInPlace = 4 * kMostRows;

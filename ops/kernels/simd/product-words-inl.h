@@ -1,8 +1,7 @@
 // Matrix products of a few rows of one scale by 4-bit weights whose zero points are 8, for instruction sets whose
-// products of bytes are sums of two in int16: a part of product-inl.h, which includes this file. The sums of kChain
-// quads fit int16: they are added before they become int32. Tiles compute the integer sums of several groups first, and
-// then their floats: neither waits for the other, and both have all registers. product-words-unpacked-inl.h has more
-// rows, and other zero points.
+// products of bytes are sums of two in int16. The sums of kChain quads fit int16: they are added before they become
+// int32. Tiles compute the integer sums of several groups first, and then their floats: neither waits for the other,
+// and both have all registers. product-words-unpacked-inl.h has more rows, and other zero points.
 
 constexpr int64_t kChain = 8;  // quads
 static_assert(kChain * 2 * 255 * 8 <= INT16_MAX, "weights from -8 to 7");

@@ -1,5 +1,5 @@
 // Matrix products of many rows by 4-bit weights, for instruction sets whose products of bytes are sums of two in int16:
-// a part of product-inl.h, which includes this file after product-words-inl.h. The weights of some groups and 16
+// product-inl.h includes this file after product-words-inl.h. The weights of some groups and 16
 // columns are unpacked once, to bytes minus 8, which stay in the first-level cache for all rows, as scales and sums of
 // columns do. Other zero points than 8 come off the sums. Sums of columns that the block does not have are made of the
 // unpacked weights: that takes a sixth of the time of sum_columns(), which unpacks them again.
@@ -316,9 +316,9 @@ bool multiply_unpacked(const ProductBlock& block) {
   return true;
 }
 
-// `gemm_direct` computes blocks whose sums of columns are too large.
-template <class Type = P>
-void gemm_unpacked(const ProductBlock& all, ProductKernel gemm_direct) {
+// `kDirect` computes blocks whose sums of columns are too large.
+template <ProductKernel kDirect>
+void gemm_unpacked(const ProductBlock& all) {
   const int64_t group = all.depth / all.groups;
   const auto multiply = group <= kLongestTileGroup ? multiply_unpacked<float> : multiply_unpacked<int32_t>;
   for (int64_t col = 0; col < all.cols; col += kBlockColumns)
@@ -336,6 +336,6 @@ void gemm_unpacked(const ProductBlock& all, ProductKernel gemm_direct) {
       block.columns.scales += col;
       if (all.columns.sums != nullptr) block.columns.sums += col;
       block.columns.bias += col;
-      if (!multiply(block)) gemm_direct(block);
+      if (!multiply(block)) kDirect(block);
     }
 }
