@@ -1,0 +1,118 @@
+"""ORT_DYNQ_VERBOSE=1 names what computes a product or a convolution: the implementation, and the form of its kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ort_dynq import kernels
+
+# Rows, bits, the k of a group (0: one group), whether the model has the sums of columns, and terms; of 128x96 weights.
+RUN = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
+import numpy as np
+from helpers import matmul_inputs
+from ort_dynq import kernels
+for rows, bits, group_size, has_sums, terms in {{calls}}:
+    inputs, _ = matmul_inputs(np.random.default_rng(0), (rows, 128), 96, bits=bits, group_size=group_size)
+    inputs[0] = np.concatenate([inputs[0]] * terms, 1)
+    inputs[6] = inputs[6] if has_sums else inputs[6][:0]
+    kernels.run("QuantizedMatMul", inputs, bits=bits, group_size=group_size, scale_order=2, terms=terms)
+"""
+CALLS = {
+    (1, 8, 0, True, 1): "1x128x96, 8 bits",
+    (64, 8, 0, True, 2): "64x128x96, 8 bits, 2 terms",
+    (2, 4, 32, False, 1): "2x128x96, 4 bits in 4 groups",
+    (2, 2, 32, False, 1): "2x128x96, 2 bits in 4 groups",
+    (5, 2, 32, False, 1): "5x128x96, 2 bits in 4 groups",
+    (20, 4, 32, False, 1): "20x128x96, 4 bits in 4 groups",
+    (40, 4, 32, True, 1): "40x128x96, 4 bits in 4 groups",
+    (64, 8, 32, True, 1): "64x128x96, 8 bits in 4 groups",
+}
+FEW = ("few rows, ones", "few rows, ones, 2 bits", "few rows, ones")
+CHOSEN = {
+    "portable": ("rows", "rows", *FEW, "rows", "rows", "rows"),
+    "avx2": (
+        "rows, direct",
+        "rows, wide",
+        "few rows, ones, direct",
+        "few rows, ones, 2 bits",
+        "few rows, ones, direct",
+        "rows, sums in the kernel, unpacked words",
+        "rows, unpacked words",
+        "rows, direct",
+    ),
+    "avx512vnni": (
+        "rows, direct",
+        "rows, direct",
+        "few rows, ones, direct",
+        "few rows, ones, 2 bits",
+        "few rows, ones, direct",
+        *("rows, direct",) * 3,
+    ),
+    "amx": (
+        "rows, direct",
+        "tiles",
+        "few rows, ones, direct",
+        "few rows, ones, 2 bits",
+        "few rows, ones, direct",
+        *("tiles, groups",) * 3,
+    ),
+}
+
+
+# The shape of src, output channels, kernel, stride and groups.
+RUN_CONV = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
+import numpy as np
+from cases.quantized_conv import conv_inputs
+from ort_dynq import kernels
+for shape, outputs, kernel, stride, group in {{calls}}:
+    inputs, _, given = conv_inputs(
+        np.random.default_rng(0), shape, outputs, kernel, strides=(stride,) * 2, group=group
+    )
+    kernels.run("QuantizedConv", inputs, **given)
+"""
+CONVS = {
+    ((1, 64, 14, 14), 64, (3, 3), 1, 1): "64 to 64 channels, kernel 1x3x3, outputs 1x12x12",
+    ((1, 256, 16, 16), 256, (1, 1), 1, 1): "256 to 256 channels, kernel 1x1x1, outputs 1x1x256",
+    ((1, 512, 7, 7), 64, (3, 3), 2, 1): "512 to 64 channels, kernel 1x3x3, outputs 1x3x3",
+    ((2, 8, 9, 9), 8, (3, 3), 1, 8): "8 to 8 channels, kernel 1x3x3, outputs 1x7x7 in 8 groups",
+}
+CHOSEN_CONVS = {
+    "portable": ("direct",) * 4,
+    "avx2": ("Winograd", "Strassen", "rows", "direct"),
+    "avx512vnni": ("direct",) * 4,
+    "amx": (*("direct, tiles",) * 3, "direct"),
+}
+
+
+def run(isa: str, verbose: str, code: str = RUN.format(calls=list(CALLS))) -> str:
+    environment = os.environ | {"ORT_DYNQ_ISA": isa, "ORT_DYNQ_VERBOSE": verbose}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    ).stderr
+
+
+@pytest.mark.parametrize("isa", CHOSEN)
+def test_a_run_names_its_implementation(isa: str) -> None:
+    if isa not in kernels.supported_isas():
+        pytest.skip(f"this CPU does not have {isa}")
+    expected = [
+        f"ort_dynq: QuantizedMatMul {call}: {isa}, {name}"
+        for call, name in zip(CALLS.values(), CHOSEN[isa], strict=True)
+    ]
+    assert run(isa, "1").splitlines() == expected
+    expected = [
+        f"ort_dynq: QuantizedConv {call}: {isa}, {name}"
+        for call, name in zip(CONVS.values(), CHOSEN_CONVS[isa], strict=True)
+    ]
+    assert run(isa, "1", RUN_CONV.format(calls=list(CONVS))).splitlines() == expected
+
+
+def test_other_runs_are_silent() -> None:
+    assert run("portable", "0") == ""
