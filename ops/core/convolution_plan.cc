@@ -31,7 +31,7 @@ bool takes_strassen_form(const Convolution& conv) {
 }
 
 // Best first; the last one takes every convolution.
-const ConvImplementation kImplementations[] = {
+constexpr ConvImplementation kImplementations[] = {
     {"Winograd",
      [](const Convolution& conv) {
        return takes_winograd({conv.axes, conv.quad_axis, conv.samples, conv.group_inputs, conv.group_outputs});

@@ -27,7 +27,7 @@ struct Implementation {
 };
 
 // Best first; the last one takes every product.
-const Implementation kImplementations[] = {
+constexpr Implementation kImplementations[] = {
     {"tiles",
      [](const ProductShape& shape, const ProductKernels& kernels) {
        return kernels.gemm_qc8w_tiles != nullptr && shape.groups == 1 && shape.bits == 8 && shape.rows >= kTileRows;
