@@ -21,7 +21,7 @@ _ATTENTION = ("MultiHeadAttention", "GroupQueryAttention")
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
     """Reports attention, and a layer whose weights are constant."""
-    if _is_attention(node) and RULE not in node.metadata_props:
+    if _is_attention(node) and RULE not in node.metadata_props and context.reported.get(node) is None:
         raise Unconverted(Reason.ATTENTION_OF_FLOATS)
     if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in (*OF_OPTIMIZER, "Conv"):
         return

@@ -247,6 +247,17 @@ class Reason(Enum):
     OPTIMIZED = "ONNX Runtime's optimizer made it of run-time scales; rewrite the model from before it was optimized"
 
     # Attention of ONNX Runtime
+    ATTENTION_OPERATOR = "attention stays in float, for its {what}"
+    ATTENTION_AXES = (
+        "attention stays in float: which axes of {value} are batch, heads, tokens and size is not known, or the size "
+        "of heads is not"
+    )
+    ATTENTION_SCORES = "attention stays in float: no operator computes what {value} makes of the scores"
+    ATTENTION_PAST = (
+        "attention stays in float: keys and values of earlier runs are inputs, and all of them would be quantized for "
+        "a few queries"
+    )
+    ATTENTION_AS_FAST = "attention stays as it is: MultiHeadAttention has no such form, or is not faster"
     ATTENTION_OF_FLOATS = "attention of floats that quantize does not convert: it stays ONNX Runtime's operator"
     OF_QUANTIZE_DYNAMIC = "--from-dynamic keeps it; ort-dynq rewrite on the result converts it"
     QATTENTION_PAST = "its past state makes it another operator; quantize the model before its attention is fused"

@@ -19,7 +19,8 @@ _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
 _QUANTIZED = ("MatMulNBits", "QMoE", *_INTEGER)
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
-_FLOAT = (*_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
+_ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+_FLOAT = (*_PRODUCTS, *_ATTENTION, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
@@ -119,7 +120,7 @@ class Report(Shown):
     def products(self) -> tuple[int, int]:
         """The numbers of nodes of the new model with integer and with float products.
 
-        A quantized table of embeddings is no product, fused attention is one, and a recurrent layer is several.
+        A quantized table of embeddings is no product, attention in one operator is one, and a recurrent layer several.
         """
         ours = sum(count for op, count in self.after.items() if op.startswith(f"{DOMAIN}.Quantized"))
         return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())

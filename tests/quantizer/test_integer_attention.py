@@ -176,6 +176,67 @@ def test_forms_of_the_operator(form: str, is_half: bool) -> None:
     assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 30
 
 
+HEADS_OF_3D = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
+OPERATORS = {
+    "rows": f"y = Attention<{HEADS_OF_3D}>(q, k, v)",
+    "causal": f"y = Attention<{HEADS_OF_3D}, is_causal = 1, scale = 0.5>(q, k, v)",
+    "boolean mask": f"y = Attention<{HEADS_OF_3D}>(q, k, v, keep)",
+    "soft cap and bias": f"y = Attention<{HEADS_OF_3D}, softcap = 2.0>(q, k, v, bias)",
+    "shared heads": f"y = Attention<q_num_heads = {HEADS}, kv_num_heads = 2>(q, k2, v2, keep)",
+    "heads first": "qs = Reshape(q, split) ks = Reshape(k, split) vs = Reshape(v, split) "
+    "qh = Transpose<perm = [0, 2, 1, 3]>(qs) kh = Transpose<perm = [0, 2, 1, 3]>(ks) "
+    "vh = Transpose<perm = [0, 2, 1, 3]>(vs) o = Attention(qh, kh, vh, keep) t = Transpose<perm = [0, 2, 1, 3]>(o) "
+    "y = Reshape(t, rows)",
+    "MultiHeadAttention": f"y = com.microsoft.MultiHeadAttention<num_heads = {HEADS}>(q, k, v, , , bias)",
+}
+
+
+@pytest.mark.parametrize("form", OPERATORS)
+@pytest.mark.parametrize("opset", [23, 24])
+def test_operators_of_attention(form: str, opset: int) -> None:
+    """ONNX Runtime's kernels of floats are the reference; 8-bit codes have 30 dB. Rows without keys are 0."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>
+        g (float[B, S, {WIDTH}] x, bool[B, 1, S, S] keep, float[1, {HEADS}, S, S] bias) => (float[B, S, {WIDTH}] y)
+        <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}>
+        {{ q = MatMul(x, w_q) k = MatMul(x, w_k) v = MatMul(x, w_v) k2 = MatMul(x, w_k2) v2 = MatMul(x, w_v2)
+           {OPERATORS[form]} }}"""
+    )
+    rng = np.random.default_rng(0)
+    for name in ("q", "k", "v", "k2", "v2"):
+        weights = rng.normal(0, 0.3, (WIDTH, WIDTH // (1 + ("2" in name)))).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, f"w_{name}"))
+    given = feeds() | {"bias": rng.normal(0, 1, (1, HEADS, 40, 40)).astype(np.float32)}
+    given["keep"] = np.repeat(given["keep"], 40, axis=2)
+    given["keep"][1, :, 3:7] = False
+    result = ort_dynq.quantize(model)
+    quantized = result.to_proto()
+    assert count(quantized, "QuantizedAttention") == 1
+    assert count(quantized, "Transpose") == 0
+    assert result.report.products[0] == 1
+    (found,) = make_session(quantized, "native").run(None, given)
+    assert_same(found, stock_session(quantized).run(None, given)[0])
+    (expected,) = stock_session(model).run(None, given)
+    noise = ((found - expected).astype(np.float64) ** 2).sum()
+    assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 30
+
+
+def test_operators_that_stay() -> None:
+    """An operator of attention with past keys is in the report, and in the number of float products."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 23]>
+        g (float[1, S, {WIDTH}] x, float[1, {HEADS}, P, {SIZE}] past) =>
+          (float[1, S, {WIDTH}] y, float[1, {HEADS}, T, {SIZE}] k)
+        {{ q = MatMul(x, w_q) y, k, v = Attention<{HEADS_OF_3D}>(q, q, q, , past, past) }}"""
+    )
+    weights = np.random.default_rng(0).normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w_q"))
+    report = ort_dynq.quantize(model).report
+    found = [each.reason for each in report.unconverted if each.op_type == "Attention"]
+    assert found == ["attention stays in float, for its past keys"]
+    assert report.products[1] >= 1
+
+
 def test_cached_keys_stay_floats() -> None:
     """Keys and values that are split into heads already would have to be joined again."""
     quantized = ort_dynq.quantize(model_of(cached=True)).to_proto()

@@ -239,6 +239,35 @@ CASES: dict[Reason, Case] = {
         "float[1, 20, 256] x",
         opset=23,
         quantize=True,
+        options={"attention": "float"},
+    ),
+    Reason.ATTENTION_OPERATOR: Case(
+        "q = MatMul(x, wide32) y = Attention<q_num_heads = 4, kv_num_heads = 4, qk_matmul_output_mode = 1>(q, q, q)",
+        "float[1, 20, 256] x",
+        opset=23,
+        quantize=True,
+    ),
+    Reason.ATTENTION_AXES: Case(
+        "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) p = Softmax(s) y = MatMul(p, x)",
+        "float[1, 8, 20, N] x",
+        options={"fuse": True},
+    ),
+    Reason.ATTENTION_SCORES: Case(
+        "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) a = Abs(s) p = Softmax(a) y = MatMul(p, x)",
+        "float[1, 8, 20, 20] x",
+        options={"fuse": True},
+    ),
+    Reason.ATTENTION_AS_FAST: Case(
+        "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) a = Add(s, x) p = Softmax(a) y = MatMul(p, x)",
+        "float[1, 8, 20, 20] x",
+        options={"fuse": True},
+    ),
+    Reason.ATTENTION_PAST: Case(
+        "q = MatMul(x, wide32) shape = Constant<value_ints = [1, 20, 4, 8]>() q4 = Reshape(q, shape) "
+        "qt = Transpose<perm = [0, 2, 1, 3]>(q4) y = Attention(qt, past, past)",
+        "float[1, 20, 256] x, float[1, 4, 30, 8] past",
+        opset=23,
+        quantize=True,
     ),
     Reason.OF_QUANTIZE_DYNAMIC: Case(
         f"{LINEAR} i = MatMulInteger(q, wu, z) f = Cast<to = 1>(i) y = Mul(f, s)"

@@ -26,9 +26,21 @@ from ...opsets import OPSET
 from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
+from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .attention_build import FLOAT, Layout, Match, Operand, build, can_be_placed
-from .score_steps import LARGEST_NUMBER, Masked, Scalar, Steps, factor_of, may_mask_rows, split_scalars, split_steps
+from .attention_operators import operator_attention
+from .score_steps import (
+    LARGEST_NUMBER,
+    Added,
+    Masked,
+    Scalar,
+    Steps,
+    factor_of,
+    may_mask_rows,
+    split_scalars,
+    split_steps,
+)
 from .scores import Attention, Source, attention_of, is_float_cast, shapes_of, sources_of
 from .views import Axes, Axis, View, has_lengths, leaves, length_of
 
@@ -36,45 +48,63 @@ _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times a
 
 
 def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match | None:
-    found = attention_of(node) if context.fuse else None
-    return None if found is None else _exported(found, context, quantizes=quantizes)
+    if not context.fuse:
+        return None
+    operator = operator_attention(node, context.facts.opset) if quantizes else None
+    found = attention_of(node) if operator is None else operator
+    if found is None:
+        return None
+    if not isinstance(found, Attention):
+        raise Unconverted(Reason.ATTENTION_SCORES, value=found.name)
+    if any(map(context.facts.is_constant, (found.scores.key.value, found.value.value))):
+        return None
+    return _exported(found, context, quantizes=quantizes)
 
 
-def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match | None:
+def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
+    """Returns how attention becomes one operator.
+
+    Raises:
+        Unconverted: It stays.
+    """
     queries = sources_of(found.scores.query)
     keys = sources_of(found.scores.key, leaves(found.probabilities[-1:]), repeats=True)
     values = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
     results = _results_of(found.result, found.product)
     layout = _layout_of(found, queries, keys, values, results)
-    if layout is None:
-        return None
+    if isinstance(layout, ir.Value):
+        raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
     is_quantized = quantizes and not any(_has_past(each.view) for each in (keys[-1], values[-1]))
+    if not is_quantized and found.product.op_type in ("Attention", "MultiHeadAttention"):
+        raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
     scalars, softcap, steps = split_steps(found.scores.steps)
+    softcap = found.softcap or softcap
     query, key, value = _operands(layout, queries, keys, values, is_quantized=is_quantized)
     constants, others = split_scalars([*query.scalars, *key.scalars, *scalars])
     by_row = [each for each in others if not has_one_element(each.value, 3)]
-    if any(set(leaves(each.axes)) - {*leaves(layout.scores[:3])} or each in steps for each in by_row):
-        return None
+    for each in by_row:
+        if set(leaves(each.axes)) - {*leaves(layout.scores[:3])} or each in steps:
+            raise Unconverted(Reason.ATTENTION_SCORES, value=each.value.name)
     if by_row:
         query = _best(queries, layout, (HeadLayout.TOKENS_FIRST,), layout.queries, layout.size, layout.heads)
     known = (query.view, key.view, value.view)
     read = [*(view.value for view in known), *found.product.inputs, found.result.value]
     is_float = all(each is not None and each.dtype == FLOAT for each in read)
-    factor = factor_of(constants)
-    if (
-        softcap is None
-        or not math.isfinite(factor)
-        or not all(can_be_placed(step, layout, known[:2]) for step in steps)
-    ):
-        return None
+    factor = factor_of([*constants, found.factor])
+    for step in steps:
+        if isinstance(step, Added | Masked) and not can_be_placed(step, layout, known[:2]):
+            raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
+    if softcap is None or not math.isfinite(factor):
+        raise Unconverted(Reason.ATTENTION_SCORES, value="a soft cap" if softcap is None else "a factor")
     masks = [step for step in steps if isinstance(step, Masked)]
     is_exactly_masked = is_quantized and bool(masks) and len(masks) == len(steps)
-    if not is_exactly_masked and any(mask.number > LARGEST_NUMBER for mask in masks):
-        return None
+    for mask in masks if not is_exactly_masked else ():
+        if mask.number > LARGEST_NUMBER:
+            raise Unconverted(Reason.ATTENTION_SCORES, value=mask.value.name)
     has_operator = is_float and not softcap and factor != 0  # MultiHeadAttention takes 0 for its default
     if not is_quantized and not (has_operator and _is_faster(steps, layout, is_safe=found.is_safe)):
-        return None
+        raise Unconverted(Reason.ATTENTION_PAST if quantizes else Reason.ATTENTION_AS_FAST)
     result = _result_of(results, layout, found.result, is_quantized=is_quantized)
     dropped_results = results[[each.value for each in results].index(result.view.value) + 1 :]
     shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, known[:2]) for each in found.shapes]
@@ -91,6 +121,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match |
         others,
         softcap,
         steps,
+        found.is_causal,
         is_exactly_masked,
         found.is_safe and may_mask_rows(steps, context.shared(Values)),
         found.product,
@@ -102,8 +133,8 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match |
 
 def _layout_of(
     found: Attention, queries: list[Source], keys: list[Source], values: list[Source], results: list[View]
-) -> Layout | None:
-    """Returns which factors are the batch, the heads, the tokens and the elements of heads; None if it is no attention.
+) -> Layout | ir.Value:
+    """Returns which factors are the batch, heads, tokens and elements of heads; a value whose factors are not known.
 
     The factors before the tokens are the batch and those after them the heads, in as many operands as possible.
     """
@@ -113,12 +144,18 @@ def _layout_of(
     q, k, v, y = (each.order for each in (found.scores.query, found.scores.key, found.value, found.result))
     size = tuple(each for each in q if each not in (*lead, *rows))
     width = tuple(each for each in v if each not in (*lead, *tokens))
-    if set(q) != {*lead, *rows, *size} or {*k, *lead} != {*lead, *tokens, *size}:
-        return None
-    if {*v, *lead} != {*lead, *tokens, *width} or set(y) != {*lead, *rows, *width}:
-        return None
-    if not {*tokens, *size} <= {*k} or not {*tokens} <= {*v} or not all(map(_is_known, (size, width))):
-        return None
+    operand_of_all = (
+        (q, {*lead, *rows, *size}, found.scores.query),
+        ({*k, *lead}, {*lead, *tokens, *size}, found.scores.key),
+    )
+    result_of_all = ({*v, *lead}, {*lead, *tokens, *width}, found.value), (y, {*lead, *rows, *width}, found.result)
+    for mine, needed, view in (*operand_of_all, *result_of_all):
+        if {*mine} != needed:
+            return view.value
+    if not {*tokens, *size} <= {*k} or not _is_known(size):
+        return found.scores.key.value
+    if not {*tokens} <= {*v} or not _is_known(width):
+        return found.value.value
     operands = ((queries, rows, size), (keys, tokens, size), (values, tokens, width))
     views = [([source.view for source in sources], t, d) for sources, t, d in operands]
     votes = [0] * (len(lead) + 1)

@@ -76,6 +76,7 @@ class Match:
         scalars: The scalars that are computed at run time.
         softcap: The bound of the scores before the steps; 0: there is none.
         steps: The masks and biases, the innermost first.
+        is_causal: Whether a query sees the keys up to its own number.
         is_exactly_masked: Whether all steps are masks whose numbers the operator puts in the place of scores.
         has_safe_rows: Whether there may be rows without keys, which are 0.
         product: The product by the value.
@@ -93,6 +94,7 @@ class Match:
     scalars: tuple[Scalar, ...]
     softcap: float
     steps: Steps
+    is_causal: bool
     is_exactly_masked: bool
     has_safe_rows: bool
     product: ir.Node
@@ -140,6 +142,7 @@ def build(match: Match, edit: Edit) -> None:
             key_layout=int(match.key.order),
             value_layout=int(match.value.order),
             dst_layout=int(match.result.order),
+            keys_after=0 if match.is_causal else -1,
             zero_rows=int(match.has_safe_rows),
         )
     else:

@@ -43,7 +43,7 @@ from .score_steps import (
     sum_of,
     times,
 )
-from .scores import Source, attention_of, skip_casts, sources_of
+from .scores import Attention, Source, attention_of, skip_casts, sources_of
 from .views import Dim, View, dims_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -158,7 +158,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
         Unconverted: It is attention over codes in a form that the operator does not compute.
     """
     found = attention_of(node)
-    if found is None or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
+    if not isinstance(found, Attention) or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
         return None
     product, values = found.product, context.shared(Values)
     given_query = _unscaled(found.scores.query)

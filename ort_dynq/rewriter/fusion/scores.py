@@ -32,7 +32,7 @@ class Scores:
     steps: list[Step] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Attention:
     """Two products with a softmax between them.
 
@@ -44,6 +44,9 @@ class Attention:
         result: Its output.
         is_safe: Whether NaN of the softmax becomes 0.
         shapes: The nodes that read the shapes of scores and probabilities, each with its axes.
+        factor: A number by which the first product is multiplied before the steps.
+        softcap: The soft cap of scores; 0: there is none, except as a step.
+        is_causal: Whether a query sees the keys up to its own number.
     """
 
     scores: Scores
@@ -53,23 +56,46 @@ class Attention:
     result: View
     is_safe: bool
     shapes: tuple[tuple[ir.Node, Axes], ...]
+    factor: float = 1.0
+    softcap: float = 0.0
+    is_causal: bool = False
 
 
-def attention_of(node: ir.Node) -> Attention | None:
+@dataclass
+class _Walk:
+    """What a walk from the softmax to the first product has found.
+
+    Attributes:
+        shapes: The nodes that read shapes, each with its axes.
+        lost: The value that is farthest from the softmax.
+        distance: The number of nodes between the two.
+    """
+
+    shapes: list[tuple[ir.Node, Axes]] = field(default_factory=list)
+    lost: ir.Value | None = None
+    distance: int = -1
+
+
+def attention_of(node: ir.Node) -> Attention | ir.Value | None:
     """Returns the attention whose softmax ends in a node; None if there is none.
 
     Casts from floats to floats may stand between the nodes, as in float16 models.
+
+    Returns:
+        Only the value where the form is lost, if the softmax is a factor of a product.
     """
     users = _softmax_of(node)
-    p = node.outputs[0]
-    if not users or p.shape is None or len(p.shape) < 2:
+    p = node.outputs[0] if node.outputs else None
+    if p is None or not users or p.shape is None or len(p.shape) < 2:
         return None
-    axes = axes_of(p.shape)
-    shapes = list[tuple[ir.Node, Axes]]()
-    after = _product_of(node, axes, shapes)
-    scores = None if after is None else _scores_of(users, 0, axes, shapes)
-    if after is None or scores is None:
+    axes, walk = axes_of(p.shape), _Walk()
+    after = _product_of(node, axes, walk.shapes)
+    if after is None:
         return None
+    scores = _scores_of(users, 0, axes, walk)
+    if scores is None:
+        return walk.lost
+    shapes = walk.shapes
     if {*leaves(axes[-1:])} & {*scores.query.order}:
         scores = replace(scores, query=scores.key, key=scores.query)
     product, index, view, is_safe = after
@@ -104,7 +130,7 @@ def _scores_of(
     users: Sequence[ir.Node],
     index: int,
     axes: Axes,
-    shapes: list[tuple[ir.Node, Axes]],
+    walk: _Walk,
     distance: int = 0,
     *,
     is_half: bool = False,
@@ -115,17 +141,19 @@ def _scores_of(
         users: The nodes.
         index: The input.
         axes: The factors of their axes.
-        shapes: Gets the nodes that read shapes.
+        walk: Gets what is found.
         distance: The number of nodes between them and Softmax.
         is_half: Whether they become float16 later.
     """
     value = users[0].inputs[index]
+    if distance > walk.distance:
+        walk.lost, walk.distance = value, distance
     node = None if value is None else value.producer()
     if value is None or node is None or node.graph is not users[0].graph or distance > _FARTHEST:
         return None
     if value.is_graph_output() or not all(_serves(users, index, *use) for use in value.uses()):
         return None
-    shapes += shapes_of(View(value, axes))
+    walk.shapes += shapes_of(View(value, axes))
     if len(dims_of(value)) != len(axes) or any(
         dim == 1 and axis for dim, axis in zip(dims_of(value), axes, strict=True)
     ):
@@ -135,11 +163,11 @@ def _scores_of(
         (a, b), _ = _operands_of(node, {2: axes})
         return Scores(a, b)
     if is_float_cast(node):
-        return _scores_of((node,), 0, axes, shapes, distance + 1, is_half=is_half)
+        return _scores_of((node,), 0, axes, walk, distance + 1, is_half=is_half)
     if (source := View(value, axes).before()) is not None:
-        return _scores_of((node,), 0, source.axes, shapes, distance + 1, is_half=is_half)
+        return _scores_of((node,), 0, source.axes, walk, distance + 1, is_half=is_half)
     for i in _indices(node):
-        scores = _scores_of((node,), i, axes, shapes, distance + 1, is_half=is_half)
+        scores = _scores_of((node,), i, axes, walk, distance + 1, is_half=is_half)
         if scores is not None:
             step = _step_of(node, i, axes, is_half=is_half)
             scores.steps += [] if step is None else [step]
