@@ -28,7 +28,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """The NumPy types of ONNX Runtime's tensor types that can be generated and compared."""
 NAMED = {str(dtype): dtype for dtype in DTYPES.values()}
 """The NumPy types by name."""
-_BATCH, _OTHER = 2, 8  # the sizes that are assumed for dynamic dimensions
+_BATCH, ASSUMED = 2, 8  # the sizes that are assumed for dynamic dimensions: the batch, and others
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def resolve_inputs(
     declared: Sequence[Any],
     given: Mapping[str, Array],
     shapes: Mapping[str, Sequence[int]],
-    other: int = _OTHER,
+    other: int = ASSUMED,
     batch: int = _BATCH,
 ) -> list[Input]:
     """Chooses the type and shape of every input: as given, or as the model declares it. Dynamic sizes are assumed.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..files import target_of
+from .render import SCALAR
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,6 +226,8 @@ def thread_counts(text: str) -> tuple[int, ...]:
 
 def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, sizes = text.rpartition("=")
+    if name and sizes == SCALAR:
+        return name, ()
     if not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
         raise DynqError(f"--shape {text} is not of the form NAME=1x128x768")
     return name, tuple(map(int, sizes.split("x")))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..accuracy import Accuracy
     from ..genai import Folder, FolderResult
     from ..genai.decoding import TextAccuracy
+    from ..inputs import Input
     from ..measuring.data import Data
     from ..rewriter import Result
     from ..storage import ModelFile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
 _MEGA, _KILO = 1e6, 1e3
+_CHANNELS = (1, 3, 4)  # of images
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
@@ -280,8 +282,24 @@ def _speed(
             shapes, inputs = {}, dict(data.sets[0])
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
+    for each in found.inputs:
+        if _is_open_image(each):
+            size = format_shape([1, *each.shape[1:]]).replace("8x8", "224x224")
+            raise DynqError(
+                f"the sizes of the image {each.name} are open; give yours, such as --shape {each.name}={size}"
+            )
     timing = found.timings[0]
     return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}
+
+
+def _is_open_image(each: Input) -> bool:
+    """Returns whether an input is an image whose sizes the model leaves open: nobody uses those that were assumed."""
+    from ..inputs import ASSUMED
+
+    if each.given or not each.assumed or len(each.shape) != 4:
+        return False
+    _, a, b, c = each.shape
+    return (b == c == ASSUMED and a in _CHANNELS) or (a == b == ASSUMED and c in _CHANNELS)
 
 
 def _size(count: int) -> str:

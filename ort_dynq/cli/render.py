@@ -91,9 +91,12 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+SCALAR = "scalar"
+
+
 def format_shape(sizes: Sequence[int]) -> str:
     """Writes a shape as 2x3x4."""
-    return "x".join(map(str, sizes)) or "scalar"
+    return "x".join(map(str, sizes)) or SCALAR
 
 
 def rendered(text: Iterable[RenderableType]) -> str:

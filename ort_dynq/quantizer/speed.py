@@ -43,7 +43,7 @@ class Kind:
         layers: The names of the layers.
         gain: The time of the model if these layers stay in float / the time if they are quantized, all others being
             quantized.
-        stays_float: Whether they stay in float.
+        stays_float: Whether they stay in float in the model that was the fastest at the end.
     """
 
     operator: str
@@ -60,7 +60,7 @@ class FasterLayers:
     Attributes:
         result: The model and its report. If a float model is faster than any of integers, it is that one: the original,
             or with fusions.
-        kinds: The kinds of layers, as they were before that decision.
+        kinds: The kinds of layers, and what they are in this model.
         gain: The time of the faster float model / the time of the faster model of integers; None if nothing is timed,
             since there are no kinds.
         busy: That the machine is too busy for this to be a measure; empty if it is not.
@@ -129,7 +129,12 @@ def select_faster(
     (float_time, best_float), (time, best) = (min(each, key=lambda pair: pair[0].median_ms) for each in groups)
     gain = float_time.median_ms / time.median_ms
     faster = FasterLayers(best, tuple(found), gain, compared(float_time, time).busy)
-    return replace(faster, result=best_float) if faster.is_float else faster
+    result = best_float if faster.is_float else best
+    integers = {
+        each.node for each in result.report.quantized
+    }  # the fastest model may have other ones than each kind says
+    kept = tuple(replace(kind, stays_float=integers.isdisjoint(kind.layers)) for kind in found)
+    return replace(faster, result=result, kinds=kept)
 
 
 def _original(model: Model, in_float: Result) -> Result:

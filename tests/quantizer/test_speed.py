@@ -78,10 +78,13 @@ def test_slower_kinds_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     times |= {1: 0.995}  # noise
     assert found()[1] == 3
     times |= {1: 0.9, 2: 0.9}  # each kind is slower, but not both together
-    assert found()[1] == 3
+    faster, count = found()
+    assert count == 3
+    assert [each.stays_float for each in faster.kinds] == [False, False]  # what the model is, not each measurement
     times |= {0: 0.8, 1: 0.995, 2: 1.5}  # no model of integers is as fast
     faster, count = found()
     assert (count, faster.gain, faster.is_float) == (0, 0.8, True)
+    assert [each.stays_float for each in faster.kinds] == [True, True]
     assert {each.node for each in faster.result.report.unconverted} == {*"acy"}
 
 
