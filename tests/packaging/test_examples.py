@@ -338,3 +338,24 @@ def test_triton_configuration() -> None:
     for broken in ('name "fast"', "input { name: 'x' }", "input { ", 'nonsense: "x"', 'max_batch_size: "0"'):
         with pytest.raises((AssertionError, KeyError, IndexError)):
             check(parse(broken), _CONFIG)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["a", "b", "c", "d"],
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ([], ["none.onnx"], ["none.onnx", "out"])),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_usage(path: Path, arguments: list[str], tmp_path: Path) -> None:
+    """With wrong arguments, or without: usage, or what to install, and no traceback."""
+    if path.stem in ("sentences", "sentence_transformer") and len(arguments) < 2:
+        return  # a folder is optional
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    if path.stem == "olive_pass" and not arguments and not done.returncode:
+        return  # its package configuration
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("usage: ") or "run `pip install" in done.stderr
+    assert "Traceback" not in done.stderr

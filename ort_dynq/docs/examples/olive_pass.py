@@ -8,19 +8,22 @@ the folder of this file in PYTHONPATH.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from olive.model import ONNXModelHandler
-from olive.model.utils import resolve_onnx_path
-from olive.package_config import OlivePackageConfig
-from olive.passes import Pass
-from olive.passes.pass_config import PassConfigParam
-from olive.workflows import run
-
 import ort_dynq
+
+try:
+    from olive.model import ONNXModelHandler
+    from olive.model.utils import resolve_onnx_path
+    from olive.package_config import OlivePackageConfig
+    from olive.passes import Pass
+    from olive.passes.pass_config import PassConfigParam
+    from olive.workflows import run
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install olive-ai`") from None
 
 
 class DynqQuantize(Pass):  # type: ignore[misc]
@@ -73,7 +76,13 @@ def main(source: str, folder: str, **options: Any) -> Path:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", metavar="IN.onnx", nargs="?")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?")
+    given = parser.parse_args()
+    if given.source is None:
         print(json.dumps(package(), indent=2))
+    elif given.folder is None or not Path(given.source).is_file():
+        parser.error("expected a model and a folder, or nothing")
     else:
-        print(main(*sys.argv[1:]))
+        print(main(given.source, given.folder))

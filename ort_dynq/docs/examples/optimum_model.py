@@ -7,7 +7,7 @@ quantized. Needs ``pip install "optimum-onnx[onnxruntime]"``.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,18 @@ def load(model_class: Any, folder: str, file: str = "model.onnx", *, rewrite: bo
 
 
 if __name__ == "__main__":
-    from optimum.onnxruntime import ORTModelForFeatureExtraction
-    from transformers import AutoTokenizer
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("--rewrite", action="store_true")
+    given = parser.parse_args()
+    if not Path(given.folder, "config.json").is_file():
+        parser.error(f"there is no file {Path(given.folder, 'config.json')}")
+    try:
+        from optimum.onnxruntime import ORTModelForFeatureExtraction
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise SystemExit('optimum is missing: run `pip install "optimum-onnx[onnxruntime]"`') from None
 
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    model = load(ORTModelForFeatureExtraction, sys.argv[1], rewrite="--rewrite" in sys.argv)
+    tokenizer = AutoTokenizer.from_pretrained(given.folder)
+    model = load(ORTModelForFeatureExtraction, given.folder, rewrite=given.rewrite)
     print(model(**tokenizer("An example.", return_tensors="np")).last_hidden_state.shape)

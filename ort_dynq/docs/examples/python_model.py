@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import numpy as np
 import onnxruntime
@@ -27,4 +27,10 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("target")
+    try:
+        main(**vars(parser.parse_args()))
+    except ort_dynq.DynqError as error:
+        parser.error(str(error))

@@ -6,7 +6,7 @@ shows no more than that the result runs.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import onnxruntime
 
@@ -30,4 +30,11 @@ def main(source: str, target: str, data: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", metavar="IN")
+    parser.add_argument("target", metavar="OUT")
+    parser.add_argument("data", metavar="DATA", nargs="?")
+    try:
+        main(**vars(parser.parse_args()))
+    except ort_dynq.DynqError as error:
+        parser.error(str(error))

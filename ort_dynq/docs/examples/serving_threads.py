@@ -11,8 +11,8 @@ Do not combine the two: their threads would compete for the cores.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,8 +35,13 @@ def serve(path: str, requests: list[dict[str, npt.NDArray[np.generic]]]) -> list
 
 
 if __name__ == "__main__":
-    rng = np.random.default_rng(0)
-    (given,) = open_session(sys.argv[1]).get_inputs()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", metavar="model.onnx")
+    path, rng = parser.parse_args().path, np.random.default_rng(0)
+    try:
+        (given,) = open_session(path).get_inputs()
+    except ort_dynq.DynqError as error:
+        parser.error(str(error))
     shape = [size if isinstance(size, int) else 2 for size in given.shape]
-    answers = serve(sys.argv[1], [{given.name: rng.standard_normal(shape, np.float32)} for _ in range(100)])
+    answers = serve(path, [{given.name: rng.standard_normal(shape, np.float32)} for _ in range(100)])
     print(f"{len(answers)} answers")

@@ -6,8 +6,8 @@ have the file. The model of this example has one input and one output, both floa
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,4 +79,9 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", metavar="model.onnx")
+    path = parser.parse_args().path
+    if not Path(path).is_file():
+        parser.error(f"there is no file {path}")
+    main(path)
