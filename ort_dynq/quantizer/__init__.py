@@ -29,13 +29,13 @@ from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
-from ..rewriter.rules import FIRST_FUSIONS, FIRST_OF_QUANTIZATIONS, LAST_FUSIONS
+from ..rewriter.rules import FIRST_OF_QUANTIZATIONS, FIRST_WITH_FLOAT_ATTENTION, LAST_FUSIONS
 from ..storage import check_data, explained, load, refusal_of_original
 from ..structure import structure_of
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
-from .options import LAYERS, Forms, Options, checked
+from .options import FUSED_IN_FLOAT32, LAYERS, Forms, Options, checked
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:
-        first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_FUSIONS
+        first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_WITH_FLOAT_ATTENTION
         phases = [*first, *phases, *LAST_FUSIONS]
     if options.from_static:
         phases.insert(0, (from_static_rule.RULE,))
@@ -176,8 +176,9 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         check_is_float(quantized, options)
         options.check_patterns(quantized)
         apply = functools.partial(convert, phases=phases, fuse=options.fuse)
+        fused = FUSED_IN_FLOAT32 if options.fuse else ()
         quantized, report = in_normal_form(
-            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS), given
+            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS, others=fused), given
         )
         if not report.rewritten and (problems := [note for note in report.notes if note != NOTE]):
             raise DynqError("; ".join(problems))

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.channels import columns_of
@@ -26,6 +27,7 @@ from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
+from ..rewriter.programs.steps import MOVES
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of, note_on
@@ -33,6 +35,7 @@ from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
 _FACTORS = 2
+_RANK = 2  # of a matrix
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct |
     if product is None:
         return None
     options.check(node)
-    facts, a, b = context.facts, product.a, product.b
+    facts, b = context.facts, product.b
+    merged = None if product.has_transposed_a else _before_merging(product.a)
+    a = product.a if merged is None else merged
     if facts.is_constant(a) and not facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
@@ -70,7 +75,24 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct |
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
+    epilogue = dataclasses.replace(epilogue, merges_rows=merged is not None)
     return _FloatProduct(a, product.has_transposed_a, grid, epilogue, options, note)
+
+
+def _before_merging(a: ir.Value) -> ir.Value | None:
+    """Returns the rows before a Reshape to a matrix, as before a Gemm; None if a graph input or a move has them.
+
+    The product takes these rows, and its result gets the shape of the matrix. So a normalization or a function before
+    the Reshape and the quantization can become one program.
+    """
+    reshape = producer_of(a, "Reshape")
+    source = None if reshape is None else reshape.inputs[0]
+    node = None if source is None else source.producer()
+    if source is None or node is None or node.op_type in MOVES or source.shape is None or a.shape is None:
+        return None
+    is_merged = len(a.shape) == _RANK < len(source.shape)
+    keeps_rows = isinstance(a.shape[-1], int) and a.shape[-1] == source.shape[-1]
+    return source if is_merged and keeps_rows else None
 
 
 def _has_weights(einsum: ir.Node, facts: Facts) -> bool:

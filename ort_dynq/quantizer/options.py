@@ -21,6 +21,8 @@ EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
 LAYERS = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
 """The standard operators with weights that become products of integers."""
+FUSED_IN_FLOAT32 = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Gelu")
+"""The standard operators of float16 that compute in float32 where fusions are allowed."""
 NBITS = ("MatMulNBits", "QMoE")
 """The operators of com.microsoft whose weights have few bits."""
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")

@@ -66,7 +66,8 @@ PHASES = (
 report codes that are not rounded; docs/rules.md says what each further phase does."""
 
 FIRST_FUSIONS = ((activations.RULE, compressed_attention.RULE, attention.RULE),)
-FIRST_OF_QUANTIZATIONS = ((activations.RULE, attention.QUANTIZE),)
+FIRST_OF_QUANTIZATIONS = ((activations.QUANTIZE, attention.QUANTIZE),)
+FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, compressed_attention.RULE, attention.RULE),)
 LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 

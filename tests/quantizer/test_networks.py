@@ -40,7 +40,7 @@ class Case(NamedTuple):
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])
 
 
-ENCODER = {"DynamicDequantize": 2, "RowProgram": 7, "QuantizedMatMul": 6, "QuantizedMatMulProgram": 3}
+ENCODER = {"DynamicDequantize": 2, "RowProgram": 6, "QuantizedMatMul": 6, "QuantizedMatMulProgram": 3}
 ENCODER |= {"QuantizedAttention": 1}
 IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3}
 HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "QuantizedMatMulProgram": 1}

@@ -84,6 +84,11 @@ class Facts:
             self._saved[new] = (None, None)
             new.dtype, new.shape = dtype, shape
 
+    def retype(self, value: ir.Value, dtype: ir.DataType) -> None:
+        """Gives a value that nothing reads another type than the model declares."""
+        self._saved[value] = (None, None)
+        value.dtype = dtype
+
     def adopt(self, new: ir.Value, old: ir.Value) -> None:
         """Gives `new`, which replaces `old`, the type and shape of `old`, both the inferred and the declared ones."""
         new.type, new.shape = old.type, old.shape

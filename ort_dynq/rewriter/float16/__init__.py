@@ -23,6 +23,7 @@ def convert_in_float32(
     convert: Callable[[ir.Model], Report],
     rules: Container[str],
     layers: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> tuple[ir.Model, Report]:
     """Converts a model; if that helps, a copy of it with the Casts of ONNX Runtime in it.
 
@@ -31,13 +32,14 @@ def convert_in_float32(
         convert: Applies the rules to a model, which it changes.
         rules: The names of the rules that need the Casts.
         layers: For a quantization: the operators that it quantizes. Those of float16 compute in float32 in the copy.
+        others: Other operators that compute in float32 in the copy, so that they join their neighbors in a program.
 
     Returns:
         The converted model and the report. It is the copy if one of `rules` converted a node of it and, in a rewrite
         of a model whose chains are of float32, if more nodes are converted than without Casts. If no layer of the copy
         is quantized, its reasons are reported: without Casts, the only reason is the type.
     """
-    copy = _with_casts(model, layers)
+    copy = _with_casts(model, layers, others)
     if copy is None:
         return model, convert(model)
     of_copy = convert(copy)
@@ -57,14 +59,14 @@ def convert_in_float32(
     return model, report
 
 
-def _with_casts(model: ir.Model, layers: Collection[str]) -> ir.Model | None:
+def _with_casts(model: ir.Model, layers: Collection[str], others: Collection[str]) -> ir.Model | None:
     """Returns a copy with the Casts; None if it has no node that may need them, or if they cannot be written."""
     if not mentions_float16(model) or not (has_float16_node(model, layers) if layers else has_node(model, _ENDS)):
         return None
     copy = model.clone()
     has_casts = write_casts(copy)
     if layers:
-        widen(copy, layers)
+        widen(copy, (*layers, *others))
     return copy if has_casts or layers else None
 
 

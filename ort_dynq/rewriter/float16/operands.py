@@ -44,12 +44,14 @@ class _Float16Operand:
         index: The input.
         source: The new input: the float16 value before a Cast, or the elements of a float16 constant.
         roundings: The Casts of outputs to float16. They are removed, and the outputs become float16.
+        unread: Outputs that nothing reads. They become float16, too.
     """
 
     node: ir.Node
     index: int
     source: ir.Value | npt.NDArray[np.float16]
     roundings: tuple[ir.Node, ...] = ()
+    unread: tuple[ir.Value, ...] = ()
 
 
 def _match(node: ir.Node, context: Context) -> _Float16Operand | None:
@@ -72,6 +74,8 @@ def _build(match: _Float16Operand, edit: Edit) -> None:
         rounded = rounding.inputs[0]
         assert rounded is not None
         edit.replace(rounding.outputs[0], rounded)
+    for value in match.unread:
+        edit.facts.retype(value, ir.DataType.FLOAT16)
 
 
 RULE = Rule("float16 operand", 13, _match, _build)
@@ -90,14 +94,14 @@ def _operator(node: ir.Node, context: Context) -> _Float16Operand | None:
     read = [use.node for roundings in found for rounding in roundings for use in rounding.outputs[0].uses()]
     if used and not (all(found) and all(map(reads_rounded, read)) and context.facts.opset >= _OLDEST_WITH_CASTLIKE):
         return None
-    roundings = tuple(itertools.chain(*found))
+    roundings, unread = tuple(itertools.chain(*found)), tuple(each for each in given if each not in used)
     source = _source_of_cast(value)
     if source is not None:
-        return _Float16Operand(node, index, source, roundings)
+        return _Float16Operand(node, index, source, roundings, unread)
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or not used or not is_float16(elements := tensor.numpy()):
         return None
-    return _Float16Operand(node, index, elements.astype(np.float16), roundings)
+    return _Float16Operand(node, index, elements.astype(np.float16), roundings, unread)
 
 
 def _takes_float16(node: ir.Node) -> bool:

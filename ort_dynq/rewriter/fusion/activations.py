@@ -5,12 +5,14 @@ the nodes from x to an activation function    -> com.microsoft.Gelu, FastGelu or
 A node in the middle of these functions is the anchor. The rule computes what the nodes around it make of many numbers x
 in float64, and compares that with the functions themselves. So the order of operands, factors and terms, and the way to
 write a sigmoid or a cube do not matter. Nodes whose constants were rounded to float16 stay: they are other functions.
+A quantization takes them, too: its codes have larger errors than the 3e-5 by which they differ.
 
 Example: 0.5 * x * (1 + Erf(x * 0.70710678)) is Gelu(x); with 0.70703125, as float16 has it, it is not.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -45,7 +47,7 @@ class _ActivationFunction(NamedTuple):
     attributes: dict[str, float]
 
 
-def _match(node: ir.Node, context: Context) -> _ActivationFunction | None:
+def _match(node: ir.Node, context: Context, *, takes_near: bool = False) -> _ActivationFunction | None:
     if not context.fuse or not is_standard(node, *_ANCHORS):
         return None
     near: Unconverted | None = None
@@ -58,8 +60,13 @@ def _match(node: ir.Node, context: Context) -> _ActivationFunction | None:
             found = None if elements is None or result.dtype != x.dtype else _activation(elements)
             if found is not None and _is_closed(x, result, functions):
                 return _ActivationFunction(x, result, *found)
-            if found is None and elements is not None and (why := _near(elements)) is not None:
-                near = why if _is_closed(x, result, functions) else near
+            if found is not None or elements is None or (operator := _near(elements)) is None:
+                continue
+            if _is_closed(x, result, functions):
+                if takes_near:
+                    return _ActivationFunction(x, result, operator, {})
+                difference = f"{np.abs(elements - _GELUS[operator]).max():.1g}"
+                near = Unconverted(Reason.NEARLY_FUNCTION, function=operator, difference=difference)
     if near is not None:
         raise near
     return None
@@ -74,6 +81,7 @@ def _build(match: _ActivationFunction, edit: Edit) -> None:
 
 
 RULE = Rule("activation", OPSET, _match, _build, fuses=True)
+QUANTIZE = Rule("activation", OPSET, functools.partial(_match, takes_near=True), _build, fuses=True)
 
 # The functions of operators
 
@@ -155,12 +163,11 @@ def _activation(elements: _Elements) -> tuple[str, dict[str, float]] | None:
         return ("QuickGelu", {"alpha": alpha}) if _is_equal(elements, _swish(_POINTS, alpha)) else None
 
 
-def _near(elements: _Elements) -> Unconverted | None:
-    """Returns why elements at the points that nearly equal a Gelu are not fused; None if they do not."""
+def _near(elements: _Elements) -> str | None:
+    """Returns the Gelu that elements at the points nearly equal, so that they are not the same function, or None."""
     for operator, expected in _GELUS.items():
-        difference = np.abs(elements - expected)
-        if elements.ndim and (difference <= _NEAR * _TOLERANCE).all():
-            return Unconverted(Reason.NEARLY_FUNCTION, function=operator, difference=f"{difference.max():.1g}")
+        if elements.ndim and (np.abs(elements - expected) <= _NEAR * _TOLERANCE).all():
+            return operator
     return None
 
 

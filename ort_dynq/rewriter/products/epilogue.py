@@ -68,6 +68,7 @@ class Epilogue:
         bias: [N]: a float32 value, or numbers; None if there is none.
         added: Integers that are added to the sums.
         moves: The Reshapes and the like between the product and `last`. They keep the rows.
+        merges_rows: Whether the result of the new operator has the rows of a product before a Reshape that merges them.
         is_row_moved: Whether `row` has a number for each row of a later shape, and the product is a matrix.
     """
 
@@ -80,6 +81,7 @@ class Epilogue:
     bias: ir.Value | npt.NDArray[np.float32] | None = None
     added: Terms = field(default_factory=dict)
     moves: tuple[ir.Node, ...] = ()
+    merges_rows: bool = False
     is_row_moved: bool = False
 
     @property

@@ -39,6 +39,9 @@ def build_quantized_matmul(
     """
     main, before = quantized_matmul(epilogue, codes, grid, edit, correction), epilogue.last_node
     result = edit.insert_main(main, before=before)
+    if epilogue.merges_rows:
+        shape = edit.add_constant(np.array([-1, epilogue.channels.size]), before=before)
+        result = edit.insert(ir.node("Reshape", [result, shape]), before=before)
     for move in epilogue.moves:
         moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
         result = edit.insert(moved, before=before, origin=move)
