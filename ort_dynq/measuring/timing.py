@@ -28,7 +28,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
-from ..system import cores, cpu_name, load_average
+from ..system import cores, cpu_name, load_average, quota_cores
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Machine:
     Attributes:
         cpu: The name of the CPU.
         cores: The number of cores that this process may use.
+        has_quota: Whether the CPU quota of a container limits them: more threads wait for each other.
         load: The load average of the last minute; None if the system has none. Other processes take cores from the
             timed threads.
         isa: The instruction set of ort_dynq's kernels.
@@ -58,6 +59,7 @@ class Machine:
 
     cpu: str
     cores: int
+    has_quota: bool
     load: float | None
     isa: str
     backend: str
@@ -68,7 +70,8 @@ class Machine:
     @property
     def cores_and_load(self) -> str:
         """The number of cores and, if it is known, the load before the measurement, as a text."""
-        return f"{self.cores} cores" + ("" if self.load is None else f", load {self.load:.1f} before")
+        quota = " (the CPU quota of this container)" if self.has_quota else ""
+        return f"{self.cores} cores{quota}" + ("" if self.load is None else f", load {self.load:.1f} before")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def machine(backend: Backend = "native") -> Machine:
     return Machine(
         cpu=cpu_name(),
         cores=cores(),
+        has_quota=bool(quota_cores()),
         load=load_average(),
         isa=kernels.isa(),
         backend=backend,

@@ -12,6 +12,7 @@ from helpers import parse
 import ort_dynq
 from ort_dynq import cli, runtime, system
 from ort_dynq.cgroups import cpu_quota
+from ort_dynq.measuring.timing import machine
 
 V2 = "29 23 0:26 {} {} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "33 32 0:30 {} {} rw shared:15 - cgroup cgroup rw,cpu,cpuacct"
@@ -129,6 +130,13 @@ def test_sessions_within_the_quota(quota_of_3: None) -> None:
     assert options.intra_op_num_threads == 0  # the caller may open others with them
     options.intra_op_num_threads = 7
     assert ort_dynq.InferenceSession(MODEL, options).get_session_options().intra_op_num_threads == 7
+
+
+def test_benchmarks_say_it(quota_of_3: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine().cores_and_load.startswith("3 cores (the CPU quota of this container)")
+    monkeypatch.setattr(system, "cpu_quota", lambda: None)
+    assert machine().cores_and_load.startswith("16 cores")
+    assert "quota" not in machine().cores_and_load
 
 
 def test_sessions_without_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
