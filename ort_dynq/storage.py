@@ -125,7 +125,7 @@ class ModelFile(os.PathLike[str]):
     def copy_to(self, path: Path) -> bool:
         """Writes the bytes of the file to another one; returns whether they are what was read.
 
-        Nothing is written if the file has changed, or if there are external data, which :func:`save` moves.
+        Nothing is written if the file has changed or is gone, or if there are external data, which :func:`save` moves.
 
         Raises:
             DynqError: The file cannot be written.
@@ -134,8 +134,11 @@ class ModelFile(os.PathLike[str]):
             return False
         try:
             content = Path(self._path).read_bytes()
-            if hashlib.sha256(content).hexdigest() != self.sha256:
-                return False
+        except OSError:  # it was removed
+            return False
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            return False
+        try:
             with replacing(target_of(path)) as temporary:
                 temporary.write_bytes(content)
         except OSError as error:
