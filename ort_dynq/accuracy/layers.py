@@ -26,13 +26,13 @@ from ..rewriter.float16 import write_casts_as_converted
 from ..rewriter.layout import with_layout_of
 from ..rewriter.normal_form import inlined_if_possible
 from ..rewriter.programs.tails import split_tails
+from ..signals import Channels, Noise
 from ..storage import load
 from ..system import return_memory
 from ..verification.layers import Layers, Override, Recorder, name_of
 from ..verification.rounded import terms_of
 from .parts import Behind, Part, larger, parts_of
 from .reference import Reference
-from .signals import Channels, Noise
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

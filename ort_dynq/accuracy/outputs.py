@@ -12,9 +12,9 @@ import numpy as np
 
 from ..errors import DynqError
 from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, signature
+from ..signals import Agreement, Cosines, Noise
 from ..system import return_memory
 from .reference import Reference
-from .signals import Agreement, Cosines, Noise
 
 if TYPE_CHECKING:
     from ..backends.options import Backend

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..accuracy.signals import Cosines, Noise
 from ..errors import DynqError, message
 from ..inputs import Array
 from ..measuring.timing import Contender, ContenderError, aligned
+from ..signals import Cosines, Noise
 
 if TYPE_CHECKING:
     from ..accuracy import Reference

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..accuracy.signals import Agreement, Noise
 from ..errors import DynqError
 from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.progress import Track, tracked
 from ..measuring.sessions import SessionError, open_session, run
+from ..signals import Agreement, Noise
 from .feeds import cache_outputs, decoder_feeds, input_name
 from .float_activations import FLOAT_WEIGHTS, with_float_activations
 from .folder import Folder

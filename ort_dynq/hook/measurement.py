@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..accuracy.signals import Agreement, Noise
 from ..inputs import Array
+from ..signals import Agreement, Noise
 from .options import Options
 
 _MAX_TIME_RATIO = 1.1

@@ -15,7 +15,7 @@ from helpers import Array, make_session, parse, stock_session
 import ort_dynq
 from ort_dynq.accuracy import Accuracy, Reference, measure
 from ort_dynq.accuracy.reference import is_classifier
-from ort_dynq.accuracy.signals import Agreement, Channels, Cosines, Noise
+from ort_dynq.signals import Agreement, Channels, Cosines, Noise
 
 INF = math.inf
 NAN = math.nan

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from ort_dynq.accuracy.signals import Agreement, Noise
 from ort_dynq.errors import DynqError
 from ort_dynq.files import replacing_folder
 from ort_dynq.genai.decoding import alike
@@ -31,6 +30,7 @@ from ort_dynq.measuring.progress import Track
 from ort_dynq.measuring.sessions import open_session
 from ort_dynq.measuring.timing import Settings, interleave, session_contender
 from ort_dynq.rewriter import rewrite
+from ort_dynq.signals import Agreement, Noise
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ort_dynq.accuracy.signals import Agreement, Noise
 from ort_dynq.errors import DynqError
 from ort_dynq.genai import Folder, open_folder
 from ort_dynq.genai.decoding import STEP, WINDOW, Decoder, Window, alike, prompts, surprise, windows
@@ -31,6 +30,7 @@ from ort_dynq.measuring.plain import plain
 from ort_dynq.measuring.progress import Track
 from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import Result, rewrite
+from ort_dynq.signals import Agreement, Noise
 
 from .training import BLOCKS, FLOAT32, HELD_OUT, int4_folder
 

@@ -109,7 +109,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for line in done:
         _, command, *rest = shlex.split(line)
         if command == "run":  # the programs of readers
-            rest = [*rest[: rest.index("--")], "--", sys.executable, "-c", "pass"]
+            rest = [*(rest[: rest.index("--")] if "--" in rest else ()), "--", sys.executable, "-c", "pass"]
         if command == "quantize" and rest[0] in ("FOLDER", "float"):
             rest[0] = "float"
         else:

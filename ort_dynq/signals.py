@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..inputs import Array
+from .inputs import Array
 
 _PART = 1 << 13  # elements, which stay in the caches; BLAS would use several threads for more than 10,000
 _FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
