@@ -218,81 +218,119 @@ float CompressedHead::largest_scale() const {
   return offsets == nullptr ? largest : std::max(largest, largest_magnitude(offsets, operand.parameters()));
 }
 
+// What the parts of an operand share. A part has `depth` rows and `cols` columns. Keys whose codes are in rows of
+// tokens are transposed. Token groups of values whose scales are of channels are parts, which follow each other in each
+// panel.
+struct CompressedHead::Packing {
+  bool is_key, is_turned;
+  int64_t tokens, size, length;
+  int64_t depth, cols;
+  int64_t stride, widened;  // of codes of 4 bits, which become bytes in whole rows, or in parts of long rows
+  std::unique_ptr<uint8_t[]> turned, holder;
+  std::unique_ptr<int16_t[]> turned_words;
+
+  Packing(const CompressedOperand& operand, bool is_of_key);
+};
+
+CompressedHead::Packing::Packing(const CompressedOperand& operand, bool is_of_key)
+    : is_key(is_of_key),
+      is_turned(is_key && (!operand.is_transposed() || operand.is_float())),
+      tokens(operand.token_group_size()),
+      size(operand.size()),
+      length(operand.length()),
+      depth(is_key ? operand.group_size() : tokens),
+      cols(is_key ? tokens : operand.group_size()),
+      stride(is_key ? length : size),
+      widened(std::min(kWidenedColumns, stride)),
+      turned(memory<uint8_t>(is_turned && !operand.is_float() ? depth * kMostPanelColumns : 0)),
+      // For values, those of all groups.
+      holder(memory<uint8_t>(!operand.has_4_bits() ? 0
+                             : is_turned           ? kMostPanelColumns * size
+                                                   : depth * widened)),
+      turned_words(memory<int16_t>(is_turned && operand.is_float() ? depth * kMostPanelColumns : 0)) {}
+
 void CompressedHead::pack(bool is_key) {
   const CompressedKernels& kernels = active_compressed();
-  const int64_t columns = kernels.panel_columns, length = operand.length(), size = operand.size();
-  const int64_t tokens = operand.token_group_size(), group_size = operand.group_size();
-  // A part has `depth` rows and `cols` columns. Keys whose codes are in rows of tokens are transposed. Token groups of
-  // values whose scales are of channels are parts, which follow each other in each panel.
+  const int64_t columns = kernels.panel_columns, tokens = operand.token_group_size();
+  const int64_t group_size = operand.group_size(), cols = is_key ? tokens : group_size;
   const bool has_parts_of_panels = !is_key && operand.token_groups() > 1;
-  const int64_t depth = is_key ? group_size : tokens, cols = is_key ? tokens : group_size;
   if (2 * cols < columns || (is_key && group_size > kMostProducts)) return;
   if (has_parts_of_panels && tokens % kernels.panel_rows != 0) return;
-  const bool is_turned = is_key && (!operand.is_transposed() || operand.is_float());
   const int64_t parts = operand.token_groups() * operand.groups(), panels_of_part = divide_up(cols, columns);
-  panel_stride_ = round_up(is_key ? group_size : length, kernels.panel_rows) * columns;
+  panel_stride_ = round_up(is_key ? group_size : operand.length(), kernels.panel_rows) * columns;
   part_stride_ = has_parts_of_panels ? tokens * columns : panels_of_part * panel_stride_;
   if (memory_.panels == nullptr)
     memory_.panels = std::make_unique<AlignedArray<int16_t>>(has_parts_of_panels ? panels_of_part * panel_stride_
                                                                                  : parts * part_stride_);
   panels_ = memory_.panels->get();
-  constexpr int64_t kColumns = kMostPanelColumns;
-  const auto turned = memory<uint8_t>(is_turned && !operand.is_float() ? depth * kColumns : 0);
-  const auto turned_words = memory<int16_t>(is_turned && operand.is_float() ? depth * kColumns : 0);
-  // Codes of 4 bits become bytes in whole rows, for values those of all groups, or in parts of long rows.
-  const int64_t stride = is_key ? length : size, widened = std::min(kWidenedColumns, stride);
-  const auto holder = memory<uint8_t>(!operand.has_4_bits() ? 0 : is_turned ? kColumns * size : depth * widened);
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t group = part % operand.groups(), token_group = part / operand.groups();
-    const int64_t row_of_values = token_group * tokens * size;
-    int16_t* const panels = panels_ + part * part_stride_;
-    for (int64_t first = 0; first < cols; first += kColumns) {
-      PanelPack pack = {};
-      pack.depth = depth;
-      pack.cols = std::min(kColumns, cols - first);
-      pack.panels = panels + first / columns * panel_stride_;
-      pack.panel_stride = panel_stride_;
-      pack.fits_int8 = operand.fits_int8();
-      const int64_t token = token_group * tokens + first, element = group * group_size;
-      if (is_turned && operand.is_float()) {
-        turn_words(memory_.words.get() + token * size, pack.cols, size, turned_words.get(), kColumns);
-        pack.codes = turned_words.get();
-        pack.code_stride = kColumns;
-      } else if (is_turned) {
-        const auto* rows = static_cast<const uint8_t*>(codes(token * size, pack.cols * size, holder.get()));
-        transpose_bytes(rows + element, size, pack.cols, depth, turned.get(), kColumns);
-        pack.codes = turned.get();
-        pack.code_stride = kColumns;
-      } else {
-        const int64_t at = is_key ? element * length + token : row_of_values + element + first;
-        pack.code_stride = stride;
-        if (!operand.has_4_bits()) {
-          pack.codes = codes(at, 0, nullptr);
-        } else {
-          const int64_t column = first % widened, row = is_key ? element * length : row_of_values;
-          if (widened == stride) {
-            if (first == 0 && (is_key || group == 0)) codes(row, depth * stride, holder.get());
-            pack.codes = holder.get() + at - row;
-          } else {
-            const int64_t count = std::min(widened, cols - first);
-            for (int64_t d = 0; d < depth && column == 0; ++d)
-              codes(at + d * stride, count, holder.get() + d * widened);
-            pack.codes = holder.get() + column;
-          }
-          pack.code_stride = widened;
-        }
-      }
-      if (zero_points != nullptr) {
-        const bool is_of_rows = is_key == operand.is_per_channel();
-        pack.zero_points = zero_points + (operand.is_per_channel() ? token_group * size + (is_key ? 0 : first)
-                                          : is_key                 ? group * length + token
-                                                                   : group * length);
-        pack.of_row = is_of_rows ? 1 : 0;
-        pack.of_column = is_of_rows ? 0 : 1;
-      }
-      kernels.pack[operand.kind()](pack);
-    }
+  const Packing packing(operand, is_key);
+  for (int64_t part = 0; part < parts; ++part) pack_part(packing, part);
+}
+
+void CompressedHead::pack_part(const Packing& packing, int64_t part) {
+  const CompressedKernels& kernels = active_compressed();
+  for (int64_t first = 0; first < packing.cols; first += kMostPanelColumns) {
+    PanelPack pack = {};
+    pack.depth = packing.depth;
+    pack.cols = std::min(kMostPanelColumns, packing.cols - first);
+    pack.panels = panels_ + part * part_stride_ + first / kernels.panel_columns * panel_stride_;
+    pack.panel_stride = panel_stride_;
+    pack.fits_int8 = operand.fits_int8();
+    set_codes(packing, part, first, pack);
+    if (zero_points != nullptr) set_zero_points(packing, part, first, pack);
+    kernels.pack[operand.kind()](pack);
   }
+}
+
+// Columns of a part from `first` on.
+void CompressedHead::set_codes(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const {
+  const int64_t token = part / operand.groups() * packing.tokens + first, size = packing.size;
+  const int64_t element = part % operand.groups() * operand.group_size();
+  if (!packing.is_turned) return set_halves(packing, part, first, pack);
+  pack.code_stride = kMostPanelColumns;
+  if (operand.is_float()) {
+    turn_words(memory_.words.get() + token * size, pack.cols, size, packing.turned_words.get(), kMostPanelColumns);
+    pack.codes = packing.turned_words.get();
+    return;
+  }
+  const auto* rows = static_cast<const uint8_t*>(codes(token * size, pack.cols * size, packing.holder.get()));
+  transpose_bytes(rows + element, size, pack.cols, packing.depth, packing.turned.get(), kMostPanelColumns);
+  pack.codes = packing.turned.get();
+}
+
+// Likewise, if no codes are transposed: in place, or of 4 bits as bytes.
+void CompressedHead::set_halves(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const {
+  const int64_t group = part % operand.groups(), token_group = part / operand.groups();
+  const int64_t token = token_group * packing.tokens + first, element = group * operand.group_size();
+  const int64_t row = packing.is_key ? element * packing.length : token_group * packing.tokens * packing.size;
+  const int64_t at = row + (packing.is_key ? token : element + first);
+  pack.code_stride = packing.stride;
+  if (!operand.has_4_bits()) {
+    pack.codes = codes(at, 0, nullptr);
+    return;
+  }
+  uint8_t* const holder = packing.holder.get();
+  const int64_t widened = packing.widened, column = first % widened;
+  pack.code_stride = widened;
+  if (widened == packing.stride) {
+    if (first == 0 && (packing.is_key || group == 0)) codes(row, packing.depth * packing.stride, holder);
+    pack.codes = holder + at - row;
+    return;
+  }
+  const int64_t count = std::min(widened, packing.cols - first);
+  for (int64_t d = 0; d < packing.depth && column == 0; ++d)
+    codes(at + d * packing.stride, count, holder + d * widened);
+  pack.codes = holder + column;
+}
+
+void CompressedHead::set_zero_points(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const {
+  const int64_t group = part % operand.groups(), token_group = part / operand.groups();
+  const bool is_key = packing.is_key, is_of_rows = is_key == operand.is_per_channel();
+  const int64_t of_tokens = group * packing.length + (is_key ? token_group * packing.tokens + first : 0);
+  const int64_t of_channels = token_group * packing.size + (is_key ? 0 : first);
+  pack.zero_points = zero_points + (operand.is_per_channel() ? of_channels : of_tokens);
+  pack.of_row = is_of_rows ? 1 : 0;
+  pack.of_column = is_of_rows ? 0 : 1;
 }
 
 void CompressedHead::copy_halves(int64_t first, int64_t count, uint8_t* to) const {

@@ -125,6 +125,12 @@ struct CompressedHead {
   const int16_t* panels(int64_t part) const { return panels_ + part * part_stride_; }
 
  private:
+  struct Packing;
+
+  void pack_part(const Packing& packing, int64_t part);
+  void set_codes(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const;
+  void set_halves(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const;
+  void set_zero_points(const Packing& packing, int64_t part, int64_t first, PanelPack& pack) const;
   int64_t number_of(int64_t first) const { return head * operand.length() * operand.size() + first; }
 
   HeadMemory& memory_;

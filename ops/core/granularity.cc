@@ -63,53 +63,67 @@ Groups Granularity::groups(const Shape& src, const Shape& scales, const Tensor& 
       if (scales.rank > 1 || scales.elements() != 1)
         fail("scales has shape " + scales.text() + ", expected one element of rank 0 or 1 for per_tensor");
       break;
-    case kPerChannel: {
-      const size_t axis = checked_axis(src);
-      if (scales.rank != 1) fail("scales has shape " + scales.text() + ", expected rank 1 for per_channel");
-      if (scales.dims[0] != src.dims[axis])
-        fail("scales has " + std::to_string(scales.dims[0]) + " elements, src has " + std::to_string(src.dims[axis]) +
-             " along axis " + std::to_string(axis_));
-      groups.counts.dims[axis] = src.dims[axis];
+    case kPerChannel:
+      set_channels(src, scales, groups);
       break;
-    }
-    case kPerGroup: {
-      if (scales.rank != src.rank)
-        fail("scales has shape " + scales.text() + ", expected the rank of src, " + std::to_string(src.rank) +
-             ", for per_group");
-      if (block_size_ > 0) {
-        groups.axis = checked_axis(src);
-        groups.size = block_size_;
-      }
-      const bool has_shape = group_shape_.rank > 0;
-      bool divides = !has_shape || group_shape_.rank == src.rank;
-      for (size_t i = 0; has_shape && divides && i < src.rank; ++i) divides = src.dims[i] % group_shape_.dims[i] == 0;
-      if (!divides) fail("src has shape " + src.text() + ", expected multiples of group_shape, " + group_shape_.text());
-      for (size_t i = 0; i < src.rank; ++i) {
-        const int64_t have = scales.dims[i], length = src.dims[i];
-        const int64_t size = has_shape ? group_shape_.dims[i] : i == groups.axis ? block_size_ : 1;
-        if (has_shape || block_size_ > 0) {
-          const int64_t expected = length / size + (length % size != 0);
-          if (have != expected)
-            fail("scales has shape " + scales.text() + ", expected " + std::to_string(expected) + " along dimension " +
-                 std::to_string(i) + " for " +
-                 (has_shape ? "groups of " + group_shape_.text()
-                            : "blocks of " + std::to_string(block_size_) + " along axis " + std::to_string(axis_)) +
-                 " of src of shape " + src.text());
-        } else if (have == 0 ? length != 0 : length % have != 0) {
-          fail("scales has shape " + scales.text() + ", src " + src.text() + ": " + std::to_string(have) +
-               " groups do not divide " + std::to_string(length) + " elements along dimension " + std::to_string(i));
-        }
-        groups.counts.dims[i] = have;
-      }
-      if (groups.size > 0 && (src.dims[groups.axis] % groups.size == 0 || groups.counts.dims[groups.axis] == 1))
-        groups.size = 0;  // all groups have the same length
+    case kPerGroup:
+      set_blocks(src, scales, groups);
       break;
-    }
   }
   // A zero point of one element serves all scales and may have rank 0 or 1.
   if (zps && zps.shape.elements() != 1 && !(zps.shape == scales))
     fail("zps has shape " + zps.shape.text() + ", expected that of scales, " + scales.text() + ", or one element");
   return groups;
+}
+
+void Granularity::set_channels(const Shape& src, const Shape& scales, Groups& groups) const {
+  const size_t axis = checked_axis(src);
+  if (scales.rank != 1) fail("scales has shape " + scales.text() + ", expected rank 1 for per_channel");
+  if (scales.dims[0] != src.dims[axis])
+    fail("scales has " + std::to_string(scales.dims[0]) + " elements, src has " + std::to_string(src.dims[axis]) +
+         " along axis " + std::to_string(axis_));
+  groups.counts.dims[axis] = src.dims[axis];
+}
+
+void Granularity::set_blocks(const Shape& src, const Shape& scales, Groups& groups) const {
+  if (scales.rank != src.rank)
+    fail("scales has shape " + scales.text() + ", expected the rank of src, " + std::to_string(src.rank) +
+         ", for per_group");
+  if (block_size_ > 0) {
+    groups.axis = checked_axis(src);
+    groups.size = block_size_;
+  }
+  const bool has_shape = group_shape_.rank > 0;
+  bool divides = !has_shape || group_shape_.rank == src.rank;
+  for (size_t i = 0; has_shape && divides && i < src.rank; ++i) divides = src.dims[i] % group_shape_.dims[i] == 0;
+  if (!divides) fail("src has shape " + src.text() + ", expected multiples of group_shape, " + group_shape_.text());
+  for (size_t i = 0; i < src.rank; ++i) {
+    check_blocks_along(src, scales, groups, i);
+    groups.counts.dims[i] = scales.dims[i];
+  }
+  if (groups.size > 0 && (src.dims[groups.axis] % groups.size == 0 || groups.counts.dims[groups.axis] == 1))
+    groups.size = 0;  // all groups have the same length
+}
+
+void Granularity::check_blocks_along(const Shape& src, const Shape& scales, const Groups& groups,
+                                     size_t dimension) const {
+  const bool has_shape = group_shape_.rank > 0;
+  const int64_t have = scales.dims[dimension], length = src.dims[dimension];
+  if (!has_shape && block_size_ == 0) {
+    if (have == 0 ? length != 0 : length % have != 0)
+      fail("scales has shape " + scales.text() + ", src " + src.text() + ": " + std::to_string(have) +
+           " groups do not divide " + std::to_string(length) + " elements along dimension " +
+           std::to_string(dimension));
+    return;
+  }
+  const int64_t size = has_shape ? group_shape_.dims[dimension] : dimension == groups.axis ? block_size_ : 1;
+  const int64_t expected = length / size + (length % size != 0);
+  if (have == expected) return;
+  const std::string of = has_shape
+                             ? "groups of " + group_shape_.text()
+                             : "blocks of " + std::to_string(block_size_) + " along axis " + std::to_string(axis_);
+  fail("scales has shape " + scales.text() + ", expected " + std::to_string(expected) + " along dimension " +
+       std::to_string(dimension) + " for " + of + " of src of shape " + src.text());
 }
 
 }  // namespace dynq

@@ -26,6 +26,9 @@ class Granularity {
   void read_group_shape(const std::vector<int64_t>& sizes, const std::string& qtype);
   Kind kind_of(const Shape& scales) const;
   size_t checked_axis(const Shape& src) const;
+  void set_channels(const Shape& src, const Shape& scales, Groups& groups) const;
+  void set_blocks(const Shape& src, const Shape& scales, Groups& groups) const;
+  void check_blocks_along(const Shape& src, const Shape& scales, const Groups& groups, size_t dimension) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   const char* op_;

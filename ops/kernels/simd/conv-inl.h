@@ -198,24 +198,28 @@ inline void conv_row_products(const ConvBlock& block, const int8_t* weights, int
   if constexpr (C::kSteps == 2) conv_row_step<Form, 1, kKernelRows, kCount>(block, weights, codes, sums);
 }
 
+// What the sums begin with: corrections of the channels, and zero points of weights times sums of codes.
 template <class Form, int kChannels, int kCount>
-void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col) {
-  const int64_t position = row * block.input.row_stride + col;
-  typename C::I sums[kChannels][kCount];
+ORT_DYNQ_INLINE inline void begin_conv_sums(const ConvTask& block, int64_t channel, int64_t position,
+                                            typename C::I (&sums)[kChannels][kCount]) {
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c)
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) sums[c][v] = block.corrections[channel + c];
-  if (has_zero_points(block.weights)) {
+  if (!has_zero_points(block.weights)) return;
 #pragma GCC unroll 8
-    for (int c = 0; c < kChannels; ++c) {
-      const auto zp = C::set1(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel + c]);
+  for (int c = 0; c < kChannels; ++c) {
+    const auto zp = C::set1(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel + c]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v)
-        sums[c][v] =
-            C::sub(sums[c][v], C::mul(zp, C::load(block.scratch.code_sums + position + v * Form::image_step(block))));
-    }
+    for (int v = 0; v < kCount; ++v)
+      sums[c][v] =
+          C::sub(sums[c][v], C::mul(zp, C::load(block.scratch.code_sums + position + v * Form::image_step(block))));
   }
+}
+
+template <class Form, int kChannels, int kCount>
+ORT_DYNQ_INLINE inline void add_conv_products(const ConvTask& block, int64_t channel, int64_t position,
+                                              typename C::I (&sums)[kChannels][kCount]) {
   [[maybe_unused]] const int8_t* weights = block.weights.packed + channel * kQuad;
   if constexpr (Form::kByRows && kChannels == 1 && kCount > 1) {
     if (block.input.kernel_rows == 3)
@@ -229,7 +233,13 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   } else {
     conv_products<Form, kChannels, kCount>(block, weights, kBlockBytes, position, sums);
   }
-  typename C::F reals[kChannels][kCount];
+}
+
+// The outputs of exact sums: scaled, with bias, and clipped.
+template <int kChannels, int kCount>
+ORT_DYNQ_INLINE inline void scale_conv_sums(const ConvTask& block, int64_t channel,
+                                            const typename C::I (&sums)[kChannels][kCount],
+                                            typename C::F (&reals)[kChannels][kCount]) {
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c)
 #pragma GCC unroll 8
@@ -244,13 +254,22 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   for (int c = 0; c < kChannels; ++c)
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) reals[c][v] = C::add(reals[c][v], block.biases[channel + c]);
-  if (block.clips) {
-    const auto lowest = C::set1(block.scaling.lowest), highest = C::set1(block.scaling.highest);
+  if (!block.clips) return;
+  const auto lowest = C::set1(block.scaling.lowest), highest = C::set1(block.scaling.highest);
 #pragma GCC unroll 8
-    for (int c = 0; c < kChannels; ++c)
+  for (int c = 0; c < kChannels; ++c)
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) reals[c][v] = C::min(highest, C::max(lowest, reals[c][v]));
-  }
+    for (int v = 0; v < kCount; ++v) reals[c][v] = C::min(highest, C::max(lowest, reals[c][v]));
+}
+
+template <class Form, int kChannels, int kCount>
+void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col) {
+  const int64_t position = row * block.input.row_stride + col;
+  typename C::I sums[kChannels][kCount];
+  begin_conv_sums<Form>(block, channel, position, sums);
+  add_conv_products<Form>(block, channel, position, sums);
+  typename C::F reals[kChannels][kCount];
+  scale_conv_sums(block, channel, sums, reals);
 #pragma GCC unroll 8
   for (int c = 0; c < kChannels; ++c) {
     float* dst = block.output.dst + (channel + c) * block.output.channel_stride + row * block.output.row_stride + col;
