@@ -1,4 +1,4 @@
-"""ORT_DYNQ_VERBOSE=1 names what computes a product or a convolution: the implementation, and the form of its kernel."""
+"""ORT_DYNQ_VERBOSE=1 names what computes a product, a convolution or attention over codes."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ CHOSEN_CONVS = {
 }
 
 
+RUN_ATTENTION = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
+import numpy as np
+from cases.compressed_attention import compressed_inputs
+from ort_dynq import kernels
+for rows, groups in ((1, 1), (3, 4), (64, 1)):
+    rng, sizes = np.random.default_rng(0), (1, 2, 2, rows, 48, 32, 32)
+    kernels.run("CompressedAttention", compressed_inputs(rng, ("int8", "uint8"), sizes, (groups, 1)))
+"""
+CHOSEN_ATTENTION = (
+    "CompressedAttention, 1 rows of query and 48 keys in each of 2 heads: {isa}, codes as they are stored",
+    "CompressedAttention, 3 rows of query and 48 keys in each of 2 heads: {isa}, panels of keys",
+    "CompressedAttention, 64 rows of query and 48 keys in each of 2 heads: {isa}, panels",
+)
+
+
 def run(isa: str, verbose: str, code: str = RUN.format(calls=list(CALLS))) -> str:
     environment = os.environ | {"ORT_DYNQ_ISA": isa, "ORT_DYNQ_VERBOSE": verbose}
     return subprocess.run(
@@ -112,6 +128,8 @@ def test_a_run_names_its_implementation(isa: str) -> None:
         for call, name in zip(CONVS.values(), CHOSEN_CONVS[isa], strict=True)
     ]
     assert run(isa, "1", RUN_CONV.format(calls=list(CONVS))).splitlines() == expected
+    expected = [f"ort_dynq: {line.format(isa=isa)}" for line in CHOSEN_ATTENTION]
+    assert run(isa, "1", RUN_ATTENTION).splitlines() == expected
 
 
 def test_other_runs_are_silent() -> None:
