@@ -50,6 +50,12 @@ FORMS = {
     "reciprocal, a number for zeros, scale of float16": RANGE
     + "s0 = Div(m, c127) g = Equal(s0, zero) j = Reciprocal(s0) i = Where(g, c127, j) t = Mul(x, i) c = Round(t)"
     " h = Cast<to = 10>(s0) s = Cast<to = 1>(h) y0 = Mul(c, s) ",
+    "inverse of a scale that is not 0, no bounds": RANGE
+    + "s = Div(m, c127) i = Div(c127, m) t = Div(x, s) c = Round(t) y0 = Div(c, i) ",
+    "reciprocal of an infinite inverse, no bounds": RANGE
+    + "s0 = Div(m, c127) i = Div(c127, m) s = Reciprocal(i) t = Div(x, s0) c = Round(t) y0 = Mul(c, s) ",
+    "range as the divisor, no bounds": RANGE
+    + "s = Div(m, c127) u = Mul(x, c127) t = Div(u, m) c = Round(t) y0 = Mul(c, s) ",
     "range after the codes": RANGE
     + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) d = Div(c, c127) y0 = Mul(d, m) ",
     "magnitude and sign": RANGE

@@ -213,8 +213,8 @@ def _has_nan_zero_points(form: Affine, values: Values) -> bool:
 def _with_marked_scale(form: Affine, values: Values, *, is_image: bool) -> Affine | None:
     """Returns a form whose scale is NaN where the model's row is, since codes or zero points are not finite; or None.
 
-    Codes within bounds have a mark. Others are not finite where the divisor of x is 0 or infinite, if it is a factor of
-    the scale, and not the scale itself.
+    Codes within bounds have a mark. Others are not finite where the divisor of x is 0 or infinite. None if the scale is
+    that divisor. Another scale may be 0 where the divisor is not, such as 1 / (127 / r) for r near 1e-41.
 
     Raises:
         Unconverted: It is not known in which rows codes within bounds are NaN.
@@ -234,6 +234,14 @@ def _with_marked_scale(form: Affine, values: Values, *, is_image: bool) -> Affin
         return replace(form, scale=scale, mark=None)
     if has_bounded_codes(form, values):
         raise Unconverted(Reason.NAN_CODES)
+    quotient = form.quotient
+    if quotient is not None and not form.moves and quotient.node.op_type == "Div" and quotient.number.is_of_rows:
+        number = quotient.number.term
+        if unmoved(form.scale.term) is unmoved(number):
+            return None  # the scale is 0 where the quotient is not finite
+        is_whole = not isinstance(number, ir.Value) or math.isinf(all_bounds_of(number).most)
+        mark = like(quotient.limits(is_whole=is_whole), form.scale)
+        return replace(form, scale=combined("Add", form.scale, mark))
     divisor = divisor_of(form.root, values)
     if divisor is None or not isinstance(form.scale.term, Op):
         return None
