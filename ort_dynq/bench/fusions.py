@@ -30,6 +30,7 @@ _OPERATORS = (
     "Gelu",
     "FastGelu",
     "QuickGelu",
+    "RotaryEmbedding",
 )
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 _MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")

@@ -98,10 +98,22 @@ class QuickGelu(OpRun):
         return (x / (1 + np.exp(-alpha * x)),)
 
 
+class RotaryEmbedding(OpRun):
+    """ONNX Runtime's operator of this name, of [B, H, S, D], whose halves are rotated."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, positions: Array, cos: Array, sin: Array) -> tuple[Array, ...]:
+        rows = positions.reshape(-1, 1) + np.arange(x.shape[2]) if positions.size == 1 else positions
+        c, s = (table[rows][:, None] for table in (cos, sin))
+        low, high = np.split(x, 2, -1)
+        return (np.concatenate([low * c - high * s, high * c + low * s], -1),)
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _OPERATORS = [
     *(SimplifiedLayerNormalization, SkipLayerNormalization, SkipSimplifiedLayerNormalization),
-    *(Gelu, BiasGelu, FastGelu, QuickGelu),
+    *(Gelu, BiasGelu, FastGelu, QuickGelu, RotaryEmbedding),
 ]
 
 
