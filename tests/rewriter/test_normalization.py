@@ -128,6 +128,10 @@ def test_sum_and_result_are_outputs() -> None:
             "out, d, v, s = com.microsoft.SkipLayerNormalization<epsilon = 1e-5>(x, other, gain, shift)",
             1,
         ),
+        *((f"{NORMS[name].format('x')} out = Identity(y)", 1) for name in ("RMS", "RMS by Pow")),  # nodes of their own
+        *((f"{NORMS[name].format('x')} out = Identity(y)", 0) for name in ("RMS by Div", "length of rows")),
+        ("v = ReduceMean<axes = [-1]>(x) e = Add(v, epsilon) s = Sqrt(e) r = Reciprocal(s) out = Mul(r, x)", 1),
+        ("v = ReduceMean<axes = [-1]>(x) e = Add(v, epsilon) r = Reciprocal(e) out = Mul(r, x)", 0),
     ],
 )
 def test_without_quantization(nodes: str, count: int) -> None:

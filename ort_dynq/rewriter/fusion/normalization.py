@@ -19,6 +19,8 @@ from ..programs.region import Region, region_of
 from ..programs.steps import SUMS
 from ..rule import Context, Rule
 
+_FEWEST_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul
+
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     x = input_of(node, 0)
@@ -34,7 +36,16 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
         return None
     # ONNX Runtime's own LayerNormalization is as fast, but not with a residual.
     has_residual = any(operand.startswith("tensor") for step in region.program.steps for operand in step.operands)
-    return (region, rows) if has_residual or "codes" in region.program.outputs else None
+    is_faster = has_residual or "codes" in region.program.outputs or _multiplies_by_root(node, region)
+    return (region, rows) if is_faster else None
+
+
+def _multiplies_by_root(node: ir.Node, region: Region) -> bool:
+    """Returns whether nodes of a normalization multiply by an inverse root; ONNX Runtime fuses those that divide."""
+    steps = region.program.steps
+    has_root = any(step.operator == "Sqrt" for step in steps)
+    inverts = any(step.operator == "Reciprocal" or step[:1] + step.operands[:1] == ("Div", "1.0") for step in steps)
+    return not is_norm(node) and len(region.nodes) >= _FEWEST_NODES and has_root and inverts
 
 
 RULE = Rule("normalization", OPSET, _match, build, fuses=True)
