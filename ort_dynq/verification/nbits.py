@@ -134,7 +134,7 @@ def half_step(largest: Array, terms: int) -> Array:
     return np.asarray(np.where(largest <= _LEAST_INVERTIBLE, of_any_codes, allowed))
 
 
-def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) -> bool:
+def is_within_steps(activation: Array, x: Array, block_size: int, terms: int, rounding: Array | float = 0.0) -> bool:
     """Returns whether all elements of a dequantized activation are at most half a step from x, except for roundings.
 
     Blocks with NaN or an infinity are skipped.
@@ -144,13 +144,14 @@ def is_within_steps(activation: Array, x: Array, block_size: int, terms: int) ->
         x: The activation before it is quantized, float64, [..., K].
         block_size: The number of adjacent elements that share a scale.
         terms: The codes of an element.
+        rounding: How much elements of x may differ in B before they are quantized, [..., K].
     """
     starts = np.arange(0, x.shape[-1], block_size)
     with np.errstate(all="ignore"):
         largest = np.maximum.reduceat(np.abs(x), starts, axis=-1)
         allowed = half_step(largest, terms)
         allowed = np.repeat(allowed, block_size, -1)[..., : x.shape[-1]]
-        is_near = np.abs(activation - x) <= allowed
+        is_near = np.abs(activation - x) <= allowed + rounding
     return bool((is_near | ~np.isfinite(allowed)).all())
 
 
