@@ -474,6 +474,26 @@ SPELLINGS = {
     'o = Einsum<equation = "bhnm, bmhd -> bnhd">(p, v4) y = Reshape(o, rows)',
     "softmax by hand": f"{SCORES} last = Constant<value_ints = [-1]>() top = ReduceMax<keepdims = 1>(s, last) "
     f"b = Sub(s, top) e = Exp(b) sum = ReduceSum<keepdims = 1>(e, last) p = Div(e, sum) {RESULT}",
+    "Keras by tf2onnx": f"{SHAPES} {NUMBERS} q4 = Reshape(q, hd) k4 = Reshape(k, hd) v4 = Reshape(v, hd) "
+    "i1 = Constant<value_ints = [1]>() i2 = Constant<value_ints = [2]>() i3 = Constant<value_ints = [3]>() "
+    "i4 = Constant<value_ints = [4]>() lead = Constant<value_ints = [0, 1]>() any = Constant<value_ints = [-1]>() "
+    + "".join(
+        f"{x}5 = Unsqueeze({x}4, {axis}) {x}t = Transpose<perm = {perm}>({x}5) {x}s = Shape({x}t) "
+        f"{x}l = Gather({x}s, lead) {x}n = ReduceProd<keepdims = 1>({x}l) {x}d = Gather({x}s, i4) "
+        f"{x}r = Concat<axis = 0>({x}n, any, {x}d) {x}f = Reshape({x}t, {x}r) "
+        for x, axis, perm in (
+            ("q", "i3", "[0, 2, 1, 3, 4]"),
+            ("k", "i1", "[0, 3, 1, 2, 4]"),
+            ("v", "i2", "[0, 3, 2, 4, 1]"),
+        )
+    )
+    + "kx = Transpose<perm = [0, 2, 1]>(kf) m3 = MatMul(qf, kx) largest = Max(ql, kl) rows_q = Gather(qs, i2) "
+    "rows_k = Gather(ks, i3) shape5 = Concat<axis = 0>(largest, rows_q, rows_k, i1) m5 = Reshape(m3, shape5) "
+    "m4 = Squeeze(m5, i4) d = Mul(m4, fourth) p = Softmax<axis = -1>(d) p5 = Unsqueeze(p, i3) ps = Shape(p5) "
+    "pl = Gather(ps, lead) pn = ReduceProd<keepdims = 1>(pl) pd = Gather(ps, i4) pr = Concat<axis = 0>(pn, any, pd) "
+    "pf = Reshape(p5, pr) vx = Transpose<perm = [0, 2, 1]>(vf) o3 = MatMul(pf, vx) big = Max(pl, vl) "
+    "rows_p = Gather(ps, i2) size_v = Gather(vs, i3) o_shape = Concat<axis = 0>(big, rows_p, size_v, i1) "
+    "o5 = Reshape(o3, o_shape) o = Squeeze(o5, i4) ot = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(ot, rows)",
     "shapes are read": f"{SCORES} z = Shape(s) p = Softmax<axis = -1>(s) zp = Shape<start = 1, end = -1>(p) {RESULT}",
 }
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from .constants import constant_array, is_number
 from .nodes import is_standard, producer_of
-from .shapes import shape_source, unreshaped
+from .shapes import is_equal, shape_source, unreshaped
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
@@ -79,9 +79,33 @@ def elements_of_shape(value: ir.Value | None) -> list[Length] | None:
     given, concat = known_lengths(kept), producer_of(kept, "Concat")
     if given is None:
         return None
-    parts = [None] * len(given) if concat is None or len(concat.inputs) != len(given) else concat.inputs
-    found = [known_product(part) if n is None else n for n, part in zip(given, parts, strict=True)]
+    lengths = [None] * len(given) if concat is None else _lengths_of_parts(concat)
+    lengths = lengths if len(lengths) == len(given) else [None] * len(given)
+    found = [length if n is None else n for n, length in zip(given, lengths, strict=True)]
     return found if where is None else [1 if each == -1 else each for each in found]
+
+
+def _lengths_of_parts(concat: ir.Node) -> list[Length]:
+    """Returns the elements of the parts of a shape, each a number or the dimensions of a tensor.
+
+    tf2onnx takes the larger ones of the dimensions of two tensors that broadcast: they are equal, or 1.
+    """
+    found = list[Length]()
+    for part in concat.inputs:
+        largest = producer_of(part, "Max")
+        given = [_lengths_of_shape(each) for each in (largest.inputs if largest is not None else [part])]
+        known = [each for each in given if each is not None]
+        if len(known) < len(given) or len({len(each) for each in known}) > 1:
+            found.append(known_product(part))
+            continue
+        for lengths in zip(*known, strict=True):
+            others = [each for each in lengths if each != 1] or [1]
+            found.append(others[0] if all(_are_same(each, others[0]) for each in others[1:]) else None)
+    return found
+
+
+def _are_same(a: Length, b: Length) -> bool:
+    return a is not None and b is not None and is_equal(a, b)
 
 
 def _kept_by_minus_one(where: ir.Node) -> ir.Value | None:
@@ -108,19 +132,31 @@ def known_product(value: ir.Value | None, distance: int = 0) -> Length:
     if node is None:
         number = known_number(value)
         return int(number) if number is not None and number > 0 else None
-    if node.op_type in ("Gather", "ReduceProd"):
-        data = shape_source(node.inputs[0])
-        dims = [] if data is None or data.shape is None else list(data.shape)
-        if node.op_type == "ReduceProd":
-            return product_of(dims) if len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"} else None
-        index = None if node.inputs[1] is None else known_number(node.inputs[1])
-        return product_of([dims[int(index)]]) if index is not None and -len(dims) <= index < len(dims) else None
+    if node.op_type == "ReduceProd":
+        lengths = _lengths_of_shape(node.inputs[0])
+        is_whole = len(node.inputs) == 1 and node.attributes.keys() <= {"keepdims"}
+        return product_of(lengths) if lengths and is_whole else None
+    if node.op_type == "Gather":
+        lengths = _lengths_of_shape(value)
+        return product_of(lengths) if lengths is not None and len(lengths) == 1 else None
     count = 2 if node.op_type in ("Div", "Mul") else 1
     lengths = [known_product(each, distance + 1) for each in node.inputs[:count]]
     if node.op_type != "Div":
         return product_of(lengths)
     (number, names), divisor = factors_of(lengths[:1]) or (0, []), lengths[1]
     return product_of([number // divisor, *names]) if isinstance(divisor, int) and not number % divisor else None
+
+
+def _lengths_of_shape(value: ir.Value | None) -> list[Length] | None:
+    """Returns the dimensions of a tensor that a Shape, or a Gather of some of its elements, has; None for others."""
+    gather, data = producer_of(value, "Gather"), shape_source(value)
+    if data is not None:
+        return None if data.shape is None else list(data.shape)
+    lengths = None if gather is None else _lengths_of_shape(gather.inputs[0])
+    indices = None if gather is None else constant_array(gather.inputs[1])
+    if lengths is None or indices is None or not all(-len(lengths) <= i < len(lengths) for i in indices.reshape(-1)):
+        return None
+    return [lengths[int(i)] for i in indices.reshape(-1)]
 
 
 def factors_of(lengths: Iterable[Length]) -> tuple[int, list[ir.SymbolicDim]] | None:
