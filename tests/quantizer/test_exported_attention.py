@@ -1,0 +1,75 @@
+"""Attention as torch's exporters write it, for architectures of transformers and spellings of tutorials.
+
+models/export_attention.py wrote the models. Each has one layer; every attention becomes QuantizedAttention, whose codes
+of 8 bits keep 35 dB of what floats give. The bits are those of the functions in ONNX Runtime without optimizations.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+
+import ort_dynq
+
+FOLDER = Path(__file__).resolve().parents[2] / "models" / "attention"
+MODELS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+SEVERAL = {"t5@script": 3, "swin@script": 2}
+TOKENS = 10
+
+
+def feeds(model: onnx.ModelProto) -> dict[str, Array]:
+    """Returns two samples; the second one's last four tokens are padding."""
+    rng, found = np.random.default_rng(0), dict[str, Array]()
+    for value in model.graph.input:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        lengths = [2, 64 if len(dims) == 2 and value.type.tensor_type.elem_type == 1 else TOKENS]
+        shape = [dim or length for dim, length in zip(dims, [*lengths, 0, 0], strict=False)]
+        if value.name == "mask":
+            found["mask"] = np.ones(shape, np.int64)
+            found["mask"][1, -4:] = 0
+        elif value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+            found["x"] = rng.integers(1, 16, shape)
+        else:
+            found["x"] = rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+def count(model: onnx.ModelProto, *operators: str) -> int:
+    return sum(node.op_type in operators for node in model.graph.node)
+
+
+def test_models_are_there() -> None:
+    assert len(MODELS) == 29
+    assert len({name.split("@")[0] for name in MODELS if "by_hand" not in name}) >= 10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_becomes_integer(name: str) -> None:
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    if model.opset_import[0].version > 21 and not _runs_opset_23():
+        pytest.skip("this version of ONNX Runtime has no operator Attention")
+    quantized = ort_dynq.quantize(model).to_proto()
+    assert count(quantized, "QuantizedAttention") == SEVERAL.get(name, 1)
+    assert count(quantized, "Softmax", "Attention", "MultiHeadAttention") == 0
+    given = feeds(model)
+    (result,) = make_session(quantized, "native").run(None, given)
+    assert_same(result, stock_session(quantized).run(None, given)[0])
+    (expected,) = stock_session(ort_dynq.quantize(model, attention="float").to_proto()).run(None, given)
+    noise = ((result - expected).astype(np.float64) ** 2).sum()
+    assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 35
+
+
+def _runs_opset_23() -> bool:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[1, 2, 4] x) => (float[1, 2, 4] y) '
+        "{ y = Attention<q_num_heads = 1, kv_num_heads = 1>(x, x, x) }"
+    )
+    try:
+        stock_session(model)
+    except Exception:
+        return False
+    return True
