@@ -111,8 +111,8 @@ class ParameterTile {
       std::memcpy(scales, from, static_cast<size_t>(count) * sizeof(float));
   }
 
-  // Reads `count` zero points from number `index` on.
-  void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
+  // Reads `count` zero points from number `index` on. Not inlined: its loops would take half of the code of layout.cc.
+  ORT_DYNQ_ONE_COPY void read_zps(int64_t index, int64_t count, ZeroPoint* zps) const {
     switch (work_.zps.type) {
       case kUint8:
         return read<uint8_t>(index, count, zps);

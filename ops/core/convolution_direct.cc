@@ -244,7 +244,7 @@ void DirectPart::add_terms(const ConvOutput& first, const ConvOutput& second, co
 // `to` is the number of the first element.
 void DirectPart::write_buffer(int64_t to) const {
   if (!outputs_.is_dense) return write_rows(to);
-  const auto [n0, n1, n2] = part_.tile.count;
+  const int64_t n0 = part_.tile.count[0], n1 = part_.tile.count[1], n2 = part_.tile.count[2];
   for (int64_t c = 0; c < block_.channels; ++c)
     conv_.dst_storage.narrow(sums_.get() + c * positions_,
                              element(conv_.dst, conv_.dst_storage, to + c * conv_.out_positions()), n0 * n1 * n2);

@@ -118,7 +118,7 @@ void RowsPart::multiply(int64_t channel) {
 }
 
 void RowsPart::write_outputs(int64_t channel) const {
-  const auto [n0, n1, n2] = part_.tile.count;
+  const int64_t n0 = part_.tile.count[0], n1 = part_.tile.count[1], n2 = part_.tile.count[2];
   const int64_t adjacent = n2 == conv_.axes[2].out ? n1 * n2 : n2;
   const float* from = outputs_.get();
   for (int64_t i = 0; i < part_.samples; ++i) {

@@ -57,7 +57,8 @@ class Check {
     conv.result = src;
     conv.result.dims[0] = conv.samples;
     conv.result.dims[1] = conv.channels;
-    for (size_t i = 2; i < src.rank; ++i) conv.result.dims[i] = conv.axes[kSpatialAxes - src.rank + i].out;
+    for (size_t axis = 0; axis < kSpatialAxes; ++axis)  // the last axes are those of src
+      if (axis + src.rank >= kSpatialAxes + 2) conv.result.dims[axis + src.rank - kSpatialAxes] = conv.axes[axis].out;
     check_size(conv.result);
   }
 

@@ -69,7 +69,7 @@ WinogradPart::WinogradPart(const Convolution& conv, const ConvPart& part)
 }
 
 void WinogradPart::describe_block() {
-  const auto [n0, n1, n2] = part_.tile.count;
+  const int64_t n1 = part_.tile.count[1], n2 = part_.tile.count[2];
   const ConvAxis& rows = conv_.axes[1];
   const ConvAxis& cols = conv_.axes[2];
   form_.describe(block_.input);
@@ -141,7 +141,7 @@ void WinogradPart::multiply(int64_t channel) {
 
 // Writes the block's channels of the box from outputs_, which has no other elements.
 void WinogradPart::write_box(int64_t channel) const {
-  const auto [n0, n1, n2] = part_.tile.count;
+  const int64_t n0 = part_.tile.count[0], n1 = part_.tile.count[1], n2 = part_.tile.count[2];
   const int64_t row = n2 == conv_.axes[2].out ? n1 * n2 : n2;
   const float* from = outputs_.get();
   for (int64_t c = 0; c < block_.channels; ++c)

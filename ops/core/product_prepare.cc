@@ -112,7 +112,7 @@ void Product::prepare_codes(Context& context) {
   int32_t* sums = plan_.sums_codes ? row_sums_.allocate(code_rows_ * all_.groups) : nullptr;
   if (copies) all_.codes.data = copy;
   all_.codes.sums = sums;
-  if (plan_.has_ones())
+  if (plan_.has_ones() && copy != nullptr && sums != nullptr)  // then both are there
     set_ones(copy + given * all_.depth, sums + given * all_.groups);
   else if (plan_.sum_columns != nullptr)
     set_ones(ones_.allocate(all_.depth), sums_of_ones_.allocate(all_.groups));
