@@ -130,6 +130,17 @@ def _attention_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend(parser)
 
 
+def _integer_attention_arguments(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser, threads="1", time="0.5")
+    parser.add_argument(
+        "--cases", type=_names, metavar="NAME[,NAME]", help="names in the first column of the table (default: all)"
+    )
+    parser.add_argument(
+        "--isas", type=_names, metavar="NAME[,NAME]", help="instruction sets (default: all of this CPU but portable)"
+    )
+    add_backend(parser)
+
+
 def _compressed_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads=_THREADS, time="0.5")
     parser.add_argument(
@@ -375,6 +386,28 @@ def _attention(arguments: argparse.Namespace, settings: Settings, track: Track) 
     return Outcome({"heads": heads, "timings": list(map(asdict, timings))}, text)
 
 
+def _integer_attention(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
+    """Times QuantizedAttention."""
+    from bench.integer_attentions import FORMS, bench_integer_attentions
+
+    names = arguments.cases or tuple(FORMS)
+    timings = bench_integer_attentions(settings, names, isas=arguments.isas or (), track=track)
+
+    def text() -> Iterator[RenderableType]:
+        yield "fastest runs in us, one thread; float: MultiHeadAttention in stock ONNX Runtime"
+        yield "ratio: float / ort_dynq\n"
+        yield _timings(
+            timings,
+            ("case", "instruction set", "tokens", "heads", "size", "ort_dynq", "float", "ratio"),
+            lambda each: (
+                *(each.name, each.isa, each.tokens, each.heads, each.size),
+                *(Figure(each.ours_us, 1), Figure(each.float_us, 1), Figure(each.ratio, 2)),
+            ),
+        )
+
+    return Outcome({"timings": list(map(asdict, timings))}, text)
+
+
 def _compressed(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     """Times CompressedMatMul."""
     from bench.compressed_products import PARTS, ROWS, SIZES, bench_compressed
@@ -600,6 +633,14 @@ COMMANDS = (
         (f"{PROGRAM} attention --cases decode-DT-8,prompt-TD-8 --threads 1",),
         _attention_arguments,
         partial(timed, run=_attention, time=0.5, all_cores=True),
+    ),
+    Command(
+        "integer-attention",
+        "attention with products of integers on each instruction set of this CPU, and that of floats in stock ONNX "
+        "Runtime",
+        (f"{PROGRAM} integer-attention --cases minilm-512,bert-512 --isas amx,avx512vnni",),
+        _integer_attention_arguments,
+        partial(timed, run=_integer_attention, time=0.5),
     ),
     Command(
         "compressed",
