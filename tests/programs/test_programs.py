@@ -44,7 +44,6 @@ def test_program(name: str, runner: Any, tmp_path: Path) -> None:
     assert own.sessions
     assert {each["state"] for each in own.sessions} == {"unchanged"}
     quantized = ran(name, "quantize", tmp_path, 3)
-    assert quantized.results[0] == stock.results[0]  # while it is measured
     near = [each for each in quantized.sessions if each["state"] == "quantized" or _is_only_slow(each["reason"])]
     if name in ACCEPTED:
         assert len(near) >= ACCEPTED[name], quantized.line
