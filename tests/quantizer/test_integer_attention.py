@@ -116,6 +116,14 @@ FORMS = {
         f"p = Softmax(d) {END}",
         {"kv_num_heads": 2, "key_layout": 0, "value_layout": 0},
     ),
+    "heads of rotated keys repeated": (
+        f"{SPLIT.replace('v4 = Reshape(v0, split)', 'v2 = Reshape(v0, half)')} k4 = Reshape(k0, half) "
+        "kn = Transpose<perm = [0, 2, 1, 3]>(k4) kr = Mul(kn, ramp) ku = Unsqueeze(kr, two) ke = Expand(ku, repeats) "
+        "kh = Reshape(ke, joined) vn = Transpose<perm = [0, 2, 1, 3]>(v2) vu = Unsqueeze(vn, two) "
+        "ve = Expand(vu, repeats) vh = Reshape(ve, joined) qt = Transpose<perm = [0, 2, 1, 3]>(q4) qh = Mul(qt, ramp) "
+        f"{PRODUCT} m = Where(keep, d, least) p = Softmax(m) {END}",
+        {"kv_num_heads": 2, "query_layout": 1, "key_layout": 1, "value_layout": 0, "dst_layout": 0},
+    ),
     "soft cap": (
         f"{SPLIT} {HEADS_FIRST} {KEYS} qh = Identity(qt) {PRODUCT} a = Div(d, cap) h = Tanh(a) m = Mul(h, cap) "
         f"p = Softmax(m) {END}",

@@ -163,7 +163,7 @@ def _layout_of(
         for i in range(len(lead)):
             for view in candidates:
                 batch, heads = ([each for each in part if each in view.order] for part in (lead[:i], lead[i:]))
-                if view.order == (*batch, *t, *heads, *d):
+                if heads and view.order == (*batch, *t, *heads, *d):
                     votes[i] += 1
                     break
     at = max(range(len(votes)), key=lambda i: (votes[i], i))

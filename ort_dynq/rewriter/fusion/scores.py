@@ -89,12 +89,10 @@ def attention_of(node: ir.Node) -> Attention | ir.Value | None:
     if p is None or not users or p.shape is None or len(p.shape) < 2:
         return None
     axes, walk = axes_of(p.shape), _Walk()
-    after = _product_of(node, axes, walk.shapes)
-    if after is None:
-        return None
     scores = _scores_of(users, 0, axes, walk)
-    if scores is None:
-        return walk.lost
+    after = _product_of(node, axes, walk.shapes)  # it knows the lengths of scores then
+    if after is None or scores is None:
+        return None if after is None else walk.lost
     shapes = walk.shapes
     if {*leaves(axes[-1:])} & {*scores.query.order}:
         scores = replace(scores, query=scores.key, key=scores.query)
@@ -158,6 +156,8 @@ def _scores_of(
         dim == 1 and axis for dim, axis in zip(dims_of(value), axes, strict=True)
     ):
         return None
+    for axis, dim in zip(axes, dims_of(value), strict=True):
+        rename(axis, dim)
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
     if _labels_of(node) is not None:
         (a, b), _ = _operands_of(node, {2: axes})

@@ -85,12 +85,19 @@ class View:
         """
         if not is_standard(node, *RESHAPES):
             return None
-        for axis, dim in zip(self.axes, dims_of(self.value), strict=True):
-            rename(axis, dim)
         shape = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
         is_copied = [n == 0 for n in shape or ()] if not node.attributes.get_int("allowzero", 0) else []
         lead = (*is_copied, False).index(False)
+        before = [(factor, factor.length) for factor in self.order]
+        for axis, dim in zip(self.axes, dims_of(self.value), strict=True):
+            rename(axis, dim)
         axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
+        if axes is None:  # inference has made up names here, and knew others
+            for factor, length in before:
+                factor.length = (
+                    length if isinstance(length, int) or not isinstance(factor.length, int) else factor.length
+                )
+            axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
         return None if axes is None else View(to, self.axes[:lead] + axes)
 
 
