@@ -131,9 +131,9 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return compressed_operands(rng, types[1], (7,), 33, 4, 5, float_types=(types[0], types[2]))
     if operator.name == "QuantizedAttention":
         return [
-            *rng.normal(0, 1, (3, 2, 5, 8)).astype(np.float32),
+            *rng.normal(0, 1, (3, 2, 5, 8)).astype(types[0]),
             np.zeros((1, 1, 5, 5), np.float32),
-            np.float32([0.5]),
+            *(np.float32([number]) for number in (0.5, 0, -np.inf)),
         ]
     shapes: list[tuple[int, ...]] = [(7, 33), (), ()]
     spreads = [rng.normal(0, 60, shapes[0]), *(rng.uniform(1, 9, shape) for shape in shapes[1:])]
