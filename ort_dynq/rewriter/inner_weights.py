@@ -111,13 +111,13 @@ def _move_constants(node: ir.Node, main: ir.Graph, names: set[str]) -> None:
         else:
             assert isinstance(graph, ir.Graph)
             del graph.initializers[value.name]
-            value.const_value = _copy_of(value.const_value)  # the name is also one of the tensor
+            value.const_value = copy_of(value.const_value)  # the name is also one of the tensor
         value.name = new_name(value.name, names)
         if constant is None:
             main.register_initializer(value)
 
 
-def _copy_of(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
+def copy_of(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
     """Returns a tensor that may get another name: the given one is in the user's model, too."""
     assert tensor is not None
     return copy.copy(tensor) if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(tensor.numpy(), tensor.dtype)

@@ -19,6 +19,7 @@ from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
 from .analysis.nodes import is_standard
 from .inner_weights import NOTE, with_weights_outside
+from .known_branches import without_known_branches
 from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
 from .report import Report
@@ -50,8 +51,8 @@ def in_normal_form(
         form = inlined(model)
     except DynqError as error:
         notes.append(str(error))
-    form, model, inner = with_weights_outside(form), with_weights_outside(model), form
-    if form is not inner:
+    form, given_model, model = with_weights_outside(form), model, with_weights_outside(model)
+    if model is not given_model:
         notes.append(NOTE)
     form = _without_remainders(without_carried_invariants(_with_distinct_names(form)))
     moved = without_transposes(form)
@@ -91,16 +92,18 @@ def _in_newer_opset(
 
 
 def inlined(model: ir.Model) -> ir.Model:
-    """Returns a copy of a model with its functions inlined, as ONNX Runtime inlines them before it runs a model.
+    """Returns a copy of a model with its functions and its known branches inlined, as ONNX Runtime inlines them.
 
-    A model without functions is returned itself. A function stays if its domain is one of ort_dynq or of ONNX Runtime,
+    A model without these is returned itself. A function stays if its domain is one of ort_dynq or of ONNX Runtime,
     which may have a kernel of its name. The copy has the same names of inputs and outputs.
 
     Raises:
         DynqError: A function cannot be inlined. For example, it imports another opset than the model.
     """
-    if not functions(model):
-        return model
+    return without_known_branches(_without_functions(model) if functions(model) else model)
+
+
+def _without_functions(model: ir.Model) -> ir.Model:
     try:
         copy = named(model.clone())  # after their outputs: the pass would name nodes by numbers
         common.InlinePass(lambda each: each.domain != "" and not each.domain.startswith(_KEPT))(copy)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...runtime import MOST_COPIED, open_session, session_options
 from .constants import constant_array
+from .folding import static_shape
 from .inference import Facts
 
 _FEW = 1 << 20  # elements with which threads take longer to start than they gain
@@ -46,9 +47,13 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
             if constant is None or at.name is None:
                 return None
             constants[at.name] = constant
+        elif (lengths := static_shape(producer)) is not None and at.name is not None:
+            constants[at.name] = np.array(lengths, np.int64)
         elif producer not in nodes:
             sources = [source for source in producer.inputs if source is not None]
-            nodes[producer] = {node for source in sources if (node := source.producer()) is not None}
+            nodes[producer] = {
+                node for source in sources if (node := source.producer()) is not None and static_shape(node) is None
+            }
             todo += sources
     try:
         return _run(list(graphlib.TopologicalSorter(nodes).static_order()), constants, value, facts.model)

@@ -22,7 +22,9 @@ def folded_values(model: ir.Model) -> set[ir.Value]:
         if isinstance(graph, ir.Graph):
             constants.update(value for value in graph.initializers.values() if not value.is_graph_input())
         for node in graph:
-            is_folded = _is_static_shape(node) or all(value is None or value in constants for value in node.inputs)
+            is_folded = static_shape(node) is not None or all(
+                value is None or value in constants for value in node.inputs
+            )
             if is_folded and _is_foldable(node):
                 constants.update(node.outputs)
     return constants
@@ -34,10 +36,11 @@ def _is_foldable(node: ir.Node) -> bool:
     return all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
-def _is_static_shape(node: ir.Node) -> bool:
-    """Returns whether a node is a Shape whose result is known before run time."""
+def static_shape(node: ir.Node) -> list[int] | None:
+    """Returns the result of a Shape if it is known before run time; else, and of other nodes, None."""
     if node.op_type != "Shape" or not node.inputs or node.inputs[0] is None or node.inputs[0].shape is None:
-        return False
+        return None
     dims = list(node.inputs[0].shape)
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
-    return all(isinstance(dim, int) for dim in dims[start:end])
+    lengths = [dim for dim in dims[start:end] if isinstance(dim, int)]
+    return lengths if len(lengths) == len(dims[start:end]) else None

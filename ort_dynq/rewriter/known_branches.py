@@ -1,0 +1,136 @@
+"""Replaces an If whose condition is a constant by the nodes of the branch that runs, as ONNX Runtime does.
+
+Exporters write such an If for what they do not decide themselves. ONNX Runtime replaces it when it opens a model, and
+fails (1.32) if the branch calls a function that has such an If, too, as the functions of ort_dynq's operators do
+without the plugin: ``Graph::InlineIfSubgraph``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from ..graphs import NAME_IN_MODEL, new_name, subgraphs, values_of, values_read, with_subgraphs
+from .analysis.constants import constant_array
+from .analysis.evaluation import evaluate
+from .analysis.inference import Facts
+from .analysis.nodes import is_standard
+from .float16.casts import mentions_float16
+from .inner_weights import copy_of
+
+_OF_SHAPES = ("Shape", "Size")  # may be constant, whatever they read
+
+
+def without_known_branches(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model without the Ifs of its graphs that have a constant condition; itself if it has none.
+
+    Values get another name only if other graphs have theirs. An If stays if float16 may enter or leave the branch
+    between nodes: with optimizations off, ONNX Runtime rounds it there.
+    """
+    if not any(map(_may_be_known, _ifs(model.graph))):
+        return model
+    copy = model.clone()
+    branches = _known_branches(copy)
+    for node, branch in branches.items():
+        if node.graph is not None:  # it is not in a branch that does not run
+            _replace(copy, node, branch)
+    return copy if branches else model
+
+
+def _ifs(graph: ir.Graph) -> Iterator[ir.Node]:
+    for _, each in with_subgraphs(graph):
+        yield from (node for node in each if is_standard(node, "If"))
+
+
+def _may_be_known(node: ir.Node) -> bool:
+    """Returns whether a condition depends on constants and shapes alone."""
+    todo, seen = list(node.inputs), set[ir.Value | None]()
+    while todo:
+        value = todo.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        producer = value.producer()
+        if producer is None:
+            if not value.is_initializer() or value.is_graph_input():
+                return False
+        elif producer.op_type not in _OF_SHAPES:
+            if any(True for _ in subgraphs(producer)):
+                return False
+            todo += producer.inputs
+    return True
+
+
+def _known_branches(model: ir.Model) -> dict[ir.Node, ir.Graph]:
+    """Returns the Ifs whose branch is known, each with this branch, in the order of the model."""
+    nodes = list(filter(_may_be_known, _ifs(model.graph)))
+    conditions = {node: constant_array(node.inputs[0]) for node in nodes}
+    has_float16 = mentions_float16(model)
+    if has_float16 or any(each is None for each in conditions.values()):
+        with Facts(model) as facts:
+            for node in nodes if not facts.contradiction else ():
+                if conditions[node] is None and facts.is_constant(node.inputs[0]):
+                    conditions[node] = evaluate(node.inputs[0], facts)
+            if has_float16:
+                nodes = list(filter(_is_apart, nodes))
+    branches = {}
+    for node in nodes:
+        condition = conditions[node]
+        if condition is not None and condition.size == 1:
+            branches[node] = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    return branches
+
+
+def _is_apart(node: ir.Node) -> bool:
+    """Returns whether no value that enters or leaves a branch may be of float16 and not rounded."""
+    floats = (None, ir.DataType.FLOAT16)
+    inner = {value for _, graph in subgraphs(node) for _, each in with_subgraphs(graph) for value in values_of(each)}
+    is_rounded = all(
+        value in inner or value.producer() is None or value.dtype not in floats for value in values_read(node)
+    )
+    return is_rounded and all(not value.uses() or value.dtype not in floats for value in node.outputs)
+
+
+def _replace(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
+    """Moves the nodes of a branch to the place of its If."""
+    graph, outputs, nodes = node.graph, list(branch.outputs), list(branch)
+    assert isinstance(graph, ir.Graph)
+    initializers = list(branch.initializers.values())
+    branch.remove(nodes)
+    branch.initializers.clear()
+    for _, unused in subgraphs(node):  # what they read and what they name counts no more
+        unused.outputs.clear()
+        unused.remove(list(unused))
+    node.attributes.clear()
+    names = {value.name for _, each in with_subgraphs(model.graph) for value in values_of(each) if value.name}
+    node_names = {each.name for each in graph if each.name and each is not node}
+    computed = [value for each in nodes for value in each.outputs if value.name]
+    for value in [*initializers, *computed]:
+        _rename(value, names)
+    for value in initializers:
+        graph.register_initializer(value)
+    for each in nodes:
+        each.name = new_name(each.name, node_names) if each.name else None
+    graph.insert_before(node, nodes)
+    for old, result in zip(node.outputs, outputs, strict=True):
+        if result not in computed:  # an initializer
+            copy = ir.node("Identity", [result])
+            graph.insert_before(node, copy)
+            result = copy.outputs[0]
+        name, type_, shape = old.name, old.type or result.type, result.shape if old.shape is None else old.shape
+        ir.convenience.replace_all_uses_with([old], [result], replace_graph_outputs=True)
+        old.name = None
+        result.name, result.type, result.shape = name, type_, shape
+    graph.remove(node, safe=True)
+
+
+def _rename(value: ir.Value, names: set[str]) -> None:
+    """Gives a value another name if its name is among `names`, and adds it to them."""
+    assert value.name is not None
+    name = new_name(value.name, names)
+    if name != value.name:
+        value.meta.setdefault(NAME_IN_MODEL, value.name)
+        if value.const_value is not None:
+            value.const_value = copy_of(value.const_value)  # the name is also one of the tensor
+        value.name = name
