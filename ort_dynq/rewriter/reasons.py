@@ -163,6 +163,10 @@ class Reason(Enum):
     DEQUANTIZED_OVERFLOW = "its weights are rounded to float16, and may be larger than float16 represents"
     DEQUANTIZED_SCALES = "the scales of its weights vary within blocks of 16 along K"
     DEQUANTIZED_TOO_LARGE = "dequantized once, the weights of the model would take more than 1 GB"
+    DEQUANTIZED_LITTLE = (
+        "its {percent} % of the model's products save nothing beside those of the convolutions, which stay; "
+        "--weights-only two-term converts it"
+    )
     MADE_LEVEL_4 = (
         "ONNX Runtime alone makes MatMulNBits of accuracy_level 4 of it, which rounds its activation to 8 bits"
     )

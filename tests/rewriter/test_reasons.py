@@ -221,6 +221,11 @@ CASES: dict[Reason, Case] = {
     Reason.DEQUANTIZED_SCALES: Case(
         "v = DequantizeLinear<axis = 0, block_size = 8>(wq, sixths) y = MatMul(x, v)", opset=21
     ),
+    Reason.DEQUANTIZED_LITTLE: Case(
+        "v = DequantizeLinear(filter8, ws) c = Conv(x, v) u = DequantizeLinear(wq, ws) y = MatMul(k, u)",
+        "float[1, 8, 100, 100] x, float[1, 48] k",
+        output="float y, float c",
+    ),
     Reason.WEIGHTS_DEQUANTIZED: Case(
         "v = DequantizeLinear(filter8, ws) y = Conv(x, v)", "float[1, 8, 20, 20] x", output="float[1, 4, 18, 18] y"
     ),

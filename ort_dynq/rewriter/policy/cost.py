@@ -59,7 +59,8 @@ _FAST_FUNCTIONS = ("Sigmoid", "Tanh", "QuickGelu", "FastGelu")  # of ONNX Runtim
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
-_ASSUMED = 8  # the length of a dimension that is not fixed, as in verification
+ASSUMED = 8
+"""The length of a dimension that is not fixed, as in verification."""
 
 
 def has_few_elements(x: ir.Value) -> bool:
@@ -108,7 +109,7 @@ def too_small(node: ir.Node) -> Unconverted | None:
     unknown = len(x.shape) - len(known)
     if unknown > 0 and not known:
         return None
-    quantizes, elements = node.op_type == "QuantizeLinear", math.prod(known) * _ASSUMED**unknown
+    quantizes, elements = node.op_type == "QuantizeLinear", math.prod(known) * ASSUMED**unknown
     rank, axis = len(x.shape), node.attributes.get_int("axis", 1)
     if node.attributes.get_int("block_size", 0) > 0:
         is_quick = (axis in (-1, rank - 1)) == quantizes
@@ -117,7 +118,7 @@ def too_small(node: ir.Node) -> Unconverted | None:
     has_kernels = scale.dtype == ir.DataType.FLOAT and code_type(node) in CODE_TYPES  # which ONNX Runtime fuses
     if elements >= _FEWEST_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
         return None
-    assumed = f", with {_ASSUMED} for each dynamic dimension" if unknown else ""
+    assumed = f", with {ASSUMED} for each dynamic dimension" if unknown else ""
     return Unconverted(Reason.TENSOR_TOO_SMALL, elements=elements, assumed=assumed)
 
 
@@ -147,7 +148,7 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
     """
     if activation.shape is None:
         return False
-    elements = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in activation.shape)
+    elements = math.prod(dim if isinstance(dim, int) else ASSUMED for dim in activation.shape)
     is_reshaped = bool(reshapes_of(activation))
     fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
@@ -167,7 +168,7 @@ def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) ->
         return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS
     if activation.shape is None:
         return False
-    rows = math.prod(dim if isinstance(dim, int) else _ASSUMED for dim in list(activation.shape)[:-1])
+    rows = math.prod(dim if isinstance(dim, int) else ASSUMED for dim in list(activation.shape)[:-1])
     return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
 
 

@@ -9,6 +9,8 @@ The model has float activations, so the product keeps them: with two terms withi
 MatMulNBits of accuracy_level 4 of some of these products, which nobody asked for, and dequantizes the weights of all
 others in every run (policy/dequantized_products.py).
 
+A product that is little beside the model's convolutions stays: nothing would be gained.
+
 A product whose activation was quantized, too, is left to other rules, and to ONNX Runtime if its scale is constant.
 """
 
@@ -25,9 +27,9 @@ from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..edit import Edit
-from ..policy.dequantized_products import made_by_onnxruntime
+from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
 from ..reasons import Reason, Unconverted
-from ..rule import Context, Rule
+from ..rule import WEIGHTS_ONLY, Context, Rule
 from ..shared_initializers import SharedInitializers
 from .affine import AffineForms
 from .channels import Channels
@@ -109,6 +111,9 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
         fate = fate.then(lost)
     if context.exact:
         raise Unconverted(Reason.EXACT).then(fate)
+    little = context.shared(Convolutions).outweigh(node.inputs[0], node.inputs[1])
+    if little is not None and context.weights_only == WEIGHTS_ONLY[0]:
+        raise little.then(fate)
     if dequantizer.other_type:
         raise Unconverted(Reason.DEQUANTIZED_TYPE, dtype=dequantizer.other_type.name.lower()).then(fate)
     try:
