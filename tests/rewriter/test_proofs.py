@@ -13,7 +13,6 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from helpers import Array
-from ort_dynq.rewriter.fusion.heads import heads_of
 from rewriting import parse
 
 from ort_dynq import rewriter
@@ -23,7 +22,9 @@ from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.repetition import Repetitions
 from ort_dynq.rewriter.analysis.shape_arithmetic import known_number
 from ort_dynq.rewriter.analysis.values import Values
-from ort_dynq.rewriter.fusion.scores import Added, Masked, attention_of
+from ort_dynq.rewriter.fusion.score_steps import Added, Masked, Scalar
+from ort_dynq.rewriter.fusion.scores import Attention, attention_of
+from ort_dynq.rewriter.fusion.views import View, axes_of, dims_of, leaves
 from ort_dynq.rewriter.policy.saturation import may_saturate
 from ort_dynq.rewriter.products.affine import AffineForms
 from ort_dynq.rewriter.products.affine_form import Affine, Op, Param
@@ -128,12 +129,16 @@ def activations() -> None:
         assert [each.operator for each in rewriter.rewrite(proto, fuse=True).report.fused] == operators
 
 
-def heads() -> None:
-    text = "r = Reshape(x, shape) y = Transpose<perm = [0, 2, 1, 3]>(r)"
-    with model(text, "float[2, n, 64] x", "int64[4] shape = {0, 0, 4, 16}") as m:
-        found = heads_of(m.values["y"])
-        assert found is not None
-        assert (found.value, found.heads, found.size) == (m.values["x"], 4, 16)
+def views() -> None:
+    text = "r = Reshape(x, four) p = Transpose<perm = [0, 2, 1, 3]>(r) y = Reshape(p, three)"
+    with model(text, "float[2, t, 64] x", "int64[4] four = {0, 0, 4, 16}, int64[3] three = {8, -1, 16}") as m:
+        last = view = View(m.values["y"], axes_of(dims_of(m.values["y"])))
+        while (before := view.before()) is not None:
+            view = before
+        assert view.value is m.values["x"]
+        batch, tokens, heads, size = view.order
+        assert [batch.length, heads.length, size.length] == [2, 4, 16]
+        assert [leaves([axis]) for axis in last.axes] == [(batch, heads), (tokens,), (size,)]
 
 
 def scores() -> None:
@@ -141,10 +146,11 @@ def scores() -> None:
     inputs = "float[1, 2, 3, 4] q, float[1, 2, 4, 5] k, float[1, 2, 5, 4] v, float[3, 5] b, bool[3, 5] mask"
     with model(text, inputs, "float part = {0.125}, float ninf = {-inf}") as m:
         found = attention_of(m.node("p"))
-        assert found is not None
-        assert [known_number(each.value) for each in found[0].scalars] == [0.125]
-        bias, mask = Added(m.values["b"], is_half=False), Masked(m.values["mask"], keeps=True, number=-np.inf)
-        assert found[0].steps == [bias, mask]
+        assert isinstance(found, Attention)
+        scalar, *others = found.scores.steps
+        assert isinstance(scalar, Scalar)
+        assert known_number(scalar.value) == 0.125
+        assert others == [Added(m.values["b"]), Masked(m.values["mask"], keeps=True, number=-np.inf)]
 
 
 def saturation() -> None:
@@ -302,7 +308,7 @@ def steps() -> None:
 
 
 CHECKS: tuple[Callable[[], None], ...] = (
-    *(bounds, estimators, magnitudes, repetition, shape_arithmetic, values, narrowing, activations, heads, scores),
+    *(bounds, estimators, magnitudes, repetition, shape_arithmetic, values, narrowing, activations, views, scores),
     *(saturation, affine, affine_form, corrections, epilogue, estimates, marks, merged_rows, rounded_scales),
     *(scale_indices, unsigned_codes, wide_codes, fused_steps, rows, signs, steps),
 )

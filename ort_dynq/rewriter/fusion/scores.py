@@ -1,7 +1,9 @@
 """Attention as exporters write it: two products of activations, and between them scores, which steps change.
 
-Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has three steps: the scalar 0.125, the bias b, and the mask. The
-values are views (views.py) of which only the factors of their axes count: Softmax is over those that only the key has.
+The values are views (views.py) of which only the factors of their axes count: Softmax is over those that only the key
+has.
+
+Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has three steps: the scalar 0.125, the bias b, and the mask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Views: which factors of a length each axis of a tensor holds, as the letters of einsum notation do.
 
-Example: a key [b, t, 64] is reshaped to [b, t, 4, 16], transposed to [b, 4, t, 16], reshaped to [b * 4, t, 16] and
-transposed to [b * 4, 16, t]. The axes of the last value hold the factors (b, 4), (16) and (t), and those of the first
-one (b), (t) and (4, 16). A factor that turns out to be a product is split wherever it stands.
+A factor that turns out to be a product is split wherever it stands.
+
+Example: x [2, t, 64], reshaped to [2, t, 4, 16], transposed and reshaped to [8, t, 16], has axes (2, 4), (t) and (16).
 """
 
 from __future__ import annotations
