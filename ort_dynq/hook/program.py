@@ -143,7 +143,7 @@ def _passing_signals_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]
 
 def _is_in_foreground() -> bool:
     """Whether a terminal sends its signals to this process and the program alike."""
-    if os.name != "posix":
+    if sys.platform == "win32":
         return True
     terminal = next((stream for stream in (0, 1, 2) if os.isatty(stream)), None)
     return terminal is not None and os.tcgetpgrp(terminal) == os.getpgrp()
