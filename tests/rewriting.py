@@ -32,6 +32,9 @@ FOLDERS = sorted(
     path.parent.name for path in MODELS.glob("*/model.onnx") if not path.parent.name.startswith(FOR_THE_QUANTIZER)
 )
 
+YES = "b0 = Cast<to = 9>(x) b1 = Cast<to = 6>(b0) b2 = ReduceSum<keepdims = 0>(b1) yes = Cast<to = 9>(b2)"
+"""Nodes that compute the condition of an If at run time: whether x has a number other than 0."""
+
 
 def load(name: str) -> onnx.ModelProto:
     """Returns the model with metadata and doc strings, which a rewrite must keep."""

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import pytest
 from helpers import Array, stock_session
 from onnx import helper
-from rewriting import F, nodes_of, parse
+from rewriting import YES, F, nodes_of, parse
 
 from ort_dynq.rewriter.fusion.activations import RULE
 from ort_dynq.rewriter.loop import convert
@@ -312,16 +312,22 @@ def test_output_is_used_many_times() -> None:
 
 def test_subgraph() -> None:
     """x is a value of the graph around the nodes."""
-    body = """yes = Constant<value = bool {1}>() y = If(yes) <
+    body = (
+        YES
+        + """ y = If(yes) <
         then_branch = t () => (float[N, K] inner) { s = Sigmoid(x) inner = Mul(x, s) },
         else_branch = e () => (float[N, K] other) { other = Identity(x) }>"""
+    )
     check(model_of(body), "QuickGelu 1")
 
 
 def test_nodes_in_two_graphs_stay() -> None:
-    body = """yes = Constant<value = bool {1}>() s = Sigmoid(x) y = If(yes) <
+    body = (
+        YES
+        + """ s = Sigmoid(x) y = If(yes) <
         then_branch = t () => (float[N, K] inner) { inner = Mul(x, s) },
         else_branch = e () => (float[N, K] other) { other = Identity(x) }>"""
+    )
     assert microsoft(fused(model_of(body))) == []
 
 
@@ -396,9 +402,12 @@ def test_middle_values_used_elsewhere(value: str) -> None:
 
 
 def test_middle_value_used_in_a_subgraph() -> None:
-    body = """yes = Constant<value = bool {1}>() s = Sigmoid(x) y = Mul(x, s) z = If(yes) <
+    body = (
+        YES
+        + """ s = Sigmoid(x) y = Mul(x, s) z = If(yes) <
         then_branch = t () => (float[N, K] inner) { inner = Neg(s) },
         else_branch = e () => (float[N, K] other) { other = Identity(x) }>"""
+    )
     assert microsoft(fused(model_of(body, outputs="float[] y, float[] z"))) == []
 
 

@@ -293,7 +293,7 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
             "compressed_key_half",
         ),
     )
-} | {"torch_int8_cache": {"ort_dynq.RowProgram": 4, "ort_dynq.CompressedAttention": 1}}
+} | {"torch_int8_cache": {"ort_dynq.RowProgram": 5, "ort_dynq.CompressedAttention": 1}}
 
 # Attention over codes and models like it, which ONNX Runtime 1.32 recorded without AVX-512.
 COMPRESSED = [

@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
-from rewriting import F, found, nodes_of, rows, tails
+from rewriting import YES, F, found, nodes_of, rows, tails
 
 from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import rewrite
@@ -27,7 +27,7 @@ def if_(
     body: str, *, otherwise: str = "other = Identity(x)", constants: str = CONSTANTS, type_: str = "float[P, Q]"
 ) -> str:
     """The body of a function: an If whose branch computes `inner` and has the constants as its initializers."""
-    return f"""yes = Constant<value = bool {{1}}>() y = If(yes) <
+    return f"""{YES} y = If(yes) <
         then_branch = t () => ({type_} inner) <{constants}> {{ {body} }},
         else_branch = e () => ({type_} other) <{constants}> {{ {otherwise} }}>"""
 

@@ -17,7 +17,7 @@ import onnx.parser
 import onnx.shape_inference
 import pytest
 from helpers import every
-from rewriting import REDUCE, check, found, parse, programs, rows
+from rewriting import REDUCE, YES, check, found, parse, programs, rows
 
 from ort_dynq.rewriter import rewrite
 
@@ -435,7 +435,7 @@ PARTS = [
 @pytest.mark.parametrize("outside", range(len(PARTS) + 1))
 def test_chain_across_the_boundary_of_a_branch(outside: int) -> None:
     """The chain is in the outer graph, in the branch, or in both."""
-    body = "yes = Constant<value = bool {1}>() " + " ".join(PARTS[:outside])
+    body = f"{YES} " + " ".join(PARTS[:outside])
     model = parse(body + IF.format(" ".join([*PARTS[outside:], "inner = Mul(c, s)"])), inputs="float[9, 33] x")
     report = check(model, {"x": rows((9, 33))})
     if outside <= 2:
@@ -444,8 +444,11 @@ def test_chain_across_the_boundary_of_a_branch(outside: int) -> None:
 
 def test_names_in_a_branch_differ_from_outer_names() -> None:
     """Names in a branch must differ from all names of the outer graph, new ones included."""
-    body = """yes = Constant<value = bool {1}>() val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
+    body = (
+        YES
+        + """ val_0 = Abs(x) val_1 = ReduceMax(val_0, one) val_2 = Div(val_1, c127)
         d = Div(x, val_2) r = Round(d) q = Clip(r, low, high) val_3 = Mul(q, val_2)"""
+    )
     inner = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) e = Div(x, s) w = Round(e) v = Mul(w, s)
         inner = Add(v, val_3)"""
     report = check(parse(body + IF.format(inner), inputs="float[9, 33] x"), {"x": rows((9, 33))})

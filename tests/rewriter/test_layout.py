@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 from helpers import Array, every
 from onnx import numpy_helper
-from rewriting import check, nodes_of, rows, tails
+from rewriting import YES, check, nodes_of, rows, tails
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
@@ -146,7 +146,8 @@ KEPT = {
     "an operand without Transposes": "conv x a h = Softplus(x) r = Mul(a, h) y = Softplus(r)",
     "a function whose bits depend on the place": f"conv x a h = Elu(a) y = Transpose<perm = {FIRST}>(h)",
     "a subgraph": (
-        "conv x a c = Less(zero, three) y = If(c) <then_branch = t () => (float[] p) { p = Relu(a) }, "
+        f"conv x a {YES} y = If(yes) "
+        "<then_branch = t () => (float[] p) { p = Relu(a) }, "
         "else_branch = e () => (float[] p) { p = Identity(a) }>"
     ),
     "pads at run time": "conv x a d = Shape(x) k = Sub(d, d) p = Concat<axis = 0>(k, k) y = Pad(a, p)",

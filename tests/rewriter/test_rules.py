@@ -130,6 +130,22 @@ ATTENTION_OF_INTEGERS = onnx.parser.parse_model("""<ir_version: 10, opset_import
     }""")
 
 
+ROTARY = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1, 2, 8, 32] x, float[1, 1, 8, 16] angles) => (float[1, 2, 8, 32] y)
+    <int64[1] zero = {0}, int64[1] half = {16}, int64[1] end = {32}, int64[1] axis = {3}> {
+        twice = Concat<axis = -1>(angles, angles)
+        cos = Cos(twice)
+        sin = Sin(twice)
+        low = Slice(x, zero, half, axis)
+        high = Slice(x, half, end, axis)
+        negative = Neg(high)
+        turned = Concat<axis = -1>(negative, low)
+        a = Mul(x, cos)
+        b = Mul(turned, sin)
+        y = Add(a, b)
+    }""")
+
+
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
 
@@ -148,7 +164,8 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    written = map(ir.from_proto, (ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART))
+    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY
+    written = map(ir.from_proto, texts)
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

@@ -81,7 +81,9 @@ def _build(match: _ActivationFunction, edit: Edit) -> None:
 
 
 RULE = Rule("activation", OPSET, _match, _build, fuses=True)
-QUANTIZE = Rule("activation", OPSET, functools.partial(_match, takes_near=True), _build, fuses=True)
+QUANTIZE = Rule(
+    "activation, its constants rounded", OPSET, functools.partial(_match, takes_near=True), _build, fuses=True
+)
 
 # The functions of operators
 

@@ -83,7 +83,7 @@ class View:
 
         Reshape copies lengths, as its zeros say. The names of lengths are those of this side: others differ elsewhere.
         """
-        if not is_standard(node, *RESHAPES):
+        if not is_standard(node, *RESHAPES) or len(dims_of(self.value)) != len(self.axes):
             return None
         shape = known_lengths(node.inputs[1]) if node.op_type == "Reshape" else None
         is_copied = [n == 0 for n in shape or ()] if not node.attributes.get_int("allowzero", 0) else []
