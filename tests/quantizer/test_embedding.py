@@ -214,6 +214,7 @@ def test_a_table_of_a_graph_around() -> None:
     branch = helper.make_graph([GATHER], "branch", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     node = helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)
     model = model_of([node], {"table": table(), "flag": np.array(True)})
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))  # a session may override it
     result = ort_dynq.quantize(model)
     assert operators(result) == {"DynamicDequantize": 2}
     assert stored(result) == {(ROWS, COLUMNS): ["INT8"], (ROWS, 1): ["FLOAT"]}

@@ -108,7 +108,9 @@ def test_subgraphs() -> None:
         [helper.make_tensor_value_info("z", TensorProto.FLOAT16, None)],
     )
     node = helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)
-    result = ort_dynq.quantize(half([node], {"w": W, "flag": np.array(True)}))
+    model = half([node], {"w": W, "flag": np.array(True)})
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))  # a session may override it
+    result = ort_dynq.quantize(model)
     assert operators(result)["QuantizedMatMul"] == 2
     run(result, X)
 
