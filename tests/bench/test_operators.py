@@ -36,7 +36,7 @@ def test_bench_ops_json(
     )
     data = run_developers_json(capsys, "ops", *arguments, "--isa", "portable")
     versions = {"onnxruntime", "ort_dynq", "python"}
-    assert data["machine"].keys() == {"cpu", "cores", "load", "isa", "backend", *versions}
+    assert data["machine"].keys() == {"cpu", "cores", "has_quota", "load", "isa", "backend", *versions}
     assert (data["machine"]["isa"], data["machine"]["backend"]) == ("portable", "native")
     assert data["settings"] == {
         "threads": [*threads],
