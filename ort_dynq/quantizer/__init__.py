@@ -32,7 +32,7 @@ from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_OF_QUANTIZATIONS, FIRST_WITH_FLOAT_ATTENTION, LAST_FUSIONS
 from ..storage import check_data, explained, load, refusal_of_original
 from ..structure import structure_of
-from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, recurrent
+from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, packed_attention, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
 from .options import FUSED_IN_FLOAT32, LAYERS, Forms, Options, checked
@@ -167,6 +167,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
     if options.fuse:
         first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_WITH_FLOAT_ATTENTION
         phases = [*first, *phases, *LAST_FUSIONS]
+    phases.insert(0, (packed_attention.rule(options),))
     if options.from_static:
         phases.insert(0, (from_static_rule.RULE,))
     phases.append((float16_operands.RULE,))

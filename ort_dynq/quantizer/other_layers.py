@@ -15,6 +15,7 @@ from ..rewriter.metadata import RULE
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .options import OF_OPTIMIZER, Options, is_layer
+from .packed_attention import is_packed_attention, parts_of
 
 _ATTENTION = ("MultiHeadAttention", "GroupQueryAttention")
 
@@ -23,6 +24,8 @@ def _match(node: ir.Node, context: Context, options: Options) -> None:
     """Reports attention, and a layer whose weights are constant."""
     if _is_attention(node) and RULE not in node.metadata_props and context.reported.get(node) is None:
         raise Unconverted(Reason.ATTENTION_OF_FLOATS)
+    if is_packed_attention(node):
+        parts_of(node, context, options)
     if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in (*OF_OPTIMIZER, "Conv"):
         return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):

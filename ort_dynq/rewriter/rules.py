@@ -22,7 +22,15 @@ from .chains import (
 )
 from .convolutions import batch_normalization, float_conv, integer_conv
 from .float16 import operands as float16_operands
-from .fusion import activations, attention, compressed_attention, normalization, quantized_activations, rotary
+from .fusion import (
+    activations,
+    attention,
+    attention_parts,
+    compressed_attention,
+    normalization,
+    quantized_activations,
+    rotary,
+)
 from .products import (
     compressed_matmul,
     dequantized_matmul,
@@ -66,7 +74,10 @@ PHASES = (
 report codes that are not rounded; docs/rules.md says what each further phase does."""
 
 FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
-FIRST_OF_QUANTIZATIONS = ((activations.QUANTIZE, rotary.RULE, attention.QUANTIZE),)
+FIRST_OF_QUANTIZATIONS = (
+    (attention_parts.RULE,),
+    (activations.QUANTIZE, rotary.RULE, attention.QUANTIZE),
+)
 FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
 LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""

@@ -128,7 +128,7 @@ class Recorder:
             DynqError: A does not run, or a value is not a tensor of a supported type.
         """
         try:
-            results = run(self._session, self._names, feeds)
+            results = run(self._session, self._names, feeds) if self._names else []  # no names are all outputs
         except SessionError as error:
             raise DynqError(f"A does not run with {len(self._names)} of its values as outputs: {error}") from error
         known = {name: tensor.numpy() for name, tensor in self._constants.items()}

@@ -146,6 +146,11 @@ ROTARY = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     }""")
 
 
+GROUPS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    g (float[1, 8, 128] x, int32[1] last, int32 total) => (float[1, 8, 64] y)
+    { y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, , , , , last, total) }""")
+
+
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
 
@@ -164,7 +169,7 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY
+    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS
     written = map(ir.from_proto, texts)
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model

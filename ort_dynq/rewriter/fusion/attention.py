@@ -29,7 +29,7 @@ from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .attention_build import FLOAT, Layout, Match, Operand, build, can_be_placed
-from .attention_operators import operator_attention
+from .attention_operators import OPERATORS, operator_attention
 from .score_steps import (
     LARGEST_NUMBER,
     Added,
@@ -75,7 +75,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
     is_quantized = quantizes and not any(_has_past(each.view) for each in (keys[-1], values[-1]))
-    if not is_quantized and found.product.op_type in ("Attention", "MultiHeadAttention"):
+    if not is_quantized and found.product.op_type in OPERATORS:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
     scalars, softcap, steps = split_steps(found.scores.steps)
@@ -122,6 +122,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
         softcap,
         steps,
         found.is_causal,
+        found.window,
         is_exactly_masked,
         found.is_safe and may_mask_rows(steps, context.shared(Values)),
         found.product,

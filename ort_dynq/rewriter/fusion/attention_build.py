@@ -15,7 +15,7 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import REDUCES_BY_INPUT, has_one_element, is_equal, is_unnamed
 from ..edit import Edit, call
-from .score_steps import Added, Masked, Scalar, Step, Steps, sum_of, times
+from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
 from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
 
 FLOAT = ir.DataType.FLOAT
@@ -77,6 +77,7 @@ class Match:
         softcap: The bound of the scores before the steps; 0: there is none.
         steps: The masks and biases, the innermost first.
         is_causal: Whether a query sees the keys up to its own number.
+        window: The number of keys up to its own that a query sees; 0: all.
         is_exactly_masked: Whether all steps are masks whose numbers the operator puts in the place of scores.
         has_safe_rows: Whether there may be rows without keys, which are 0.
         product: The product by the value.
@@ -95,6 +96,7 @@ class Match:
     softcap: float
     steps: Steps
     is_causal: bool
+    window: int
     is_exactly_masked: bool
     has_safe_rows: bool
     product: ir.Node
@@ -142,6 +144,7 @@ def build(match: Match, edit: Edit) -> None:
             key_layout=int(match.key.order),
             value_layout=int(match.value.order),
             dst_layout=int(match.result.order),
+            keys_before=match.window - 1,
             keys_after=0 if match.is_causal else -1,
             zero_rows=int(match.has_safe_rows),
         )
@@ -268,6 +271,8 @@ def can_be_placed(step: Step, layout: Layout, ends: Sequence[View]) -> bool:
 
 def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
     """Returns a step whose value is float32, or a condition, and broadcasts to [B, H, S, T]."""
+    if isinstance(step, Padding):
+        return Added(_padding(step, scores, ends, edit), scores)
     if not isinstance(step, Added | Masked | Scalar):
         return step
     value = step.value
@@ -280,8 +285,32 @@ def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
     return replace(step, value=value)
 
 
+def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> ir.Value:
+    """Returns what is added to the scores of keys that are padding, and 0 for others: [B or 1, 1, S or 1, T]."""
+    before = edit.node
+    if step.more is None:
+        view = View(_cast(step.value, ir.DataType.BOOL, edit, before, of=step.value.dtype), step.axes)
+        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
+        keeps = arranged(view, target, edit, before=before, lengths=ends)
+    else:
+        numbers = [edit.add_constant(np.array(number), before=before) for number in (0, 1, step.more, [-1, 1, 1, 1])]
+        zero, one, more, column = numbers
+        scalar = edit.add_constant(np.zeros(0, np.int64), before=before)
+        tokens = shape_of(scores[3:], ends, edit, before=before)
+        length = edit.insert(ir.node("Reshape", [tokens, scalar]), before=before)
+        keys = edit.insert(ir.node("Range", [zero, length, one]), before=before)
+        counts = _cast(step.value, ir.DataType.INT64, edit, before, of=step.value.dtype)
+        counts = edit.insert(ir.node("Add", [counts, more]), before=before)
+        counts = edit.insert(ir.node("Reshape", [counts, column]), before=before)
+        keeps = edit.insert(ir.node("Less", [keys, counts]), before=before)
+    nought, number = (edit.add_constant(np.float32(each), before=before) for each in (0, step.number))
+    return edit.insert(ir.node("Where", [keeps, nought, number]), before=before)
+
+
 def _has_length(step: Step, axis: int, length: Dim, scores: Axes) -> bool:
     """Returns whether the value of a step, [B, H, S, T], is known to have a length along an axis."""
+    if isinstance(step, Padding):
+        return axis == len(scores) - 1 or bool(set(leaves(step.axes)) & set(leaves([scores[axis]])))
     if not isinstance(step, Added | Masked):
         return False
     if not _is_direct(step, scores):

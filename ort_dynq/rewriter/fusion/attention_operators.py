@@ -1,6 +1,7 @@
 """Operators that compute attention, as the rules for exported attention see it.
 
-Attention of opset 23 and 24, and MultiHeadAttention of com.microsoft. Their kernels keep floats.
+Attention of opset 23 and 24, and MultiHeadAttention and GroupQueryAttention of com.microsoft. Their kernels keep
+floats. GroupQueryAttention that rotates or packs its operands is split before (attention_parts.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,32 @@ from ...graphs import MICROSOFT
 from ..analysis.nodes import input_of, is_standard
 from ..analysis.shapes import is_equal
 from ..reasons import Reason, Unconverted
-from .score_steps import Added, Masked
+from .score_steps import Added, Masked, Padding, Step
 from .scores import Attention, Scores
 from .views import Axes, Axis, Dim, Factor, View, dims_of
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
-_MICROSOFT_INPUTS = {3: "bias of query, key and value", 4: "padding mask", 6: "past keys", 7: "past values"}
-_ATTRIBUTES = {"qk_matmul_output_mode": "output of scores", "unidirectional": "causal mask"}
+_MICROSOFT_INPUTS = {3: "bias of query, key and value", 6: "past keys", 7: "past values"}
+_GROUP_INPUTS = {
+    11: "attention sinks",
+    **dict.fromkeys((12, 13), "quantized keys and values"),
+    **dict.fromkeys((14, 15), "norms of query and key"),
+    16: "lengths of queries",
+}
+_GROUP_ATTRIBUTES = (
+    *("causal", "kv_num_heads", "local_window_size", "num_heads", "qk_output", "scale", "smooth_softmax", "softcap"),
+    # Without keys of earlier runs, norms and quantized keys, these change nothing:
+    *("k_norm_epsilon", "k_quant_type", "kv_cache_bit_width", "q_norm_epsilon", "qk_norm_epsilon"),
+    *("sliding_window_cache", "v_quant_type"),
+    *("do_rotary", "rotary_interleaved"),
+)
+_ATTRIBUTES = {
+    "qk_matmul_output_mode": "output of scores",
+    "qk_output": "output of scores",
+    "smooth_softmax": "softmax with a sink",
+}
+_FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
+OPERATORS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 _LATER_INPUTS = "length or cache of past keys"
 
 
@@ -32,7 +52,9 @@ def operator_attention(node: ir.Node, opset: int) -> Attention | None:
     """
     if is_standard(node, "Attention"):
         return _attention(node, opset)
-    return _multi_head(node) if node.domain == MICROSOFT and node.op_type == "MultiHeadAttention" else None
+    if node.domain != MICROSOFT or node.op_type not in ("MultiHeadAttention", "GroupQueryAttention"):
+        return None
+    return _multi_head(node) if node.op_type == "MultiHeadAttention" else _group_query(node)
 
 
 def _attention(node: ir.Node, opset: int) -> Attention:
@@ -55,12 +77,61 @@ def _multi_head(node: ir.Node) -> Attention:
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, heads, heads), factor=scale, mask=input_of(node, 5))
-    found.is_safe = False
+    found.is_safe, found.is_causal = False, node.attributes.get_int("unidirectional", 0) == 1
+    if (mask := input_of(node, 4)) is not None:
+        found.scores.steps.append(_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found))
     return found
 
 
-def _check(node: ir.Node, inputs: dict[int, str], attributes: tuple[str, ...]) -> None:
-    """Checks that an operator has only what the rules know.
+def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
+    """Returns the padding that a mask of MultiHeadAttention hides.
+
+    Raises:
+        Unconverted: Its form is not known.
+    """
+    batch, _, queries, keys = found.probabilities
+    dims = dims_of(mask)
+    if len(dims) == 1 and is_equal(dims[0], dims_of(found.scores.query.value)[0]):
+        return Padding(mask, number, more=0)
+    if len(dims) not in (2, 3):
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="padding mask, which is not known to have one of the forms")
+    return Padding(mask, number, (batch, keys) if len(dims) == 2 else (batch, queries, keys))
+
+
+def _group_query(node: ir.Node) -> Attention:
+    """GroupQueryAttention without past is causal: a query sees keys up to its own number, none of them padding."""
+    check_group_query(node)
+    heads = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
+    scale = node.attributes.get_float("scale", 0.0) or None
+    found = _with(node, *_views(node, *heads), factor=scale, mask=input_of(node, 10))
+    if (lengths := input_of(node, 5)) is not None:
+        found.scores.steps.append(Padding(lengths, -math.inf, more=1))
+    found.softcap = node.attributes.get_float("softcap", 0.0)
+    found.is_causal, found.window = True, max(0, node.attributes.get_int("local_window_size", -1))
+    return found
+
+
+def check_group_query(node: ir.Node, *, is_split: bool = True) -> None:
+    """Checks that GroupQueryAttention has only what the rules know.
+
+    Args:
+        node: The node.
+        is_split: Whether its operands are neither packed nor rotated by it, and it has one output.
+
+    Raises:
+        Unconverted: It has more.
+    """
+    if any(input_of(node, i) is not None for i in (3, 4)):
+        raise Unconverted(Reason.ATTENTION_PAST)
+    if node.attributes.get_int("causal", 1) == 0:
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
+    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=1 if is_split else 3)
+    if is_split and node.attributes.get_int("do_rotary", 0) == 1:
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
+
+
+def _check(node: ir.Node, inputs: dict[int, str], attributes: tuple[str, ...], *, first_unused: int = 1) -> None:
+    """Checks that an operator has only what the rules know. Its outputs from `first_unused` on must have no use.
 
     Raises:
         Unconverted: It has more.
@@ -68,7 +139,7 @@ def _check(node: ir.Node, inputs: dict[int, str], attributes: tuple[str, ...]) -
     for i, value in enumerate(node.inputs):
         if value is not None and (i in inputs or i > max(inputs)):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=inputs.get(i, _LATER_INPUTS))
-    for output in node.outputs[1:]:
+    for output in node.outputs[first_unused:]:
         if output.uses() or output.is_graph_output():
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
     for name in node.attributes:

@@ -59,6 +59,23 @@ class Masked:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Keys that are padding, to whose scores a number is added.
+
+    Attributes:
+        value: Integers: a mask, 0 for padding, or the counts of keys that are none.
+        number: What is added.
+        axes: The factors of the axes of a mask, [B, T] or [B, S, T]. Counts have one for each sample.
+        more: Counts are this much less than the number of keys; None for a mask.
+    """
+
+    value: ir.Value
+    number: float
+    axes: Axes = field(default=(), compare=False)
+    more: int | None = None
+
+
+@dataclass(frozen=True)
 class Floor:
     """Scores that are lower become a number."""
 
@@ -70,7 +87,7 @@ class Tanh:
     """The function of a soft cap."""
 
 
-Step = Scalar | Added | Masked | Floor | Tanh
+Step = Scalar | Added | Masked | Padding | Floor | Tanh
 Steps = tuple[Step, ...]
 
 
@@ -128,6 +145,8 @@ def may_mask_rows(steps: Iterable[Step], values: Values) -> bool:
         for step in steps:
             if isinstance(step, Masked):
                 low = min(low, np.float32(step.number))
+            elif isinstance(step, Padding):
+                low = np.float32(low + np.float32(step.number))
             elif isinstance(step, Added):
                 known = values.known(step.value)
                 low = np.float32(low + np.float32(-known.high if step.subtracts else known.low))

@@ -49,6 +49,7 @@ class Attention:
         factor: A number by which the first product is multiplied before the steps.
         softcap: The soft cap of scores; 0: there is none, except as a step.
         is_causal: Whether a query sees the keys up to its own number.
+        window: The number of keys up to its own that a query sees; 0: all.
     """
 
     scores: Scores
@@ -61,6 +62,7 @@ class Attention:
     factor: float = 1.0
     softcap: float = 0.0
     is_causal: bool = False
+    window: int = 0
 
 
 @dataclass

@@ -284,8 +284,10 @@ def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) ->
                 length = edit.insert(
                     ir.node("Gather", [shape, edit.add_constant(np.array([i]), before=before)]), before=before
                 )
+                if others == 1:
+                    return length
                 divisor = edit.add_constant(np.array([others]), before=before)
-                return length if others == 1 else edit.insert(ir.node("Div", [length, divisor]), before=before)
+                return edit.insert(ir.node("Div", [length, divisor]), before=before)
     parts = [
         _length((factor,), edit, before, sources)
         if length_of((factor,)) is None

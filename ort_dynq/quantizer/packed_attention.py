@@ -1,0 +1,120 @@
+"""The rule for Attention of com.microsoft, as ONNX Runtime's optimizer writes it: its weights become those of products.
+
+x, Attention    -> MatMul, Add of query, of key and of value, MultiHeadAttention
+
+The rule for matrix products converts the three products then, and the rule for attention what is left.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ..graphs import MICROSOFT, label
+from ..opsets import OPSET
+from ..rewriter.analysis.nodes import input_of
+from ..rewriter.analysis.shapes import is_equal
+from ..rewriter.edit import Edit
+from ..rewriter.reasons import Reason, Unconverted
+from ..rewriter.rule import Context, Rule
+from .options import Options
+from .weights import check_constant, floats_of
+
+_NAMES = ("query", "key", "value")
+_KEPT = ("num_heads", "unidirectional", "mask_filter_value", "scale")
+_INPUTS = {4: "past keys and values", 6: "length of past keys"}
+_MASK, _BIAS = 3, 5  # the inputs
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Attention whose weights are split.
+
+    Attributes:
+        x: The activation, [B, S, K].
+        weights, biases: Those of query, key and value, [K, N] and [N].
+    """
+
+    x: ir.Value
+    weights: list[npt.NDArray[np.float32]]
+    biases: list[npt.NDArray[np.float32]]
+
+
+def is_packed_attention(node: ir.Node) -> bool:
+    """Returns whether a node is Attention of com.microsoft."""
+    return node.domain == MICROSOFT and node.op_type == "Attention"
+
+
+def parts_of(node: ir.Node, context: Context, options: Options) -> _Parts:
+    """Returns the weights of query, key and value.
+
+    Raises:
+        Unconverted: The node stays.
+    """
+    options.check(node)
+    x, w, bias = (input_of(node, i) for i in range(3))
+    for i, what in _INPUTS.items():
+        if input_of(node, i) is not None:
+            raise Unconverted(Reason.ATTENTION_OPERATOR, what=what)
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
+    if node.attributes.get_int("do_rotary", 0):
+        raise Unconverted(Reason.QATTENTION_ROTARY)
+    if x is None or w is None or x.shape is None or len(x.shape) != len(_NAMES):
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="activation, whose shape is not known")
+    mask = input_of(node, _MASK)
+    rank = None if mask is None or mask.shape is None else len(mask.shape)
+    is_lengths = rank == 1 and mask is not None and mask.shape is not None and is_equal(mask.shape[0], x.shape[0])
+    if mask is not None and rank not in (2, 3) and not is_lengths:
+        raise Unconverted(Reason.QATTENTION_MASK)
+    check_constant(w, context.facts)
+    if bias is not None:
+        check_constant(bias, context.facts)
+    weights = floats_of(w, context.facts)
+    columns = weights.shape[-1]
+    b = np.zeros(columns, np.float32) if bias is None else floats_of(bias, context.facts)
+    heads = node.attributes.get_int("num_heads", 0)
+    sizes = list(node.attributes.get_ints("qkv_hidden_sizes", [])) or [columns // len(_NAMES)] * len(_NAMES)
+    is_whole = weights.ndim == 2 and b.shape == (columns,) and sum(sizes) == columns and len(sizes) == len(_NAMES)
+    if not is_whole or heads < 1 or any(size % heads for size in sizes) or sizes[0] != sizes[1]:
+        raise Unconverted(Reason.QATTENTION_HEADS)
+    at = np.cumsum(sizes)[:-1]
+    return _Parts(x, np.split(weights, at, axis=1), np.split(b, at))
+
+
+def _match(node: ir.Node, context: Context, options: Options) -> _Parts | None:
+    if not is_packed_attention(node):
+        return None
+    try:
+        return parts_of(node, context, options)
+    except Unconverted:  # other_layers.py reports it
+        return None
+
+
+def _build(match: _Parts, edit: Edit) -> None:
+    node, x = edit.node, match.x
+    assert x.shape is not None
+    assert x.dtype is not None
+    operands = []
+    for name, weights, bias in zip(_NAMES, match.weights, match.biases, strict=True):
+        w, b = (edit.add_constant(np.ascontiguousarray(each), before=node) for each in (weights, bias))
+        product = ir.node("MatMul", [x, w], name=f"{label(node)}/{name}")
+        total = ir.node("Add", [product.outputs[0], b])
+        edit.insert(product, total, before=node)
+        for value in (product.outputs[0], total.outputs[0]):
+            edit.facts.note(value, x.dtype, ir.Shape([*x.shape[:2], len(bias)]))
+        operands.append(total.outputs[0])
+    kept = {name: node.attributes[name] for name in _KEPT if name in node.attributes}
+    inputs = [*operands, None, input_of(node, _MASK), input_of(node, _BIAS)]
+    main = ir.node("MultiHeadAttention", inputs, kept, domain=MICROSOFT)
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+
+
+def rule(options: Options) -> Rule[_Parts]:
+    """Returns the rule with these options."""
+    match = functools.partial(_match, options=options)
+    return Rule("packed attention", OPSET, match, _build, prepares=True)

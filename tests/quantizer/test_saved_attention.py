@@ -1,0 +1,209 @@
+"""Attention of com.microsoft becomes products of integers: GroupQueryAttention, and Attention with merged weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+
+import ort_dynq
+
+BATCH, TOKENS, HEADS, SHARED, SIZE = 2, 40, 8, 4, 32
+WIDTH, NARROW = HEADS * SIZE, SHARED * SIZE
+LENGTHS = np.array([TOKENS, 23], np.int32)
+
+
+def model_of(body: str, inputs: str = "", outputs: str = "", **weights: Array) -> onnx.ModelProto:
+    """A model of x, float32 [B, S, WIDTH], whose weights have numbers around 0."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[B, S, {WIDTH}] x{inputs}) => (float[B, S, {WIDTH}] y{outputs}) {{ {body} }}"""
+    )
+    for name, elements in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(elements, name))
+    return model
+
+
+def random(*shape: int, size: float = 0.08) -> Array:
+    return np.random.default_rng(sum(shape)).normal(0, size, shape).astype(np.float32)
+
+
+def count(model: onnx.ModelProto, *types: str) -> int:
+    return sum(node.op_type in types for node in model.graph.node)
+
+
+def decibels(result: Array, expected: Array) -> float:
+    """Returns the signal-to-noise ratio."""
+    noise = ((result.astype(np.float64) - expected) ** 2).sum()
+    return float(10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise))
+
+
+def compare(model: onnx.ModelProto, given: dict[str, Array]) -> None:
+    """Compares a quantized model with its functions, bit for bit, and with ONNX Runtime's kernels of floats.
+
+    8-bit codes of weights, activations and attention have 30 dB.
+    """
+    result = ort_dynq.quantize(model)
+    quantized = result.to_proto()
+    assert count(quantized, "QuantizedAttention") == 1
+    assert count(quantized, "Attention", "MultiHeadAttention", "GroupQueryAttention", "MatMul") == 0
+    assert result.report.products[1] == 0
+    found = make_session(quantized, "native").run(None, given)
+    for mine, body, floats in zip(
+        found, stock_session(quantized).run(None, given), stock_session(model).run(None, given), strict=True
+    ):
+        assert_same(mine, body)
+        assert decibels(mine, floats) > 30
+
+
+GROUPS = {
+    "causal": "",
+    "scale": ", scale = 0.5",
+    "window": ", local_window_size = 5",
+    "soft cap": ", softcap = 2.0",
+    "rotated": ", do_rotary = 1",
+    "rotated half": ", do_rotary = 1",
+    "rotated pairs": ", do_rotary = 1, rotary_interleaved = 1",
+}
+
+
+@pytest.mark.parametrize("form", GROUPS)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_group_query_attention(form: str, is_packed: bool) -> None:
+    """A prompt, whose second sample has padding at its end. Rotated keys and the values are outputs, too."""
+    operands, rotary = ("a, , " if is_packed else "q, k, v"), ", cos, sin" if "rotated" in form else ""
+    weights = {"w_a": random(WIDTH, WIDTH + 2 * NARROW)} if is_packed else {}
+    for name in "" if is_packed else "qkv":
+        weights[f"w_{name}"] = random(WIDTH, WIDTH if name == "q" else NARROW)
+    products = " ".join(f"{name[2:]} = MatMul(x, {name})" for name in weights)
+    present = f", float[B, {SHARED}, S, {SIZE}] keys, float[B, {SHARED}, S, {SIZE}] values"
+    angles = np.outer(np.arange(64), 10.0 ** -np.linspace(0, 3, SIZE // (4 if form == "rotated half" else 2)))
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)} if rotary else {}
+    model = model_of(
+        f"{products} y, keys, values = com.microsoft.GroupQueryAttention<num_heads = {HEADS}, kv_num_heads = {SHARED}"
+        f"{GROUPS[form]}>({operands}, , , last, total{rotary})",
+        ", int32[B] last, int32 total",
+        present,
+        **weights,
+        **tables,
+    )
+    x = random(BATCH, TOKENS, WIDTH, size=1)
+    compare(model, {"x": x, "last": LENGTHS - 1, "total": np.array(TOKENS, np.int32)})
+
+
+def test_positions_and_bias() -> None:
+    """In a prompt the operator uses the first of the positions alone, as ONNX Runtime's kernel does."""
+    model = model_of(
+        "q = MatMul(x, w_q) k = MatMul(x, w_k) v = MatMul(x, w_v) y = com.microsoft.GroupQueryAttention<"
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}, do_rotary = 1>"
+        "(q, k, v, , , last, total, cos, sin, positions, bias)",
+        ", int32[B] last, int32 total, int64[B, S] positions, float[1, 1, S, S] bias",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, NARROW),
+        w_v=random(WIDTH, NARROW),
+        cos=random(64, SIZE // 2, size=1),
+        sin=random(64, SIZE // 2, size=1),
+    )
+    given = {
+        "x": random(BATCH, TOKENS, WIDTH, size=1),
+        "last": LENGTHS - 1,
+        "total": np.array(TOKENS, np.int32),
+        "positions": np.arange(TOKENS) + np.array([[3], [5]]),
+        "bias": random(1, 1, TOKENS, TOKENS, size=2),
+    }
+    compare(model, given)
+
+
+def test_float16() -> None:
+    model = model_of(
+        "h = Cast<to = 10>(x) q = MatMul(h, w_q) k = MatMul(h, w_k) z = com.microsoft.GroupQueryAttention<"
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}>(q, k, k, , , last, total) y = Cast<to = 1>(z)",
+        ", int32[B] last, int32 total",
+        w_q=random(WIDTH, WIDTH).astype(np.float16),
+        w_k=random(WIDTH, NARROW).astype(np.float16),
+    )
+    quantized = ort_dynq.quantize(model).to_proto()
+    assert count(quantized, "QuantizedAttention") == 1
+    x = random(BATCH, TOKENS, WIDTH, size=1)
+    given = {"x": x, "last": LENGTHS - 1, "total": np.array(TOKENS, np.int32)}
+    assert (
+        decibels(make_session(quantized, "native").run(None, given)[0], stock_session(model).run(None, given)[0]) > 30
+    )
+
+
+def test_past_keys_stay() -> None:
+    past = f", int32[B] last, int32 total, float[B, {SHARED}, P, {SIZE}] past"
+    model = model_of(
+        "q = MatMul(x, w_q) k = MatMul(x, w_k) y, keys, values = com.microsoft.GroupQueryAttention<"
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}>(q, k, k, past, past, last, total)",
+        past,
+        f", float[B, {SHARED}, T, {SIZE}] keys",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, NARROW),
+    )
+    report = ort_dynq.quantize(model).report
+    (reason,) = (each.reason for each in report.unconverted if each.op_type == "GroupQueryAttention")
+    assert reason.startswith("attention stays in float: keys and values of earlier runs are inputs")
+
+
+MASKS = {
+    "none": ("", None),
+    "causal": (", unidirectional = 1", None),
+    "scale": (", scale = 0.5", None),
+    "lengths": ("int32[B]", LENGTHS),
+    "keys": ("int32[B, S]", (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)),
+    "rows": ("int32[B, S, S]", np.broadcast_to(np.tril(np.ones((TOKENS, TOKENS), np.int32)), (BATCH, TOKENS, TOKENS))),
+    "sizes": (f", qkv_hidden_sizes = [{NARROW}, {NARROW}, {WIDTH}]", None),
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_merged_weights(form: str) -> None:
+    """ONNX Runtime's optimizer merges the weights of query, key and value."""
+    given, mask = MASKS[form]
+    columns = 2 * NARROW + WIDTH if form == "sizes" else 3 * WIDTH
+    attributes, operands = (given, "") if mask is None else (", mask_filter_value = -3.0", ", mask")
+    model = model_of(
+        f"y = com.microsoft.Attention<num_heads = {HEADS}{attributes}>(x, w, b{operands})",
+        "" if mask is None else f", {given} mask",
+        w=random(WIDTH, columns),
+        b=random(columns),
+    )
+    feeds = {"x": random(BATCH, TOKENS, WIDTH, size=1)}
+    compare(model, feeds if mask is None else {**feeds, "mask": mask})
+
+
+def test_attention_in_float_has_integer_products() -> None:
+    model = model_of(
+        f"y = com.microsoft.Attention<num_heads = {HEADS}>(x, w, b)", w=random(WIDTH, 3 * WIDTH), b=random(3 * WIDTH)
+    )
+    quantized = ort_dynq.quantize(model, attention="float").to_proto()
+    assert count(quantized, "QuantizedMatMul") == 3
+    assert count(quantized, "MultiHeadAttention") == 1
+    given = {"x": random(BATCH, TOKENS, WIDTH, size=1)}
+    assert (
+        decibels(make_session(quantized, "native").run(None, given)[0], stock_session(model).run(None, given)[0]) > 30
+    )
+
+
+@pytest.mark.parametrize(
+    ("operands", "attributes", "reason"),
+    [
+        ("x, w, b, , past", "", "past keys and values"),
+        ("x, w, b, mask", "", "mask"),
+        ("x, w, b", ", do_rotary = 1", "rotates"),
+        ("x, w", ", qkv_hidden_sizes = [256, 255, 257]", "num_heads heads of one size"),
+    ],
+)
+def test_merged_weights_that_stay(operands: str, attributes: str, reason: str) -> None:
+    model = model_of(
+        f"z = com.microsoft.Attention<num_heads = {HEADS}{attributes}>({operands}) y = MatMul(z, o)",
+        f", float[2, B, {HEADS}, P, {SIZE}] past, int32[M] mask",
+        w=random(WIDTH, 3 * WIDTH),
+        b=random(3 * WIDTH),
+        o=random(WIDTH, WIDTH),
+    )
+    report = ort_dynq.quantize(model).report
+    (found,) = (each.reason for each in report.unconverted if each.op_type == "Attention")
+    assert reason in found
