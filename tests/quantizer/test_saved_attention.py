@@ -147,6 +147,23 @@ def test_past_keys_stay() -> None:
     assert reason.startswith("attention stays in float: keys and values of earlier runs are inputs")
 
 
+@pytest.mark.parametrize("mask", ["", "mask"])
+def test_bias_of_query_key_and_value(mask: str) -> None:
+    """ONNX Runtime's optimizer moves the biases of the products into MultiHeadAttention."""
+    model = model_of(
+        "q = MatMul(x, w_q) k = MatMul(x, w_k) v = MatMul(x, w_v) "
+        f"y = com.microsoft.MultiHeadAttention<num_heads = {HEADS}>(q, k, v, b, {mask})",
+        ", int32[B, S] mask" if mask else "",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, WIDTH),
+        w_v=random(WIDTH, WIDTH),
+        b=random(3 * WIDTH, size=1),
+    )
+    given = {"x": random(BATCH, TOKENS, WIDTH, size=1)}
+    assert count(ort_dynq.quantize(model).to_proto(), "Add") == 0  # the products have them
+    compare(model, {**given, "mask": (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)} if mask else given)
+
+
 MASKS = {
     "none": ("", None),
     "causal": (", unidirectional = 1", None),

@@ -20,7 +20,8 @@ from .scores import Attention, Scores
 from .views import Axes, Axis, Dim, Factor, View, dims_of
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
-_MICROSOFT_INPUTS = {3: "bias of query, key and value", 6: "past keys", 7: "past values"}
+BIAS = 3  # of MultiHeadAttention
+_MICROSOFT_INPUTS = {BIAS: "bias of query, key and value", 6: "past keys", 7: "past values"}
 _GROUP_INPUTS = {
     11: "attention sinks",
     **dict.fromkeys((12, 13), "quantized keys and values"),
@@ -73,7 +74,7 @@ def _attention(node: ir.Node, opset: int) -> Attention:
 
 
 def _multi_head(node: ir.Node) -> Attention:
-    _check(node, _MICROSOFT_INPUTS, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
+    check_multi_head(node)
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, heads, heads), factor=scale, mask=input_of(node, 5))
@@ -81,6 +82,16 @@ def _multi_head(node: ir.Node) -> Attention:
     if (mask := input_of(node, 4)) is not None:
         found.scores.steps.append(_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found))
     return found
+
+
+def check_multi_head(node: ir.Node, *, is_split: bool = True) -> None:
+    """Checks that MultiHeadAttention has only what the rules know; `is_split`: and no bias of query, key and value.
+
+    Raises:
+        Unconverted: It has more.
+    """
+    inputs = {i: what for i, what in _MICROSOFT_INPUTS.items() if is_split or i != BIAS}
+    _check(node, inputs, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
 
 
 def _padding(mask: ir.Value, number: float, found: Attention) -> Step:

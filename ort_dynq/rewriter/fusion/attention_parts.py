@@ -1,25 +1,29 @@
-"""The rule that splits GroupQueryAttention before it becomes integer.
+"""The rule that splits GroupQueryAttention and MultiHeadAttention before they become integer.
 
 [Split of packed query, key and value], [RotaryEmbedding of query and key], GroupQueryAttention, [present key and value]
+Add of the biases of query, key and value, MultiHeadAttention
 
 What is left of the operator is attention alone, which the rule for attention takes (attention_operators.py). Only
-prompts have this form: with keys and values of earlier runs the operator stays whole.
+prompts have this form: with keys and values of earlier runs the operator stays whole. Products before take the biases.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...opsets import OPSET
+from ..analysis.evaluation import evaluate
 from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from .attention_operators import check_group_query
+from .attention_operators import BIAS, check_group_query, check_multi_head
 from .views import Dim, dims_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
@@ -41,7 +45,17 @@ class _Parts:
     size: int
 
 
-def _match(node: ir.Node, context: Context) -> _Parts | None:
+@dataclass(frozen=True)
+class _Biases:
+    """The biases of query, key and value of MultiHeadAttention, and the values to which they are added."""
+
+    operands: list[ir.Value]
+    biases: list[npt.NDArray[Any]]
+
+
+def _match(node: ir.Node, context: Context) -> _Parts | _Biases | None:
+    if context.fuse and node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
+        return _biases_of(node, context)
     if not context.fuse or node.domain != MICROSOFT or node.op_type != "GroupQueryAttention":
         return None
     try:
@@ -66,11 +80,32 @@ def _match(node: ir.Node, context: Context) -> _Parts | None:
     return _Parts((heads, key_heads, key_heads), width // all_heads)
 
 
+def _biases_of(node: ir.Node, context: Context) -> _Biases | None:
+    """Returns the biases of MultiHeadAttention, if they are constant."""
+    bias, operands = input_of(node, BIAS), node.inputs[:_QUERY_KEY_VALUE]
+    if bias is None or not context.facts.is_constant(bias):
+        return None
+    try:
+        check_multi_head(node, is_split=False)
+    except Unconverted:  # the rule for attention reports it
+        return None
+    values = [each for each in operands if each is not None and each.dtype in _FLOATS and len(dims_of(each)) == 3]
+    widths = [dims_of(each)[-1] for each in values]
+    numbers = [each for each in widths if isinstance(each, int)]
+    elements = evaluate(bias, context.facts)
+    if len(numbers) != _QUERY_KEY_VALUE or elements is None or elements.shape != (sum(numbers),):
+        return None
+    return _Biases(values, np.split(elements, np.cumsum(numbers)[:-1]))
+
+
 def _is_used(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
-def _build(match: _Parts, edit: Edit) -> None:
+def _build(match: _Parts | _Biases, edit: Edit) -> None:
+    if isinstance(match, _Biases):
+        _build_biases(match, edit)
+        return
     node, size = edit.node, match.size
     query = node.inputs[0]
     assert query is not None
@@ -96,6 +131,17 @@ def _build(match: _Parts, edit: Edit) -> None:
             heads = edit.insert(ir.node("Reshape", [value, shape]), before=node)
             swapped = ir.node("Transpose", [heads], {"perm": [0, 2, 1, 3]})
             edit.replace(output, edit.insert(swapped, before=node))
+
+
+def _build_biases(match: _Biases, edit: Edit) -> None:
+    node, operands = edit.node, []
+    for value, elements in zip(match.operands, match.biases, strict=True):
+        bias = edit.add_constant(elements, before=node)
+        total = edit.insert(ir.node("Add", [value, bias]), before=node)
+        operands.append(_noted(total, value, dims_of(value), edit))
+    inputs = [*operands, None, *node.inputs[BIAS + 1 :]]
+    main = ir.node("MultiHeadAttention", inputs, dict(node.attributes), domain=MICROSOFT)
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
 
 
 def _rotated(value: ir.Value | None, heads: int, size: int, edit: Edit) -> ir.Value:
@@ -127,4 +173,4 @@ def _noted(new: ir.Value, like: ir.Value, dims: list[Dim], edit: Edit) -> ir.Val
     return new
 
 
-RULE = Rule("operands of attention", OPSET, _match, _build, fuses=True, prepares=True)
+RULE: Rule[_Parts | _Biases] = Rule("operands of attention", OPSET, _match, _build, fuses=True, prepares=True)
