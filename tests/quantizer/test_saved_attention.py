@@ -191,6 +191,29 @@ def test_merged_weights(form: str) -> None:
     compare(model, feeds if mask is None else {**feeds, "mask": mask})
 
 
+def test_lengths_of_the_embedding() -> None:
+    """ONNX Runtime's optimizer makes one operator of BERT's embeddings, which counts the tokens of each sample."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (int32[B, S] ids, int32[B, S] mask) => (float[B, S, {WIDTH}] y) {{
+            x, lengths = com.microsoft.EmbedLayerNormalization(ids, , words, positions, , ones, noughts, mask)
+            y = com.microsoft.Attention<num_heads = {HEADS}>(x, w, b, lengths)
+        }}"""
+    )
+    weights = {
+        "words": random(99, WIDTH, size=1),
+        "positions": random(64, WIDTH, size=1),
+        "b": random(3 * WIDTH),
+        "ones": random(WIDTH) * 0 + 1,
+        "noughts": random(WIDTH) * 0,
+        "w": random(WIDTH, 3 * WIDTH),
+    }
+    for name, elements in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(elements, name))
+    ids = np.random.default_rng(0).integers(0, 99, (BATCH, TOKENS)).astype(np.int32)
+    compare(model, {"ids": ids, "mask": (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)})
+
+
 def test_attention_in_float_has_integer_products() -> None:
     model = model_of(
         f"y = com.microsoft.Attention<num_heads = {HEADS}>(x, w, b)", w=random(WIDTH, 3 * WIDTH), b=random(3 * WIDTH)

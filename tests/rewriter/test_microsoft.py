@@ -70,6 +70,7 @@ CASES = [
         ("b", "t", 16),
     ),
     ("int32[b, t] x", f"y, m = {MS}EmbedLayerNormalization(x, , table, table, , g, g)", ("b", "t", 16)),
+    ("int32[b, t] x", f"z, y = {MS}EmbedLayerNormalization(x, , table, table, , g, g, x)", ("b",)),
     ("int32[b, t] x", f"z, m, y = {MS}EmbedLayerNormalization(x, , table, table, , g, g)", ("b", "t", 16)),
     (
         "int32[b, t] x",

@@ -233,6 +233,7 @@ def _codes(node: ir.Node) -> str:
 
 _LIKE_INPUT = "o0 = Identity(i0)"
 _LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
+_LENGTHS = "a = Constant<value_ints = [1]>() o1 = ReduceSum<keepdims = 0>(i0, a)"  # of the sequences, [B]
 _ELEMENTWISE = (
     *("BiasGelu", "FastGelu", "Gelu", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QuickGelu"),
     *("RotaryEmbedding", "Trilu"),
@@ -257,8 +258,8 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     ),
     (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
     (MICROSOFT, "GroupQueryAttention"): _group_query_attention,
-    (MICROSOFT, "EmbedLayerNormalization"): "o0 = Gather(i2, i0) o2 = Identity(o0)",
-    (MICROSOFT, "QEmbedLayerNormalization"): "g = Gather(i2, i0) o0 = Cast<to = 1>(g)",
+    (MICROSOFT, "EmbedLayerNormalization"): f"o0 = Gather(i2, i0) o2 = Identity(o0) {_LENGTHS}",
+    (MICROSOFT, "QEmbedLayerNormalization"): f"g = Gather(i2, i0) o0 = Cast<to = 1>(g) {_LENGTHS}",
     (MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
     (MICROSOFT, "FusedConv"): _windows("Conv", "i1"),
     (MICROSOFT, "NhwcMaxPool"): _windows("MaxPool"),
