@@ -8,6 +8,7 @@ import pytest
 from helpers import Array, assert_same, make_session, stock_session
 
 import ort_dynq
+from ort_dynq import DynqError
 
 BATCH, TOKENS, HEADS, SHARED, SIZE = 2, 40, 8, 4, 32
 WIDTH, NARROW = HEADS * SIZE, SHARED * SIZE
@@ -225,6 +226,15 @@ def test_attention_in_float_has_integer_products() -> None:
     assert (
         decibels(make_session(quantized, "native").run(None, given)[0], stock_session(model).run(None, given)[0]) > 30
     )
+
+
+def test_min_snr_without_a_layer_that_can_be_measured() -> None:
+    """The float model does not have the values of the three products."""
+    model = model_of(
+        f"y = com.microsoft.Attention<num_heads = {HEADS}>(x, w, b)", w=random(WIDTH, 3 * WIDTH), b=random(3 * WIDTH)
+    )
+    with pytest.raises(DynqError, match="only if every layer stays in float"):
+        ort_dynq.quantize(model, min_snr=60, data={"x": random(BATCH, TOKENS, WIDTH, size=1)})
 
 
 @pytest.mark.parametrize(
