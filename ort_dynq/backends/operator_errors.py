@@ -114,8 +114,11 @@ runs = _Runs()
 
 @functools.cache
 def raise_in_sessions() -> None:
-    """Wraps the methods of onnxruntime.InferenceSession that run a model, once in a process."""
-    session = ort.InferenceSession
-    session.run_async = runs.raising_async(session.run_async)
-    for name in ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector"):
-        setattr(session, name, runs.raising(getattr(session, name)))
+    """Wraps the methods of onnxruntime.InferenceSession that run a model, once in a process.
+
+    They are wrapped in the class that defines them: so others who replace them there are called, too.
+    """
+    for name in ("run_async", "run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector"):
+        owner = next(each for each in ort.InferenceSession.__mro__ if name in each.__dict__)
+        wrap = runs.raising_async if name == "run_async" else runs.raising
+        setattr(owner, name, wrap(owner.__dict__[name]))
