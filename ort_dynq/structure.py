@@ -16,7 +16,7 @@ import onnxruntime as ort
 from onnxruntime.capi import _pybind_state
 
 from .errors import message, printable
-from .graphs import new_name, proto_graphs, with_subgraphs
+from .graphs import is_too_long, new_name, proto_graphs, values_of, with_subgraphs
 from .serialized import reference
 
 _LARGE = 1 << 14  # bytes: smaller tensors may be lengths and axes, from which ONNX Runtime infers shapes
@@ -32,8 +32,8 @@ def structure_of(model: ir.Model) -> bytes:
     In subgraphs, ONNX Runtime looks for the file: weights stay in memory there, and zeros stand for external data.
 
     Returns:
-        The model. It is empty if small tensors are missing, from which shapes may follow, or if the weights of
-        subgraphs are too large for one protocol buffer.
+        The model. It is empty if small tensors are missing, from which shapes may follow, if lengths are too long for
+        inference, or if the weights of subgraphs are too large for one protocol buffer.
     """
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     held: list[tuple[ir.Value, ir.TensorProtocol]] = []
@@ -41,6 +41,8 @@ def structure_of(model: ir.Model) -> bytes:
     try:
         for body in bodies:
             for _, graph in with_subgraphs(body):
+                if any(is_too_long(value.shape) for value in values_of(graph)):
+                    return b""
                 for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
                     tensor = value.const_value
                     if tensor is None or tensor.dtype in _KEPT:

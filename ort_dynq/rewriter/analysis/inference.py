@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, graphs, values_of
+from ...graphs import STANDARD_DOMAINS, graphs, is_too_long, values_of
 from ...operators import DOMAIN
 from ...operators.program import OUTPUTS
 from .folding import folded_values
@@ -59,7 +59,7 @@ class Facts:
             for value in values_of(graph):
                 self._names.add(value.name)
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
-                if _is_too_long(value.shape):
+                if is_too_long(value.shape):
                     value.shape = None
         self._infer()
         self._folded = folded_values(self.model)
@@ -176,10 +176,10 @@ def _merged(declared: ir.Shape | None, inferred: ir.Shape | None, names: Contain
 
     Inference makes up other names of dimensions. Declared names may be made up, too, if a tool wrote them.
     """
-    if declared is None or _is_too_long(declared):
+    if declared is None or is_too_long(declared):
         return None
     shape: ir.Shape = declared.copy()
-    if inferred is not None and len(inferred) == len(shape) and not _is_too_long(inferred):
+    if inferred is not None and len(inferred) == len(shape) and not is_too_long(inferred):
         for i, dim in enumerate(inferred):
             if not isinstance(shape[i], int) and (isinstance(dim, int) or dim in names):
                 shape[i] = dim
@@ -405,14 +405,6 @@ def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
         tensor = value.const_value
         if tensor is not None and not value.is_graph_input():
             value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
-
-
-def _is_too_long(shape: ir.Shape | None) -> bool:
-    """Returns whether a declared shape would keep inference busy: onnx 1.17 to 1.20 count such lengths down.
-
-    For `auto_pad`, they subtract strides from a length one by one. Lengths that they infer may still be long.
-    """
-    return shape is not None and any(isinstance(dim, int) and dim > 1 << 31 for dim in shape)
 
 
 def _contradicts(value: ir.Value, type_: ir.TypeProtocol | None, shape: ir.Shape | None) -> bool:
