@@ -10,6 +10,7 @@ from typing import Any
 
 from ..operators import DOMAIN
 from ..shown import Shown, Table
+from .analysis.nodes import ATTENTION
 from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
@@ -19,8 +20,7 @@ _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
 _QUANTIZED = ("MatMulNBits", "QMoE", *_INTEGER)
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
-_ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
-_FLOAT = (*_PRODUCTS, *_ATTENTION, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
+_FLOAT = (*_PRODUCTS, *ATTENTION, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 

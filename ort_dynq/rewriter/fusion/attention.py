@@ -23,13 +23,13 @@ import onnx_ir as ir
 
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of
+from ..analysis.nodes import ATTENTION, is_standard, producer_of
 from ..analysis.shapes import has_one_element
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .attention_build import FLOAT, Layout, Match, Operand, build, can_be_placed
-from .attention_operators import OPERATORS, operator_attention
+from .attention_operators import operator_attention
 from .score_steps import (
     LARGEST_NUMBER,
     Added,
@@ -75,7 +75,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
     is_quantized = quantizes and not any(_has_past(each.view) for each in (keys[-1], values[-1]))
-    if not is_quantized and found.product.op_type in OPERATORS:
+    if not is_quantized and found.product.op_type in ATTENTION:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
     scalars, softcap, steps = split_steps(found.scores.steps)

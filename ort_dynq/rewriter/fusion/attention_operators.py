@@ -41,7 +41,6 @@ _ATTRIBUTES = {
     "smooth_softmax": "softmax with a sink",
 }
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
-OPERATORS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 _LATER_INPUTS = "length or cache of past keys"
 
 
