@@ -8,7 +8,6 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +47,7 @@ def checks(data: Any) -> dict[str, bool]:
 
 
 def test_all_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    start = time.process_time()
     data = run(capsys, 0)
-    assert time.process_time() - start < 20  # about two seconds
     assert (data["isa"], data["isas"]) == (kernels.isa(), kernels.supported_isas())
     versions = data["versions"]
     assert (versions["ort_dynq"], versions["Python"]) == (ort_dynq.__version__, platform.python_version())

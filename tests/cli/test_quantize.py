@@ -183,6 +183,7 @@ def test_the_source_vanishes(
     onnx.load("out.onnx")
 
 
+@pytest.mark.usefixtures("busy_limit")
 @pytest.mark.parametrize("command", ["rewrite", "quantize", "bench", "report"])
 def test_speed_is_that_of_the_medians(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

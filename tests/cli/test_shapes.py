@@ -65,4 +65,4 @@ def test_open_images(
     assert data["quantized"]
     closing = data["closing"]
     assert (asked in closing["not_timed"]) if asked else (closing["not_timed"] == "")
-    assert (closing["speed"] is None) == bool(asked or closing["busy"])
+    assert (closing["speed"] is None) == bool(asked)

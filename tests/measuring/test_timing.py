@@ -36,10 +36,17 @@ def test_contenders_take_turns(threads: int) -> None:
     assert all(each >= 5 for each in untimed)
 
 
-def test_times_are_divided_by_the_repeats() -> None:
-    one, many = (timing.Contender(lambda: sum(range(20_000)), [], times) for times in (1, 1000))
-    a, b = timing.interleave([one, many], timing.Settings(seconds=0.001, warmup=1), 1)
-    assert np.median(a) > 100 * np.median(b)
+def test_times_are_divided_by_the_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which every run takes 2000 ns."""
+    clock = [0]
+    monkeypatch.setattr(timing, "clock_of", lambda _: lambda: clock[0])
+
+    def run() -> None:
+        clock[0] += 2000
+
+    contenders = [timing.Contender(run, [], times) for times in (1, 1000)]
+    one, many = timing.interleave(contenders, timing.Settings(seconds=0.001, warmup=1), 1)
+    assert ({*one}, {*many}) == ({2000}, {2})
 
 
 @pytest.mark.parametrize(("threads", "has_threads"), [(1, False), (2, False), (1, True)])
@@ -58,17 +65,22 @@ def test_one_thread_is_the_calling_one(backend: Any) -> None:
     model = MODELS / "encoder_token" / "model.onnx"
     given = model if backend is None else rewrite(model).model
     contender = timing.session_contender("it", given, recorded_inputs(model.parent), 1, backend=backend)
-    threads, process = time.thread_time(), time.process_time()
-    for _ in range(20):
-        contender.run()
-    threads, process = time.thread_time() - threads, time.process_time() - process
-    assert process < 1.2 * threads + 1e-3
+
+    def time_of_others() -> float:
+        threads, process = time.thread_time(), time.process_time()
+        for _ in range(20):
+            contender.run()
+        threads, process = time.thread_time() - threads, time.process_time() - process
+        return process - 1.2 * threads
+
+    assert any(time_of_others() < 1e-3 for _ in range(20))  # threads of other tests may end meanwhile
 
 
 def latency(median_ms: float, min_ms: float) -> timing.Latency:
     return timing.Latency(min_ms, median_ms, median_ms, median_ms, median_ms, 5)
 
 
+@pytest.mark.usefixtures("busy_limit")
 def test_speed() -> None:
     fast, slow = latency(1.4, 1.0), latency(4.2, 3.0)
     assert timing.speed(slow, fast) == (pytest.approx(3), "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from helpers import Array, assert_same, diagonals, in_turn
@@ -115,15 +113,14 @@ def test_weights_that_are_almost_a_grid_are_rejected(column: int) -> None:
     assert grid_of(weights[:0]) is None
 
 
-def test_arbitrary_weights_are_rejected_quickly() -> None:
-    """A sample of the columns decides. Searching all of these weights takes seconds."""
+def test_a_sample_rejects_arbitrary_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searching all of these weights takes seconds."""
+    monkeypatch.setattr("ort_dynq.rewriter.products.grid._blocks", None)  # searches all columns
     rng = np.random.default_rng(0)
-    for dtype in (np.float16, F):
-        weights = rng.normal(size=(4096, 1024)).astype(dtype).astype(F)
+    for dtype, spread in ((np.float16, 1), (F, 1), (np.float16, 0.02)):
+        weights = rng.normal(0, spread, (4096, 1024)).astype(dtype).astype(F)
         for may_be_rounded in (False, True):
-            start = time.process_time()  # not the time of a machine that is busy with others
             assert grid_of(weights, may_be_rounded=may_be_rounded) is None
-            assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(("most", "spelling"), in_turn([1, 7, 127], ["estimator", "division", "inverse", "difference"]))
@@ -261,10 +258,3 @@ def test_weights_that_are_almost_a_rounded_grid_are_rejected(column: int) -> Non
     changed = weights.copy()
     changed[7, column] = np.nextafter(changed[7, column], F(1))  # not a number of float16
     assert grid_of(changed, may_be_rounded=True) is None
-
-
-def test_arbitrary_weights_of_float16_are_rejected_quickly() -> None:
-    weights = np.random.default_rng(0).normal(0, 0.02, (4096, 1024)).astype(np.float16).astype(F)
-    start = time.process_time()
-    assert grid_of(weights, may_be_rounded=True) is None
-    assert time.process_time() - start < 1
