@@ -16,6 +16,7 @@ from .chains import (
     qdq,
     reductions,
     repeated,
+    rounding,
     scaled_bounds,
     truncation,
     written_parts,
@@ -51,7 +52,7 @@ from .recurrent import dynamic_lstm
 PHASES = (
     (
         *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
-        *(scaled_bounds.RULE, dequantized_sums.RULE),
+        *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE),
     ),
     (narrowing.RULE,),
     (truncation.RULE,),

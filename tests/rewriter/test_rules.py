@@ -151,6 +151,11 @@ GROUPS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com
     { y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, , , , , last, total) }""")
 
 
+ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[8, 64] x) => (float[8, 64] y) <float number = {12582912}, float least = {-128}, float most = {127}>
+    { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
+
+
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
 
@@ -169,7 +174,7 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS
+    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, ROUNDED_BY_SUM
     written = map(ir.from_proto, texts)
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model

@@ -32,6 +32,8 @@ _MOST_STEPS_OF_ELEMENTS = 6  # from a reduction to x, on both ways where there a
 _MOST_CLAMPS = 4
 _KEPT = ("keepdims", "noop_with_empty_axes")
 _MINIMA = ("ReduceMin",)
+_POWERS = {"Floor": (0.5, 1.0), "Ceil": (1.0, 2.0), "Round": (0.5**0.5, 2.0**0.5)}
+_ERROR_OF_POWER = 2.0**-14
 _MAXIMA = ("ReduceMax", "GlobalMaxPool")  # tf2onnx writes the latter for the last dimensions
 
 
@@ -228,6 +230,8 @@ class _Proof:
             elif (node := producer_of(inverse, "Div")) is not None and (number := constant_scalar(node.inputs[0])):
                 factor *= abs(number)
                 break
+            elif (power := _power_of_2(inverse)) is not None:  # 2**floor(log2(i)) is at most i
+                inverse, factor = power.of, factor * power.most
             elif (node := producer_of(inverse, "Mul", "Div")) is not None:
                 found = constant_operand(node, commutative=node.op_type == "Mul")
                 if found is None or found[1] == 0:
@@ -284,6 +288,9 @@ class _Proof:
             return None if found is None or inner is None else inner.times(_scaled(found[1], node))
         if is_negated:
             return None
+        if (power := _power_of_2(r)) is not None:  # 2**ceil(log2(i)) is at least i
+            inner = self.cover(power.of, depth=depth)
+            return None if inner is None else inner.times(power.least)
         if op_type == "Abs":
             return _joined(self.cover(inputs[0], is_negated=sign, depth=depth) for sign in (False, True))
         if op_type in ("Add", "Sub"):
@@ -351,6 +358,33 @@ class _Proof:
             if value is not None and number is not None and _replaces_small(node, value, number, value is then):
                 return self.cover(value, depth=depth)
         return None
+
+
+class _Power(NamedTuple):
+    """A power of 2 near a value, 2**n, and the bounds of its ratio to the value."""
+
+    of: ir.Value
+    least: float
+    most: float
+
+
+def _power_of_2(value: ir.Value) -> _Power | None:
+    """Returns 2**n, where n is the logarithm of a value to the base 2, rounded to an integer; None for others.
+
+    The logarithm of a float is at most 149. Its error is that of Log, of a quotient and of a constant: 2**-22 of it.
+    """
+    node = producer_of(value, "Pow")
+    rounded = None if node is None or constant_scalar(node.inputs[0]) != 2 else node.inputs[1]
+    rounding = producer_of(rounded, *_POWERS)
+    scaled = None if rounding is None else producer_of(rounding.inputs[0], "Div", "Mul")
+    found = None if scaled is None else constant_operand(scaled, commutative=scaled.op_type == "Mul")
+    log = None if found is None else producer_of(found[0], "Log")
+    if rounding is None or scaled is None or found is None or log is None or log.inputs[0] is None:
+        return None
+    if not math.isclose(_scaled(found[1], scaled), 1 / math.log(2), rel_tol=2.0**-22):
+        return None
+    least, most = _POWERS[rounding.op_type]
+    return _Power(log.inputs[0], least * (1 - _ERROR_OF_POWER), most * (1 + _ERROR_OF_POWER))
 
 
 def _joined(covers: Iterable[_Cover | None]) -> _Cover | None:

@@ -28,6 +28,7 @@ from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, i
 from .nodes import cast_to, producer_of
 
 INF = math.inf
+_LAST_DIGITS = 2.0**-20  # more than the errors of Log and Pow, which are not rounded correctly
 _LARGEST_INTEGER = 2**24  # float32 represents integers up to this one
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
 MOVES = frozenset(
@@ -195,6 +196,9 @@ class Values:
         if op_type in ("Round", "Floor", "Ceil"):
             function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
             return Interval(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
+        if op_type == "Pow" and (base := constant_scalar(node.inputs[0])) is not None and base >= 1:
+            with np.errstate(over="ignore"):
+                return _widened(*(float(np.float64(base) ** end) for end in (inputs[1].low, inputs[1].high)))
         if (monotonic := _MONOTONIC.get(op_type)) is not None:
             return monotonic(inputs[0])
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
@@ -388,6 +392,15 @@ def _float32(number: float) -> float:
         return float(np.float32(number))
 
 
+def _log(number: float) -> float:
+    return -INF if number <= 0 else math.log(number)
+
+
+def _widened(low: float, high: float) -> Interval:
+    """Returns bounds of a function that is monotonic except for the last digits."""
+    return Interval(_float32(low - abs(low) * _LAST_DIGITS), _float32(high + abs(high) * _LAST_DIGITS))
+
+
 def _corners(function: Callable[[Any, Any], Any], a: Interval, b: Interval) -> Interval:
     """Returns the bounds of a function that is monotonic in each argument, where it is defined."""
     if function is operator.truediv and b.low <= 0 <= b.high:
@@ -406,6 +419,7 @@ _MONOTONIC: dict[str, Callable[[Interval], Interval]] = {
     "Relu": lambda x: Interval(max(x.low, 0.0), max(x.high, 0.0), x.is_integer),
     "Sqrt": lambda x: Interval(_float32(math.sqrt(max(x.low, 0.0))), _float32(math.sqrt(max(x.high, 0.0)))),
     "Exp": lambda x: Interval(0.0, INF),
+    "Log": lambda x: _widened(_log(x.low), _log(x.high)),
     "Reciprocal": lambda x: _corners(operator.truediv, Interval(1, 1), x),
 }
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {

@@ -22,7 +22,7 @@ from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
-from ..analysis.nodes import cast_to, producer_of
+from ..analysis.nodes import cast_to, is_standard, producer_of
 from ..analysis.shapes import (
     broadcasts,
     has_one_element,
@@ -137,9 +137,9 @@ class AffineForms(OfOnePhase):
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
         if node.op_type in ROUNDINGS:
             return True
-        inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
-        if node.op_type == "Cast" and inputs and inputs[0].dtype in _FLOATS and cast_to(node) not in _FLOATS:
+        if _is_cast_to_integers(node):
             return True
+        inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
         return any(self.of(each) is not None or self._is_rounded(each) for each in inputs)
 
     def _is_rounded(self, value: ir.Value) -> bool:
@@ -149,7 +149,7 @@ class AffineForms(OfOnePhase):
             node = value.producer()
             if node is None or node.op_type in _LENGTHS or not self.values.known(value).is_integer:
                 return False
-            if node.op_type in ROUNDINGS:
+            if node.op_type in ROUNDINGS or _is_cast_to_integers(node):
                 return True
             given = node.inputs[1:] if node.op_type == "Where" else node.inputs
             inputs = [each for each in given if each is not None and not self._facts.is_constant(each)]
@@ -422,6 +422,12 @@ class AffineForms(OfOnePhase):
         """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
         exceptions = has_nan_codes(form, self.values), has_bounded_codes(form, self.values)
         return form.is_rounded, form.divisor, *exceptions
+
+
+def _is_cast_to_integers(node: ir.Node) -> bool:
+    """Returns whether a node casts floats to integers or booleans: a rounding to 0, or a mask."""
+    source = node.inputs[0] if is_standard(node, "Cast") else None
+    return source is not None and source.dtype in _FLOATS and cast_to(node) not in _FLOATS
 
 
 def _with_zero_points(parts: Sequence[Affine]) -> list[Affine]:

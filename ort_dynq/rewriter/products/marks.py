@@ -184,6 +184,9 @@ def rounded_quotient(codes: ir.Value, param_of: _ParamOf, values: Values, facts:
         if (magnitude := magnitude_beside_sign(node)) is not None:
             value = magnitude
             continue
+        if (beside := _beside_condition(node)) is not None:  # half up: trunc(v) + Cast(v - trunc(v) >= 1/2)
+            value = beside
+            continue
         pair = _number_beside(node, param_of)
         if pair is None:
             return None
@@ -286,6 +289,15 @@ def _source_of(x: ir.Value) -> ir.Value:
             return x
         x = inner
     return x
+
+
+def _beside_condition(node: ir.Node) -> ir.Value | None:
+    """Returns what 1 is added to, or subtracted from, where a condition holds; None for other nodes."""
+    for i in (0, 1) if node.op_type in ("Add", "Sub") else ():
+        cast = producer_of(node.inputs[1 - i], "Cast")
+        if cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype == ir.DataType.BOOL:
+            return node.inputs[i]
+    return None
 
 
 def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] | None:

@@ -3,8 +3,8 @@
 range, scale, zero point, quantize, dequantize, and what stands around them    -> RowProgram
 
 Each node becomes a step that computes the same bits, so that any spelling is converted, also in products whose codes
-and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, and
-to a QuantizeLinear with such a scale.
+and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, also
+by a Cast to int32, and to a QuantizeLinear with such a scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard, operand, producer_of
+from ..analysis.nodes import cast_to, is_standard, operand, producer_of
 from ..analysis.shapes import is_elementwise_of, same_shape
 from ..analysis.types import check_type
 from ..analysis.values import Values
@@ -38,7 +38,7 @@ _FARTHEST = 64
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
-    if not is_standard(node, "Round", "Floor", "Ceil", "QuantizeLinear"):
+    if not is_standard(node, "Round", "Floor", "Ceil", "QuantizeLinear") and not _truncates(node, context):
         return None
     if node.op_type == "QuantizeLinear" and not _is_step(node, context):
         return None
@@ -56,6 +56,13 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
     if node.op_type == "Round":
         _check_quotient(node, context.facts)
     return None
+
+
+def _truncates(node: ir.Node, context: Context) -> bool:
+    """Returns whether a node casts floats that are no integers to int32."""
+    source = node.inputs[0] if is_standard(node, "Cast") and cast_to(node) == ir.DataType.INT32 else None
+    is_float = source is not None and source.dtype == ir.DataType.FLOAT
+    return is_float and not context.shared(Values).known(source).is_integer
 
 
 def _saves(node: ir.Node, region: Region) -> bool:

@@ -138,6 +138,7 @@ class Translation:
         self._sums: dict[
             ir.Value, tuple[ir.Value, ir.Value | None]
         ] = {}  # of such integers and a number that is not negative
+        self._truncated: set[ir.Value] = set()  # int32 integers that are floats cast to them, but no integers before
 
     def add(self, node: ir.Node) -> bool:
         """Adds the steps of a node; returns whether there are steps that are known to compute the same."""
@@ -250,8 +251,11 @@ class Translation:
                 raise _NoStepError  # ONNX Runtime may remove two adjacent Casts
             return self.program.add(ROUNDINGS[to], x)
         if to == ir.DataType.INT32 and dtype == ir.DataType.FLOAT:
+            if node.outputs[0] in self._truncated:
+                add = self.program.add
+                x = add("Mul", add("Sign", x), add("Floor", add("Abs", x)))
             return self.program.add("Int32", x)
-        if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32):
+        if to not in CODE_TYPES or dtype not in (ir.DataType.FLOAT, ir.DataType.INT32) or source in self._truncated:
             raise _NoStepError
         if source in self._sums:
             return self._low_byte_of_sum(*self._sums[source], to)
@@ -311,8 +315,14 @@ class Translation:
             raise _NoStepError
         if op_type in _ARITHMETIC and dtype in CODE_TYPES:  # they may wrap around
             raise _NoStepError
-        if op_type == "Cast" and dtype == ir.DataType.INT32 and not integers:
+        if op_type == "Cast" and cast_to(node) == ir.DataType.INT32 and not integers:
+            if not self._values.known(elements[0]).is_integer:
+                self._truncated.add(output)
+                return
             self._casts[output] = elements[0]
+        if op_type in MOVES and elements[0] in self._truncated:
+            self._truncated.add(output)
+            return
         if op_type in MOVES and (moved := self._casts.get(elements[0])) is not None:
             self._casts[output] = moved
         if dtype == ir.DataType.INT32:
@@ -323,7 +333,7 @@ class Translation:
             limit = _LARGEST_INTEGER if op_type in _ARITHMETIC else math.inf
             if not all(self._values.known(each).fits(-limit, limit) for each in numbers):
                 raise _NoStepError
-        of_nan = [each for each in integers if each in self._casts or each in self._sums]
+        of_nan = [each for each in integers if each in self._casts or each in self._sums or each in self._truncated]
         if not of_nan or op_type == "Cast":
             return
         if op_type in MOVES:
