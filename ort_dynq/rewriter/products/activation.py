@@ -179,7 +179,7 @@ def _has_marks_of_its_rows(form: Affine, of: ir.Value, later: Sequence[Rearrange
 
 def _keeps_rows(move: Rearrangement) -> bool:
     """Returns whether each row of the input is known to be in a row of the output, with all of its elements."""
-    node, before, after = move.node, move.node.inputs[0], move.node.outputs[move.output]
+    node, before, after = move.node, move.node.inputs[move.data], move.node.outputs[move.output]
     rank = None if before is None else rank_of(before)
     if not rank or not _are_as_long(after, before):
         return False

@@ -11,6 +11,7 @@ Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +43,7 @@ from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_repe
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, undefined_divisor, with_marks
 from .merged_rows import with_merged_rows
-from .terms import Param, combined, like, rank_of, unsqueezed
+from .terms import ZERO, Op, Param, combined, like, number_of, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -170,6 +171,8 @@ class AffineForms(OfOnePhase):
             return self._times(form, Param(np.array(-1, np.float32)), value)
         if op_type in _ARITHMETIC:
             return self._arithmetic(node, value)
+        if op_type == "Where" and (masked := self._masked(node, value)) is not None:
+            return masked
         if op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1):
             return self._moved(node, value)
         return self._lose(node)
@@ -326,6 +329,45 @@ class AffineForms(OfOnePhase):
         remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
 
+    def _masked(self, node: ir.Node, value: ir.Value) -> Affine | None:
+        """Returns the form of Where(condition, y, 0), or Where(condition, 0, y); None if it is not known.
+
+        A condition for each row chooses the numbers of the row: a scale of 0. One for each element chooses the codes:
+        the zero point, which has to be a number. A row with NaN is NaN, also if the NaN is left out.
+        """
+        condition = node.inputs[0]
+        for i in (1, 2):
+            data, form = node.inputs[i], self.of(node.inputs[i])
+            if condition is None or data is None or form is None or constant_scalar(node.inputs[3 - i]) != 0:
+                continue
+            if form.is_rounded or value.dtype != ir.DataType.FLOAT or not same_shape(value, data):
+                continue
+            if (mask := self._param(condition, data)) is not None and mask.is_of_rows and form.divisor is None:
+                scaled = form if form.scale is not None else replace(form, scale=Param(np.ones((), np.float32)))
+                choose = functools.partial(self._chosen, mask, i == 1)
+                return scaled.mapped(value, choose)
+            zero = 0.0 if form.zero_point is None else number_of(form.zero_point.term)
+            if form.scale is None or form.offset is not None or zero is None or not zero.is_integer():
+                continue
+            if has_nan_codes(form, self.values):  # a row of NaN would not be 0 where all of it is left out
+                continue
+            low, high = min(form.low, int(zero)), max(form.high, int(zero))
+            if high - low > 255 or (low < 0) != (form.low < 0):
+                continue
+            moves = (*form.moves, Rearrangement(node, 0, data=i, other=int(zero)))
+            return replace(form, value=value, low=low, high=high, moves=moves)
+        return None
+
+    @staticmethod
+    def _chosen(mask: Param, is_then: bool, name: str, param: Param) -> Param:
+        """Returns a scale, an offset or a mark where a condition holds, else 0; a zero point stays."""
+        if name == "zero point":
+            return param
+        axes = combined("Mul", param, mask)
+        assert isinstance(axes.term, Op)
+        pair = (param.term, ZERO) if is_then else (ZERO, param.term)
+        return replace(axes, term=Op("Where", (mask.term, *pair), ir.DataType.FLOAT))
+
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:
             return replace(form, value=value)
@@ -363,7 +405,7 @@ class AffineForms(OfOnePhase):
         """Returns a value as a number for rows of `like` or for all of it; None if that is not known."""
         if (narrow := unexpanded(value, like)) is not None and (found := self._param(narrow, like)) is not None:
             return found
-        if value.dtype not in (ir.DataType.FLOAT, *CODE_TYPES, *WIDE_TYPES):
+        if value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL, *CODE_TYPES, *WIDE_TYPES):
             return None
         rank, of_like = rank_of(value), rank_of(like)
         if has_one_element(value) and (not rank or (of_like is not None and rank <= of_like)):

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
-from ..analysis.constants import constant_array, constant_scalar
+from ..analysis.constants import constant_array
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import RESHAPES, before_split, does_not_grow, is_equal, unreshaped
@@ -30,6 +30,7 @@ from .terms import (
     key_of,
     lead,
     like,
+    number_of,
     rank_of,
     scope_of,
     unmoved,
@@ -245,11 +246,21 @@ def _given(node: ir.Node) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """A node that moves codes, the index of its output, and the forms of the other inputs of a Concat."""
+    """A node that moves codes, or leaves out some.
+
+    Attributes:
+        node: The node.
+        output: The index of its output.
+        others: The forms of the other inputs of a Concat.
+        data: The index of its input: 1 or 2 for a Where, else 0.
+        other: The code that a Where chooses for other elements.
+    """
 
     node: ir.Node
     output: int
     others: tuple[Affine, ...] = ()
+    data: int = 0
+    other: int = 0
 
 
 @dataclass(frozen=True)
@@ -356,7 +367,7 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     if node.op_type == "Reciprocal":
         inputs.insert(0, np.ones(()))
     for i, each in enumerate(inputs) if node.op_type in ("Mul", "Div", "Reciprocal") and len(inputs) == 2 else ():
-        number, other = _number_of(each), inputs[1 - i]
+        number, other = number_of(each), inputs[1 - i]
         keeps_shape = not isinstance(each, ir.Value) or not isinstance(other, ir.Value) or does_not_grow(each, other)
         inner = scaled_value(other, until, depth + 1) if number and keeps_shape else None
         if inner is None or not number:
@@ -420,15 +431,6 @@ def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
     if None in division.inputs or not values.known(division.inputs[0]).is_regular:
         return None
     return division.inputs[1]
-
-
-def _number_of(term: Term) -> float | None:
-    if isinstance(term, np.ndarray):
-        return float(term.reshape(-1)[0]) if term.size == 1 else None
-    if isinstance(term, Op) and term.op_type == "Div":
-        a, b = map(_number_of, term.inputs)
-        return None if a is None or not b else a / b
-    return constant_scalar(term) if isinstance(term, ir.Value) else None
 
 
 def is_repeated_along_rows(value: ir.Value | None, node: ir.Node) -> bool:

@@ -17,7 +17,7 @@ from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
-from .affine_form import Affine, is_bounded
+from .affine_form import Affine, Rearrangement, is_bounded
 from .terms import MOVES, CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
@@ -112,8 +112,14 @@ class ActivationCodes:
         for move in form.moves:
             node, moved = move.node, move.node.outputs[move.output]
             if moved not in self._moved:
-                others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
-                new = ir.node(node.op_type, [codes, *others], dict(node.attributes), num_outputs=len(node.outputs))
+                others: Sequence[ir.Value | None]
+                if move.data:
+                    others = [edit.add_constant(np.uint8(move.other + form.shift), before=node, origin=node)]
+                else:
+                    others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
+                new = ir.node(
+                    node.op_type, _inputs(move, codes, others), dict(node.attributes), num_outputs=len(node.outputs)
+                )
                 edit.insert(new, before=node, origin=node)
                 for old, output in zip(node.outputs, new.outputs, strict=True):
                     self._moved[old] = output
@@ -155,6 +161,13 @@ class ActivationCodes:
         rest = terms.insert("Sub", code, value)  # scale * (code - zero point) is missing in each element
         rest = rest if scale is None else terms.insert("Mul", rest, scale)
         return rounded, rest if offset is None else terms.insert("Add", rest, offset)
+
+
+def _inputs(move: Rearrangement, moved: ir.Value, others: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """Returns the inputs of a new node that moves other elements as a node of the model does."""
+    if not move.data:
+        return [moved, *others]
+    return [move.node.inputs[0], *((moved, *others) if move.data == 1 else (*others, moved))]
 
 
 def _has_one(param: Param | None) -> bool:
@@ -254,8 +267,12 @@ class _Branch(_Terms):
             codes = self.insert("Cast", self._edit.facts.current(form.root), to=int(ir.DataType.FLOAT))
             value = self.insert("Mul", codes, self.constant(np.float32(0)))
         for move in form.moves:
-            others = [self.marks_of_elements(each) for each in move.others] or move.node.inputs[1:]
-            inputs, outputs = [value, *others], len(move.node.outputs)
+            others: Sequence[ir.Value | None]
+            if move.data:
+                others = [self.constant(np.float32(0))]
+            else:
+                others = [self.marks_of_elements(each) for each in move.others] or move.node.inputs[1:]
+            inputs, outputs = _inputs(move, value, others), len(move.node.outputs)
             new = ir.node(move.node.op_type, inputs, dict(move.node.attributes), num_outputs=outputs)
             self.insert_node(new)
             value = new.outputs[move.output]

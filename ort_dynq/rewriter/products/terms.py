@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.constants import constant_scalar
 from ..analysis.shapes import RESHAPES
 from ..reasons import Reason, Unconverted
 
@@ -126,6 +127,19 @@ def dtype_of(term: Term) -> ir.DataType:
     if isinstance(term, CodesOf):
         return ir.DataType.UINT8
     return term.dtype or ir.DataType.UNDEFINED
+
+
+def number_of(term: Term) -> float | None:
+    """Returns the number that a term is; None if it is computed at run time, or consists of several."""
+    if isinstance(term, np.ndarray):
+        return float(term.reshape(-1)[0]) if term.size == 1 else None
+    if isinstance(term, Op) and term.op_type == "Neg":
+        number = number_of(term.inputs[0])
+        return None if number is None else -number
+    if isinstance(term, Op) and term.op_type == "Div":
+        a, b = map(number_of, term.inputs)
+        return None if a is None or not b else a / b
+    return constant_scalar(term) if isinstance(term, ir.Value) else None
 
 
 def unmoved(term: Term) -> Term:
