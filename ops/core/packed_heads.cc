@@ -24,6 +24,16 @@ void interleave(const uint8_t* rows, int64_t stride, int64_t count, int64_t colu
     for (int64_t row = 0; row < kQuad; ++row) quads[i * kQuad + row] = bytes[row][i];
 }
 
+// Copies a row of codes to its places in quads, which are a block of columns apart; returns the sum of the codes.
+int32_t to_quads(const int8_t* row, int64_t size, int8_t* quads) {
+  const int64_t whole = size / kQuad * kQuad;
+  for (int64_t i = 0; i < whole; i += kQuad) std::memcpy(quads + i * kBlockColumns, row + i, kQuad);
+  for (int64_t i = whole; i < size; ++i) quads[whole * kBlockColumns + i - whole] = row[i];
+  int32_t sum = 0;
+  for (int64_t i = 0; i < size; ++i) sum += row[i];
+  return sum;
+}
+
 }  // namespace
 
 PackedHeads::PackedHeads(Context& context, const HeadCodes& key, const HeadCodes& value)
@@ -37,9 +47,13 @@ PackedHeads::PackedHeads(Context& context, const HeadCodes& key, const HeadCodes
   key_sums = memory<int32_t>(heads * tokens);
   factors = memory<float>(heads * factors_size);
   is_finite = memory<bool>(heads);
-  run_tasks(context, heads, [&](int64_t head) {
-    pack_keys(key, head);
-    pack_values(value, head);
+  const int64_t elements = tokens * (key.sizes().size + value.sizes().size);
+  const int64_t heads_at_once = std::max<int64_t>(kTaskElements / std::max<int64_t>(elements, 1), 1);
+  run_tasks(context, divide_up(heads, heads_at_once), [&](int64_t task) {
+    for (int64_t head = task * heads_at_once, end = std::min(head + heads_at_once, heads); head < end; ++head) {
+      pack_keys(key, head);
+      pack_values(value, head);
+    }
   });
 }
 
@@ -51,13 +65,9 @@ void PackedHeads::pack_keys(const HeadCodes& codes, int64_t head) const {
   for (int64_t token = 0; token < n.tokens; ++token) {
     const int64_t row = codes.row(head / n.heads, head % n.heads, token);
     const auto* from = reinterpret_cast<const int8_t*>(codes.codes(row));
-    int8_t* quads = of_head + token / kBlockColumns * kBlockColumns * depth + token % kBlockColumns * kQuad;
-    int32_t sum = 0;
-    for (int64_t i = 0; i < n.size; ++i) sum += from[i];
-    for (int64_t i = 0; i < n.size; i += kQuad)
-      std::memcpy(quads + i * kBlockColumns, from + i, static_cast<size_t>(std::min(kQuad, n.size - i)));
+    int8_t* const quads = of_head + token / kBlockColumns * kBlockColumns * depth + token % kBlockColumns * kQuad;
     key_scales[static_cast<size_t>(head * n.tokens + token)] = codes.scale(row);
-    key_sums[static_cast<size_t>(head * n.tokens + token)] = sum;
+    key_sums[static_cast<size_t>(head * n.tokens + token)] = to_quads(from, n.size, quads);
   }
 }
 

@@ -33,9 +33,13 @@ constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 /
 //
 // The difference is multiplied, not its terms: a mask may be the lowest float, and its multiples are infinite.
 //
-// The result is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and the codes
-// are 0, if a score is NaN or the largest one is infinite.
-using SoftmaxKernel = float (*)(const SoftmaxRow&);
+// The factor of a row is (top / 65535) / (kUnitOfCodes * the sum of the codes, which is rounded once). It is NaN, and
+// the codes are 0, if a score is NaN or the largest one is infinite.
+//
+// The kernel sets the factors of `count` rows, at most kSoftmaxRows: each step is done for all of them before the next
+// one, so that a row need not wait for its own maximum.
+using SoftmaxKernel = void (*)(const SoftmaxRow* rows, int64_t count, float* factors);
+constexpr int64_t kSoftmaxRows = 8;
 
 // The steps of a cap, in float32.
 struct ScoreCap {
@@ -43,7 +47,7 @@ struct ScoreCap {
   float inner, outer, offset;
 };
 
-float portable_softmax(const SoftmaxRow& row);
+void portable_softmax(const SoftmaxRow* rows, int64_t count, float* factors);
 
 constexpr float kLog2E = 1.44269502162933349609375f;
 

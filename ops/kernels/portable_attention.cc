@@ -12,9 +12,7 @@ namespace {
 
 #include "kernels/functions-inl.h"
 
-}  // namespace
-
-float portable_softmax(const SoftmaxRow& row) {
+float softmax(const SoftmaxRow& row) {
   float largest = -kInfinity;
   for (int64_t i = 0; i < row.padded; ++i) {
     if (i < row.count) {
@@ -49,6 +47,12 @@ float portable_softmax(const SoftmaxRow& row) {
     row.low[i] = static_cast<uint8_t>(bits & 255);
   }
   return is_defined ? top / kLargestCode / (static_cast<float>(sum) * kUnitOfCodes) : kNan;
+}
+
+}  // namespace
+
+void portable_softmax(const SoftmaxRow* rows, int64_t count, float* factors) {
+  for (int64_t i = 0; i < count; ++i) factors[i] = softmax(rows[i]);
 }
 
 }  // namespace dynq

@@ -30,6 +30,7 @@ constexpr const char* kName = "QuantizedAttention";
 constexpr int64_t kRowUnit = 12;        // a multiple of the rows of every kernel's tile
 constexpr int64_t kTiledRowUnit = 32;   // likewise of kernels on tiles
 constexpr int64_t kTaskScores = 16384;  // of one task: they stay in the cache
+constexpr int64_t kLeastScores = 4096;  // of one task, unless there are fewer: a few microseconds of work
 constexpr int32_t kZeroPoint = 128;
 constexpr int64_t kMostDepth = 4096;  // of a head
 
@@ -81,37 +82,66 @@ struct Run {
   HeadStrides of_dst;
 };
 
-// Codes of rows for a product: as they are, or in tiles.
+bool uses_tiles(int64_t rows) { return active_isa().products->gemm_qc8w_tiles != nullptr && rows >= kTileRows; }
+
+int64_t tiled_bytes(int64_t rows, int64_t depth) { return round_up(rows, kTileRows) * round_up(depth, kTileBytes); }
+
+// Codes of rows for a product.
 struct Rows {
   const uint8_t* data;
   int64_t stride;
-  std::unique_ptr<uint8_t[]> owned;
 };
 
 // `row(i)` is the address of `depth` codes, and `rows` of them become tiles: [rows / 16][depth / 64][16][64].
 template <class Row>
-Rows in_tiles(int64_t rows, int64_t depth, const Row& row) {
-  const int64_t tiles = divide_up(depth, kTileBytes), stride = tiles * kTileRows * kTileBytes;
-  const int64_t bytes = divide_up(rows, kTileRows) * stride;
-  auto memory_of_tiles = memory<uint8_t>(bytes);
-  uint8_t* const to = memory_of_tiles.get();
-  if (depth % kTileBytes != 0 || rows % kTileRows != 0) std::memset(to, 0, static_cast<size_t>(bytes));
+Rows in_tiles(int64_t rows, int64_t depth, uint8_t* to, const Row& row) {
+  const int64_t stride = round_up(depth, kTileBytes) * kTileRows;
+  if (depth % kTileBytes != 0 || rows % kTileRows != 0)
+    std::memset(to, 0, static_cast<size_t>(tiled_bytes(rows, depth)));
   for (int64_t i = 0; i < rows; ++i) {
     const uint8_t* const from = row(i);
     uint8_t* const first = to + i / kTileRows * stride + i % kTileRows * kTileBytes;
     for (int64_t at = 0; at < depth; at += kTileBytes)
       std::memcpy(first + at * kTileRows, from + at, static_cast<size_t>(std::min(kTileBytes, depth - at)));
   }
-  return {to, stride, std::move(memory_of_tiles)};
+  return {to, stride};
 }
 
-bool uses_tiles(int64_t rows) { return active_isa().products->gemm_qc8w_tiles != nullptr && rows >= kTileRows; }
+// The memory of a block of rows: those of a task use the same.
+struct Workspace {
+  Workspace(const Sizes& n, int64_t rows)
+      : stride(round_up(n.t, kSoftmaxUnit) + kSoftmaxUnit),
+        scores(memory<float>(rows * stride)),
+        factors(memory<float>(rows)),
+        sums(memory<float>(2 * rows * n.e)),
+        bytes(memory<uint8_t>(2 * rows * stride)),
+        codes(memory<uint8_t>(std::max(tiled_bytes(rows, n.d), tiled_bytes(2 * rows, n.t)) + kQuad)) {}
+
+  int64_t stride;
+  std::unique_ptr<float[]> scores, factors;  // [rows, stride], [rows]
+  std::unique_ptr<float[]> sums;             // [2, rows, E]
+  std::unique_ptr<uint8_t[]> bytes;          // [2, rows, stride]
+  std::unique_ptr<uint8_t[]> codes;          // of query, then of tiles
+};
+
+void add_bytes(const float* high, const float* low, float factor, int64_t count, float* to) {
+  for (int64_t j = 0; j < count; ++j) to[j] = (high[j] * 256.0f + low[j]) * factor;
+}
 
 // Rows [first, first + rows) of the query of one head of key: those of the heads that share it stand together.
 class Block {
  public:
-  Block(const Run& run, int64_t head, int64_t first, int64_t rows)
-      : run_(run), n_(run.n), isa_(active_isa()), head_(head), first_(first), rows_(rows), repeats_(n_.h / n_.k) {
+  Block(const Run& run, Workspace& memory, int64_t head, int64_t first, int64_t rows)
+      : run_(run),
+        n_(run.n),
+        memory_(memory),
+        isa_(active_isa()),
+        head_(head),
+        first_(first),
+        rows_(rows),
+        repeats_(n_.h / n_.k),
+        batch_(head / n_.k),
+        first_head_(head % n_.k * repeats_) {
     start_ = std::min(run.window.first(token(0)), n_.t) / kBlockColumns * kBlockColumns;
     cols_ = std::max<int64_t>(run.window.end(token(rows - 1), n_.t) - start_, 0);
   }
@@ -124,19 +154,16 @@ class Block {
       return;
     }
     stride_ = round_up(cols_, kSoftmaxUnit) + kSoftmaxUnit;
-    scores_ = memory<float>(rows_ * stride_);
-    bytes_ = memory<uint8_t>(2 * rows_ * stride_);
-    factors_ = memory<float>(rows_);
     score();
-    for (int64_t i = 0; i < rows_; ++i) soften(i);
+    for (int64_t i = 0; i < rows_; i += kSoftmaxRows) soften(i, std::min(kSoftmaxRows, rows_ - i));
     add_values();
   }
 
  private:
-  int64_t token(int64_t i) const { return (first_ + i) / repeats_; }
-  int64_t batch() const { return head_ / n_.k; }
-  int64_t head_of(int64_t i) const { return head_ % n_.k * repeats_ + (first_ + i) % repeats_; }
-  int64_t query_row(int64_t i) const { return run_.query.row(batch(), head_of(i), token(i)); }
+  // Divisions would take a tenth of the time of a few tokens.
+  int64_t token(int64_t i) const { return repeats_ == 1 ? first_ + i : (first_ + i) / repeats_; }
+  int64_t head_of(int64_t i) const { return first_head_ + (repeats_ == 1 ? 0 : (first_ + i) % repeats_); }
+  int64_t query_row(int64_t i) const { return run_.query.row(batch_, head_of(i), token(i)); }
 
   ProductBlock product(int64_t rows, int64_t cols, int64_t depth, float* dst, int64_t dst_stride) const {
     ProductBlock block = {};
@@ -156,22 +183,23 @@ class Block {
   // The codes of the block's rows of query.
   Rows query_rows() const {
     const auto row = [&](int64_t i) { return run_.query.codes(query_row(i)); };
-    if (uses_tiles(rows_)) return in_tiles(rows_, n_.d, row);
-    if (repeats_ == 1) return {row(0), run_.query.stride() * n_.d, nullptr};
+    uint8_t* const copies = memory_.codes.get();
+    if (uses_tiles(rows_)) return in_tiles(rows_, n_.d, copies, row);
+    if (repeats_ == 1) return {row(0), run_.query.stride() * n_.d};
     const int64_t depth = round_up(n_.d, kQuad);
-    auto copies = memory<uint8_t>(rows_ * depth + kQuad);
     for (int64_t i = 0; i < rows_; ++i) {
-      std::memset(copies.get() + (i + 1) * depth - kQuad, 0, kQuad);
-      std::memcpy(copies.get() + i * depth, row(i), static_cast<size_t>(n_.d));
+      std::memset(copies + (i + 1) * depth - kQuad, 0, kQuad);
+      std::memcpy(copies + i * depth, row(i), static_cast<size_t>(n_.d));
     }
-    return {copies.get(), depth, std::move(copies)};
+    return {copies, depth};
   }
 
   void score() {
-    for (int64_t i = 0; i < rows_; ++i) factors_[i] = run_.query.scale(query_row(i)) * run_.scale;
+    for (int64_t i = 0; i < rows_; ++i) memory_.factors[i] = run_.query.scale(query_row(i)) * run_.scale;
     const Rows codes = query_rows();
-    ProductBlock block = product(rows_, cols_, n_.d, scores_.get(), stride_);
-    block.codes = {codes.data, codes.stride, factors_.get(), run_.constants.zero_points.data(), 1, nullptr, false};
+    ProductBlock block = product(rows_, cols_, n_.d, memory_.scores.get(), stride_);
+    block.codes = {codes.data, codes.stride, memory_.factors.get(), run_.constants.zero_points.data(), 1,
+                   nullptr,    false};
     block.weights = {run_.packed.keys.get() + head_ * run_.packed.key_size + start_ * block.depth,
                      block.depth * kBlockColumns, nullptr, 0, 0};
     const int64_t key = head_ * n_.t + start_;
@@ -180,35 +208,41 @@ class Block {
     multiply(block);
   }
 
-  // The bytes of the weights of a row: high ones, and low ones `rows_` rows later.
-  void soften(int64_t i) {
+  // The bytes of the weights of rows: high ones, and low ones `rows_` rows later.
+  void soften(int64_t first_row, int64_t count) {
+    SoftmaxRow rows[kSoftmaxRows];
+    for (int64_t i = 0; i < count; ++i) rows[i] = softmax_row(first_row + i);
+    isa_.kernels->softmax(rows, count, memory_.factors.get() + first_row);
+  }
+
+  // Without keys, all of its scores are -infinity.
+  SoftmaxRow softmax_row(int64_t i) {
     const int64_t row = token(i), first = std::max(run_.window.first(row), start_),
                   end = std::min(run_.window.end(row, n_.t), start_ + cols_);
     const int64_t count = std::max<int64_t>(end - first, 0), offset = count == 0 ? 0 : first - start_,
-                  padded = round_up(count, kSoftmaxUnit);
-    uint8_t *const high = bytes_.get() + i * stride_, *const low = high + rows_ * stride_;
-    factors_[i] = kNan;
-    if (count > 0) {
-      float* const scores = scores_.get() + i * stride_ + offset;
-      std::fill(scores + count, scores + padded, -kInfinity);
-      const float* bias = run_.bias.data + batch() * run_.bias.strides[0] + head_of(i) * run_.bias.strides[1] +
-                          row * run_.bias.strides[2] + first * run_.bias.strides[3];
-      const float* value_factors = run_.packed.factors.get() + head_ * run_.packed.factors_size + first;
-      factors_[i] = isa_.kernels->softmax({scores, bias, value_factors, run_.bias.strides[3] != 0, run_.cap,
-                                           run_.least_added, count, padded, high + offset, low + offset});
-    }
+                  padded = std::max(round_up(count, kSoftmaxUnit), kSoftmaxUnit);
+    float* const scores = memory_.scores.get() + i * stride_ + offset;
+    std::fill(scores + count, scores + padded, -kInfinity);
+    uint8_t *const high = memory_.bytes.get() + i * stride_, *const low = high + rows_ * stride_;
     for (uint8_t* const bytes : {high, low}) {
       std::memset(bytes, 0, static_cast<size_t>(offset));
       std::memset(bytes + offset + padded, 0, static_cast<size_t>(stride_ - offset - padded));
     }
+    const int64_t key = count == 0 ? 0 : first;
+    const float* const bias = run_.bias.data + batch_ * run_.bias.strides[0] + head_of(i) * run_.bias.strides[1] +
+                              row * run_.bias.strides[2] + key * run_.bias.strides[3];
+    const float* const value_factors = run_.packed.factors.get() + head_ * run_.packed.factors_size + key;
+    return {scores, bias,          value_factors, run_.bias.strides[3] != 0, run_.cap, run_.least_added, count,
+            padded, high + offset, low + offset};
   }
 
   void add_values() {
-    const auto sums = memory<float>(2 * rows_ * n_.e);
-    ProductBlock block = product(2 * rows_, n_.e, cols_, sums.get(), n_.e);
-    Rows codes = {bytes_.get(), stride_, nullptr};
+    float* const sums = memory_.sums.get();
+    ProductBlock block = product(2 * rows_, n_.e, cols_, sums, n_.e);
+    Rows codes = {memory_.bytes.get(), stride_};
     if (uses_tiles(block.rows))
-      codes = in_tiles(block.rows, block.depth, [&](int64_t i) { return bytes_.get() + i * stride_; });
+      codes = in_tiles(block.rows, block.depth, memory_.codes.get(),
+                       [&](int64_t i) { return memory_.bytes.get() + i * stride_; });
     block.codes = {codes.data, codes.stride, run_.constants.ones.data(), run_.constants.no_zero_points.data(), 1,
                    nullptr,    false};
     block.weights = {run_.packed.values.get() + head_ * run_.packed.value_size + start_ * kBlockColumns,
@@ -216,18 +250,20 @@ class Block {
     block.columns = {run_.constants.ones.data(), nullptr, 0, 1, run_.constants.no_zero_points.data(), 0,
                      run_.constants.zeros.data()};
     multiply(block);
+    const bool in_place = run_.of_dst.of_element == 1 && run_.storage.narrow == nullptr;
     for (int64_t i = 0; i < rows_; ++i) {
-      const float factor = factors_[i];
-      float *const high = sums.get() + i * n_.e, *const low = high + rows_ * n_.e;
+      const float factor = memory_.factors[i];
+      float *const high = sums + i * n_.e, *const low = high + rows_ * n_.e;
+      float* const to = in_place ? static_cast<float*>(run_.dst) + dst_index(i) : high;
       if (run_.zero_rows && factor != factor)
-        std::fill_n(high, n_.e, 0.0f);
+        std::fill_n(to, n_.e, 0.0f);
       else
-        for (int64_t j = 0; j < n_.e; ++j) high[j] = (high[j] * 256.0f + low[j]) * factor;
-      put(i, high);
+        add_bytes(high, low, factor, n_.e, to);
+      if (!in_place) put(i, high);
     }
   }
 
-  int64_t dst_index(int64_t i) const { return run_.of_dst.at(batch(), head_of(i), token(i)); }
+  int64_t dst_index(int64_t i) const { return run_.of_dst.at(batch_, head_of(i), token(i)); }
 
   // Writes a row of the result.
   void put(int64_t i, const float* from) const {
@@ -250,11 +286,11 @@ class Block {
 
   const Run& run_;
   const Sizes& n_;
+  Workspace& memory_;
   const InstructionSet& isa_;
   const int64_t head_, first_, rows_, repeats_;
-  int64_t start_, cols_, stride_ = 0;          // keys [start_, start_ + cols_)
-  std::unique_ptr<float[]> scores_, factors_;  // [rows, stride], [rows]
-  std::unique_ptr<uint8_t[]> bytes_;           // [2, rows, stride]
+  const int64_t batch_, first_head_;   // of query
+  int64_t start_, cols_, stride_ = 0;  // keys [start_, start_ + cols_)
 };
 
 class QuantizedAttention : public Node {
@@ -371,10 +407,14 @@ class QuantizedAttention : public Node {
                      dst,
                      storage_of(tensors[0].type),
                      {of_dst, dst_}};
-    const int64_t blocks = divide_up(n.rows(), rows);
-    run_tasks(context, n.b * n.k * blocks, [&](int64_t i) {
-      const int64_t first = i % blocks * rows;
-      Block(all, i / blocks, first, std::min(rows, n.rows() - first)).compute();
+    const int64_t blocks_of_head = divide_up(n.rows(), rows), blocks = n.b * n.k * blocks_of_head;
+    const int64_t blocks_at_once = std::max<int64_t>(kLeastScores / (rows * n.t), 1);
+    run_tasks(context, divide_up(blocks, blocks_at_once), [&](int64_t task) {
+      Workspace memory_of_blocks(n, rows);
+      for (int64_t i = task * blocks_at_once, end = std::min(i + blocks_at_once, blocks); i < end; ++i) {
+        const int64_t first = i % blocks_of_head * rows;
+        Block(all, memory_of_blocks, i / blocks_of_head, first, std::min(rows, n.rows() - first)).compute();
+      }
     });
   }
 

@@ -23,13 +23,13 @@ FUSED = {
     "masked_attention": 3,
     "ort_dynamic_attention": 3,
     "ort_dynamic_llama": 1,
-    "ort_half_optimized": 1,
+    "ort_half_optimized": 2,
     "ort_optimized": 2,
     "torch_encoder_s8": 2,
     "torch_encoder_u8": 2,
 }
 """The models with fusions, and how many they have."""
-OTHERS = {"ort_dynamic_attention": 1, "ort_dynamic_llama": 3, "ort_optimized": 1}
+OTHERS = {"ort_dynamic_attention": 1, "ort_dynamic_llama": 3, "ort_half_optimized": 1, "ort_optimized": 1}
 """Further float results that B computes otherwise: activation functions of A in programs, and the sum of a fusion."""
 KINDS = (
     "compressed_causal",

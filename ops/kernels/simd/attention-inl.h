@@ -75,15 +75,14 @@ inline float add_bias(const SoftmaxRow& row) {
   return row.bias_is_vector || dynq::load(row.bias) != 0 ? add_bias<true, false>(row) : add_bias<false, false>(row);
 }
 
-float softmax(const SoftmaxRow& row) {
+struct SoftmaxSums {
+  float top;     // the largest weight
+  uint32_t sum;  // of the codes
+};
+
+// Scores become weights.
+inline SoftmaxSums raise(const SoftmaxRow& row, float best) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
-  if (row.cap != 0) cap_scores(row);
-  const float best = add_bias(row);
-  if (!(best == best)) {
-    memset(row.high, 0, static_cast<size_t>(row.padded));
-    memset(row.low, 0, static_cast<size_t>(row.padded));
-    return kNan;
-  }
   const V::F largest = f(best);
   V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})};
   V::F tops[2] = {f(kLeastWeight), f(kLeastWeight)};
@@ -100,10 +99,19 @@ float softmax(const SoftmaxRow& row) {
     tops[kLane] = V::max(weight, tops[kLane]);
     V::store<false>(row.scores + i, weight);
   });
-  const float top = V::highest(V::max(tops[0], tops[1]));
-  const V::F inverse = f(kLargestCode / top);
+  uint32_t lane_sums[V::kLanes], sum = 0;  // at most 65536 codes: their sum fits
+  const V::I all = V::add(sums[0], sums[1]);
+  memcpy(lane_sums, &all, sizeof lane_sums);
+  const auto vectors = static_cast<uint32_t>(row.padded / V::kLanes);
+  for (const uint32_t lane : lane_sums) sum += lane - vectors * kBitsOfRounding;
+  return {V::highest(V::max(tops[0], tops[1])), sum};
+}
+
+// Weights become codes.
+inline void store_codes(const SoftmaxRow& row, float top) {
+  const V::F inverse = V::set1(kLargestCode / top);
   const auto code_at = [&](int64_t i) ORT_DYNQ_INLINE_LAMBDA {
-    return V::bits(V::add(V::mul(V::load(row.scores + i), inverse), f(kRoundingOfCodes)));
+    return V::bits(V::add(V::mul(V::load(row.scores + i), inverse), V::set1(kRoundingOfCodes)));
   };
   constexpr int64_t kFour = 4 * V::kLanes;
   int64_t i = 0;
@@ -112,10 +120,23 @@ float softmax(const SoftmaxRow& row) {
     V::store_bytes(row.low + i, row.high + i, codes);
   }
   for (; i < row.padded; i += V::kLanes) V::store_bytes(row.low + i, row.high + i, code_at(i));
-  uint32_t lane_sums[V::kLanes], sum = 0;  // at most 65536 codes: their sum fits
-  const V::I all = V::add(sums[0], sums[1]);
-  memcpy(lane_sums, &all, sizeof lane_sums);
-  const auto vectors = static_cast<uint32_t>(row.padded / V::kLanes);
-  for (const uint32_t lane : lane_sums) sum += lane - vectors * kBitsOfRounding;
-  return top / kLargestCode / (static_cast<float>(sum) * kUnitOfCodes);
+}
+
+void softmax(const SoftmaxRow* rows, int64_t count, float* factors) {
+  SoftmaxSums sums[kSoftmaxRows];
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i].cap != 0) cap_scores(rows[i]);
+    factors[i] = add_bias(rows[i]);
+  }
+  for (int64_t i = 0; i < count; ++i)
+    if (factors[i] == factors[i]) sums[i] = raise(rows[i], factors[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    if (factors[i] == factors[i]) {
+      store_codes(rows[i], sums[i].top);
+      factors[i] = sums[i].top / kLargestCode / (static_cast<float>(sums[i].sum) * kUnitOfCodes);
+    } else {
+      memset(rows[i].high, 0, static_cast<size_t>(rows[i].padded));
+      memset(rows[i].low, 0, static_cast<size_t>(rows[i].padded));
+    }
+  }
 }

@@ -215,15 +215,17 @@ class _Biases:
         """
         scores, ends = match.layout.scores, match.views[:2]
         lengths = [length_of(axis) or axis[0].length for axis in scores[2:]]
-        is_whole = all(any(_has_length(step, i, n, scores) for step in match.steps) for i, n in enumerate(lengths, 2))
+        expands = not match.is_quantized and not all(
+            any(_has_length(step, i, n, scores) for step in match.steps) for i, n in enumerate(lengths, 2)
+        )
         unique = () if all(_is_direct(step, scores) for step in match.steps) else (match.product,)
         read = [end.value if is_unnamed(n) else n for end, n in zip(ends, lengths, strict=True)]
-        key = edit.node.graph, match.steps, match.is_exactly_masked, unique, *(read if not is_whole else ())
+        key = edit.node.graph, match.steps, match.is_exactly_masked, unique, *(read if expands else ())
         if key not in self._biases:
             steps = tuple(_placed(step, scores, ends, edit) for step in match.steps)
             total = sum_of(steps, edit, is_exact=match.is_exactly_masked)
-            if not is_whole:
-                shape = shape_of(((), (), *scores[2:]), ends, edit, before=edit.node)
+            if expands or all(_rank_of(step, scores) < len(scores) for step in match.steps):
+                shape = shape_of(((), (), *(scores[2:] if expands else ((), ()))), ends, edit, before=edit.node)
                 total = edit.insert(ir.node("Expand", [total, shape]), before=edit.node)
             self._biases[key] = total
         return self._biases[key]
@@ -245,6 +247,13 @@ class _Biases:
             swapped = edit.insert(ir.node("Transpose", [factors], {"perm": [0, 2, 1, 3]}), before=before)
             self._safe[bias] = finite, swapped
         return self._safe[bias]
+
+
+def _rank_of(step: Step, scores: Axes) -> int:
+    """Returns the rank of the value of a step after it is placed."""
+    if isinstance(step, Added | Masked):
+        return len(dims_of(step.value)) if _is_direct(step, scores) else len(scores)
+    return len(scores) if isinstance(step, Padding) else 0
 
 
 def _is_direct(step: Step, scores: Axes) -> bool:
