@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS
 from ..inputs import Array, Given
-from ..measuring.data import Source, load_data
+from ..measuring.data import Declared, Source, load_data
 from ..measuring.sessions import open_session, run_original, signature
 from ..storage import load
 from ..system import return_memory
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 _LINEAR = ("MatMul", "Gemm", "Conv")
 _PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid", "Softplus")
 _KEEPS_ORDER = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Relu", "GlobalAveragePool")
-
-
-class Declared(NamedTuple):
-    """An input as a session has it. The session's own objects would keep the session, and its weights, in memory."""
-
-    name: str
-    type: str
-    shape: list[int | str | None]
 
 
 class Reference:

@@ -10,13 +10,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, report, rewrite, run, verify
+from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, rewrite, run, verify
 
 COMMANDS = (
     quantize.COMMAND,
     rewrite.COMMAND,
     inspect.COMMAND,
-    report.COMMAND,
     run.COMMAND,
     doctor.COMMAND,
     verify.COMMAND,

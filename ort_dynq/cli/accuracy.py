@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import DynqError
-from .arguments import given_data
+from .arguments import check_data, given_inputs
 from .command import UNCHECKED
 from .render import SMOKE_TEST, Figure, one_line, progress, table, working
 from .verify import inputs_text
@@ -27,27 +26,6 @@ _MOST_LAYERS = 12  # in a table; JSON has all
 _SECONDS = 0.25  # to measure the layers' shares of the time
 
 
-def add_data_sets(parser: argparse.ArgumentParser) -> None:
-    """Adds --data."""
-    parser.add_argument(
-        "--data",
-        metavar="FOLDER|FILE.npz",
-        help="your own data, on which the float model and the quantized one are compared: an NPZ file with an array "
-        "for each input (with one more dimension: several sets), a folder of NPZ files, of input_0.pb, ... or of "
-        "test_data_set_0, ...",
-    )
-
-
-def check_data(arguments: argparse.Namespace) -> None:
-    """Checks the path of --data before libraries are loaded.
-
-    Raises:
-        DynqError: There is nothing.
-    """
-    if arguments.data and not os.path.lexists(arguments.data):
-        raise DynqError(f"there is no file or folder {arguments.data} with data")
-
-
 def reference_of(
     arguments: argparse.Namespace, source: str | os.PathLike[str], sets: Sequence[Mapping[str, Array]] | None = None
 ) -> Reference:
@@ -56,11 +34,8 @@ def reference_of(
     Raises:
         DynqError: The data do not fit, or the model does not run.
     """
-    shapes, inputs = given_data(arguments)
-    if arguments.data and (shapes or inputs):
-        raise DynqError(
-            "--data gives the values and shapes of all inputs; --input and --shape cannot be combined with it"
-        )
+    check_data(arguments)
+    shapes, inputs = given_inputs(arguments)
     with working("running the float model"):
         from ..accuracy import Reference
 

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,20 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ..inputs import Array
+    from ..storage import Model
+
 
 _PAGES = (".html", ".htm", ".xhtml")
+
+RARE = "seldom needed"
+"""The title of the group of options that only --help-all shows."""
+
+
+def rare(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Returns the group of the options that only --help-all shows."""
+    found = (group for group in parser._action_groups if group.title == RARE)
+    return next(found, None) or parser.add_argument_group(RARE)
 
 
 def add_exact(parser: argparse._ActionsContainer) -> None:
@@ -27,8 +39,16 @@ def add_exact(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="keep every output bit-identical: float products do not become integer products, which are faster and "
-        "usually closer to the exact result, but differ in the last bits",
+        help="keep every output bit-identical: products of floats stay products of floats",
+    )
+
+
+def add_fuse(parser: argparse._ActionsContainer) -> None:
+    """Adds --fuse."""
+    parser.add_argument(
+        "--fuse",
+        action="store_true",
+        help="fuse normalizations, activation functions and attention, too: changes the last bits of floats",
     )
 
 
@@ -36,18 +56,14 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     """Adds --weights-only and --keep-fused, and --exact and --fuse, which exclude each other."""
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
-    changes.add_argument(
-        "--fuse",
-        action="store_true",
-        help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
-    )
+    add_fuse(changes)
     add_weights_only(parser)
     add_keep_fused(parser)
 
 
 def add_require_plugin(parser: argparse.ArgumentParser) -> None:
     """Adds --require-plugin."""
-    parser.add_argument(
+    rare(parser).add_argument(
         "--require-plugin",
         action="store_true",
         help="write no functions with which OUT runs without the plugin, but several times as slowly as IN: a session "
@@ -57,7 +73,7 @@ def add_require_plugin(parser: argparse.ArgumentParser) -> None:
 
 def add_keep_fused(parser: argparse.ArgumentParser) -> None:
     """Adds --keep-fused."""
-    parser.add_argument(
+    rare(parser).add_argument(
         "--keep-fused",
         action="store_true",
         help="leave integer products that ONNX Runtime fuses with the quantization before them: they are wrong on x86 "
@@ -70,11 +86,8 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-only",
         choices=("keep", "blocks", "two-term"),
-        help="products of a float activation and quantized weights. By default, MatMulNBits and QMoE stay if their "
-        "accuracy_level asks for floats, and weights behind DequantizeLinear get two terms. blocks: all quantize the "
-        "activation in blocks, which changes greedy tokens as accuracy_level 4 does. two-term: all, also MatMulNBits "
-        "and QMoE of int8 activations, get two codes of 8 bits, more accurate than float16: greedy tokens stay those "
-        "of floats (64.0 of 64 in a small Llama, 56.0 before); `ort-dynq bench-generate` counts them for a folder",
+        help="4-bit and 8-bit weights with float activations. keep: as accuracy_level says (default); blocks: fastest; "
+        "two-term: greedy tokens stay those of floats",
     )
 
 
@@ -88,36 +101,43 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Adds --input, --shape, --seed and --backend."""
-    data = add_inputs(parser)
-    data.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the generated values (default: 0)")
+    """Adds --data, --input, --shape, --seed and --backend."""
+    add_inputs(parser)
+    add_seed(parser, "seed of the generated values (default: 0)")
     add_backend(parser)
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Adds --input and --shape, and returns their group."""
-    data = parser.add_argument_group("input data")
+def add_seed(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds --seed."""
+    rare(parser).add_argument("--seed", type=natural, default=0, metavar="N", help=text)
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds --data, --input and --shape."""
+    data = parser.add_argument_group("input data (default: generated)")
     data.add_argument(
+        "--data",
+        metavar="PATH",
+        help="an NPZ file with an array for each input, or for several sets of them; or a folder of such files",
+    )
+    data.add_argument("--shape", metavar="X=1x128", action="append", default=[], help="shape of the generated input X")
+    rare(parser).add_argument(
         "--input",
-        metavar="NAME=FILE.npy",
+        metavar="X=FILE.npy",
         action="append",
         default=[],
-        help="read the values of an input; other inputs are generated",
+        help="read the values of the input X; other inputs are generated",
     )
-    data.add_argument(
-        "--shape", metavar="NAME=1x128x768", action="append", default=[], help="shape of a generated input"
-    )
-    return data
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
     """Adds --report, a page beside the text."""
-    parser.add_argument("--report", metavar="OUT.html", help="write a self-contained HTML page with a picture")
+    parser.add_argument("--report", metavar="OUT.html", help="also write an HTML page, with pictures, in one file")
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
     """Adds --backend."""
-    parser.add_argument(
+    rare(parser).add_argument(
         "--backend",
         choices=("native", "extensions"),
         default="native",
@@ -126,13 +146,56 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_data(arguments: argparse.Namespace) -> tuple[dict[str, tuple[int, ...]], dict[str, npt.NDArray[np.generic]]]:
+def check_data(arguments: argparse.Namespace) -> None:
+    """Checks the path of --data before libraries are loaded.
+
+    Raises:
+        DynqError: There is nothing, or --input or --shape are given as well.
+    """
+    if arguments.data and not os.path.lexists(arguments.data):
+        raise DynqError(f"there is no file or folder {arguments.data} with data")
+    if arguments.data and (arguments.shape or arguments.input):
+        raise DynqError(
+            "--data gives the values and shapes of all inputs; --input and --shape cannot be combined with it"
+        )
+
+
+def given_inputs(
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, npt.NDArray[np.generic]]]:
     """Returns the shapes and the values that --shape and --input give, by the name of the input.
 
     Raises:
         DynqError: A text does not have the right form, or a file is not a .npy file.
     """
     return dict(map(_parse_shape, arguments.shape)), dict(map(_load_input, arguments.input))
+
+
+def given_sets(arguments: argparse.Namespace, model: Model) -> tuple[Mapping[str, Array], ...]:
+    """Returns the sets of --data for a model; none if it is not given.
+
+    Raises:
+        DynqError: The data cannot be read, or do not fit the model's inputs.
+    """
+    check_data(arguments)
+    if not arguments.data:
+        return ()
+    from ..measuring.data import declared_inputs, load_data
+
+    return load_data(arguments.data, declared_inputs(model)).sets
+
+
+def given_data(
+    arguments: argparse.Namespace, model: Model
+) -> tuple[dict[str, tuple[int, ...]], dict[str, npt.NDArray[np.generic]]]:
+    """Returns the shapes and the values of a model's inputs: the first set of --data, or :func:`given_inputs`.
+
+    Raises:
+        DynqError: The data cannot be read, or do not fit the model's inputs.
+    """
+    if sets := given_sets(arguments, model):
+        return {}, dict(sets[0])
+    return given_inputs(arguments)
 
 
 def check_target(source: Path, target: Path, *, force: bool) -> None:
@@ -154,13 +217,12 @@ def check_target(source: Path, target: Path, *, force: bool) -> None:
         raise DynqError(f"{target} is the input itself; use --force to overwrite it")
 
 
-def check_page(source: Path, target: Path, *, force: bool = False) -> None:
+def check_page(source: Path, target: Path) -> None:
     """Checks the path of an HTML page about a model before the work starts.
 
     Args:
         source: The model.
         target: The page.
-        force: Whether the page may have a name of another format.
 
     Raises:
         DynqError: The page cannot be written there, would replace the model, or has the name of another format.
@@ -168,7 +230,7 @@ def check_page(source: Path, target: Path, *, force: bool = False) -> None:
     check_target(source, target, force=True)
     if target.exists() and source.exists() and target.samefile(source):
         raise DynqError(f"{target} is the model itself; choose another name for the report")
-    if target.suffix.lower() not in ("", *_PAGES) and not force:
+    if target.suffix.lower() not in ("", *_PAGES):
         raise DynqError(f"the report is an HTML page; choose a name that ends with {_PAGES[0]} instead of {target}")
 
 

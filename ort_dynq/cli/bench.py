@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_data, given_data, similar
+from .arguments import add_changes, add_data, check_data, given_data, similar
 from .command import PROGRAM, Command, Outcome
+from .page import check_report, report_outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, busy_lines, problem_lines, ratio_cells, rewritten_cell, timed
 from .verify import inputs_text
@@ -38,7 +40,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--opening",
         action="store_true",
-        help="also measure opening the sessions, each in a new process: the time and the private memory that it takes",
+        help="also measure opening the sessions, each in a new process: time and private memory",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="OUT.html",
+        help="write an HTML page: accuracy or verification, times by operator, changes",
     )
     add_changes(parser)
     add_data(parser)
@@ -55,8 +62,9 @@ def _what(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     if Path(arguments.what).is_dir():
-        for name, written in (("b", "B"), ("opening", "--opening"), ("input", "--input"), ("shape", "--shape")):
+        for name in ("b", "opening", "report", "data", "input", "shape"):
             if getattr(arguments, name):
+                written = "B" if name == "b" else f"--{name}"
                 raise DynqError(f"{written} is for single models, and {arguments.what} is a folder")
         return timed(arguments, _folder, time=0.5)
     if not Path(arguments.what).exists() and (meant := similar(arguments.what, SHORT)):
@@ -64,7 +72,21 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(arguments.what, "A")
     if arguments.b is not None:
         check_file(arguments.b, "B")
-    return timed(arguments, _model, time=5.0)
+    check_data(arguments)
+    return _report(arguments) if arguments.report else timed(arguments, _model, time=5.0)
+
+
+def _report(arguments: argparse.Namespace) -> Outcome:
+    """Measures everything that the page shows, of which the times are a part."""
+    check_report(arguments, Path(arguments.what))
+    if arguments.opening or len(arguments.threads or ()) > 1:
+        raise DynqError("--report takes one number of threads, and does not measure --opening; run them apart")
+    from .. import kernels
+
+    b = None if arguments.b is None else Path(arguments.b)
+    with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext():
+        found = report_outcome(arguments, Path(arguments.what), b, threads=(arguments.threads or (1,))[0])
+    return replace(found, data={"a": arguments.what, "b": arguments.b, **found.data})
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -86,7 +108,7 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
 def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     from ..bench.models import bench_model
 
-    shapes, inputs = given_data(arguments)
+    shapes, inputs = given_data(arguments, arguments.what)
     found = bench_model(
         arguments.what,
         arguments.b,
@@ -132,7 +154,7 @@ COMMAND = Command(
     "time models against stock ONNX Runtime, alternately in one process",
     (
         "ort-dynq bench model.onnx --shape x=1x128x768",
-        "ort-dynq bench model.onnx fast.onnx",
+        "ort-dynq bench float.onnx int8.onnx --data samples.npz --report page.html",
         "ort-dynq bench models/",
     ),
     _arguments,

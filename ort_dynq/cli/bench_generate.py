@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..files import check_text
-from .arguments import add_backend, add_changes, add_page, check_page, natural, positives
+from .arguments import add_backend, add_changes, add_page, add_seed, check_page, positives
 from .command import Command, Outcome
 from .render import Figure, one_line, ratio_style, table
 from .timing import add_timing, busy_lines, ratio_cell, timed
@@ -40,18 +40,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewritten",
         metavar="FOLDER",
-        help="the folder that `rewrite` has made of it (default: rewrite it into a temporary folder)",
+        help="the folder that `rewrite` has made of it (default: rewrite it)",
     )
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="compare the tokens of both decoders on this text in UTF-8, or on the numbers of tokens in a .npy file "
-        "(default: random tokens); besides --seconds, up to 32 tokens are generated after each of 16 prompts: by both "
-        "decoders, and by the original with float activations",
+        help="compare both decoders on this text in UTF-8, or on the tokens of a .npy file (default: random tokens)",
     )
     add_page(parser)
     add_changes(parser)
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the tokens (default: 0)")
+    add_seed(parser, "seed of the tokens (default: 0)")
     add_backend(parser)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .accuracy import add_data_sets, check_data, reference_of
-from .arguments import add_data, add_page, check_page, positives, similar
+from .accuracy import reference_of
+from .arguments import add_data, add_page, check_data, check_page, positives, similar
 from .command import Command, Outcome
 from .render import SMOKE_TEST, Figure, one_line, table
 from .timing import add_timing, busy_lines, ratio_cell, timed
@@ -29,7 +29,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="FLOAT",
-        help="a float model; or a PyPI package with a network, ddddocr or silero-vad, on generated data",
+        help="a float model; or an installed PyPI package with a network: ddddocr, silero-vad",
     )
     add_timing(parser, threads="1", time="3")
     parser.add_argument(
@@ -39,7 +39,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="lengths of the model's sequence (default: 1,16,128 if it is dynamic)",
     )
     add_page(parser)
-    add_data_sets(parser)
     add_data(parser)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
-from .arguments import given_data
+from .arguments import given_data, rare
 from .render import format_shape, one_line, working
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _CHANNELS = (1, 3, 4)  # of images
 
 def add_timing(parser: argparse.ArgumentParser) -> None:
     """Adds --no-timing."""
-    parser.add_argument(
+    rare(parser).add_argument(
         "--no-timing",
         action="store_false",
         dest="timing",
@@ -277,9 +277,7 @@ def _speed(
         from ..bench.models import bench_model
         from ..measuring.timing import Settings
 
-        shapes, inputs = given_data(arguments)
-        if data is not None:
-            shapes, inputs = {}, dict(data.sets[0])
+        shapes, inputs = ({}, dict(data.sets[0])) if data is not None else given_data(arguments, source)
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
     for each in found.inputs:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .. import library
 from ..errors import DynqError, with_advice_on_tools, without_thread
 from ..version import __version__
-from .arguments import similar
+from .arguments import RARE, similar
 from .render import one_line, rendered, silent
 
 if TYPE_CHECKING:
@@ -186,7 +186,23 @@ def _discard_stdout() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser whose errors are one line, and whose help leaves out the group :data:`RARE`.
+
+    Attributes:
+        shows_all: Whether the help has this group, too.
+    """
+
+    shows_all = False
+
+    def format_help(self) -> str:
+        """Returns the help."""
+        groups = self._action_groups
+        if not self.shows_all:
+            self._action_groups = [group for group in groups if group.title != RARE]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = groups
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Names the choice that was probably meant; argparse itself does so from Python 3.14 on."""
@@ -208,6 +224,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         raise DynqError(f"{message} (see {self.prog} --help)")
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with the options that are seldom needed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, __: Any, ___: Any = None) -> None:
+        assert isinstance(parser, _Parser)
+        parser.shows_all = True
+        parser.print_help()
+        parser.exit()
 
 
 class _PrintCompletion(argparse.Action):
@@ -250,8 +276,25 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
         )
         command.arguments(subparser)
         _add_output(subparser, verifies=command.verifies)
+        if any(group.title == RARE for group in subparser._action_groups):
+            subparser.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help="show seldom needed options, too, and exit"
+            )
+        subparser.usage = _usage(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """Returns the usage: what a command needs, without the options that it only takes."""
+    words = []
+    for action in parser._actions:
+        name = str(action.metavar or action.dest)
+        if action.required and action.option_strings:
+            words.append(f"{action.option_strings[0]} {name}")
+        elif not action.option_strings:
+            words.append(f"[{name}]" if action.nargs == "?" else name)
+    return " ".join(("%(prog)s", "[options]", *words))
 
 
 def subparser(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
@@ -269,8 +312,7 @@ def _add_output(parser: argparse.ArgumentParser, *, verifies: bool) -> None:
         *("-v", "--verbose"),
         action="count",
         default=0,
-        help=("print all comparisons of a verification, and " if verifies else "print ")
-        + "a log on stderr; -vv logs each unconverted node",
+        help="print " + ("all comparisons, and " if verifies else "") + "a log on stderr; -vv: each node that stays",
     )
     amount.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors and JSON")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_inputs, changes_of, given_data, positive
+from .arguments import add_changes, add_inputs, changes_of, check_data, given_data, positive, rare
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -36,7 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="print the program that a node has after a rewrite, and what it reads and computes",
     )
-    body = parser.add_argument_group("operators")
+    body = rare(parser)
     body.add_argument("--body", metavar="NAME", help="print the function body of one of ort_dynq's operators")
     body.add_argument(
         "--opset", type=positive, metavar="N", help=f"the version of the standard operators (default: {_OPSET})"
@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.model is None:
         raise DynqError("there is nothing to inspect; give a model, or --body NAME (see ort-dynq inspect --help)")
     check_file(arguments.model)
+    check_data(arguments)
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:
@@ -61,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         from ..rewriter import inspect
         from ..rewriter.grouping import grouped
 
-        shapes, inputs = given_data(arguments)
+        shapes, inputs = given_data(arguments, arguments.model)
         report = inspect(arguments.model, **changes_of(arguments), inputs=inputs, shapes=shapes)
         if report.refusal:
             raise DynqError(report.refusal)
@@ -149,7 +150,6 @@ COMMAND = Command(
         "ort-dynq inspect model.onnx",
         "ort-dynq inspect model.onnx --values x",
         "ort-dynq inspect model.onnx --program node_conv2d",
-        "ort-dynq inspect --body DynamicQuantize",
     ),
     _arguments,
     _run,

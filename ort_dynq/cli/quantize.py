@@ -17,14 +17,13 @@ from .accuracy import (
     accuracy_status,
     accuracy_text,
     accuracy_verdict,
-    add_data_sets,
-    check_data,
     reference_of,
     selection_text,
 )
-from .arguments import add_data, add_require_plugin, check_target, decibels
+from .arguments import add_data, add_page, add_require_plugin, check_data, check_target, decibels, rare
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
+from .page import check_report, write_page
 from .render import Figure, format_shape, one_line, progress, table, working
 from .text import add_text, compare_on_text, text_accuracy, tokens_of
 from .verify import named_as
@@ -43,56 +42,56 @@ if TYPE_CHECKING:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="IN",
-        help="the float model to quantize; or a folder of onnxruntime-genai, whose models are quantized",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", required=True, help="the file, or the folder, of the quantized model"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="allow OUT to replace IN; of a folder: to replace another folder"
-    )
+    parser.add_argument("model", metavar="IN", help="a float model, or a folder of onnxruntime-genai with models")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new model or folder")
+    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN, or a folder")
     parser.add_argument(
         "--weights",
         choices=("int8", "int4"),
         default="int8",
-        help="int8: one scale for each output channel (default); int4: 4 bits, one scale for each group; convolutions "
-        "stay int8",
-    )
-    parser.add_argument(
-        "--group",
-        type=int,
-        choices=(32, 64, 128),
-        help="with --weights int4: how many adjacent weights share a scale (default: 32)",
+        help="int4: smaller and less accurate (default: int8)",
     )
     parser.add_argument(
         "--activations",
         choices=("token", "tensor", "two-term"),
         default="token",
-        help="token: one scale for each row of a matrix, or sample of a convolution (default); tensor: one for all, as "
-        "quantize_dynamic does; two-term: two codes for each element, nearly as exact as floats; attention stays in "
-        "float. Many rows take longer than in float on CPUs without VNNI",
-    )
-    zero_points = parser.add_mutually_exclusive_group()
-    zero_points.add_argument(
-        "--symmetric", action="store_true", help="activations per token have no zero point; the range is less exact"
-    )
-    zero_points.add_argument(
-        "--asymmetric",
-        action="store_false",
-        dest="symmetric",
-        help="activations have a zero point, so that the codes use the whole range (default)",
+        help="token: a scale for each row (default); tensor: one for all; two-term: nearly as exact as floats",
     )
     parser.add_argument(
         "--exclude",
         metavar="PATTERN",
         action="append",
         default=[],
-        help="keep layers whose name matches in float, such as 'lm_head' or '*/attention/*'; may be repeated",
+        help="keep layers like 'lm_head' or '*/attention/*' in float; may be repeated",
     )
-    quantized_models = parser.add_mutually_exclusive_group()
+    parser.add_argument(
+        "--min-snr",
+        type=decibels,
+        metavar="DB",
+        help="give layers two terms, or keep them in float, until each output has this signal-to-noise ratio",
+    )
+    parser.add_argument(
+        "--only-if-faster", action="store_true", help="keep layers in float that are slower as integers"
+    )
+    parser.add_argument("--verify", action="store_true", help="show the accuracy; input data imply it")
+    add_page(parser)
+    add_text(parser)
+    _rare_arguments(parser)
+    add_data(parser)
+
+
+def _rare_arguments(parser: argparse.ArgumentParser) -> None:
+    group = rare(parser)
+    group.add_argument(
+        "--group",
+        type=int,
+        choices=(32, 64, 128),
+        help="with --weights int4: how many adjacent weights share a scale (default: 32)",
+    )
+    group.add_argument(
+        "--symmetric", action="store_true", help="activations per token have no zero point; the range is less exact"
+    )
+    quantized_models = group.add_mutually_exclusive_group()
     quantized_models.add_argument(
         "--from-static",
         action="store_true",
@@ -105,52 +104,30 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="IN is a model that onnxruntime's quantize_dynamic made: keep its weights, and quantize its activations "
         "per token",
     )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare OUT with the float model (with --from-dynamic or --from-static: with IN): accuracy of outputs "
-        "and layers; for data see --data",
-    )
-    parser.add_argument(
-        "--min-snr",
-        type=decibels,
-        metavar="DB",
-        help="give the layers that harm the outputs most activations of two terms, or keep them in float, until each "
-        "output has this signal-to-noise ratio on the data",
-    )
-    parser.add_argument(
-        "--only-if-faster",
-        action="store_true",
-        help="keep layers in float that make the model slower as integers, measured on this CPU with one thread at the "
-        "shapes of the data",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--no-fusion",
         action="store_false",
         dest="fuse",
         help="leave normalizations, activation functions and attention as they are: only layers with weights change",
     )
-    parser.add_argument(
+    group.add_argument(
         "--attention",
         choices=("int8", "float"),
         default="int8",
         help="int8: fused attention has products of integers, except with --min-snr and two terms (default); float: "
         "it is ONNX Runtime's own operator",
     )
-    parser.add_argument(
-        "--allow-none", action="store_true", help="write OUT and succeed even if no layer can be quantized"
-    )
-    parser.add_argument(
+    group.add_argument(
         "--embeddings",
         choices=("int8", "keep"),
         default="int8",
         help="int8: rows of large tables have 8 bits and a scale for each row (default); keep: they stay floats",
     )
+    group.add_argument(
+        "--allow-none", action="store_true", help="write OUT and succeed even if no layer can be quantized"
+    )
     add_require_plugin(parser)
     add_timing(parser)
-    add_data_sets(parser)
-    add_text(parser)
-    add_data(parser)
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
@@ -161,15 +138,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--text is for folders of onnxruntime-genai, which have a tokenizer; use --data for a model")
     if arguments.only_if_faster and arguments.min_snr is not None:
         raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
-    compares = arguments.verify or arguments.min_snr is not None or arguments.only_if_faster
-    if not compares and (arguments.data or arguments.input or arguments.shape):
-        raise DynqError(
-            "--data, --input and --shape are the data of a comparison; give --verify, --min-snr or --only-if-faster "
-            "as well"
-        )
+    has_shapes = bool(arguments.input or arguments.shape) and not arguments.only_if_faster
+    verifies = arguments.verify or bool(arguments.data) or has_shapes
+    compares = verifies or arguments.min_snr is not None or arguments.only_if_faster
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
+    check_report(arguments, source)
     from ..quantizer import quantize_layers
     from ..storage import ModelFile
 
@@ -198,15 +173,19 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     result.check()
     report = result.report
     is_written = bool(report.quantized) or arguments.allow_none
-    if reference is not None and is_written and (arguments.verify or arguments.min_snr is not None):
+    if reference is not None and is_written and (verifies or arguments.min_snr is not None):
         with named_as(source, target):
             accuracy = accuracy_of(arguments, reference, result)
     original = original_of(source, target, model)
+    if arguments.report and original.is_replaced:
+        raise DynqError(f"--report compares with {source}, which would be replaced; choose another name for OUT")
     if is_written:
         with working(f"writing {target}"):
             if arguments.require_plugin:
                 result.require_plugin()
             result.save(target)
+    if arguments.report and is_written:
+        write_page(arguments, source, target)
     data_of_both = None if reference is None else reference.data
     closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
 
@@ -219,19 +198,22 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield from _faster(faster)
         if accuracy is not None:
             yield from accuracy_text(accuracy, arguments.data)
+        if arguments.report and is_written:
+            yield "\n" + one_line(f"{arguments.report} is written")
 
     data = {
         **_report_dict(report),
         "selection": None if selection is None else {**selection.to_dict(), "cost": cost and cost.ratio},
         "faster": None if faster is None else faster.to_dict(),
         "accuracy": None if accuracy is None else accuracy.to_dict(),
+        "report": arguments.report if is_written else None,
     }
     return _with_closing((source, target), gain, data, findings, closing, accuracy)
 
 
 def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
     """Quantizes a folder of onnxruntime-genai."""
-    for option in ("data", "input", "shape", "min_snr", "only_if_faster"):
+    for option in ("data", "input", "shape", "min_snr", "only_if_faster", "report"):
         if getattr(arguments, option):
             name = "--" + option.replace("_", "-")
             raise DynqError(f"{name} is for single models; of a folder, give --text, a text to compare the decoders on")
@@ -413,10 +395,8 @@ COMMAND = Command(
     "quantize",
     "make a fast and accurate integer model of a float model",
     (
-        "ort-dynq quantize float.onnx -o int8.onnx",
+        "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz",
         "ort-dynq quantize float.onnx -o int8.onnx --data samples.npz --min-snr 30",
-        "ort-dynq quantize float.onnx -o int4.onnx --weights int4 --exclude lm_head",
-        "ort-dynq quantize float.onnx -o int8.onnx --activations two-term",
         "ort-dynq quantize phi/ -o int8-phi/ --text notes.txt",
     ),
     _arguments,

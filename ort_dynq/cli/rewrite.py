@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_data, add_require_plugin, changes_of, check_target, given_data
+from .arguments import (
+    add_changes,
+    add_data,
+    add_page,
+    add_require_plugin,
+    changes_of,
+    check_data,
+    check_target,
+    given_data,
+    given_inputs,
+)
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import Command, Outcome
+from .page import check_report, write_page
 from .render import one_line, table, working
-from .verify import compare, exit_status, named_as, verdict, verification_text
+from .verify import compare, exit_status, named_as, sets_text, verdict, verification_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,18 +36,13 @@ if TYPE_CHECKING:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN", help="a model, or a folder of onnxruntime-genai with models")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new model or folder")
+    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN, or a folder")
     parser.add_argument(
-        "model", metavar="IN", help="the model to rewrite; or a folder of onnxruntime-genai, whose models are rewritten"
+        "--verify", action="store_true", help="write OUT only if it equals IN as `verify` says; input data imply it"
     )
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", required=True, help="the file, or the folder, of the rewritten model"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="allow OUT to replace IN; of a folder: to replace another folder"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="compare both models as `verify` does, and write OUT only if it passes"
-    )
+    add_page(parser)
     add_require_plugin(parser)
     add_timing(parser)
     add_changes(parser)
@@ -45,24 +51,26 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     source, target = Path(arguments.model), Path(arguments.output)
-    if not arguments.verify and (arguments.input or arguments.shape):
-        raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     if source.is_dir():
         return _rewrite_folder(arguments, source, target)
+    verifies = arguments.verify or bool(arguments.data or arguments.input or arguments.shape)
     check_file(source)
     check_target(source, target, force=arguments.force)
+    check_data(arguments)
+    check_report(arguments, source)
     with working(f"rewriting {source}"):
         from ..rewriter import rewrite
         from ..storage import ModelFile
 
         model = ModelFile(source)
-        shapes, inputs = given_data(arguments)
+        shapes, inputs = given_data(arguments, model)
         result = rewrite(model, **changes_of(arguments), inputs=inputs, shapes=shapes)
         result.check()
     with named_as(source, target):
-        verification = compare(arguments, model, result.model) if arguments.verify else None
+        verification, sets = compare(arguments, model, result.model) if verifies else (None, 0)
     passed = verification is None or verification.passed
     original = original_of(source, target, model)
+    page = write_page(arguments, source) if arguments.report else None  # before OUT replaces IN
     if passed:
         with working(f"writing {target}"):
             if arguments.require_plugin:
@@ -77,7 +85,10 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield from _findings(result.report)
         yield ""
         if verification is not None:
+            yield from sets_text(arguments, sets)
             yield from verification_text(verification, verbose=arguments.verbose > 0, a="IN", b="OUT")
+        if page is not None:
+            yield one_line(f"{arguments.report} is written")
         yield one_line(f"{target} is not written") if closing is None else closing.text(source, target)
         if verification is not None:
             yield verdict(verification, "IN", "OUT")
@@ -85,11 +96,17 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     data = {"input": str(source), "output": str(target) if passed else None, **result.report.to_dict()}
     data["closing"] = None if closing is None else closing.to_dict()
     data["verification"] = None if verification is None else verification.to_dict()
+    data["report"] = arguments.report
     return Outcome(data, text, exit_status([] if verification is None else [verification]))
 
 
 def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
     """Rewrites a folder of onnxruntime-genai."""
+    for option in ("data", "report"):
+        if getattr(arguments, option):
+            raise DynqError(f"--{option} is for single models; `ort-dynq bench-generate` measures a folder")
+    if not arguments.verify and (arguments.input or arguments.shape):
+        raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     from .. import genai
 
     genai.open_folder(source)  # a folder of another kind is the first thing to say
@@ -127,7 +144,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
 def _verify_folder(arguments: argparse.Namespace, found: FolderResult) -> dict[str, Verification]:
     from .. import genai
 
-    shapes, inputs = given_data(arguments)
+    shapes, inputs = given_inputs(arguments)
     if shapes:
         raise DynqError("--shape is for single models: of a folder, the inputs depend on each other; use --input")
     with working("running the original and the rewritten models"):

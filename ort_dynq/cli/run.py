@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import DynqError
 from ..files import replacing
-from .arguments import add_exact, decibels, positive, share
+from .arguments import add_exact, add_fuse, decibels, positive, share
 from .command import PROGRAM, Command, Outcome
 
 _PATTERN = re.compile(r".*[*?\[].*|.*\.(onnx|ort)", re.DOTALL)
@@ -20,11 +20,7 @@ _PATTERN = re.compile(r".*[*?\[].*|.*\.(onnx|ort)", re.DOTALL)
 def _arguments(parser: argparse.ArgumentParser) -> None:
     changes = parser.add_mutually_exclusive_group()
     add_exact(changes)
-    changes.add_argument(
-        "--fuse",
-        action="store_true",
-        help="fuse normalizations, activation functions and attention, too, which changes the last bits of floats",
-    )
+    add_fuse(changes)
     parser.add_argument(
         "--keep",
         metavar="NAME",
@@ -39,23 +35,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         const="*",
         default=[],
-        help="run float models as int8 models: all, or those whose path or file name matches, such as 'det*.onnx'. "
-        "Both run on the first inputs, and the int8 model is used if it reaches the limits below; may be repeated",
+        help="run float models as int8 models if these reach the limits below: all, or those whose path or file name "
+        "matches; may be repeated",
     )
     parser.add_argument(
         "--min-snr",
         type=decibels,
         default=25.0,
         metavar="DB",
-        help="the smallest signal-to-noise ratio of an output of such a model, other than probabilities (default: 25)",
+        help="the smallest signal-to-noise ratio of an output (default: 25)",
     )
     parser.add_argument(
         "--min-agreement",
         type=share,
         default=0.95,
         metavar="SHARE",
-        help="the smallest share of the decisions of a classifier that are the same: which element is the largest, or "
-        "whether a probability is above one half (default: 0.95)",
+        help="the smallest share of a classifier's decisions that are the same (default: 0.95)",
     )
     parser.add_argument(
         "--inputs", type=positive, default=3, metavar="N", help="how many inputs both models run on (default: 3)"

@@ -22,8 +22,7 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="of a folder: compare both decoders on the first 2048 tokens of this text in UTF-8, or of the numbers of "
-        "tokens in a .npy file: perplexity, and how many tokens stay the same",
+        help="of a folder: compare both decoders on this text, or on the tokens of a .npy file",
     )
 
 

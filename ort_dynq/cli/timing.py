@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .arguments import changes_of, natural, seconds, thread_counts
+from .arguments import changes_of, natural, rare, seconds, thread_counts
 from .command import Outcome
 from .render import Figure, one_line, progress
 
@@ -27,18 +27,19 @@ def add_timing(parser: argparse.ArgumentParser, *, threads: str, time: str) -> N
         parser: The parser.
         threads, time: The defaults of --threads and --seconds, for the help.
     """
-    timing = parser.add_argument_group("timing")
-    timing.add_argument(
+    parser.add_argument(
         "--threads",
         type=thread_counts,
         metavar="N[,N]",
         help=f"intra-op threads of ONNX Runtime (default: {threads})",
     )
-    timing.add_argument("--seconds", type=seconds, metavar="S", help=f"time for each case (default: {time})")
-    timing.add_argument(
+    parser.add_argument("--seconds", type=seconds, metavar="S", help=f"time for each case (default: {time})")
+    rare(parser).add_argument(
         "--warmup", type=natural, default=2, metavar="N", help="untimed runs of each contender (default: 2)"
     )
-    timing.add_argument("--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (default: the best one)")
+    rare(parser).add_argument(
+        "--isa", metavar="NAME", help="instruction set of ort_dynq's kernels (default: the best one)"
+    )
 
 
 def timed(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_data, given_data
+from .arguments import add_data, check_data, given_inputs, given_sets
 from .command import FAILED, UNCHECKED, Command, Outcome
 from .render import format_shape, one_line, table, working
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "failed": ("FAILED", FAILED)}
 """The text and the exit status of each status of a verification, the worst one last."""
+_STATUSES = list(_VERDICTS)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +35,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(arguments.a, "A")
     check_file(arguments.b, "B")
-    verification = compare(arguments, arguments.a, arguments.b)
-    data = {"a": arguments.a, "b": arguments.b, **verification.to_dict()}
+    check_data(arguments)
+    verification, sets = compare(arguments, arguments.a, arguments.b)
+    data = {"a": arguments.a, "b": arguments.b, "sets": sets, **verification.to_dict()}
 
     def text() -> Iterator[RenderableType]:
+        yield from sets_text(arguments, sets)
         yield from verification_text(verification, verbose=arguments.verbose > 0)
         yield verdict(verification)
 
     return Outcome(data, text, exit_status([verification]))
+
+
+def sets_text(arguments: argparse.Namespace, sets: int) -> Iterator[RenderableType]:
+    """Yields a line if models were compared on several sets of data."""
+    if sets > 1:
+        yield one_line(f"{sets} sets of data from {arguments.data}: the worst one follows")
 
 
 def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
@@ -58,20 +67,27 @@ def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
 
 def exit_status(verifications: Iterable[Verification]) -> int:
     """Returns the exit status of the worst of some verifications."""
-    order = list(_VERDICTS)
-    worst = max((order.index(each.status) for each in verifications), default=0)
-    return _VERDICTS[order[worst]][1]
+    worst = max((_STATUSES.index(each.status) for each in verifications), default=0)
+    return _VERDICTS[_STATUSES[worst]][1]
 
 
-def compare(arguments: argparse.Namespace, a: Any, b: Any) -> Verification:
-    """Verifies B against A with the data and the backend that the arguments name."""
-    shapes, inputs = given_data(arguments)
+def compare(arguments: argparse.Namespace, a: Any, b: Any) -> tuple[Verification, int]:
+    """Verifies B against A with the data and the backend that the arguments name.
+
+    Returns:
+        The verification, of several sets of data the worst one, and the number of sets.
+    """
+    shapes, inputs = given_inputs(arguments)
     with working("running both models"):
         from ..storage import ModelFile
         from ..verification import verify
 
         a, b = (ModelFile(each) if isinstance(each, str) else each for each in (a, b))  # files may change: read once
-        return verify(a, b, inputs=inputs, shapes=shapes, seed=arguments.seed, backend=arguments.backend)
+        sets = given_sets(arguments, a) or (inputs,)
+        found = [
+            verify(a, b, inputs=each, shapes=shapes, seed=arguments.seed, backend=arguments.backend) for each in sets
+        ]
+        return max(found, key=lambda each: _STATUSES.index(each.status)), len(sets)
 
 
 def verification_text(

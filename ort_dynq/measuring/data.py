@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,10 +20,21 @@ import onnx.numpy_helper
 from ..errors import DynqError
 from ..inputs import Array, Input, make_feeds, resolve_inputs
 
+if TYPE_CHECKING:
+    from ..storage import Model
+
 Source = str | os.PathLike[str] | Mapping[str, Array] | Sequence[Mapping[str, Array]]
 """A path; arrays by the name of the input, as an NPZ file has them; or one such mapping for each set."""
 
 _LAYOUTS = "input_0.pb, test_data_set_0 or .npz files"
+
+
+class Declared(NamedTuple):
+    """An input as a session has it. The session's own objects would keep the session, and its weights, in memory."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,26 @@ def load_data(
     if not sets:
         raise DynqError("the data have no sets of inputs, expected at least one")
     return Data(tuple(sets), next(tuple(found) for _, found in parts if found))
+
+
+def declared_inputs(model: Model) -> list[Declared]:
+    """Returns the inputs of a model as a session has them.
+
+    Raises:
+        DynqError: It is not a model.
+    """
+    from ..storage import load
+
+    graph = load(model).graph
+    return [
+        Declared(
+            str(value.name),
+            "" if value.dtype is None else f"tensor({value.dtype.name.lower()})",
+            [size if isinstance(size, int) else size.value for size in value.shape or ()],
+        )
+        for value in graph.inputs
+        if value.name not in graph.initializers
+    ]
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Array]:

@@ -194,7 +194,8 @@ def verify(
             check_shapes(resolved, session)
             if _is_quantized(session) and not was_quantized:
                 raise DynqError(
-                    "B was quantized, so its outputs differ from A's; `ort-dynq report A --quantized B` shows how much"
+                    "B was quantized, so its outputs differ from A's; `ort-dynq bench A B --report page.html` shows "
+                    "how much"
                 )
             outputs = run(session, names, feeds)
         except SessionError as error:

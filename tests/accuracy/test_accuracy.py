@@ -291,6 +291,6 @@ def test_models_that_are_not_interchangeable() -> None:
 def test_verify_refers_to_the_accuracy() -> None:
     model = two_layers()
     result = ort_dynq.quantize(model)
-    with pytest.raises(ort_dynq.DynqError, match="B was quantized, so its outputs differ from A's; `ort-dynq report A"):
+    with pytest.raises(ort_dynq.DynqError, match="B was quantized, so its outputs differ from A's; `ort-dynq bench A"):
         ort_dynq.verify(model, result.model)
     assert ort_dynq.verify(result.model, result.model).passed

@@ -23,7 +23,7 @@ from ort_dynq.cli import command
         ([".", "--opening"], "--opening is for single models, and . is a folder"),
         ([".", "--input", "x=x.npy"], "--input is for single models, and . is a folder"),
         ([TOKEN, "--tokens", "3"], "unrecognized arguments: --tokens 3"),
-        ([TOKEN, "--data", "x.npz"], "unrecognized arguments: --data x.npz"),
+        ([TOKEN, "--data", "x.npz"], "there is no file or folder x.npz with data"),
         (["generate", "folder", "--opening"], "unrecognized arguments: --opening"),
         (["quantize", "f.onnx", "--exact"], "unrecognized arguments: --exact"),
         (["quantize"], "the following arguments are required: FLOAT"),
@@ -98,7 +98,7 @@ def check_error(capsys: pytest.CaptureFixture[str], arguments: list[str], messag
 @pytest.mark.parametrize(
     ("command", "examples"),
     [
-        ("bench", ("bench models/", "bench model.onnx fast.onnx")),
+        ("bench", ("bench models/", "bench float.onnx int8.onnx")),
         ("bench-quantize", ("bench-quantize ddddocr",)),
         ("bench-generate", ("bench-generate phi/ --rewritten fast/",)),
     ],

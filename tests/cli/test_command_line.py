@@ -112,7 +112,7 @@ def test_importing_the_command_line_loads_no_large_package() -> None:
         "inspect none.onnx",
         "rewrite none.onnx -o o.onnx",
         "quantize none.onnx -o o.onnx",
-        "report none.onnx -o o.html",
+        "bench none.onnx --report o.html",
         "verify model.onnx none.onnx",
         "bench none.onnx",
         "bench-quantize none.onnx",
@@ -190,8 +190,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("re", ["report", "rewrite"]),
-        ("report --se", ["--seconds", "--seed"]),
+        ("re", ["rewrite"]),
+        ("bench --se", ["--seconds", "--seed"]),
         ("inspect mo", ["model.onnx"]),
         ("rewrite model.onnx -o wr", ["wrong.onnx"]),
         ("verify --backend n", ["native"]),
@@ -295,7 +295,7 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("rewrite model.onnx -o o.onnx --weights-only block", "invalid choice: 'block', did you mean 'blocks'?"),
         ("rewrite model.onnx", "required: -o/--output (see ort-dynq rewrite --help)"),
         ("inspect model.onnx --exakt", "arguments: --exakt; did you mean --exact? (see ort-dynq inspect --help)"),
-        ("bench model.onnx --repeat 2", "unrecognized arguments: --repeat 2 (see ort-dynq bench --help)"),
+        ("bench model.onnx --repeat 2", "arguments: --repeat 2; did you mean --report? (see ort-dynq bench --help)"),
         ("rewrite missing.onnx -o fast.onnx", "there is no file missing.onnx"),
         ("rewrite text.onnx -o fast.onnx", "text.onnx is not an ONNX model"),
         ("rewrite truncated.onnx -o fast.onnx", "truncated.onnx is not an ONNX model"),
@@ -305,10 +305,9 @@ def test_interrupt_before_the_file_is_replaced_keeps_the_old_one(
         ("quantize alone -o fast.onnx", "give the model in it: alone/model.onnx"),
         ("inspect alone", "alone is a folder; give the model in it: alone/model.onnx"),
         (
-            "report apart.onnx -o page.html",
+            "bench apart.onnx --report page.html",
             "error: apart.onnx: the external data of the model, its weights, are missing",
         ),
-        ("report alone -o page.html", "alone is a folder; give the model in it: alone/model.onnx"),
         ("verify model.onnx alone", "B (alone) is a folder; give the model in it: alone/model.onnx"),
         ("bench alone", "alone has no subfolders with a model.onnx; for one model, give the model in it: alone/model"),
         ("inspect nothing", "nothing is a folder; give a model, a .onnx file; there is none in it"),
@@ -429,5 +428,5 @@ def test_verbose_is_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> 
         with pytest.raises(SystemExit):
             cli.main([name, "--help"])
         text = " ".join(capsys.readouterr().out.split())
-        assert ("comparisons of a verification" in text) == (name in ("rewrite", "verify"))
+        assert ("all comparisons" in text) == (name in ("rewrite", "verify"))
         assert "a log on stderr; -vv" in text

@@ -1,4 +1,4 @@
-"""quantize --verify, --min-snr and --data, and report --quantized, on the command line."""
+"""quantize --verify, --min-snr and --data, and bench --report, on the command line."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_min_snr_with_all_forms(capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, *given)
     assert (data["selection"]["two_terms"], data["selection"]["floats"]) == (["to_c"], ["to_y"])
     assert {each["name"]: each["terms"] for each in data["accuracy"]["layers"]} == {"to_h": 1, "to_c": 2}
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "report.html", "--seconds", "0.01")
     text_of(capsys, *report, "--data", "data.npz")
     assert re.search(r'<td class="name">.*>to_c<.*<small>two terms</small></td>', Path("report.html").read_text())
 
@@ -153,7 +153,6 @@ def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "data.npz"), "give --verify, --min-snr or --only-if-faster "),
         (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape cannot be combined with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
@@ -173,7 +172,7 @@ def test_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     text_of(capsys, *QUANTIZE)
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "report.html", "--seconds", "0.01")
     found = run_json(capsys, *report, "--data", "data.npz")
     assert found["verification"] is None
     assert found["accuracy"]["layers"][0]["name"] == "to_c"
@@ -184,15 +183,14 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "smoke test" not in page
     assert SMOKE_TEST in text_of(capsys, *report)
     assert "smoke test" in Path("report.html").read_text()
-    assert cli.main(["report", "float.onnx", "--data", "data.npz", "-o", "report.html"]) == 2
-    assert "give the quantized model as well" in capsys.readouterr().err
+    assert cli.main(["bench", "float.onnx", "--data", "data.npz", "--report", "report.html", "--seconds", "0.01"]) == 0
 
 
 def test_report_on_a_layer_with_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     """The noise is that of the product alone; the report names the operator and its program."""
     onnx.save(model_of("p = MatMul(x, w) y = Relu(p)", {"w": floats(K, K)}), "float.onnx")
     text_of(capsys, *QUANTIZE)
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "report.html", "--seconds", "0.01")
     found = run_json(capsys, *report, "--data", "data.npz")
     (finding,) = found["rewrite_report"]["rewritten"]
     assert (finding["node"], finding["op_type"]) == ("to_p", "MatMul")
@@ -208,7 +206,7 @@ def test_layers_that_are_not_measured_count(capsys: pytest.CaptureFixture[str]) 
     onnx.save(model_of("y = Gemm <transA = 1> (x, w)", constants, inputs=f"float[{K}, n] x"), "float.onnx")
     np.savez("data.npz", x=floats(K, 4))
     assert "not measured: 1 quantized layer (" in text_of(capsys, *QUANTIZE, "--verify", "--data", "data.npz")
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "report.html", "--seconds", "0.01")
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "report.html", "--seconds", "0.01")
     text_of(capsys, *report, "--data", "data.npz")
     page = Path("report.html").read_text()
     assert "1 layer quantized: int8.onnx" in page
@@ -249,6 +247,6 @@ def test_nothing_finite(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["accuracy"]
     assert found["snr_db"] is None
     assert found["unchecked"].startswith("no finite value")
-    report = ("report", "float.onnx", "--quantized", "int8.onnx", "-o", "page.html", "--seconds", "0.1")
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "page.html", "--seconds", "0.1")
     assert cli.main(report) == UNCHECKED
     assert "not checked</b>" in Path("page.html").read_text()

@@ -199,8 +199,8 @@ def test_report_on_special_models(name: str, title: str) -> None:
 def test_fusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page and JSON have the time of each fusion; which nodes it is the time of: tests/measuring."""
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.01", "--fuse", "--json")
-    assert cli.main(["report", str(MODELS / "encoder_token" / "model.onnx"), *options]) == 0
+    options = ("--report", str(page), "--seconds", "0.01", "--fuse", "--json")
+    assert cli.main(["bench", str(MODELS / "encoder_token" / "model.onnx"), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["settings"]["fuse"] is True
     fusions = {each["node"]: each for each in data["fusions"]}
@@ -223,7 +223,7 @@ def test_report_on_a_rewritten_model_that_does_not_run(monkeypatch: pytest.Monke
     (node, *_) = (node for node in result.model.graph if node.op_type == "RowProgram")
     node.attributes.add(ir.AttrInt64("axis", 7))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    assert cli.main(["report", str(ENCODER), "-o", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 1
+    assert cli.main(["bench", str(ENCODER), "--report", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 1
     page = (tmp_path / "r.html").read_text()
     assert '<h1 class="bad">The rewritten model does not run</h1>' in page
     assert "FAILED" in page
@@ -258,7 +258,7 @@ def test_a_failed_verification_is_the_headline(
         result = rewriter.Result(ir.from_proto(model), result.report)
     np.save(given, np.full((12, 12), np.nan if nan else 1, np.float32))
     monkeypatch.setattr(rewriter, "rewrite", lambda *_, **__: result)
-    arguments = ["report", str(source), "-o", str(tmp_path / "r.html"), "--seconds", "0.01", f"--input=x={given}"]
+    arguments = ["bench", str(source), "--report", str(tmp_path / "r.html"), "--seconds", "0.01", f"--input=x={given}"]
     assert cli.main(arguments) == (3 if nan else 1)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("NOT CHECKED: " if nan else "FAILED: y: ")
@@ -278,13 +278,13 @@ def test_a_failed_verification_is_the_headline(
 
 def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
-    options = ("-o", str(page), "--seconds", "0.01", "--threads", "2", "--exact")
-    assert cli.main(["report", str(MODELS / "torch_token" / "model.onnx"), *options]) == 0
+    options = ("--report", str(page), "--seconds", "0.01", "--threads", "2", "--exact")
+    assert cli.main(["bench", str(MODELS / "torch_token" / "model.onnx"), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"{page} is written", "PASSED"]
-    assert cli.main(["report", str(ENCODER), *options, "--json"]) == 0
+    assert cli.main(["bench", str(ENCODER), *options, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["output"] == str(page)
+    assert data["report"] == str(page)
     assert data["settings"]["threads"] == [2]
     assert data["verification"]["passed"] is True
     assert (len(data["rewrite_report"]["rewritten"]), len(data["rewrite_report"]["unconverted"])) == (28, 24)
@@ -296,8 +296,8 @@ def test_command_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_report_on_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model.onnx"
     onnx.save(nbits.make(level=0).model, model)
-    options = ("-o", str(tmp_path / "report.html"), "--seconds", "0.01", "--weights-only", "blocks", "--json")
-    assert cli.main(["report", str(model), *options]) == 0
+    options = ("--report", str(tmp_path / "report.html"), "--seconds", "0.01", "--weights-only", "blocks", "--json")
+    assert cli.main(["bench", str(model), *options]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [each["node"] for each in data["rewrite_report"]["rewritten"]] == ["product"]
     assert data["settings"]["weights_only"] == "blocks"
@@ -317,11 +317,8 @@ def test_wrong_output_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ENCODER, "model.onnx")
-    assert cli.main(["report", "model.onnx", "-o", output]) == 2
+    assert cli.main(["bench", "model.onnx", "--report", output]) == 2
     assert message in capsys.readouterr().err
-    assert cli.main(["report", "model.onnx", "-o", output, "--force", "--seconds", "0.1"]) == 2 * (
-        output != "report.pdf"
-    )
     assert Path("model.onnx").read_bytes() == ENCODER.read_bytes()
 
 
@@ -340,7 +337,7 @@ def test_failure_before_the_page_is_replaced_keeps_the_old_one(
     page.write_text("old")
     monkeypatch.setattr(pairs, "measure_pair", lambda *_, **__: pair)
     monkeypatch.setattr("os.replace", refuse)
-    assert cli.main(["report", str(ENCODER), "-o", str(page)]) == (2 if isinstance(error, OSError) else 130)
+    assert cli.main(["bench", str(ENCODER), "--report", str(page)]) == (2 if isinstance(error, OSError) else 130)
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
     assert page.read_text() == "old"
     assert capsys.readouterr().out == ""
@@ -355,7 +352,7 @@ def test_interrupt_leaves_no_files(tmp_path: Path) -> None:
     environment |= {"TERM": "xterm", "COLUMNS": "100"}
     master, slave = os.openpty()
     model = MODELS / "torchao_8da8w" / "model.onnx"
-    command = [sys.executable, "-m", "ort_dynq", "report", str(model), "-o", str(tmp_path / "r.html")]
+    command = [sys.executable, "-m", "ort_dynq", "bench", str(model), "--report", str(tmp_path / "r.html")]
     with subprocess.Popen(
         [*command, "--seconds", "600"],
         stdout=subprocess.PIPE,
@@ -475,7 +472,9 @@ def test_long_operators_and_patterns(report: ModelReport) -> None:
 
 def test_a_rewritten_model_is_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ort_dynq.rewrite(ENCODER).save(tmp_path / "fast.onnx")
-    assert cli.main(["report", str(tmp_path / "fast.onnx"), "-o", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 0
+    assert (
+        cli.main(["bench", str(tmp_path / "fast.onnx"), "--report", str(tmp_path / "r.html"), "--seconds", "0.01"]) == 0
+    )
     text, page = capsys.readouterr().out, (tmp_path / "r.html").read_text()
     assert "give the original model to compare with it" in text
     assert "give the original model to compare with it" in page
@@ -484,9 +483,9 @@ def test_a_rewritten_model_is_no_comparison(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_errors_name_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of `report` has no A and B."""
+    """The page has no A and B."""
     other, page = MODELS / "torch_token" / "model.onnx", str(tmp_path / "r.html")
-    assert cli.main(["report", str(ENCODER), "--quantized", str(other), "-o", page]) == 2
+    assert cli.main(["bench", str(ENCODER), str(other), "--report", page]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"ort-dynq: error: {ENCODER} and {other} are not interchangeable: only {ENCODER} has ")
     assert f"; only {other} has " in error

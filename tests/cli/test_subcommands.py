@@ -49,11 +49,23 @@ def test_rewrite_keeps_the_weights_of_the_original(folder: Path, capsys: pytest.
     assert (folder / "large.data").read_bytes() == before
 
 
-@pytest.mark.parametrize("option", ["--input=x=x.npy", "--shape=x=1x2"])
-def test_rewrite_with_data_and_without_verify(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["rewrite", str(folder / "model.onnx"), "-o", str(folder / "out.onnx"), option]) == 2
-    assert capsys.readouterr().err.endswith("give --verify as well\n")
-    assert not (folder / "out.onnx").exists()
+@pytest.mark.parametrize("option", ["--shape=x=2x4", "--data=sets.npz"])
+def test_data_imply_a_verification(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shape that does not fit is an error, not ignored. Of several sets, every one is compared."""
+    given = onnx.load("model.onnx").graph.input[0]
+    shape = [size.dim_value or 2 for size in given.type.tensor_type.shape.dim]
+    values = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
+    np.savez("sets.npz", **{given.name: values})
+    good = option.replace("2x4", "x".join(map(str, shape)))
+    assert cli.main(["rewrite", "model.onnx", "-o", "out.onnx", good, "--no-timing"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith("PASSED\n")
+    assert ("3 sets of data from sets.npz" in printed) == ("--data" in option)
+    np.savez("sets.npz", **{given.name: values[..., :1]})
+    bad = option.replace("2x4", "1x2x3x4x5x6")
+    assert cli.main(["rewrite", "model.onnx", "-o", "bad.onnx", bad, "--no-timing"]) == 2
+    assert "has shape" in capsys.readouterr().err
+    assert not Path("bad.onnx").exists()
 
 
 def test_rewrite_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,6 @@ NAMES |= {"NODE": "rounded", "NAME": "y", "models/": "few", "…": "x=1x4x256"}
 SHORT = {
     "rewrite": ["--no-timing"],
     "quantize": ["--no-timing"],
-    "report": ["--seconds", "0.01"],
     "bench": ["--seconds", "0.001"],
     "bench-quantize": ["--seconds", "0.001"],
     "bench-generate": ["--seconds", "0.01", "--tokens", "4"],

@@ -251,7 +251,7 @@ def test_from_dynamic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_accuracy_of_layers(backend: Backend) -> None:
-    """`quantize --verify` and `report --quantized` measure these layers, and say that they have two terms."""
+    """`quantize --verify` and `bench --report` measure these layers, and say that they have two terms."""
     model = product(W, shape=("M", K))
     result = quantized(model)
     found = measure(Reference(model, {"x": X}), result.model, backend=backend, seconds=0)

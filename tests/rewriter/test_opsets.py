@@ -281,7 +281,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rewrite", str(path), "-o", str(tmp_path / "fast.onnx"), "--verify"]) == 0
     assert text in " ".join(capsys.readouterr().out.split())
     page = tmp_path / "report.html"
-    assert main(["report", str(path), "-o", str(page), "--seconds", "0.01"]) == 0
+    assert main(["bench", str(path), "--report", str(page), "--seconds", "0.01"]) == 0
     assert text[1:] in " ".join(page.read_text().split())  # the first letter is upper case
 
 

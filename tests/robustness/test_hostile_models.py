@@ -357,7 +357,7 @@ def test_missing_external_data(folder: Path, capsys: pytest.CaptureFixture[str])
         ("quantize", "model.onnx", "-o", "int8.onnx", "--allow-none"),
         ("verify", "model.onnx", "whole.onnx"),
         ("verify", "whole.onnx", "model.onnx"),
-        ("report", "model.onnx", "-o", "page.html"),
+        ("bench", "model.onnx", "--report", "page.html"),
     ):
         assert expected in refused(capsys, *command)
     with pytest.raises(ort_dynq.DynqError, match=re.escape(expected)):

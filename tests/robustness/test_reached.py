@@ -127,11 +127,11 @@ def run_models() -> None:
         run("inspect", encoder)
         run("inspect", encoder, "--values", "matmul_3")
         run("inspect", encoder, "--program", "node_matmul_5")
-        run("report", encoder, "-o", page, "--seconds", "0.01")
+        run("bench", encoder, "--report", page, "--seconds", "0.01")
         for name, snr in (("float_recurrent", "30"), ("float_encoder", "40")):
             data = "--data", str(ROOT / "models" / name)
             run("quantize", name, "-o", target, "--verify", "--min-snr", snr, *data)
-            run("report", name, "--quantized", target, "-o", page, "--seconds", "0.01", *data)
+            run("bench", name, target, "--report", page, "--seconds", "0.01", *data)
         run("quantize", name, "-o", target, "--only-if-faster", "--allow-none", *data)
         run("bench-quantize", name, "--report", page, "--seconds", "0.01", *data)
         Path(notes).write_text("Sphinx of black quartz, judge my vow. " * 4, encoding="utf-8")

@@ -287,7 +287,7 @@ def test_a_link_into_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 COMMANDS = (
     ("rewrite", "model.onnx", "-o"),
     ("quantize", "model.onnx", "--allow-none", "-o"),
-    ("report", "model.onnx", "-o"),
+    ("bench", "model.onnx", "--report"),
     ("bench", "quantize", "model.onnx", "--report"),
 )
 
@@ -330,7 +330,7 @@ def test_commands_keep_links(command: tuple[str, ...], tmp_path: Path, monkeypat
     Path("there").mkdir()
     Path("link").symlink_to("there/out")
     monkeypatch.setattr(storage, "_LARGEST_PROTO", 1 << 30)
-    options = ("--seconds", "0.01") if command[0] == "report" else ()
+    options = ("--seconds", "0.01") if command[0] == "bench" else ()
     assert cli.main([*command, "link", *options]) == 0
     assert Path("link").is_symlink()
     assert names(Path("there")) == ["out"]

@@ -83,7 +83,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = f"--input=codes={codes}"
     assert cli.main(["rewrite", str(source), "-o", str(tmp_path / "f.onnx"), "--verify", given]) == 0
     assert "input codes: int4 5x999, given" in capsys.readouterr().out
-    assert cli.main(["report", str(source), "-o", str(page), "--seconds", "0.01", given]) == 0
+    assert cli.main(["bench", str(source), "--report", str(page), "--seconds", "0.01", given]) == 0
     assert cli.main(["bench", str(source), "--seconds", "0.01", "--shape", "codes=5x999"]) == 0
     capsys.readouterr()
     onnx.save(model_of("int4", result="int4[N, 999] z", factor=1.5), tmp_path / "wrong.onnx")
