@@ -49,6 +49,18 @@ WINDOWS = {
     "window_size": 4,
     "mlp_ratio": 1.0,
 }
+REDUCED = {
+    "image_size": 8,
+    "num_encoder_blocks": 1,
+    "depths": [1],
+    "sr_ratios": [2],
+    "hidden_sizes": [16],
+    "patch_sizes": [3],
+    "strides": [1],
+    "num_attention_heads": [2],
+    "mlp_ratios": [1],
+    "decoder_hidden_size": 16,
+}
 SPEECH = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -72,24 +84,37 @@ GPT = {"vocab_size": 16, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions":
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4}
 BERT_OF_POSITIONS = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4}
 T5 = {"vocab_size": 16, "d_model": 32, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+XGLM = {
+    "vocab_size": 16,
+    "d_model": 32,
+    "num_layers": 1,
+    "attention_heads": 2,
+    "ffn_dim": 16,
+    "max_position_embeddings": 16,
+}
 XLNET = {"vocab_size": 16, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 16}
 MODERN = {**ENCODER, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("Bert", ENCODER, "dynamo dynamo23 script"),
     "mpnet": ("MPNet", ENCODER, "dynamo"),
-    "deberta": ("DebertaV2", {**ENCODER, **BERT_OF_POSITIONS}, "dynamo"),
+    "deberta": ("DebertaV2", {**ENCODER, **BERT_OF_POSITIONS}, "dynamo script"),
+    "esm": ("Esm", {**MODERN, "mask_token_id": 3, "position_embedding_type": "rotary"}, "script"),
     "modernbert": ("ModernBert", {**MODERN, "local_attention": 4}, "dynamo"),
     "gpt2": ("GPT2", GPT, "dynamo dynamo23"),
     "bloom": ("Bloom", {"vocab_size": 16, "hidden_size": 32, "n_layer": 1, "n_head": 2}, "dynamo script"),
     "falcon": ("Falcon", {**ENCODER, "ffn_hidden_size": 16}, "dynamo"),
     "llama": ("Llama", DECODER, "dynamo script"),
     "gemma2": ("Gemma2", {**DECODER, **GEMMA}, "dynamo"),
+    "qwen3": ("Qwen3", {**DECODER, "head_dim": 8}, "dynamo script"),
+    "xglm": ("XGLM", XGLM, "script"),
     "t5": ("T5", T5, "script"),
     "xlnet": ("XLNet", XLNET, "script"),
     "vit": ("ViT", IMAGE, "dynamo23 script"),
     "swin": ("Swin", WINDOWS, "script"),
+    "segformer": ("Segformer", REDUCED, "script"),
     "conformer": ("Wav2Vec2Conformer", CONFORMER, "script"),
 }
+DECODERS = ("gpt2", "bloom", "falcon", "llama", "gemma2", "qwen3", "xglm")
 BY_HAND = ("packed", "single", "channels", "einsum", "bmm", "softcap", "softmax", "mask", "tokens_first")
 
 
@@ -198,7 +223,7 @@ def main() -> None:
                 network = kind._from_config(config, attn_implementation="sdpa")
             except ValueError:  # it has no other implementation
                 network = kind._from_config(config, attn_implementation="eager")
-            is_decoder = name in ("gpt2", "bloom", "falcon", "llama", "gemma2")
+            is_decoder = name in DECODERS
             whole = Hidden(network.eval(), is_decoder=is_decoder, decodes=name == "t5")
             export(whole, next(make() for key, make in inputs.items() if key in options), name, exporter)
     for spelling in BY_HAND:

@@ -274,7 +274,7 @@ def can_be_placed(step: Step, layout: Layout, ends: Sequence[View]) -> bool:
     if _is_direct(step, layout.scores):
         return True
     assert isinstance(step, Added | Masked)
-    is_known = step.is_proven and set(leaves(step.axes)) <= set(leaves(layout.scores))
+    is_known = set(leaves(step.axes)) <= set(leaves(layout.scores))
     return is_known and all(has_lengths(axis, ends) for axis in layout.scores)
 
 
@@ -287,6 +287,9 @@ def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
     value = step.value
     if isinstance(step, Added | Masked) and not _is_direct(step, scores):
         view = View(value, step.axes[len(step.axes) - len(dims_of(value)) :])
+        if not step.is_proven:
+            shape = shape_of(view.axes, ends, edit, before=edit.node)
+            view = View(edit.insert(ir.node("Expand", [value, shape]), before=edit.node), view.axes)
         target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
         value = arranged(view, target, edit, before=edit.node, lengths=ends)
     if step.value.dtype not in (FLOAT, ir.DataType.BOOL):

@@ -97,12 +97,27 @@ class View:
                 factor.length = (
                     length if isinstance(length, int) or not isinstance(factor.length, int) else factor.length
                 )
-            axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
+            axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:]) or aligned(
+                leaves(self.axes[lead:]), dims_of(_term_of(to))[lead:]
+            )
         return None if axes is None else View(to, self.axes[:lead] + axes)
 
 
 def _permutation(node: ir.Node, rank: int) -> list[int]:
     return list(node.attributes.get_ints("perm", range(rank)[::-1]))
+
+
+def _term_of(value: ir.Value) -> ir.Value:
+    """Returns the view or product to which nodes have added terms: inference does not know the lengths of the sum."""
+    rank = len(dims_of(value))
+    while (node := value.producer()) is not None and is_standard(node, "Add", "Sub", "Mul", "Div", "Max", "Where"):
+        terms = [each for each in node.inputs if each is not None and len(dims_of(each)) == rank]
+        producers = [(each, each.producer()) for each in terms]
+        likely = [each for each, term in producers if term is not None and is_standard(term, "MatMul", *RESHAPES)]
+        if not terms:
+            break
+        value = (likely or terms)[0]
+    return value
 
 
 def dims_of(value: ir.Value) -> list[Dim]:
