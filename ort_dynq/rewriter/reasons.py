@@ -57,7 +57,12 @@ class Reason(Enum):
     )
     NOT_ROUNDED = "the codes are {how}, expected Round"
     SCALE_BROADCAST_TO_CODES = "the scale's shape is not known to broadcast to the shape of the codes"
-    SCALE_BROADCAST_TO_X = "the scale's shape is not known to broadcast to the shape of x"
+    SCALE_BROADCAST_TO_X = (
+        "the scale's shape is not known to broadcast to the shape of x: declare the shape of {name} in value_info"
+    )
+    SCALE_OF_OTHER_AXES = (
+        "the scale varies along the last axis, and a program scales rows: quantize with this axis moved before them"
+    )
     ZERO_POINT_NO_CODE = "the zero point is not one of the codes"
     ZERO_POINT_TYPE = "the zero point is of another type than the codes"
 
@@ -79,8 +84,8 @@ class Reason(Enum):
     OFFSET_ROUNDED = "the activation has an offset or a zero point that is no code, and is rounded to float16"
     ACTIVATION_ONE_ZERO_POINT = "the activation's zero point is not one number"
     ACTIVATION_OF_SAMPLES = (
-        "a convolution needs one scale and one zero point for its whole activation, or for each sample: if it is one "
-        "of 1x1 with a scale for each position, write it as MatMul, with channels in the last dimension"
+        "a convolution needs one scale and one zero point for its whole activation, or for each sample; one of 1x1 "
+        "with strides of 1 and without pads may have a scale for each position"
     )
     ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
     ACTIVATION_TYPE_NOT_KNOWN = "the type of the activation is not known"
@@ -242,6 +247,9 @@ class Reason(Enum):
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
+    PRODUCT_TOO_SMALL_TO_TRANSPOSE = (
+        "the product is too small: transposing its codes and its result costs more than integers save"
+    )
     TENSORRT = (
         "ONNX Runtime has this operator of TensorRT on no CPU: export int8 with QuantizeLinear and DequantizeLinear "
         "instead"

@@ -34,7 +34,7 @@ class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
     The product is a MatMul, Gemm, Einsum, Conv, ConvTranspose or MatMulNBits. A bias that is its input is the first
-    step. A Transpose or Pad may stand before it.
+    step. A Transpose or Pad may stand before it. The weights may be the first factor of a MatMul.
     """
 
     node: ir.Node
@@ -43,6 +43,11 @@ class FloatProduct(NamedTuple):
     steps: tuple[tuple[str, ir.Value], ...]
     result: ir.Value
     move: ir.Node | None = None
+
+    @property
+    def has_left_weights(self) -> bool:
+        """Whether the product is a MatMul of the weights by the activation."""
+        return self.node.op_type == "MatMul" and self.node.inputs[0] is self.weights
 
     @property
     def subtracted(self) -> ir.Value | None:
@@ -65,6 +70,8 @@ class FloatProduct(NamedTuple):
             return scatter(x, weights, self.node)
         if self.node.op_type == "Einsum":
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
+        if self.has_left_weights:
+            return np.asarray(weights @ x)
         alpha = self.node.attributes.get_float("alpha", 1.0)
         return np.asarray(x @ (weights.swapaxes(-1, -2) if self.is_transposed else weights)) * alpha
 
@@ -102,6 +109,8 @@ class FloatProduct(NamedTuple):
             return math.prod(weights.shape[1:])
         if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
             return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
+        if self.has_left_weights:
+            return int(weights.shape[-1])
         return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
@@ -136,9 +145,13 @@ def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProdu
     uses += [(*use, move) for move in moves for use in _uses(move.outputs[0])]
     for product, position, move in uses:
         is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in _PRODUCTS
-        if position != 0 or not (is_standard_product or product.op_type == "MatMulNBits"):
+        is_second = is_standard(product, "MatMul") and position == 1
+        if not (is_second or position == 0) or not (is_standard_product or product.op_type == "MatMulNBits"):
             continue
-        weights, *bias = product.inputs[1:] if is_standard_product else (product.inputs[1], *product.inputs[5:])
+        if is_second:
+            weights, *bias = product.inputs[:1]
+        else:
+            weights, *bias = product.inputs[1:] if is_standard_product else (product.inputs[1], *product.inputs[5:])
         bias = [] if product.attributes.get_float("beta", 1.0) == 0 else bias
         steps = [("Add", operand) for operand in bias if operand is not None]
         value = product.outputs[0]

@@ -56,6 +56,8 @@ CONSTANTS: dict[str, Array] = {
     "wide32": RNG.normal(size=(256, 256)).astype(F),
     "normal": RNG.normal(size=(8, 4, 3, 3)).astype(F),
     "narrow": RNG.integers(-128, 128, (48, 2)).astype(F) * F(0.01),
+    "first": np.array([1]),
+    "turned": RNG.integers(-128, 128, (32, 48)).astype(F) * F(0.01),
     "sixths": np.full((6, 32), 0.01, F),
 }
 RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) s = Div(b, c127)"
@@ -144,6 +146,12 @@ CASES: dict[Reason, Case] = {
         f"a = Abs(x) n0 = ReduceMax<keepdims = 1>(a, one) {LONG} d = Div(x, n70) y = Round(d)"
     ),
     Reason.SCALE_BROADCAST_TO_X: Case("d = Div(x, s) y = Round(d)", "float[a, b] x, float[c, d] s"),
+    Reason.SCALE_OF_OTHER_AXES: Case(
+        "m = ReduceMax<keepdims = 1>(x, first) d = Div(x, m) y = Round(d)", "float[a, 8, b] x"
+    ),
+    Reason.PRODUCT_TOO_SMALL_TO_TRANSPOSE: Case(
+        f"{FAKE} t = Transpose<perm = [1, 0]>(f) y = MatMul(turned, t)", "float[tokens, 48] x"
+    ),
     Reason.RANK_NOT_KNOWN: Case(
         f"{LINEAR} f = DequantizeLinear(q, s, z) v = DequantizeLinear(stack, ws) y = MatMul(f, v)", "float[] x"
     ),

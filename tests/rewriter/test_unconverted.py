@@ -118,7 +118,11 @@ def test_products_of_images_have_a_reason() -> None:
     assert "after MaxPool p: it is not affine" in report_of(nodes, inputs=inputs).unconverted[0].reason
     scale = FAKE.replace("(a, one)", "(a, of_channels)")
     reason = report_of(f"{scale} y = Conv(f, pointwise)", inputs="float[2, 8, 20, 20] x").unconverted[0].reason
-    assert "of 1x1 with a scale for each position, write it as MatMul, with channels in the last dimension" in reason
+    assert "transposing its codes and its result" in reason
+    (found,) = report_of(
+        f"{scale} y = Conv<strides = [2, 2]>(f, pointwise)", inputs="float[2, 8, 20, 20] x"
+    ).unconverted[:1]
+    assert "one of 1x1 with strides of 1 and without pads may have a scale for each position" in found.reason
     (found,) = report_of(
         f"{LINEAR} u = DequantizeLinear(q, s, z) y = ConvTranspose(u, filter)", inputs=inputs
     ).unconverted

@@ -79,7 +79,7 @@ class Activation:
 
 
 def activation_of(
-    form: Affine, values: Values, *, groups: int = 1, parts: int = 1, is_image: bool = False
+    form: Affine, values: Values, *, groups: int = 1, parts: int = 1, is_image: bool = False, depth: int = -1
 ) -> Activation:
     """Returns an affine form as an activation.
 
@@ -89,13 +89,14 @@ def activation_of(
         groups: The number of scales for each row; see :func:`group_size_of`.
         parts: The number of equal parts into which the product cuts each group.
         is_image: Whether it is that of a convolution. A sample is then NaN if one of its elements is.
+        depth: The axis along which the product adds, negative. Its numbers are those of the product's rows.
 
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
-    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value)
+    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value, depth=depth)
     if form.scale is None and form.mark is not None and _has_nan(form, values):  # the mark makes it NaN
         form = replace(form, scale=Param(np.ones((), np.float32)))
     form = _with_runs(form)
@@ -157,16 +158,21 @@ def _with_runs(form: Affine) -> Affine:
     return form.mapped(form.value, as_runs)
 
 
-def _has_marks_of_its_rows(form: Affine, of: ir.Value, later: Sequence[Rearrangement] = ()) -> bool:
+def _has_marks_of_its_rows(form: Affine, of: ir.Value, later: Sequence[Rearrangement] = (), depth: int = -1) -> bool:
     """Returns whether marks are known to belong to rows of a value, and to all elements that they are computed from.
 
     Args:
         form: The form of the value, or of a part of a Concat.
         of: The value.
         later: What moves the form's codes from the Concat on.
+        depth: The axis along which the elements of a row are.
     """
     if form.quotient is None:
         return False
+    if depth != -1:
+        rank, number = rank_of(form.root), form.quotient.number
+        is_whole = number.axes is not None and rank is not None and number.axes == lead(rank, 0) - {depth}
+        return is_whole and number.rank == rank and not form.moves
     shape, axes = form.quotient.x.shape, form.quotient.number.axes
     if axes is not None and not (shape and all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1))):
         return False

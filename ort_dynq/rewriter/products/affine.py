@@ -326,8 +326,16 @@ class AffineForms(OfOnePhase):
             is_scaled = any(form is not None and form.scale is not None for form in map(self.of, node.inputs))
             why = "scaled already; scale them last" if is_scaled else "not proven to fit 8 bits; clip them after it"
             return self._lose(node, f"magnitudes times signs are {why}")
-        remedy = _repeated(node) or f"; {_LATER_OR_SHAPES}"
+        remedy = _repeated(node) or self._undeclared(node) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
+
+    def _undeclared(self, node: ir.Node) -> str:
+        """Returns the operand to declare if shape inference does not find its shape, as after Loop, Sort or If."""
+        other = next((each for each in node.inputs if each is not None and self.of(each) is None), None)
+        is_known = other is None or (other.shape is not None and all(isinstance(dim, int) for dim in other.shape[-1:]))
+        if is_known or other is None or has_one_element(other):
+            return ""
+        return f": declare the shape of {name_in_model(other)}, which shape inference does not find, in value_info"
 
     def _masked(self, node: ir.Node, value: ir.Value) -> Affine | None:
         """Returns the form of Where(condition, y, 0), or Where(condition, 0, y); None if it is not known.

@@ -6,8 +6,12 @@ tef,efd->ted      stacked matrices: Transpose of the codes, MatMul, Transpose
 bthi,hio->btho    the same, with heads
 bthi,hio->bto     a sum over heads, too: Reshape of the codes, MatMul
 
-Labels of both factors and of the result are a stack, those of both factors alone are K, and those of the weights and
-the result are columns. matrix_product.py reads an Einsum that is a MatMul already.
+nct,mc->nmt       a convolution of 1x1: Transpose of the codes, MatMul, Transpose
+bkt,mk->bmt       a product of weights by an activation, as MatMul(weights, x): the same
+
+The last two are read as Conv and MatMul, too. Labels of both factors and of the result are a stack, those of both
+factors alone are K, and those of the weights and the result are columns. matrix_product.py reads an Einsum that is a
+MatMul already.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..analysis.nodes import is_standard
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine
-from .terms import Param, lead
+from .terms import Param, lead, unsqueezed
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,17 @@ class Einsum:
     def moves_rows(self) -> bool:
         """Whether rows are in another order in the product than in the activation."""
         return list(self.order) != sorted(self.order)
+
+    @property
+    def depth(self) -> int:
+        """The first axis of K in the activation, negative."""
+        return self.order[-len(self.depths)] - len(self.order)
+
+    @property
+    def moves_depth(self) -> bool:
+        """Whether K is elsewhere than in the last axes of the activation."""
+        rows = len(self.order) - len(self.depths)
+        return any(axis < rows for axis in self.order[rows:])
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
@@ -82,12 +98,13 @@ class Einsum:
         def of_rows(_: str, param: Param) -> Param:
             if param.is_one:
                 return param
-            runs = param.as_runs(form.value.shape, form.codes, last)
+            shape = form.value.shape
+            runs = self._transposed(param, shape) if self.moves_depth else param.as_runs(shape, form.codes, last)
             if runs is None or runs.rank != rank or (self.moves_rows and runs.axes != lead(rank, -1)):
                 raise Unconverted(Reason.ACTIVATION_SCALES)
             if not runs.is_of_rows:
                 raise Unconverted(Reason.ACTIVATION_CHANNELS)
-            runs = runs.of("Transpose", perm=self.order) if self.moves_rows else runs
+            runs = runs.of("Transpose", perm=self.order) if self.moves_rows and not self.moves_depth else runs
             if not self.rows_shape:
                 return runs
             last_axis = -2 if runs.axes is None else max(runs.axes)
@@ -98,6 +115,21 @@ class Einsum:
 
         return form.mapped(form.value, of_rows)
 
+    def _transposed(self, param: Param, shape: ir.Shape | None) -> Param:
+        """Returns numbers of an activation whose K is elsewhere as those of rows.
+
+        Raises:
+            Unconverted: They vary along K, or are not known to have a number for each row.
+        """
+        rank = len(self.order)
+        if shape is None or param.block or param.axes is None or param.rank is None or param.rank > rank:
+            raise Unconverted(Reason.ACTIVATION_SCALES)
+        if any(axis + rank in self.order[rank - len(self.depths) :] for axis in param.axes):
+            raise Unconverted(Reason.ACTIVATION_CHANNELS)
+        whole = unsqueezed(param, list(range(rank - param.rank))).of("Transpose", perm=self.order)
+        axes = param.axes | {axis - rank for axis in self.order[: rank - len(self.depths)] if shape[axis] == 1}
+        return replace(whole, axes=frozenset(self.order.index(axis + rank) - rank for axis in axes), rank=rank)
+
     def result(self, product: ir.Value, edit: Edit) -> ir.Value:
         """Returns the result of the Einsum after the product."""
         rows = len(self.of_result) - len(self.columns)
@@ -107,6 +139,36 @@ class Einsum:
         if list(self.of_result) != sorted(self.of_result):
             product = edit.insert(ir.node("Transpose", [product], {"perm": list(self.of_result)}), before=edit.node)
         return product
+
+
+def pointwise(node: ir.Node) -> Einsum | None:
+    """Returns a convolution of 1x1 of an image of any rank as a product; None for other nodes.
+
+    Its activation may then have a scale for each position. A convolution takes one for each sample.
+    """
+    weights = node.inputs[1] if is_standard(node, "Conv") and len(node.inputs) > 1 else None
+    if weights is None or weights.shape is None or not weights.shape.is_static():
+        return None
+    columns, depth, *kernel = weights.shape.numpy()
+    strides, pads = (node.attributes.get_ints(name, ()) for name in ("strides", "pads"))
+    is_plain = node.attributes.get_int("group", 1) == 1 and {*kernel, *(strides or (1,))} == {1} and not any(pads or ())
+    if not is_plain or (node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
+        return None
+    rank = len(kernel) + 2
+    order, of_result = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    return Einsum(order, (1, 0, *range(2, rank)), 0, (depth,), (columns,), of_result)
+
+
+def of_left_weights(node: ir.Node) -> Einsum | None:
+    """Returns a MatMul of a matrix of weights by an activation [..., K, T] as a product; None for other nodes."""
+    if not is_standard(node, "MatMul") or None in node.inputs:
+        return None
+    weights, x = (None if each is None else each.shape for each in node.inputs)
+    if weights is None or x is None or len(weights) != 2 or not weights.is_static() or len(x) < 2:
+        return None
+    columns, depth = weights.numpy()
+    moved = (*range(len(x) - 2), len(x) - 1, len(x) - 2)
+    return Einsum(moved, (1, 0), 0, (depth,), (columns,), moved) if x[-2] == depth else None
 
 
 def einsum_of(node: ir.Node) -> Einsum:
@@ -126,7 +188,7 @@ def einsum_of(node: ir.Node) -> Einsum:
     inner = [x for x in a if x in weights and x not in result]
     rows = [x for x in a if x not in weights]
     columns = [x for x in result if x not in a]
-    is_product = inner and a.endswith("".join(inner)) and rows and columns
+    is_product = inner and "".join(inner) in a and rows and columns
     if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
         raise Unconverted(Reason.EINSUM)
     shapes = [None if each is None or each.shape is None else list(each.shape) for each in node.inputs]

@@ -2,6 +2,8 @@
 
 fake quantization | dequantization, MatMul | Gemm | Einsum, [Mul by the rows' scale], [Add bias]
     -> quantization, QuantizedMatMul
+fake quantization | dequantization, Conv of 1x1 with a scale for each position    -> the same, between Transposes
+MatMul of constant weights by fake quantization | dequantization                  -> the same, between Transposes
 
 The weights must be an 8-bit grid in every output channel, or in groups of it (grid.py). The activation may have a scale
 for each group, too. The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does
@@ -20,17 +22,18 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.nodes import first_inputs
 from ..analysis.types import WIDE_TYPES
 from ..chains.quantize_linear import check_fused
 from ..edit import Edit
-from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows
+from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows, is_tiny_transposed_product
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
 from .channels import columns_of
 from .codes import ActivationCodes
-from .einsum import Einsum, einsum_of
+from .einsum import Einsum, einsum_of, of_left_weights, pointwise
 from .epilogue import Epilogue, check_length
 from .grid import QuantizedWeights, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
@@ -49,8 +52,7 @@ class _FloatProduct:
 
 def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     forms = context.shared(AffineForms)
-    is_quantized = bool(node.inputs) and forms.of(node.inputs[0]) is not None
-    product, einsum = _product_of(node) if is_quantized else (None, None)
+    product, einsum = _product_of(node, forms, context.facts)
     form = None if product is None else forms.of(product.a)
     if form is None or product is None:
         return None
@@ -69,6 +71,8 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
     bias = bias_of(product, channels, facts)
     if is_tiny_product_of_rows(form.root.producer(), columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_ROWS)
+    if einsum is not None and einsum.moves_depth and is_tiny_transposed_product(depth, columns):
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_TO_TRANSPOSE)
     group_size = group_size_of(form, depth)
     common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group
     if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
@@ -77,7 +81,8 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
         grid = grid.split(common)
     check_length(grid)
     groups, parts = (depth // group_size, group_size // common) if group_size else (1, 1)
-    activation = activation_of(form, forms.values, groups=groups, parts=parts)
+    depth_axis = -1 if einsum is None or not einsum.moves_depth else einsum.depth
+    activation = activation_of(form, forms.values, groups=groups, parts=parts, depth=depth_axis)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     if einsum is not None:
         if einsum.changes_rows and activation.quotient is not None:  # it has the marks of the activation's rows
@@ -104,17 +109,26 @@ def _build(match: _FloatProduct, edit: Edit) -> None:
 RULE = Rule("float matrix product", 13, _match, _build)
 
 
-def _product_of(node: ir.Node) -> tuple[MatrixProduct | None, Einsum | None]:
+def _product_of(node: ir.Node, forms: AffineForms, facts: Facts) -> tuple[MatrixProduct | None, Einsum | None]:
     """Returns a matrix product, and the Einsum that it is part of, if that has more; None for other nodes.
 
     Raises:
         Unconverted: It is an Einsum that is no product of matrices.
     """
+    a, b, c = first_inputs(node, 3)
+    if a is None or b is None:
+        return None, None
+    if (form := forms.of(a)) is None:
+        left = of_left_weights(node) if forms.of(b) is not None and facts.is_constant(a) else None
+        return (None, None) if left is None else (MatrixProduct(b, a), left)
+    if node.op_type == "Conv":
+        is_image = all(param.is_of_samples(a.shape) for param in form.params)
+        einsum = None if is_image else pointwise(node)
+        return (None, None) if einsum is None else (MatrixProduct(a, b, c), einsum)
     try:
         return matrix_product_of(node), None
     except Unconverted:
-        einsum, (a, b) = einsum_of(node), node.inputs
-        return (None, None) if a is None or b is None else (MatrixProduct(a, b), einsum)
+        return MatrixProduct(a, b), einsum_of(node)
 
 
 def _grid(product: MatrixProduct, einsum: Einsum | None, context: Context) -> QuantizedWeights:

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ...graphs import name_in_model
 from ...operators import DOMAIN
 from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, is_standard, operand, producer_of
-from ..analysis.shapes import is_elementwise_of, same_shape
+from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
 from ..analysis.types import check_type
 from ..analysis.values import Values
 from ..chains.quantize_linear import fused, is_dynamic
@@ -86,7 +87,10 @@ def _check_quotient(node: ir.Node, facts: Facts) -> None:
         negated = producer_of(x, "Neg")
         if not same_shape(x, scale) and not is_elementwise_of(scale, x if negated is None else operand(negated)):
             check_type("x", x, (ir.DataType.FLOAT,))
-            raise Unconverted(Reason.SCALE_BROADCAST_TO_X)
+            if broadcasts(scale, x):
+                raise Unconverted(Reason.SCALE_OF_OTHER_AXES)
+            unknown = scale if scale.shape is None or x.shape is not None else x
+            raise Unconverted(Reason.SCALE_BROADCAST_TO_X, name=name_in_model(unknown))
 
 
 def _is_step(node: ir.Node, context: Context) -> bool:

@@ -1,0 +1,91 @@
+"""Products whose activation has its inner dimension elsewhere: convolutions of 1x1, and weights as the first factor."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import make_session, stock_session
+from onnx import numpy_helper
+from rewriting import F, check_products, parse, products, rows
+
+from ort_dynq.rewriter import rewrite
+
+CHAIN = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, axis) b = {} s = Div(b, c127) v = Div(x, s) r = Round(v) "
+CHAIN += "c = Clip(r, low, high) d = Mul(c, s) "
+PLAIN, NO_EPSILON = CHAIN.format("Max(m, eps)"), CHAIN.format("Identity(m)")
+ASYMMETRIC = """l0 = ReduceMin<keepdims = 1>(x, axis) l = Min(l0, zero) h0 = ReduceMax<keepdims = 1>(x, axis)
+    h = Max(h0, zero) w0 = Sub(h, l) w1 = Max(w0, eps) s = Div(w1, c255) n = Neg(l) t = Div(n, s) z = Round(t)
+    v = Div(x, s) r = Round(v) i = Add(r, z) c = Clip(i, zero, c255) k = Sub(c, z) d = Mul(k, s) """
+K, N = 128, 128
+WEIGHTS = (np.arange(N * K).reshape(N, K) * 37 % 255 - 127).astype(F) * F(0.01)
+BIAS = np.linspace(-9, 9, N, dtype=F)
+SHAPES = {"float[B, 128, 9] x": (2, K, 9), "float[B, 128, H, 5] x": (2, K, 3, 5), "float[128, T] x": (K, 7)}
+
+
+def model_of(body: str, inputs: str, **arrays: np.ndarray) -> onnx.ModelProto:
+    model = parse(body, inputs=inputs)
+    arrays = {"w": WEIGHTS, "bias": BIAS} | arrays
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(each, n) for n, each in arrays.items() if n in used)
+    return model
+
+
+def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:
+    moved = rows((*(n for i, n in enumerate(shape) if i != axis), K), nan=nan)
+    x = np.moveaxis(moved, -1, axis)
+    return np.ascontiguousarray(x if nan else np.nan_to_num(x, posinf=1, neginf=-1))
+
+
+@pytest.mark.parametrize("chain", [PLAIN, NO_EPSILON, ASYMMETRIC])
+@pytest.mark.parametrize("product", ["Conv(d, w)", "Conv(d, w, bias)", "MatMul(w, d)"])
+@pytest.mark.parametrize("inputs", SHAPES)
+def test_products(inputs: str, product: str, chain: str) -> None:
+    shape, is_conv = SHAPES[inputs], "Conv" in product
+    if (is_conv and len(shape) < 3) or (not is_conv and len(shape) > 3):
+        pytest.skip("no product of this rank")
+    axis = 1 if len(shape) > 2 else 0
+    weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if is_conv else WEIGHTS
+    model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights)
+    assert products(rewrite(model).report) == ["QuantizedMatMul"]
+    check_products(model, {"x": data(shape, axis)})
+
+
+def test_rows_with_nan() -> None:
+    """A position with a NaN is NaN in all channels, and no other one is."""
+    shape = (3, K, 9)
+    model = model_of(f"{PLAIN} y = Conv(d, w)", "float[B, 128, 9] x", axis=np.array([1]), w=WEIGHTS[..., None])
+    x = data(shape, 1, nan=True)
+    (expected,) = stock_session(model).run(None, {"x": x})
+    (actual,) = make_session(rewrite(model).to_proto(), "native").run(None, {"x": x})
+    assert np.isnan(expected).any()
+    assert np.array_equal(np.isnan(actual), ~np.isfinite(x).all(1, keepdims=True) | np.zeros_like(actual, bool))
+    assert not (np.isnan(expected) & ~np.isnan(actual)).any()
+
+
+@pytest.mark.parametrize(
+    ("product", "kernel"),
+    [
+        ("Conv<strides = [2]>(d, w)", (N, K, 1)),
+        ("Conv<pads = [1, 1]>(d, w)", (N, K, 1)),
+        ("Conv<group = 2>(d, w)", (N, K // 2, 1)),
+        ("Conv(d, w)", (N, K, 3)),
+        ('Conv<auto_pad = "SAME_UPPER">(d, w)', (N, K, 1)),
+    ],
+)
+def test_other_convolutions_stay(product: str, kernel: tuple[int, ...]) -> None:
+    weights = np.resize(WEIGHTS, kernel)
+    model = model_of(f"{PLAIN} y = {product}", "float[B, 128, 9] x", axis=np.array([1]), w=weights)
+    report = rewrite(model).report
+    assert not products(report)
+    assert "Conv" in [each.op_type for each in report.unconverted]
+
+
+def test_scales_along_the_sums_stay() -> None:
+    """A scale for each channel, and weights as the first factor with a scale for each row of the second one."""
+    for inputs, product, axis, weights in (
+        ("float[B, 128, 9] x", "Conv(d, w)", 2, WEIGHTS[..., None]),
+        ("float[B, 128, 9] x", "MatMul(w, d)", 2, WEIGHTS),
+    ):
+        model = model_of(f"{PLAIN} y = {product}", inputs, axis=np.array([axis]), w=weights)
+        assert not products(rewrite(model).report)
