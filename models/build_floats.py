@@ -117,6 +117,51 @@ def image() -> Example:
     return Example(model, [activations(2, 3, 16, 12, low=-3.0, high=3.0, channel=0)])
 
 
+def mobile() -> Example:
+    """Blocks of mobile networks: an input that is normalized, depthwise convolutions, HardSwish, PRelu, a gate."""
+    rng = np.random.default_rng(45)
+    model = parse(
+        """mobile (float[batch, 4, h, w] x) => (float[batch, 12, h2, w2] y, float[batch, 6, h, w] z) {
+            n0 = Sub(x, pixel)  n = Div(n0, deviation)
+            c1 = Conv<group = 4, pads = [1, 1, 1, 1]>(n, w1, b1)  s1 = Mul(scalar, c1)  t1 = Add(s1, scalar)
+            a1 = Add(t1, three)  k1 = Clip(a1, zero, six)  m1 = Mul(t1, k1)  h1 = Div(m1, six)
+            u1 = Mul(h1, scalar)  v1 = Add(u1, scalar)
+            c2 = Conv(v1, w2, b2)  p2 = PRelu(c2, slope)
+            c3 = Conv<group = 12, strides = [2, 2], pads = [2, 2, 2, 2]>(p2, w3, b3)  f3 = Sigmoid(c3)  s3 = Mul(c3, f3)
+            g0 = GlobalAveragePool(s3)  g1 = Conv(g0, w4, b4)  g2 = Relu(g1)  g3 = Conv(g2, w5, b5)
+            g4 = HardSigmoid(g3)  q = Mul(s3, g4)  c6 = Conv(q, w6)  y = Add(c6, q)
+            o0 = ConvTranspose<group = 2>(v1, w7)  o1 = Add(o0, b7)
+            o2 = BatchNormalization(o1, gain, shift, mean, variance)  z = Relu(o2)
+        }""",
+        20,
+        pixel=vector(rng, 4).reshape(1, 4, 1, 1),
+        deviation=1 + vector(rng, 4).reshape(1, 4, 1, 1),
+        w1=weights(rng, 4, 1, 3, 3, inputs=9),
+        b1=vector(rng, 4),
+        scalar=np.array([1.25], np.float32),
+        zero=np.float32(0),
+        three=np.float32(3),
+        six=np.float32(6),
+        w2=weights(rng, 12, 4, 1, 1, inputs=4),
+        b2=vector(rng, 12),
+        slope=vector(rng, 12).reshape(12, 1, 1),
+        w3=weights(rng, 12, 1, 5, 5, inputs=25),
+        b3=vector(rng, 12),
+        w4=weights(rng, 6, 12, 1, 1, inputs=12),
+        b4=vector(rng, 6),
+        w5=weights(rng, 12, 6, 1, 1, inputs=6),
+        b5=vector(rng, 12),
+        w6=weights(rng, 12, 12, 1, 1, inputs=12),
+        w7=weights(rng, 4, 3, 1, 1, inputs=2),
+        b7=vector(rng, 6).reshape(6, 1, 1),
+        gain=1 + vector(rng, 6),
+        shift=vector(rng, 6),
+        mean=vector(rng, 6),
+        variance=np.abs(1 + vector(rng, 6)),
+    )
+    return Example(model, [activations(2, 4, 14, 19, low=-3.0, high=3.0, channel=0)])
+
+
 def recurrent() -> Example:
     """LSTM in both directions with peepholes and lengths, GRU backwards with a clip and RNN with other functions."""
     rng, size = np.random.default_rng(42), 20
@@ -261,6 +306,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "float_encoder": encoder,
     "float_half": half,
     "float_image": image,
+    "float_mobile": mobile,
     "float_recurrent": recurrent,
 }
 

@@ -60,6 +60,7 @@ constexpr Operation kOperations[] = {
     {"And", 2, StepKind::kMul, StepKind::kMul, false, true},
     {"Or", 2, StepKind::kMax, StepKind::kMax, false, true},
     {"LeakyRelu", 2, StepKind::kLeakyRelu},
+    {"PRelu", 2, StepKind::kLeakyRelu},
     {"Clip", 3, StepKind::kClip},
     {"Where", 3, StepKind::kWhere},
     {"ReduceMax", 1, StepKind::kReduceMax},
@@ -219,7 +220,7 @@ class Parser {
 
   void check_arguments(const std::string& name, const Operation& operation, const std::vector<int>& arguments) const {
     const auto at = [&](size_t i) -> const ProgramValue& { return program_.at(arguments[i]); };
-    if (operation.step == StepKind::kClip || operation.step == StepKind::kLeakyRelu)
+    if (operation.step == StepKind::kClip || name == "LeakyRelu")
       for (size_t i = 1; i < arguments.size(); ++i)
         if (at(i).kind != Kind::kLiteral) fail(name + " with numbers after its first argument");
     const size_t conditions = operation.step == StepKind::kWhere ? 1 : operation.is_logical ? arguments.size() : 0;

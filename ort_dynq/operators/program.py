@@ -29,7 +29,7 @@ SUM = "ReduceSum"
 FUNCTIONS = ("Sigmoid", "Gelu")
 """The steps that compute functions with an arithmetic of their own."""
 _UNARY = ("Abs", "Neg", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign", "Float16", "Int8", "Uint8", "Int32")
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "LeakyRelu", *COMPARISONS, "And", "Or")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "LeakyRelu", "PRelu", *COMPARISONS, "And", "Or")
 
 ARITIES: dict[str, int] = {
     **dict.fromkeys((*_UNARY, *FUNCTIONS, "Not", *REDUCTIONS, SUM), 1),

@@ -87,6 +87,11 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
         yield f"{to} = Sub(one, {listed})"
     elif operator == "LeakyRelu":
         yield f"{to} = LeakyRelu<alpha = {step.operands[1]}>({operands[0]})"
+    elif operator == "PRelu":  # its first operand has the shape of the result
+        yield f"{to}_b = Less({listed})"
+        yield f"{to}_s = Shape({to}_b)"
+        yield f"{to}_x = Expand({operands[0]}, {to}_s)"
+        yield f"{to} = PRelu({to}_x, {operands[1]})"
     elif operator == "Float16":
         yield f"{to}_h = Cast<to = 10>({listed})"
         yield f"{to} = Cast<to = 1>({to}_h)"

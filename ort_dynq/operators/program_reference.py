@@ -104,6 +104,7 @@ the same on every CPU: only [fusions](rules.md#fusions) use them.
 Relu is `Clip(a, 0.0, inf)`. | `Clip(nan, 0.0, 6.0) = nan`, `Clip(-0.0, 0.0, 6.0) = -0.0`, `Clip(1.0, 5.0, 2.0) = 2.0` |
 | `LeakyRelu(a, slope)` | slope * a if a < 0, else a. `slope` is a number in the text. | \
 `LeakyRelu(-0.0, 0.5) = -0.0`, `LeakyRelu(nan, 0.5) = nan` |
+| `PRelu(a, b)` | b * a if a < 0, else a | `PRelu(-0.0, -0.5) = -0.0` |
 | `Equal(a, b)`, `Less`, `LessOrEqual`, `Greater`, `GreaterOrEqual` | 1 or 0; 0 if one of them is NaN. | \
 `Equal(-0.0, 0.0) = 1.0`, `Equal(nan, nan) = 0.0`, `Less(1.0, nan) = 0.0` |
 | `And(c, d)`, `Or(c, d)`, `Not(c)` | 1 or 0, of comparisons. | `And(1.0, 0.0) = 0.0`, `Not(0.0) = 1.0` |

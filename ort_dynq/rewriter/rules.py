@@ -28,6 +28,7 @@ from .fusion import (
     attention,
     attention_parts,
     compressed_attention,
+    elementwise,
     normalization,
     quantized_activations,
     rotary,
@@ -80,7 +81,11 @@ FIRST_OF_QUANTIZATIONS = (
     (activations.QUANTIZE, rotary.RULE, attention.QUANTIZE),
 )
 FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
-LAST_FUSIONS = ((normalization.RULE,), (quantized_activations.RULE,))
+LAST_FUSIONS = (
+    (normalization.RULE,),
+    (quantized_activations.RULE, batch_normalization.FLOATS),
+    (elementwise.RULE,),
+)
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 
 FUSIONS = frozenset(

@@ -758,7 +758,7 @@ class ProgramText {
   Value expression(int depth) {
     constexpr const char* kUnary[] = {"Abs",  "Neg",  "Sqrt",    "Reciprocal", "Round", "Floor",
                                       "Ceil", "Sign", "Float16", "Int8",       "Uint8", "Int32"};
-    constexpr const char* kBinary[] = {"Mul", "Add", "Sub", "Div", "Max", "Min"};
+    constexpr const char* kBinary[] = {"Mul", "Add", "Sub", "Div", "Max", "Min", "PRelu"};
     switch (bytes_.below(depth < 4 ? 12 : 5)) {
       case 0:
         return {"x", true, false};

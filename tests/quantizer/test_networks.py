@@ -45,6 +45,7 @@ ENCODER |= {"QuantizedAttention": 1}
 IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3}
 HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "QuantizedMatMulProgram": 1}
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
+MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4}
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
 TWO = {"RowProgram": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
 
@@ -82,6 +83,10 @@ CASES = (
     Case("float_image", IMAGE, (46, 41, 39)),
     Case("float_image", of(IMAGE, "TwoTermQuantize"), (46, 43, 41), TWO_TERM),
     Case("float_image", of(IMAGE, "DynamicQuantizeLinear"), (45, 40, 39), FLOATS),
+    Case("float_mobile", MOBILE, (34, 42)),
+    # The program that normalizes the input stays.
+    Case("float_mobile", {**MOBILE, "RowProgram": 1, "TwoTermQuantize": 4}, (39, 48), TWO_TERM),
+    Case("float_mobile", {**MOBILE, "RowProgram": 1, "DynamicQuantizeLinear": 4}, (33, 41), FLOATS),
     Case("float_recurrent", RECURRENT, (42, 38, 39)),
     Case("float_recurrent", of(RECURRENT, "TwoTermQuantize"), (44, 42, 42), {**TWO_TERM, "weights": "int4"}),
     Case("ort_dequantized_weights", TWO, (43,)),
@@ -108,6 +113,7 @@ CASES = (
     ),
 )
 NO_PRODUCTS = {
+    "the convolution is too small: quantization and a custom operator cost more than integers save",
     "a product of two activations",
     "excluded by scores",
     "other nodes read its table as floats: the file would have it twice",

@@ -1,8 +1,10 @@
-"""The rule for a BatchNormalization after a convolution of codes.
+"""The rules for a BatchNormalization that stays a node of its own.
 
 QuantizedConv, BatchNormalization    -> QuantizedConv, Mul, Add
+others, BatchNormalization           -> others, Mul, Add, in a fusion
 
-Both nodes then become steps of the convolution's program. ONNX Runtime computes the same on x86, bit for bit:
+Both nodes then become steps of the convolution's program, or of one of elementwise nodes. ONNX Runtime computes the
+same on x86, bit for bit:
 
     factor = gain * (1 / sqrt(variance + epsilon))      y = x * factor + (shift - mean * factor)
 """
@@ -35,11 +37,27 @@ class _Normalization:
 
 
 def _match(node: ir.Node, context: Context) -> _Normalization | None:
-    if not is_standard(node, "BatchNormalization") or node.inputs[0] is None:
+    product = _before(node)
+    if product is None or product.domain != DOMAIN or product.op_type != "QuantizedConv":
         return None
-    x = node.inputs[0]
-    product = x.producer()
-    if product is None or product.domain != DOMAIN or product.op_type != "QuantizedConv" or only_use(x) is None:
+    return _normalization(node, context) if only_use(product.outputs[0]) is not None else None
+
+
+def _match_floats(node: ir.Node, context: Context) -> _Normalization | None:
+    product = _before(node)
+    is_fused = product is not None and is_standard(product, "Conv")  # by ONNX Runtime
+    return _normalization(node, context) if context.fuse and not is_fused else None
+
+
+def _before(node: ir.Node) -> ir.Node | None:
+    """Returns the node that computes the input of a BatchNormalization."""
+    x = node.inputs[0] if is_standard(node, "BatchNormalization") else None
+    return None if x is None else x.producer()
+
+
+def _normalization(node: ir.Node, context: Context) -> _Normalization | None:
+    x = node.inputs[0] if is_standard(node, "BatchNormalization") else None
+    if x is None or x.dtype != ir.DataType.FLOAT:
         return None
     is_inference = node.attributes.get_int("training_mode", 0) == 0 and len(node.outputs) == 1
     if not is_inference or x.shape is None or not isinstance(x.shape[1], int):
@@ -66,3 +84,4 @@ def _build(match: _Normalization, edit: Edit) -> None:
 
 
 RULE = Rule("batch normalization of a product", OPSET, _match, _build)
+FLOATS = Rule("batch normalization of floats", OPSET, _match_floats, _build, prepares=True)

@@ -93,6 +93,17 @@ def saves_with_function(function: ir.Node, count: int) -> bool:
     return count >= fewest and not _has_fewer_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
 
 
+def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
+    """Returns whether elementwise nodes between other layers take more time than one program.
+
+    Args:
+        x: The tensor. If its size is not known, it is assumed to be large.
+        nodes: The nodes.
+        count: The number of nodes that read or write a whole tensor.
+    """
+    return len(nodes) >= 2 and count >= 2 and not _has_fewer_elements(x, _FEWEST_ELEMENTS_OF_FUNCTION)
+
+
 def too_small(node: ir.Node) -> Unconverted | None:
     """Returns the reason why a node gains nothing from becoming one operator of ort_dynq, or None.
 

@@ -6,7 +6,7 @@ may stay that ONNX Runtime does not fuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -16,17 +16,22 @@ from .ort_fusions import is_fused_with_neighbors
 
 # Gelu, FastGelu, QuickGelu and the normalizations have one of these in their middle.
 _MIDDLES = ("Erf", "Tanh", "Sigmoid", "Pow", "ReduceMean", "Softmax", "Exp")
+WITHOUT_SIGMOID = ("Erf", "Tanh", "Pow", "ReduceMean", "Softmax", "Exp")
+"""The middles after the rules for activation functions: a Sigmoid that they left is none."""
 _MOST_STEPS = 5  # from the end of a normalization to its middle
 _ACTIVATIONS = ("Relu", "LeakyRelu", "Clip", "HardSigmoid")
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 
-def may_end_fusion(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]) -> bool:
+def may_end_fusion(
+    node: ir.Node, is_constant: Callable[[ir.Value | None], bool], middles: Sequence[str] = _MIDDLES
+) -> bool:
     """Returns whether ONNX Runtime may fuse an elementwise node with the nodes before it.
 
     Args:
         node: The node.
         is_constant: Facts.is_constant().
+        middles: The operators in the middle of the functions and normalizations that it fuses.
     """
     if is_standard(node, *_ACTIVATIONS):
         added = producer_of(node.inputs[0], "Add")
@@ -39,15 +44,15 @@ def may_end_fusion(node: ir.Node, is_constant: Callable[[ir.Value | None], bool]
         return True
     for _ in range(_MOST_STEPS):
         producers = {producer for each in values if (producer := each.producer()) is not None}
-        if any(is_standard(each, *_MIDDLES) for each in producers):
+        if any(is_standard(each, *middles) for each in producers):
             return True
         values = [each for producer in producers if _is_elementwise(producer) for each in producer.inputs if each]
     return False
 
 
-def may_begin_fusion(node: ir.Node) -> bool:
-    """Returns whether ONNX Runtime may fuse an elementwise node with the nodes after it."""
-    return any(is_standard(use.node, *_MIDDLES) for output in node.outputs for use in output.uses())
+def may_begin_fusion(node: ir.Node, middles: Sequence[str] = _MIDDLES) -> bool:
+    """Returns whether ONNX Runtime may fuse an elementwise node with the nodes after it; see :func:`may_end_fusion`."""
+    return any(is_standard(use.node, *middles) for output in node.outputs for use in output.uses())
 
 
 def is_left_alone(node: ir.Node, facts: Facts) -> bool:

@@ -41,7 +41,7 @@ _ARITHMETIC = ("Abs", "Add", "Sub")
 _OF_FLOATS = ("Neg", "Mul", "Div", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign")  # of integers, some give -0
 _LOGIC = (*COMPARISONS, "And", "Or", "Not", "Where")
 _BOUNDS = ("Clip", "Relu", "Max", "Min")
-_COMPOSED = ("LeakyRelu", "HardSigmoid", "HardSwish", "IsNaN")
+_COMPOSED = ("LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "IsNaN")
 ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS, *_COMPOSED)
 """The standard operators whose output has the shape to which the inputs :func:`elements_of` broadcast."""
 MOVES = ("Identity", "Expand", *RESHAPES)
@@ -194,6 +194,8 @@ class Translation:
                 return add("Clip", x, "0.0", "inf")
             case "LeakyRelu":
                 return add("LeakyRelu", x, literal(node.attributes.get_float("alpha", 0.01)))
+            case "PRelu":
+                return add("PRelu", x, others[0])
             case "HardSigmoid":
                 return self._hard_sigmoid(x, *(node.attributes.get_float(*each) for each in _HARD_SIGMOID))
             case "HardSwish":
