@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ..opsets import OPSET
 from ..rewriter.analysis.constants import constant_scalar
 from ..rewriter.analysis.nodes import input_of, is_standard, producer_of
-from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.standard import RESHAPES
 from ..rewriter.edit import Edit
 from ..rewriter.rule import Context, Rule
 

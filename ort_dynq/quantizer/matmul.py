@@ -27,7 +27,7 @@ from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.shared_grids import SharedGrids
-from ..rewriter.programs.steps import MOVES
+from ..rewriter.programs.steps import RESHAPING
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of, note_on
@@ -88,7 +88,7 @@ def _before_merging(a: ir.Value) -> ir.Value | None:
     reshape = producer_of(a, "Reshape")
     source = None if reshape is None else reshape.inputs[0]
     node = None if source is None else source.producer()
-    if source is None or node is None or node.op_type in MOVES or source.shape is None or a.shape is None:
+    if source is None or node is None or node.op_type in RESHAPING or source.shape is None or a.shape is None:
         return None
     is_merged = len(a.shape) == _RANK < len(source.shape)
     keeps_rows = isinstance(a.shape[-1], int) and a.shape[-1] == source.shape[-1]

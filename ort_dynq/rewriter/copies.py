@@ -6,11 +6,12 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT, with_subgraphs
 from .analysis.nodes import copied, is_inverse_transpose, is_standard, producer_of
-from .analysis.shapes import RESHAPES, same_shape
+from .analysis.shapes import same_shape
+from .analysis.standard import FLOAT_PRODUCTS, RECURRENT, RESHAPES
 
-_PACKING = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
+_PACKING = FLOAT_PRODUCTS - {"Einsum"} | RECURRENT
 _MOST_RESHAPES = 8
-_MOVES = ("Transpose", *RESHAPES)
+_MOVES = RESHAPES | {"Transpose"}
 
 
 def without_copies(model: ir.Model) -> bool:

@@ -29,19 +29,19 @@ from .analysis.constants import constant_array
 from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
 from .analysis.nodes import input_of, is_standard
+from .analysis.standard import CONVOLUTIONS, PADDING, SIGMOIDS
 from .programs.steps import ELEMENTWISE, elements_of
 
 RULE = "transposes of images"
 """The name in the metadata of new nodes."""
 
-_CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvInteger")
+_CONVOLUTIONS = CONVOLUTIONS | {"ConvInteger"}
 # ONNX Runtime computes other functions, such as Softplus and Elu, in another way for the last elements of a tensor.
-_FUNCTIONS = ("Erf", "Exp", "Gelu", "PRelu", "Sigmoid", "Softsign", "Tanh")
+_FUNCTIONS = SIGMOIDS | {"Exp", "Gelu"} | {"PRelu", "Softsign"}
 _ANY_LAYOUT = (*ELEMENTWISE, *_FUNCTIONS)
 _ALONG_AXIS = ("Concat", "Split")
-_PADDING = ("Pad", "Slice")  # inputs name axes
-_OF_IMAGES = ("BatchNormalization", "MaxPool", "AveragePool", "Resize", "Transpose")
-_PASSED = (*_ANY_LAYOUT, *_ALONG_AXIS, *_PADDING, *_OF_IMAGES)  # on the way back to a convolution
+_OF_IMAGES = frozenset({"AveragePool", "MaxPool"}) | {"BatchNormalization", "Resize"} | {"Transpose"}
+_PASSED = (*_ANY_LAYOUT, *_ALONG_AXIS, *PADDING, *_OF_IMAGES)  # on the way back to a convolution
 _MOST_NODES = 16  # between a convolution and a Transpose of its image
 
 
@@ -145,7 +145,7 @@ class _Layout:
 
     def _can_move(self, node: ir.Node) -> bool:
         """Returns whether a node computes the same in front of the Transposes of all of its operands."""
-        if self._facts.is_folded(node) or not is_standard(node, *_ANY_LAYOUT, *_ALONG_AXIS, *_PADDING):
+        if self._facts.is_folded(node) or not is_standard(node, *_ANY_LAYOUT, *_ALONG_AXIS, *PADDING):
             return False
         if node.op_type in _ANY_LAYOUT:
             if {"axis", "broadcast"} & node.attributes.keys():  # of opset 6 and older
@@ -163,7 +163,7 @@ class _Layout:
     @staticmethod
     def _operands(node: ir.Node) -> list[ir.Value]:
         """Returns the inputs that have the layout of the result."""
-        if node.op_type in ("Split", *_PADDING):
+        if node.op_type in ("Split", *PADDING):
             return [each for each in node.inputs[:1] if each is not None]
         return elements_of(node)
 
@@ -287,7 +287,7 @@ class _Layout:
         if node.op_type in _ALONG_AXIS:
             axis = self._place(node.attributes.get_int("axis", 0))
             attributes["axis"] = ir.AttrInt64("axis", axis)
-        elif node.op_type in _PADDING:
+        elif node.op_type in PADDING:
             inputs = self._inputs_with_axes(node, inputs)
         new = ir.Node(
             node.domain,

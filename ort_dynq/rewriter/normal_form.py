@@ -24,7 +24,7 @@ from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
 from .report import Report
 
-_OF_INDICES = ("Mod", "Add", "Reshape")
+_OF_INDICES = ("Reshape", *("Add", "Mod"))
 _KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 

@@ -10,17 +10,26 @@ from typing import Any
 
 from ..operators import DOMAIN
 from ..shown import Shown, Table
-from .analysis.nodes import ATTENTION
+from .analysis.standard import (
+    ATTENTION,
+    FLOAT_PRODUCTS,
+    INTEGER_PRODUCTS,
+    LINEAR,
+    MADE_PRODUCTS,
+    NBITS_PRODUCTS,
+    RECURRENT,
+    SCALED_PRODUCTS,
+    STATIC_PRODUCTS,
+)
 from .policy.saturation import CpuDependence
 from .reasons import Reason, Unconverted
 
-_OF_CODES = ("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
-_DYNAMIC = ("DynamicQuantizeLinear", *_OF_CODES)
-_LINEAR = ("QuantizeLinear", "DequantizeLinear")
-_INTEGER = ("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeLSTM")
-_QUANTIZED = ("MatMulNBits", "QMoE", *_INTEGER)
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv")
-_FLOAT = (*_PRODUCTS, *ATTENTION, "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "QMoE", "nchwc.Conv")
+_OF_CODES = INTEGER_PRODUCTS | SCALED_PRODUCTS
+_DYNAMIC = _OF_CODES | {"DynamicQuantizeLinear"}
+_INTEGER = STATIC_PRODUCTS | {"DynamicQuantizeLSTM", "QAttention"}
+_QUANTIZED = NBITS_PRODUCTS | _INTEGER
+_PRODUCTS = FLOAT_PRODUCTS - {"Einsum"} | MADE_PRODUCTS
+_FLOAT = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"nchwc.Conv"}
 _MOST_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
@@ -175,7 +184,7 @@ class Report(Shown):
         parts = (
             (_listed(_only(self.before, *_DYNAMIC)), ", which ONNX Runtime fuses itself" if is_fused else ""),
             (
-                _listed(Counter(_only(self.before, *_LINEAR)) - staying),
+                _listed(Counter(_only(self.before, *LINEAR)) - staying),
                 " with constant scales, left to ONNX Runtime",
             ),
             (_listed(_only(self.before, *_QUANTIZED)), ", quantized operators of ONNX Runtime"),

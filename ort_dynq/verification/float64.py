@@ -18,7 +18,7 @@ from ..inputs import Array
 from ..rewriter.analysis.constants import constant_array, constant_scalar
 from ..rewriter.analysis.estimators import estimated
 from ..rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
-from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.standard import RESHAPES
 from ..rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 

@@ -19,7 +19,7 @@ from onnx.reference.op_run import OpRun
 from ..graphs import STANDARD_DOMAINS, values_read
 from ..inputs import Array
 from ..rewriter.analysis.nodes import is_standard
-from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.standard import RESHAPES
 from .attention import has_size, size_of
 from .layers import is_fusion, name_of
 

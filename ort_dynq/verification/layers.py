@@ -13,7 +13,7 @@ from ..graphs import MICROSOFT, graphs, subgraphs, values_of
 from ..inputs import Array
 from ..measuring.sessions import SessionError, open_session, run
 from ..rewriter.analysis.nodes import only_use
-from ..rewriter.analysis.shapes import RESHAPES
+from ..rewriter.analysis.standard import RESHAPES
 from ..rewriter.fusion.splitting import is_inexact
 from ..rewriter.metadata import ACTIVATION, HAS_OFFSET, PRODUCT, RULE
 from .attention import has_size

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper, parser
 from test_float16_casts import CHAINS, rows
 
 from ort_dynq.rewriter import Report, rewrite
-from ort_dynq.rewriter.analysis.shapes import FLOAT16_MOVES
+from ort_dynq.rewriter.analysis.standard import FLOAT16_MOVES
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.float16.operands import RULE
 from ort_dynq.verification import verify
@@ -173,7 +173,7 @@ CONSTANTS = "wide_limit = Constant<value_float = 127.0>() wide_low = Constant<va
 CONSTANTS += " one = Constant<value_ints = [-1]>()"
 
 
-@pytest.mark.parametrize("operator", FLOAT16_MOVES)
+@pytest.mark.parametrize("operator", sorted(FLOAT16_MOVES))
 def test_onnxruntime_moves_float16_as_it_is(operator: str) -> None:
     """It runs these operators without Casts."""
     inputs = {

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from .constants import constant_scalar
 from .nodes import producer_of
 from .shapes import does_not_grow
+from .standard import ORDERINGS
 
 LARGEST = float(np.finfo(np.float32).max)
-_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _where(node: ir.Node) -> Bounded | None:
     if None in node.inputs:
         return None
     condition, then, otherwise = (value for value in node.inputs if value is not None)
-    compare, bound = producer_of(condition, *_COMPARISONS), constant_scalar(then)
+    compare, bound = producer_of(condition, *ORDERINGS), constant_scalar(then)
     if compare is None or bound is None or not does_not_grow(then, otherwise) or None in compare.inputs:
         return None
     for i in (0, 1):

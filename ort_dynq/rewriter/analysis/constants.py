@@ -11,12 +11,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .nodes import cast_to, producer_of
+from .standard import REPEATING, RESHAPES, ROUNDING
 
 _FEW = 1024
 _MOST_COMPUTED = 16
 _DEEPEST = 6  # arithmetic nodes: each reads two operands, so a chain of n of them would take 2**n steps
 _MOST_MOVES = 16  # in a row: each value of a long row is asked for
-_MOVES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+_MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"}  # no exporter flattens constants
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -118,10 +119,10 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     """
     is_kept = True
     for _ in range(_MOST_MOVES):
-        node = producer_of(value, "Expand", "Cast", "Round", "Clip")
-        if node is None or (node.op_type != "Expand" and constant_array(value) is not None):
+        node = producer_of(value, *REPEATING, *ROUNDING, "Cast", "Clip")
+        if node is None or (node.op_type not in REPEATING and constant_array(value) is not None):
             break
-        if node.op_type != "Expand":
+        if node.op_type not in REPEATING:
             is_kept = False  # a number other than 0 may change
             if not _keeps_zero(node):
                 return None

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from .bounds import Bounded, all_bounds_of, constant_operand, magnitude_beside_sign
 from .magnitudes import AnyBounds, largest_quotient
 from .nodes import producer_of, rounded_to_float16
+from .standard import BOUNDING, ROUNDING
 
 _LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
 _MODERATE = 2.0**20
@@ -43,9 +44,7 @@ def is_added_back(difference: ir.Value, x: ir.Value | None) -> bool:
         nodes = [node for found in later for node in found]
     of = _before(x, "Cast")
     sums = [each for each in nodes if each.op_type == "Add"]
-    return of is not None and any(
-        _before(each, "Cast", "Clip", "Max", "Min") is of for node in sums for each in node.inputs
-    )
+    return of is not None and any(_before(each, *BOUNDING, "Cast") is of for node in sums for each in node.inputs)
 
 
 def _before(value: ir.Value | None, *operators: str) -> ir.Value | None:
@@ -114,7 +113,7 @@ def _without_integer(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None]
 
 def _before_rounding(value: ir.Value) -> ir.Value | None:
     """Returns what is rounded, in any way; None for values that are no integers next to it."""
-    node = producer_of(value, "Round", "Floor", "Ceil", "Mul")
+    node = producer_of(value, *ROUNDING, "Mul")
     if node is None or node.inputs[0] is None:
         return None
     if node.op_type == "Mul":  # half away from 0: Sign(x) * Floor(Abs(x) + 0.5)

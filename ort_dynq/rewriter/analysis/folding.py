@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import RUNTIME_DOMAINS, with_subgraphs
+from .standard import RANDOM
 
 # Operators whose result does not depend on their inputs alone.
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+_RANDOM = RANDOM | {"Dropout"}  # in training
 
 
 def folded_values(model: ir.Model) -> set[ir.Value]:

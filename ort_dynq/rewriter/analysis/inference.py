@@ -16,12 +16,13 @@ from .nodes import input_of, producer_of
 from .shape_arithmetic import Length, elements_of_shape, factors_of, known_lengths, product_of, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
+from .standard import ARITHMETIC, EXTREMES, PADDING, REPEATING
 
 _Dim: TypeAlias = "int | ir.SymbolicDim"
 Dims: TypeAlias = "list[_Dim]"
-_RESIZING = ("Reshape", "Expand", "Tile", "Pad", "Slice")
+_RESIZING = REPEATING | PADDING | {"Reshape"}
 _MOST_ROUNDS = 4  # of inference: lengths from which others are computed become known one after the other
-_BROADCASTING = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where")
+_BROADCASTING = ARITHMETIC | EXTREMES | {"Pow", "Where"}
 
 
 class Facts:

@@ -23,7 +23,8 @@ from ...graphs import STANDARD_DOMAINS
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .nodes import input_of, producer_of
-from .shapes import RESHAPES, axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
+from .shapes import axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
+from .standard import CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -134,7 +135,7 @@ def is_end(value: ir.Value, x: ir.Value, *, is_upper: bool) -> bool:
 def is_magnitude(value: ir.Value) -> bool:
     """Returns whether a maximum is one of numbers of both signs, such as max(x, -x): it is not negative."""
     x = value
-    while (node := producer_of(x, "Max", "ReduceMax", "ReduceMin", "Neg")) is not None and node.inputs[0] is not None:
+    while (node := producer_of(x, *RANGES, "Max", "Neg")) is not None and node.inputs[0] is not None:
         x = node.inputs[0]
     cover = _Proof(x, 1, lambda _: _Nothing(), 0).cover(value)
     return cover is not None and cover.above > 0 and cover.below > 0
@@ -147,7 +148,7 @@ def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
     """
     is_above, is_below = False, False
     for _ in range(_MOST_CLAMPS):
-        node = producer_of(x, "Clip", "Max", "Min", "Where")
+        node = producer_of(x, *CHOOSING, "Clip")
         if node is None:
             return False
         inner, below, above = _clamps(node, r)
@@ -174,7 +175,7 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     factor = 1.0
     yield x, factor
     for _ in range(_MOST_STEPS):
-        node = producer_of(x, "Mul", "Div", "Neg")
+        node = producer_of(x, *SCALING, "Neg")
         if node is None or node.inputs[0] is None:
             return
         if node.op_type == "Neg":
@@ -423,7 +424,7 @@ def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
         is_other = (low is not None and not below) or (high is not None and not above)
         return (None if is_other else inputs[0]), below, above
     if node.op_type == "Where":
-        compare = producer_of(inputs[0], "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+        compare = producer_of(inputs[0], *ORDERINGS)
         if compare is None or list(compare.inputs) != inputs[:0:-1]:
             return None, False, False
         is_upper, pairs = compare.op_type.startswith("Greater"), [(inputs[2], inputs[1])]
@@ -461,7 +462,7 @@ def _replaces_small(node: ir.Node, value: ir.Value, number: float, is_then: bool
     """Returns whether a Where chooses a number in place of values that are not larger than it."""
     mask = node.inputs[0]
     compared = None if mask is None else unreshaped(mask)
-    condition = producer_of(compared, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+    condition = producer_of(compared, *COMPARISONS)
     if condition is None or mask is None or number <= 0:
         return False
     limits = [constant_scalar(each) for each in condition.inputs]

@@ -18,6 +18,7 @@ from ...graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, Graph, ProtoGraph
 from ...operators import DOMAIN
 from ...opsets import opset_of
 from .nodes import input_of
+from .standard import CODE_FUNCTIONS, GELUS
 
 _DOMAIN, _OPSET = "ort_dynq.stand_ins", 18
 _STANDARD_LAYER_NORMALIZATION = 17  # the first opset with it; ONNX Runtime writes it into older models, too
@@ -234,14 +235,11 @@ def _codes(node: ir.Node) -> str:
 _LIKE_INPUT = "o0 = Identity(i0)"
 _LIKE_INPUT_AND_SUM = "o0 = Identity(i0) o3 = Identity(i0)"
 _LENGTHS = "a = Constant<value_ints = [1]>() o1 = ReduceSum<keepdims = 0>(i0, a)"  # of the sequences, [B]
-_ELEMENTWISE = (
-    *("BiasGelu", "FastGelu", "Gelu", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QuickGelu"),
-    *("RotaryEmbedding", "Trilu"),
-)
+_ELEMENTWISE = GELUS | CODE_FUNCTIONS | {"RotaryEmbedding", "Trilu"}
 _STAND_INS: dict[tuple[str, str], _StandIn] = {
     ("", "LayerNormalization"): _LIKE_INPUT,
     ("", "SimplifiedLayerNormalization"): "o0 = CastLike(i0, i1)",
-    **{(MICROSOFT, name): _LIKE_INPUT for name in _ELEMENTWISE},
+    **{(MICROSOFT, name): _LIKE_INPUT for name in sorted(_ELEMENTWISE)},
     (MICROSOFT, "SkipLayerNormalization"): _LIKE_INPUT_AND_SUM,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _LIKE_INPUT_AND_SUM,
     (MICROSOFT, "FusedMatMul"): _product,

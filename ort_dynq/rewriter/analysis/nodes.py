@@ -11,9 +11,6 @@ from ...operators import DOMAIN, OPERATORS
 from ..reasons import Reason, Unconverted
 from .types import CODE_TYPES
 
-ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
-"""The operators of attention, of ONNX and of com.microsoft, that take queries, keys and values."""
-
 
 def producer_of(value: ir.Value | None, *types: str) -> ir.Node | None:
     """Returns the node that computes `value` if it is a standard operator of one of these types, or None."""

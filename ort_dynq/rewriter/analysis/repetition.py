@@ -16,17 +16,13 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ...operators.program import COMPARISONS
 from .constants import constant_scalar
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
 from .shapes import are_equal, has_one_element, is_equal
+from .standard import CHOOSING, EXACT, UNARY
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
-UNARY = ("Abs", "Cast", "Ceil", "Clip", "Floor", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sqrt")
-ELEMENTWISE = (*UNARY, *("Add", "And", "Div", "Max", "Min", "Mul", "Or", "Sub", "Where"), *COMPARISONS)
-ZERO_OF_EITHER_SIGN = ("Max", "Min", "Where")
-"""Operators for which ONNX Runtime may turn -0 into 0, or 0 into -0, depending on how it broadcasts."""
 _DEEPEST = 32
 
 
@@ -98,7 +94,7 @@ class Repetitions:
             return self._expanded(node, node.inputs[0], value)
         if is_standard(node, "Concat"):
             return _concatenated(node, value)
-        if is_standard(node, *ELEMENTWISE):
+        if is_standard(node, *EXACT):
             return self._elementwise(node, value)
         return self._reshaped(node, value) if is_standard(node, "Reshape") else None
 
@@ -188,7 +184,7 @@ def _keeps_signs(node: ir.Node) -> bool:
     A Max or Min with a number other than 0 never compares 0 with -0. A Where whose first choice is one number other
     than -0 chooses from the second one as it is.
     """
-    if node.op_type not in ZERO_OF_EITHER_SIGN:
+    if node.op_type not in CHOOSING:
         return True
     dtype = node.outputs[0].dtype
     if dtype is not None and not dtype.is_floating_point():

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from .constants import constant_array, is_number
 from .nodes import is_standard, producer_of
 from .shapes import is_equal, shape_source, unreshaped
+from .standard import AXES, RESHAPES, ROOTS, SCALING, SELECTING
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
@@ -23,7 +24,9 @@ _FARTHEST = 16  # nodes
 _MOST_FACTORS = 8  # nodes in a row, and names of a product
 _TIMES = " × "  # in the names of lengths that are products
 _LONGEST = 64  # elements that are computed
-_MOVES = ("Identity", "Cast", "Concat", "Slice", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MOVES = RESHAPES | SELECTING | {"Cast", "Identity"} | {"Concat", "Transpose"}
+_MOVES -= {"Flatten", "Split"}  # no exporter writes them for shapes
+_OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather"} | {"ReduceProd"}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -128,7 +131,7 @@ def known_product(value: ir.Value | None, distance: int = 0) -> Length:
     """
     if value is None or value.dtype != ir.DataType.INT64 or distance > _MOST_FACTORS:
         return None
-    node = producer_of(value, "Cast", "Div", "Gather", "Mul", "ReduceProd", "Squeeze", "Unsqueeze")
+    node = producer_of(value, *_OF_PRODUCTS)
     if node is None:
         number = known_number(value)
         return int(number) if number is not None and number > 0 else None
@@ -275,7 +278,7 @@ def _is_exact(node: ir.Node) -> bool:
     given = node.inputs[0]
     is_of_integers = given is not None and given.dtype is not None and given.dtype.is_integer()
     is_mod_of_floats = node.op_type == "Mod" and node.attributes.get_int("fmod", 0) != 0
-    return is_of_integers and not is_mod_of_floats and node.op_type not in ("Sqrt", "Reciprocal", "Pow")
+    return is_of_integers and not is_mod_of_floats and node.op_type not in ROOTS | {"Pow"}
 
 
 def _slice(start: int, end: int, step: int, length: int) -> slice:

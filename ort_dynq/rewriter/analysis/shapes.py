@@ -6,31 +6,17 @@ that compute a value from x may still show that its shape matches x.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
-from ...operators.program import COMPARISONS
 from .constants import constant_array, constant_scalar
 from .nodes import input_of, producer_of
+from .standard import BINARY, LINEAR, RANGES, RESHAPES, UNARY
 
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-"""Operators that keep the elements and their order."""
-FLOAT16_MOVES = (*RESHAPES, "Concat", "Gather", "Slice", "Split", "Transpose")
-"""Operators that only move elements: ONNX Runtime has float16 kernels of them."""
-_UNARY = (
-    "Abs",
-    "Neg",
-    "Round",
-    "Floor",
-    "Ceil",
-    "Reciprocal",
-    "Sqrt",
-    "Cast",
-    "Clip",
-    "QuantizeLinear",
-    "DequantizeLinear",
-)
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where", *COMPARISONS)
-_REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum")
+_UNARY = UNARY | LINEAR
+_BINARY = BINARY | {"Where"}
+_REDUCTIONS = RANGES | {"ReduceMean", "ReduceSum"}
 _MOST_NODES = 64
 REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax and ReduceMin are an input
 
@@ -289,7 +275,7 @@ def is_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     return a == b and not is_unnamed(a)
 
 
-def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) -> list[ir.Value]:
+def _leaves(value: ir.Value, x: ir.Value | None, reductions: Collection[str]) -> list[ir.Value]:
     """Returns the values where walks back from `value` through elementwise operators and `reductions` end, or at x."""
     leaves, todo, seen = [], [value], 0
     while todo:
@@ -302,7 +288,7 @@ def _leaves(value: ir.Value, x: ir.Value | None, reductions: tuple[str, ...]) ->
     return leaves
 
 
-def _sources(value: ir.Value, reductions: tuple[str, ...]) -> list[ir.Value | None] | None:
+def _sources(value: ir.Value, reductions: Collection[str]) -> list[ir.Value | None] | None:
     """Returns the values that determine the shape of `value`; None if its operator is not elementwise."""
     if (node := producer_of(value, *_UNARY)) is not None:
         return [node.inputs[0]]

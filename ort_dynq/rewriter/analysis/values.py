@@ -26,16 +26,12 @@ from .evaluation import evaluate
 from .inference import Facts
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
+from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, ROUNDING, SUMS
 
 INF = math.inf
 _LAST_DIGITS = 2.0**-20  # more than the errors of Log and Pow, which are not rounded correctly
 _LARGEST_INTEGER = 2**24  # float32 represents integers up to this one
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
-MOVES = frozenset(
-    {"Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice"}
-    | {"SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)
-"""Operators whose outputs have elements of their inputs, of input 0 or (Concat) of all."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +69,8 @@ class Interval:
         return f"{kind} {' and '.join(bounds)}" if bounds else kind if self.is_integer else "nothing"
 
 
-_SELECTIONS = ("GatherElements", "GatherND", "TopK")  # their first outputs have elements of input 0
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-_BOUNDING = ("Clip", "Max", "Min", "Where")
+_CHOOSING = BOUNDING | {"Where"}
 _MOST_BOUNDS = 8
 _FIXED = {
     "Sign": Interval(-1, 1, True),
@@ -147,7 +142,7 @@ class Values:
             found = replace(found, is_regular=is_bounded)
         if (not found.is_regular or node.op_type == "Where") and (constant := self._of_finite_constant(value)):
             found = constant
-        if not found.is_regular and node.op_type in _BOUNDING and _is_finite(found) and self._has_no_nan(value):
+        if not found.is_regular and node.op_type in _CHOOSING and _is_finite(found) and self._has_no_nan(value):
             found = replace(found, is_regular=True)
         if value.dtype is not None and value.dtype.is_floating_point() and value.dtype != ir.DataType.FLOAT:
             given = inputs[0] if node.op_type == "Cast" else found
@@ -176,9 +171,9 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in MOVES or (op_type in _SELECTIONS and value is node.outputs[0]):
+        if op_type in MOVES or (op_type in PICKING and value is node.outputs[0]):
             return _union(inputs if op_type == "Concat" else inputs[:1])
-        if op_type in ("Max", "Min", "Clip"):
+        if op_type in BOUNDING:
             return _bounded(node, inputs)
         if op_type == "Where":
             bounded = all_bounds_of(value)
@@ -193,7 +188,7 @@ class Values:
             return _cast(inputs[0], cast_to(node))
         if op_type in ("ReduceMax", "ReduceMin"):
             return inputs[0]
-        if op_type in ("Round", "Floor", "Ceil"):
+        if op_type in ROUNDING:
             function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
             return Interval(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
         if op_type == "Pow" and (base := constant_scalar(node.inputs[0])) is not None and base >= 1:
@@ -230,7 +225,7 @@ class Values:
         infinite, and the bounds of infinities are numbers.
         """
         for _ in range(_MOST_BOUNDS):
-            node = producer_of(value, *_BOUNDING, "Add", "Sub", "Round", "Floor", "Ceil", "Div")
+            node = producer_of(value, *_CHOOSING, *SUMS, *ROUNDING, "Div")
             if node is None or not node.inputs:
                 return False
             given = list(node.inputs)
@@ -262,7 +257,7 @@ class Values:
         condition, then, otherwise = where.inputs
         is_greater = producer_of(condition, "Greater") is not None
         kept, number = (then, otherwise) if is_greater else (otherwise, then)
-        compare = producer_of(condition, "Equal", "Greater", "LessOrEqual")
+        compare = producer_of(condition, *COMPARISONS - {"GreaterOrEqual", "Less"})
         if compare is None or compare.inputs[0] is not kept or constant_scalar(compare.inputs[1]) != 0:
             return False
         return self.known(number).low > 0 and (not is_greater or self.known(kept).low >= 0)
@@ -342,7 +337,7 @@ def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]
         return node.inputs[0] is node.inputs[1]
     if node.op_type == "Max":
         return is_magnitude(node.outputs[0])
-    return node.op_type in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus")
+    return node.op_type in NORMS | {"Softplus"}
 
 
 def _union(each: Sequence[Interval]) -> Interval:

@@ -16,7 +16,8 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, is_standard, producer_of
-from ..analysis.shapes import RESHAPES, does_not_grow, is_equal
+from ..analysis.shapes import does_not_grow, is_equal
+from ..analysis.standard import REPEATING, RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
 from .quantize_linear import is_rounded
@@ -86,7 +87,7 @@ def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
     """Returns the constant number that all elements of a value are; None if there is none, or if a Cast changes it."""
     dtypes = list[ir.DataType | None]()
     number = None
-    while number is None and (node := producer_of(value, "Cast", "Expand", "Tile", *RESHAPES)) is not None:
+    while number is None and (node := producer_of(value, *REPEATING, *RESHAPES, "Cast")) is not None:
         if node.inputs[0] is None:
             return None
         if (number := constant_scalar(value)) is None:

@@ -17,8 +17,9 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to
+from ..analysis.standard import MOVES
 from ..analysis.types import FLOAT_TYPES, WIDE_TYPES
-from ..analysis.values import MOVES, Values
+from ..analysis.values import Values
 from ..edit import Edit
 from ..rule import Context, Rule
 

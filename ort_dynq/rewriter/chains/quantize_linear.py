@@ -17,7 +17,7 @@ from ...operators import DOMAIN
 from ...runtime import version
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, input_of, producer_of
-from ..analysis.shapes import FLOAT16_MOVES
+from ..analysis.standard import FLOAT16_MOVES
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..policy.ort_fusions import dequantizer, fused_by_onnxruntime

@@ -18,6 +18,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of
+from ..analysis.standard import ARITHMETIC, AXES, BOUNDING, LINEAR, SIGNS
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
 from ..reasons import Reason, Unconverted
@@ -25,11 +26,9 @@ from ..rule import Context, Rule
 
 _MOST_NODES = 64
 # The operators between a range and a scale, a zero point, or the quotient that is rounded.
-_STEPS = frozenset(
-    {"Abs", "Add", "Cast", "Clip", "Div", "Equal", "Expand", "Floor", "Identity", "Max", "Min", "Mul", "Neg"}
-    | {"Reciprocal", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where"}
-)
-_ENDS = frozenset({"Round", "QuantizeLinear", "DequantizeLinear"})
+_STEPS = SIGNS | ARITHMETIC | BOUNDING | AXES | {"Cast", "Identity"} | {"Expand", "Reshape"} | {"Equal", "Where"}
+_STEPS |= {"Floor", "Reciprocal"}
+_ENDS = LINEAR | {"Round"}
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
-from ..analysis.repetition import ELEMENTWISE, UNARY, ZERO_OF_EITHER_SIGN, Repeated, Repetitions
+from ..analysis.repetition import Repeated, Repetitions
 from ..analysis.shapes import are_equal, does_not_grow, has_one_element
+from ..analysis.standard import CHOOSING, EXACT, UNARY
 from ..edit import Edit, constant
 from ..rule import Context, Rule
 
-_COMBINE = frozenset(ELEMENTWISE) - {*UNARY, *ZERO_OF_EITHER_SIGN}
+_COMBINE = EXACT - UNARY - CHOOSING
 _DEEPEST = 16
 _MOST_NODES = 64
 
@@ -103,7 +104,7 @@ def _note_shape(node: ir.Node, data: ir.Value) -> None:
 def _wide_input(node: ir.Node) -> int | None:
     """Returns the index of the only input of an elementwise node that is not one number; None for other nodes."""
     wide = [i for i, each in enumerate(node.inputs) if each is not None and not has_one_element(each, 1)]
-    return wide[0] if len(wide) == 1 and is_standard(node, *ELEMENTWISE) else None
+    return wide[0] if len(wide) == 1 and is_standard(node, *EXACT) else None
 
 
 RULE: Rule[_Found] = Rule("repeated numbers", 13, _match, _build, prepares=True)

@@ -20,12 +20,12 @@ import onnx_ir as ir
 from ..analysis.bounds import bounds_of, constant_operand
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard, only_use, producer_of
+from ..analysis.standard import ORDERINGS
 from ..analysis.values import Values
 from ..edit import Edit
 from ..rule import Context, Rule
 
 _INTEGERS = 2.0**23, 2.0**24  # between these, float32 numbers are the integers
-_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _MOST_BOUNDS = 4
 
 
@@ -47,7 +47,7 @@ def _match(node: ir.Node, context: Context) -> _Rounded | None:
     is_known = len(uses) == len(node.outputs[0].uses()) and not node.outputs[0].is_graph_output()
     if not is_known or not any(_is_difference(use.node, value, node) for use in uses):
         return None
-    are_read = all(_is_difference(use.node, value, node) or is_standard(use.node, *_COMPARISONS) for use in uses)
+    are_read = all(_is_difference(use.node, value, node) or is_standard(use.node, *ORDERINGS) for use in uses)
     return _Rounded(value, by_sum=False) if are_read else None
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import cast_to, is_standard, only_use, producer_of
 from ..analysis.shapes import broadcasts, same_shape
+from ..analysis.standard import BOUNDING, ROUNDING
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -27,7 +28,7 @@ def _match(node: ir.Node, context: Context) -> None:
     if found is None:
         return
     value, how = found
-    while (step := producer_of(value, "Cast", "Clip", "Floor", "Ceil", "Min", "Max")) is not None:
+    while (step := producer_of(value, *BOUNDING, *ROUNDING - {"Round"}, "Cast")) is not None:
         if step.inputs[0] is None:
             return
         how = f"rounded by {step.op_type}" if step.op_type in ("Floor", "Ceil") else how

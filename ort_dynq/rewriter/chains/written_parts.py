@@ -19,7 +19,8 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths, known_product
-from ..analysis.shapes import RESHAPES, is_equal, unreshaped
+from ..analysis.shapes import is_equal, unreshaped
+from ..analysis.standard import RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Container
 
 import onnx_ir as ir
 
+from ..analysis.standard import ROUNDING
 from ..metadata import FLOAT16_CASTS
 from ..report import Report
 from .casts import has_float16_node, has_node, mentions_float16, widen, write_casts
 from .graph import restore_zeros
 
-_ENDS = ("Round", "Floor", "Ceil", "DequantizeLinear")  # of chains; they or the products after them may be of float16
+_ENDS = ROUNDING | {"DequantizeLinear"}  # of chains; they or the products after them may be of float16
 
 
 def convert_in_float32(

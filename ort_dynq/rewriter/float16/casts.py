@@ -31,7 +31,7 @@ from ...storage import load, to_proto
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to
-from .graph import PREFIX, SELECTING, GraphCasts, is_cast
+from .graph import KEEPING, PREFIX, GraphCasts, is_cast
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
 _CODES = {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
@@ -221,7 +221,7 @@ def _expressions(
         )
         expression = number((node.domain, node.op_type, inputs, inner))
         floats = [read(name)[1] for name in node.input if types.get(name) in _FLOATS]
-        keeps = is_standard and node.op_type in SELECTING and bool(floats) and all(floats)
+        keeps = is_standard and node.op_type in KEEPING and bool(floats) and all(floats)
         keeps |= is_standard and node.op_type == "Cast" and types.get(node.input[0]) in _CODES  # float16 has all codes
         for i, name in enumerate(node.output):
             values[name] = number((expression, i)), is_half(name) or (keeps and types.get(name) in _FLOATS)

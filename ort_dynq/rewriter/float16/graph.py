@@ -19,11 +19,12 @@ from ...graphs import (
 )
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
+from ..analysis.standard import BOUNDING, RESHAPES, ROUNDING
 from ..analysis.types import CODE_TYPES
 
 PREFIX = "InsertedPrecisionFreeCast_"
 """The prefix of the names of Casts that ONNX Runtime inserts, and of their values."""
-SELECTING = ("Max", "Min", "Clip", "Round", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Identity")
+KEEPING = BOUNDING | RESHAPES - {"Flatten"} | {"Expand", "Identity"} | {"Round"}
 """Nodes that select elements of their inputs or round them to integers."""
 _LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
 _WAS_FLOAT16 = "was float16"  # in the meta of a node that may return a zero of the other sign than in float16
@@ -228,7 +229,7 @@ class GraphCasts:
         """
         to_integers = node.op_type == "Cast" and cast_to(node) in (*CODE_TYPES, ir.DataType.INT32)
         is_last = node.op_type == "Shape" or to_integers
-        if node.domain not in STANDARD_DOMAINS or not (node.outputs and (is_last or node.op_type in SELECTING)):
+        if node.domain not in STANDARD_DOMAINS or not (node.outputs and (is_last or node.op_type in KEEPING)):
             return
         if node.op_type == "Clip" and (len(node.inputs) < 3 or None in node.inputs):
             return  # its default bounds are the limits of float16
@@ -303,9 +304,7 @@ class GraphCasts:
             return value is not None and (self._types.get(value.name or "") in CODE_TYPES or is_integer(value))
         if node.op_type in ("Add", "Sub"):
             return all(map(is_integer, node.inputs))
-        return node.op_type in ("Round", "Floor", "Ceil") or (
-            node.op_type in ("Neg", "Reshape") and is_integer(node.inputs[0])
-        )
+        return node.op_type in ROUNDING or (node.op_type in ("Neg", "Reshape") and is_integer(node.inputs[0]))
 
 
 def _has_exact_bounds(clip: ir.Node) -> bool:

@@ -26,7 +26,7 @@ from ...operators import DOMAIN, OPERATORS
 from ...operators.program import parse
 from ..analysis.constants import is_float16
 from ..analysis.nodes import attributes_of, cast_to, input_of, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import RESHAPES
 from ..chains.quantize_linear import is_rounded, reads_rounded
 from ..edit import Edit
 from ..rule import Context, Rule

@@ -27,6 +27,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import does_not_grow
+from ..analysis.standard import SIGMOIDS
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -35,7 +36,7 @@ _Elements = npt.NDArray[np.float64]
 _Function = Callable[..., _Elements]
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-_ANCHORS = ("Erf", "Tanh", "Sigmoid", "Exp", "Gelu", "Swish")
+_ANCHORS = SIGMOIDS | {"Exp"} | {"Gelu", "Swish"}
 _MOST_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
 _MOST_VALUES = 64
 

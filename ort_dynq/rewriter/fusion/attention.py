@@ -23,8 +23,9 @@ import onnx_ir as ir
 
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.nodes import ATTENTION, is_standard, producer_of
+from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import has_one_element
+from ..analysis.standard import ATTENTION
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule

@@ -25,6 +25,7 @@ from ...opsets import OPSET
 from ..analysis.constants import constant_array
 from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
+from ..analysis.standard import RESHAPES, SUMS
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -49,7 +50,7 @@ from .views import Dim, View, dims_of
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
 _MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}  # of the codes
-_MOVES = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"} | {"Concat", "Expand"} | {"Transpose"}
 _CODES = tuple(_MIDDLES)
 _FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
@@ -302,7 +303,7 @@ def _operand(value: ir.Value | None, axis: int) -> _Operand | None:
             node.op_type == "DynamicDequantize" and node.domain == DOMAIN
         ):
             found = _of_linear(node, axis)
-        elif is_standard(node, "Mul", "Add", "Sub"):
+        elif is_standard(node, *SUMS, "Mul"):
             codes = _codes_of(node)
             found = None if codes is None else _grouped(codes, axis)
         elif is_standard(node, "Reshape"):
@@ -393,7 +394,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
     [B, H, groups, tokens of a group, D], [B, H, T, groups, elements of a group] or [all groups, elements of a group]
     become [B, H, T, D].
     """
-    last, target = producer_of(skip_casts(operand(node)), "Mul", "Add", "Sub"), node.inputs[1]
+    last, target = producer_of(skip_casts(operand(node)), *SUMS, "Mul"), node.inputs[1]
     codes = None if last is None else _codes_of(last)
     if codes is None or target is None:
         return None

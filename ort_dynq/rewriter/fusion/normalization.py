@@ -16,7 +16,7 @@ from ..policy.float_fusions import is_left_alone
 from ..programs.building import build
 from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
 from ..programs.region import Region, region_of
-from ..programs.steps import SUMS
+from ..programs.steps import ROW_SUMS
 from ..rule import Context, Rule
 
 _FEWEST_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul
@@ -24,7 +24,7 @@ _FEWEST_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     x = input_of(node, 0)
-    if x is None or not (is_norm(node) or is_standard(node, *SUMS)):
+    if x is None or not (is_norm(node) or is_standard(node, *ROW_SUMS)):
         return None
     rows = FusedRows(x, -1)
     if rows.of_result(node) is None:

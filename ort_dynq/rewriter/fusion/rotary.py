@@ -20,13 +20,13 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed, same_shape
+from ..analysis.standard import ARITHMETIC, AXES
 from ..edit import Edit
 from ..rule import Context, Rule
 
 _RANK = 4
 _DEEPEST = 16  # nodes between the halves and the table
-_KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze", "Squeeze", "Expand")
-_SCALING = ("Mul", "Div", "Add", "Sub")
+_KEEPING = AXES | {"Cos", "Sin"} | {"Cast", "Identity"} | {"Expand"}
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _has_equal_halves(value: ir.Value | None, depth: int = 0) -> bool:
     if is_standard(node, "Gather") and node.attributes.get_int("axis", 0) != 0:
         return False
     keeps = is_standard(node, *_KEEPING, "Gather") or (
-        is_standard(node, *_SCALING) and node.inputs[1] is not None and has_one_element(node.inputs[1])
+        is_standard(node, *ARITHMETIC) and node.inputs[1] is not None and has_one_element(node.inputs[1])
     )
     return keeps and _has_equal_halves(source, depth + 1)
 

@@ -18,6 +18,7 @@ from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
+from ..analysis.standard import ARITHMETIC, COMMUTATIVE
 from .score_steps import LARGEST_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
 from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
 
@@ -249,11 +250,11 @@ def shapes_of(view: View) -> list[tuple[ir.Node, Axes]]:
 
 def _indices(node: ir.Node) -> tuple[int, ...]:
     """Returns the inputs of a step that may be scores."""
-    if is_standard(node, "Add", "Mul", "Max") and len(node.inputs) == 2:
+    if is_standard(node, *COMMUTATIVE, "Max") and len(node.inputs) == 2:
         return (0, 1)
     if is_standard(node, "Where"):
         return (1, 2)
-    return (0,) if is_standard(node, "Div", "Sub", "Tanh") else ()
+    return (0,) if is_standard(node, *ARITHMETIC - COMMUTATIVE, "Tanh") else ()
 
 
 def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | None:

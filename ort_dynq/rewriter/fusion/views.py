@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
 from ..analysis.shape_arithmetic import factors_of, known_lengths, product_of
-from ..analysis.shapes import RESHAPES, is_equal
+from ..analysis.shapes import is_equal
+from ..analysis.standard import RESHAPES
 from ..edit import Edit
 
 Dim = int | ir.SymbolicDim

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import reshapes_of
+from ..analysis.standard import SIGMOIDS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
@@ -56,7 +57,7 @@ _MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # Div, Round and Mul of 8 elements take 1.09 times the time of their program, of 128x768 elements 2.0 times (AMD EPYC,
 # Zen 3: family 25, model 1).
 _FEWEST_PASSES_SAVED = 2  # by a program
-_FAST_FUNCTIONS = ("Sigmoid", "Tanh", "QuickGelu", "FastGelu")  # of ONNX Runtime
+_FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ..analysis.nodes import data_type, input_of
+from ..analysis.standard import FUSIBLE_PRODUCTS
 from ..reasons import Reason, Unconverted
 
 _UINT8 = ir.DataType.UINT8
@@ -63,7 +64,7 @@ _GROUPS = {
 
 
 # Every operator that is fused after a DequantizeLinear, including operators whose kernels are wrong or slow.
-_FUSED = frozenset({*_GROUPS, "Where", "AveragePool", "Softmax"})
+_FUSED = frozenset(_GROUPS) | {"AveragePool", "Softmax"} | {"Where"}
 
 
 def fused_by_onnxruntime(
@@ -181,7 +182,7 @@ class _Fusions:
 
     def saturating_weights(self, op: ir.Node) -> ir.Value | None:
         """See the function of this name."""
-        if op.domain != "" or op.op_type not in ("MatMul", "Gemm", "Conv") or len(op.inputs) < _OPERANDS:
+        if op.domain != "" or op.op_type not in FUSIBLE_PRODUCTS or len(op.inputs) < _OPERANDS:
             return None
         a, b = (None if value is None else dequantizer(value) for value in op.inputs[:_OPERANDS])
         if a is None or b is None or self._fused_type(a) != _UINT8 or self._fused_type(b) != ir.DataType.INT8:

@@ -22,6 +22,17 @@ from ...graphs import MICROSOFT, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, labe
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of
+from ..analysis.standard import (
+    ADDING,
+    ADDING_POOLS,
+    ATTENTION,
+    FLOAT_PRODUCTS,
+    FUNCTIONS,
+    MADE_PRODUCTS,
+    NBITS_PRODUCTS,
+    NORMALIZATIONS,
+    RECURRENT,
+)
 from .ort_fusions import saturating_weights
 
 _LARGEST_WEIGHT = 64  # 2 * 255 * 64 = 32640 fits int16
@@ -58,16 +69,8 @@ _LSTM = (MICROSOFT, "DynamicQuantizeLSTM")
 WEIGHTS_OF_LSTM: tuple[tuple[int, int], ...] = ((1, 9), (2, 11))
 """The weights of a DynamicQuantizeLSTM, and their zero points."""
 
-_ROUNDING = frozenset(
-    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "MatMulNBits", "GroupQueryAttention"}
-    | {"FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention", "MultiHeadAttention", "QAttention"}
-    | {"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "CumSum"}
-    | {"LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"}
-    | {"SkipSimplifiedLayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
-    | {"BatchNormalization", "LpNormalization", "LRN", "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool"}
-    | {"Softmax", "LogSoftmax", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu", "QuickGelu"}
-    | {"QMoE", "Elu", "Selu", "Celu", "Softplus", "Mish", "Pow", "Sin", "Cos", "Tan", "Sinh", "Cosh"}
-)
+_ROUNDING = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"NhwcFusedConv", "QAttention"}
+_ROUNDING |= NORMALIZATIONS | ADDING | {"CumSum", "ReduceLogSumExp"} | ADDING_POOLS | FUNCTIONS
 """Operators of ONNX Runtime that add floats or compute functions, each with other kernels on other CPUs."""
 
 

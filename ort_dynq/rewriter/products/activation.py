@@ -12,16 +12,16 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import RESHAPES, is_equal, unreshaped
+from ..analysis.shapes import is_equal, unreshaped
+from ..analysis.standard import RESHAPES, SELECTING, SUMS
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, Rearrangement, divisor_of, is_bounded, quotient_of, range_of, scaled_value
 from .marks import has_bounded_codes, has_nan_codes, marked, of_largest
-from .terms import ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of, unmoved
+from .terms import NODE_MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of, unmoved
 
 _ROUNDINGS = 2.0**-22  # of a number and of its inverse
-_RANGES = ("Add", "Max", "ReduceMax", "Sub", "Where")
-_SELECTIONS = ("Gather", "Slice", "Split")
+_RANGES = SUMS | {"Max", "ReduceMax"} | {"Where"}
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _has_marks_of_its_rows(form: Affine, of: ir.Value, later: Sequence[Rearrange
     if axes is not None and not (shape and all(axis in axes or shape[axis] == 1 for axis in lead(len(shape), -1))):
         return False
     moves = [*form.moves, *later]
-    selections = [i for i, move in enumerate(moves) if move.node.op_type in _SELECTIONS]
+    selections = [i for i, move in enumerate(moves) if move.node.op_type in SELECTING]
     if not _are_as_long(of, form.root) or not all(map(_keeps_rows, moves[: max(selections, default=-1) + 1])):
         return False
     return all(_has_marks_of_its_rows(part, of, moves[i:]) for i, move in enumerate(form.moves) for part in move.others)
@@ -351,5 +351,5 @@ def _known(term: Term, values: Values) -> Interval:
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
         return Interval(low, high, a.is_integer and b.is_integer)
-    is_moved = term.op_type in ("Cast", "Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+    is_moved = term.op_type in NODE_MOVES | {"Cast"}
     return inputs[0] if is_moved else Interval()

@@ -34,8 +34,22 @@ from ..analysis.shapes import (
     unreshaped,
 )
 from ..analysis.shared import OfOnePhase
+from ..analysis.standard import (
+    ARITHMETIC,
+    COPIES,
+    FLOAT_PRODUCTS,
+    INTEGER_PRODUCTS,
+    INTERLEAVING,
+    LENGTHS,
+    MADE_PRODUCTS,
+    MOVES,
+    OWN_PRODUCTS,
+    RECURRENT,
+    REPEATING,
+    SCATTERING,
+)
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
-from ..analysis.values import MOVES, Values
+from ..analysis.values import Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -48,29 +62,13 @@ from .terms import ZERO, Op, Param, combined, like, number_of, rank_of, unsqueez
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
 _ROOT_TYPES = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.FLOAT16)
-PRODUCTS = frozenset(
-    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "MatMulInteger", "ConvInteger"}
-    | {f"Quantized{product}{program}" for product in ("MatMul", "Conv") for program in ("", "Program")}
-    | {
-        "FusedMatMul",
-        "FusedGemm",
-        "FusedConv",
-        "MatMulNBits",
-        "MatMulIntegerToFloat",
-        "Attention",
-        "LSTM",
-        "GRU",
-        "RNN",
-    }
-)
+PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | INTEGER_PRODUCTS | OWN_PRODUCTS | RECURRENT | {"Attention"}
+PRODUCTS |= {"MatMulIntegerToFloat", "MatMulNBits"}
 _LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div")
-_COPIES = ("Identity", "Dropout")
-_LENGTHS = ("Shape", "Size")  # their results say nothing of the elements of their input
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
 _CLIP = "clip the codes before it"
-_CODE_MOVES = MOVES - {"DepthToSpace", "MaxPool", "SpaceToDepth"}  # ONNX Runtime runs the others with floats only
+_CODE_MOVES = MOVES - INTERLEAVING - {"MaxPool"}  # ONNX Runtime runs the others with floats only
 
 
 class AffineForms(OfOnePhase):
@@ -107,7 +105,7 @@ class AffineForms(OfOnePhase):
         node = value.producer()
         if node is None:
             return self._as_root(node, value) if value.is_graph_input() and value.dtype in CODE_TYPES else None
-        if node.op_type in _LENGTHS:
+        if node.op_type in LENGTHS:
             return None
         try:
             found = self._of_node(node, value)
@@ -148,7 +146,7 @@ class AffineForms(OfOnePhase):
         for _ in range(8):
             value = self.values.estimated_exactly(value) or value
             node = value.producer()
-            if node is None or node.op_type in _LENGTHS or not self.values.known(value).is_integer:
+            if node is None or node.op_type in LENGTHS or not self.values.known(value).is_integer:
                 return False
             if node.op_type in ROUNDINGS or _is_cast_to_integers(node):
                 return True
@@ -169,7 +167,7 @@ class AffineForms(OfOnePhase):
             return self._cast(node, value)
         if op_type == "Neg" and (form := self.of(node.inputs[0])) is not None:
             return self._times(form, Param(np.array(-1, np.float32)), value)
-        if op_type in _ARITHMETIC:
+        if op_type in ARITHMETIC:
             return self._arithmetic(node, value)
         if op_type == "Where" and (masked := self._masked(node, value)) is not None:
             return masked
@@ -181,7 +179,7 @@ class AffineForms(OfOnePhase):
         """Returns why a form is lost at a node, if one of its inputs has a form or has lost it; None for a product."""
         if node.op_type in PRODUCTS or (node.op_type == "Add" and ADDED in node.metadata_props):  # of an offset
             return None
-        is_arithmetic = node.op_type in _ARITHMETIC
+        is_arithmetic = node.op_type in ARITHMETIC
         given = node.inputs[:-1] if node.op_type in ("Pow", "Exp") else node.inputs  # a rounded exponent is no code
         inputs = [each for each in given if not (is_arithmetic and is_repeated_along_rows(each, node))]
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
@@ -435,7 +433,7 @@ class AffineForms(OfOnePhase):
         form = self.of(node.inputs[0])
         if form is None or (node.outputs.index(value) and node.op_type != "Split"):
             return self._lose(node)
-        if node.op_type in _COPIES:
+        if node.op_type in COPIES:
             return replace(form, value=value)
         others: tuple[Affine, ...] = ()
         if node.op_type == "Concat":
@@ -498,7 +496,7 @@ def _repeated(node: ir.Node) -> str:
     """Returns what to change if an operand of a node was repeated before, by reshapes or not; else nothing."""
     for each in node.inputs:
         whole = None if each is None else unreshaped(each).producer()
-        if whole is not None and whole.op_type in ("Expand", "ScatterElements", "ScatterND", "Tile"):
+        if whole is not None and whole.op_type in REPEATING | SCATTERING:
             name = name_in_model(whole.outputs[0])
             return (
                 f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"

@@ -17,7 +17,8 @@ from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_
 from ..analysis.constants import constant_array
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import RESHAPES, before_split, does_not_grow, is_equal, unreshaped
+from ..analysis.shapes import before_split, does_not_grow, is_equal, unreshaped
+from ..analysis.standard import ARITHMETIC, RESHAPES, ROUNDING, SCALING, SELECTING, SIGNS
 from ..analysis.values import Values
 from .terms import (
     ZERO,
@@ -39,7 +40,7 @@ from .terms import (
     with_last_dims,
 )
 
-ROUNDINGS = ("Round", "Floor", "Ceil", "Sign")
+ROUNDINGS = ROUNDING | {"Sign"}
 _DEEPEST = 16
 
 
@@ -61,13 +62,13 @@ def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.V
             return None
         new_axes = frozenset(list(perm).index(axis + rank) - rank for axis in axes)
         return replace(param.of("Transpose", perm=tuple(perm)), axes=new_axes)
-    if op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+    if op_type in RESHAPES:
         return _reshaped(param, axes, node, before.shape, after.shape)
     if op_type == "Expand":
         return _expanded(param, axes, before.shape, after.shape)
     if op_type == "Tile":
         return _tiled(param, axes, known_lengths(node.inputs[1]))
-    if op_type in ("Split", "Slice", "Gather") and rank == out_rank:
+    if op_type in SELECTING and rank == out_rank:
         along = _sliced_axes(node, rank)
         if op_type == "Slice" and param.block and along is not None and set(along) == {-1}:
             return _sliced_blocks(param, node, before.shape[-1], after.shape[-1])
@@ -358,7 +359,7 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
     whole = Scaled(1, term) if isinstance(term, ir.Value) else None
     if depth > _DEEPEST or (whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)):
         return whole
-    node = term if whole is None else producer_of(whole.value, "Mul", "Div", "Reciprocal")
+    node = term if whole is None else producer_of(whole.value, *SCALING, "Reciprocal")
     if not isinstance(node, (Op, ir.Node)):
         return whole
     inputs: list[Term] = [each for each in node.inputs if each is not None]
@@ -366,7 +367,7 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
         return scaled_value(inputs[0], until, depth + 1)
     if node.op_type == "Reciprocal":
         inputs.insert(0, np.ones(()))
-    for i, each in enumerate(inputs) if node.op_type in ("Mul", "Div", "Reciprocal") and len(inputs) == 2 else ():
+    for i, each in enumerate(inputs) if node.op_type in SCALING | {"Reciprocal"} and len(inputs) == 2 else ():
         number, other = number_of(each), inputs[1 - i]
         keeps_shape = not isinstance(each, ir.Value) or not isinstance(other, ir.Value) or does_not_grow(each, other)
         inner = scaled_value(other, until, depth + 1) if number and keeps_shape else None
@@ -404,13 +405,13 @@ def is_bounded(scale: Param) -> bool:
 
 def quotient_of(value: ir.Value) -> ir.Node | None:
     """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    steps = (*ROUNDINGS, "Abs", "Neg", "Add", "Sub", "Mul", "Div")
+    steps = ROUNDINGS | SIGNS | ARITHMETIC
     division = producer_of(_unbounded(value), *steps)
     while division is not None and division.inputs[0] is not None:
         before = division.inputs[0]
         if (magnitude := magnitude_beside_sign(division)) is not None:
             before = magnitude
-        elif division.op_type in ("Add", "Sub", "Mul", "Div"):
+        elif division.op_type in ARITHMETIC:
             found = constant_operand(division, commutative=division.op_type != "Div")
             if found is None or (not found[1] and division.op_type in ("Mul", "Div")):
                 break

@@ -18,10 +18,10 @@ from ..analysis.values import AnyValues
 from ..edit import Edit, constant
 from .activation import Activation
 from .affine_form import Affine, Rearrangement, is_bounded
-from .terms import MOVES, CodesOf, Op, Param, Term, dtype_of, key_of
+from .terms import NODE_MOVES, CodesOf, Op, Param, Term, dtype_of, key_of
 from .unsigned_codes import UnsignedCodes, nodes_of_unsigned
 
-_MOVES = ("Concat", *MOVES)
+_MOVES = NODE_MOVES | {"Concat"}
 
 
 class Codes(NamedTuple):

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs, is_standard, producer_of
 from ..analysis.shapes import same_shape
+from ..analysis.standard import MATRIX_PRODUCTS
 from ..edit import Edit, call
 from ..policy.cost import is_tiny_compressed
 from ..reasons import Reason, Unconverted
@@ -24,7 +25,6 @@ from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS
 from .provenance import note_activation
 
-_PRODUCTS = ("MatMul", "Gemm", "Einsum")
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)
 
 
@@ -46,7 +46,7 @@ class _Product:
 
 
 def _match(node: ir.Node, context: Context) -> _Product | None:
-    if node.op_type not in _PRODUCTS or len(node.inputs) < 2 or node.inputs[1] is None:
+    if node.op_type not in MATRIX_PRODUCTS or len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     cast = producer_of(node.inputs[1], "Cast")
     dequantizer = producer_of(node.inputs[1] if cast is None else cast.inputs[0], "DequantizeLinear")
@@ -86,7 +86,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
 def _only_multiplies(value: ir.Value) -> bool:
     """Returns whether nothing but products reads numbers, as right factors, perhaps behind Casts."""
     return not value.is_graph_output() and all(
-        (use.node.op_type in _PRODUCTS and use.idx == 1)
+        (use.node.op_type in MATRIX_PRODUCTS and use.idx == 1)
         or (is_standard(use.node, "Cast") and _only_multiplies(use.node.outputs[0]))
         for use in value.uses()
     )

@@ -25,6 +25,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of, has_one_element
+from ..analysis.standard import ARITHMETIC
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
@@ -68,7 +69,7 @@ def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) 
 
 def _computed(value: ir.Value, channels: Channels, facts: Facts, depth: int) -> Terms | None:
     """Returns the terms of a sum, a difference, a product or a Cast of integers; None for other values."""
-    node = producer_of(value, "Add", "Sub", "Mul", "Neg", "Cast")
+    node = producer_of(value, *ARITHMETIC - {"Div"}, "Cast", "Neg")
     if node is None or depth == _DEEPEST or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
         return None
     types = WIDE_TYPES if node.op_type == "Cast" else (value.dtype,)

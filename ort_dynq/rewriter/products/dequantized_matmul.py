@@ -26,6 +26,7 @@ import onnx_ir as ir
 from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.standard import MATRIX_PRODUCTS
 from ..edit import Edit
 from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
 from ..reasons import Reason, Unconverted
@@ -100,7 +101,7 @@ class FoldedProduct:
 
 
 def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduct | None:
-    if node.op_type not in ("MatMul", "Gemm", "Einsum") or len(node.inputs) < 2 or node.inputs[1] is None:
+    if node.op_type not in MATRIX_PRODUCTS or len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     dequantizer = dequantizer_of(node.inputs[1], context.facts)
     forms = context.shared(AffineForms)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import RESHAPES
 from ..reasons import Reason, Unconverted
 from .epilogue import check_sums
 from .matrix_product import MatrixProduct, matrix_product_of
@@ -28,7 +28,7 @@ from .scale_indices import ScaleIndices
 
 _Elements = TypeVar("_Elements", npt.NDArray[Any], ScaleIndices)
 
-_MOVES = ("Transpose", "Cast", "Identity", *RESHAPES)
+_MOVES = RESHAPES | {"Cast", "Identity"} | {"Transpose"}
 _BITS = {"INT8": 8, "UINT8": 8, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}
 # Blocks of 128 with 256 codes have the noise of level 4's blocks of 32, which it takes for channels with one scale.
 _SPLITS = (128, 64, 32, 16)

@@ -22,7 +22,8 @@ from ...operators.encodings import ScaleOrder
 from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, only_use, producer_of
-from ..analysis.shapes import RESHAPES, has_one_element, is_shape_of_rows
+from ..analysis.shapes import has_one_element, is_shape_of_rows
+from ..analysis.standard import RESHAPES
 from ..analysis.types import WIDE_TYPES
 from ..reasons import Reason, Unconverted
 from .channels import Channels

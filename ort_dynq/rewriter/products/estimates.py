@@ -17,7 +17,8 @@ from ..analysis.bounds import LARGEST, all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.magnitudes import is_end, largest_ratio
 from ..analysis.nodes import is_standard, producer_of
-from ..analysis.shapes import RESHAPES, is_shape_of_rows, unreshaped
+from ..analysis.shapes import is_shape_of_rows, unreshaped
+from ..analysis.standard import RESHAPES, SUMS
 from ..analysis.values import Values
 from .affine_form import Affine, Scaled, scaled_value
 from .terms import Param
@@ -98,7 +99,7 @@ def _spans_range(form: Affine, scale: Scaled, x: ir.Value, largest: float) -> bo
     if high is None or low is None or not is_end(high, x, is_upper=True) or not is_end(low, x, is_upper=False):
         return False
     first, sign = 0.0, 1
-    while (node := producer_of(zero, "Add", "Neg", "Round", "Sub")) is not None:
+    while (node := producer_of(zero, *SUMS, "Neg", "Round")) is not None:
         numbers = [constant_scalar(each) for each in node.inputs]
         i = int(numbers[0] is not None)
         number = numbers[1 - i] if len(numbers) == 2 else 0

@@ -26,14 +26,14 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import Use, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import FUSIBLE_PRODUCTS, RESHAPES
 from ..analysis.types import CODE_TYPES, check_type
 from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
-_MOVES = ("Transpose", "Cast", *RESHAPES)  # between an activation and its product
+_MOVES = RESHAPES | {"Cast", "Transpose"}  # between an activation and its product
 _MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
 
@@ -98,7 +98,7 @@ def _products(weights: ir.Value) -> list[Use]:
     """Returns the uses of weights by products whose other factor came from a DequantizeLinear."""
     found = []
     for use in map(Use._make, weights.uses()):
-        if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in ("MatMul", "Gemm", "Conv") or use.idx > 1:
+        if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in FUSIBLE_PRODUCTS or use.idx > 1:
             continue
         factor = use.node.inputs[1 - use.idx]
         while (move := producer_of(factor, *_MOVES)) is not None:

@@ -39,7 +39,7 @@ from .unsigned_codes import UnsignedCodes
 _ATTENTION = "QAttention"
 _MASK, _PAST = 5, 8  # its inputs
 _KEPT_ATTRIBUTES = ("num_heads", "unidirectional", "mask_filter_value", "scale")
-_LENGTHS = ("EmbedLayerNormalization", "QEmbedLayerNormalization", "ReduceSum")
+_LENGTHS = (*("EmbedLayerNormalization", "QEmbedLayerNormalization"), "ReduceSum")
 _PARTS = 3  # query, key and value
 
 

@@ -32,6 +32,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_shape_of_rows, same_shape
+from ..analysis.standard import MATRIX_PRODUCTS
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
@@ -79,7 +80,7 @@ class _IntegerProduct:
 
 
 def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Einsum", "MatMul", "MatMulInteger"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in MATRIX_PRODUCTS - {"Gemm"} | {"MatMulInteger"}:
         return None
     (codes, weights), facts = first_inputs(node, 2), context.facts
     if codes is None or weights is None or facts.is_constant(codes):

@@ -35,11 +35,12 @@ from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import REDUCES_BY_INPUT, RESHAPES, before_split, unreshaped
+from ..analysis.shapes import REDUCES_BY_INPUT, before_split, unreshaped
+from ..analysis.standard import ARITHMETIC, CHOOSING, RESHAPES, SCALING, SIGNS
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, divisor_of, is_bounded, scaled_value
-from .terms import MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
+from .terms import NODE_MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
 
 _DEEPEST = 16  # nodes from a quotient to its codes
 _MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
@@ -128,7 +129,7 @@ def marked(term: Term, divisor: ir.Value) -> Term | None:
             return None
         nothing = Op("Mul", (term, np.zeros((), dtype_of(term).numpy())), dtype_of(term))
         return Op("Add", (term, Op("Div", (nothing, term), dtype_of(term))), dtype_of(term))
-    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in ("Mul", "Div", *MOVES) else ():
+    for i, each in enumerate(term.inputs) if isinstance(term, Op) and term.op_type in SCALING | NODE_MOVES else ():
         if (found := marked(each, divisor)) is not None and isinstance(term, Op):
             return replace(term, inputs=(*term.inputs[:i], found, *term.inputs[i + 1 :]))
     return None
@@ -178,7 +179,7 @@ def rounded_quotient(codes: ir.Value, param_of: _ParamOf, values: Values, facts:
         if node is None or before is None:
             return None
         is_float = node.op_type == "Cast" and before.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-        if is_float or node.op_type in (*ROUNDINGS, "Abs", "Identity", "Neg"):
+        if is_float or node.op_type in ROUNDINGS | SIGNS | {"Identity"}:
             value = before
             continue
         if (magnitude := magnitude_beside_sign(node)) is not None:
@@ -236,7 +237,7 @@ def _limit_of(x: ir.Value, term: Term) -> ir.Value | None:
     for _ in range(_DEEPEST):
         if value is None or is_clamped_to(x, value):
             return value
-        node = producer_of(value, *RESHAPES, "Mul", "Div", "Reciprocal")
+        node = producer_of(value, *RESHAPES, *SCALING, "Reciprocal")
         if node is None:
             return None
         operands = [each for each in node.inputs if constant_scalar(each) is None]
@@ -260,9 +261,9 @@ def _is_infinite_with(r: ir.Value | None, source: ir.Value) -> bool:
         if node.op_type in ("ReduceMax", "ReduceMin"):
             if node.inputs[0] is None or _source_of(node.inputs[0]) is not source:
                 return False
-        elif node.op_type in (*RESHAPES, "Expand", "Abs", "Neg", "Relu"):
+        elif node.op_type in RESHAPES | SIGNS | {"Expand", "Relu"}:
             todo.append(node.inputs[0])
-        elif node.op_type not in ("Max", "Min", "Sub", "Add", "Mul", "Div", "Where") or (
+        elif node.op_type not in ARITHMETIC | CHOOSING or (
             node.op_type == "Div" and constant_scalar(node.inputs[0]) is not None
         ):
             return False
@@ -278,7 +279,7 @@ def _source_of(x: ir.Value) -> ir.Value:
     """Returns what x is computed from by steps that keep infinities; of a zero point's dividend, what it reduces."""
     if (reduced := producer_of(all_bounds_of(x).value, "ReduceMax", "ReduceMin")) and reduced.inputs[0] is not None:
         x = reduced.inputs[0]
-    while (node := producer_of(x, *RESHAPES, "Abs", "Neg", "Sub", "Mul", "Div")) is not None:
+    while (node := producer_of(x, *RESHAPES, *SIGNS, *SCALING, "Sub")) is not None:
         inner = node.inputs[0]
         if node.op_type == "Sub":
             inner = difference_of_minimum(node)
@@ -302,7 +303,7 @@ def _beside_condition(node: ir.Node) -> ir.Value | None:
 
 def _number_beside(node: ir.Node, param_of: _ParamOf) -> tuple[ir.Value, Param] | None:
     """Returns an operand of a binary node, and the other one, if that is a number for its rows, or for all."""
-    for i in (0, 1) if node.op_type in ("Add", "Sub", "Mul", "Div") else ():
+    for i in (0, 1) if node.op_type in ARITHMETIC else ():
         value, other = node.inputs[i], node.inputs[1 - i]
         if value is None or other is None or (node.op_type == "Div" and i):
             continue

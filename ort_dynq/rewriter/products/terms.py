@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import REPEATING, RESHAPES, SELECTING
 from ..reasons import Reason, Unconverted
 
 ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
-MOVES = ("Expand", "Gather", "Slice", "Split", "Tile", "Transpose", *RESHAPES)
+NODE_MOVES = RESHAPES | SELECTING | REPEATING | {"Transpose"}
 """Operators of new nodes that move the elements of their first input, and repeat or leave out some."""
 
 
@@ -144,7 +144,7 @@ def number_of(term: Term) -> float | None:
 
 def unmoved(term: Term) -> Term:
     """Returns a term before new nodes move its elements."""
-    while isinstance(term, Op) and term.op_type in MOVES:
+    while isinstance(term, Op) and term.op_type in NODE_MOVES:
         term = term.inputs[0]
     return term
 
@@ -179,7 +179,12 @@ def combined(op_type: str, a: Param, b: Param) -> Param:
 
 def _combined(op_type: str, a: Term, b: Term) -> Term:
     """Returns a binary operation on two terms, before nodes that move both alike: there it is a step of a program."""
-    if isinstance(a, Op) and isinstance(b, Op) and len(a.inputs) == len(b.inputs) and a.op_type in (*MOVES, "Concat"):
+    if (
+        isinstance(a, Op)
+        and isinstance(b, Op)
+        and len(a.inputs) == len(b.inputs)
+        and a.op_type in NODE_MOVES | {"Concat"}
+    ):
         moved = len(a.inputs) if a.op_type == "Concat" else 1
         rest = (replace(each, inputs=each.inputs[moved:]) for each in (a, b))
         if len(set(map(key_of, rest))) == 1:

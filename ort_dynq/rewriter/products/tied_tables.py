@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import RESHAPES
 from ..packed_rows import is_whole
 
 _MOVES = ("Identity", *RESHAPES)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs, input_of, is_standard, only_use, producer_of, program_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import FLOAT_PRODUCTS, INTEGER_PRODUCTS, MADE_PRODUCTS, RESHAPES, STATIC_PRODUCTS
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -25,13 +25,9 @@ from .affine import AffineForms
 from .dequantized_weights import dequantizer_of, is_dequantized
 from .integer_product import is_static
 
-_FLOAT_PRODUCTS = frozenset(
-    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
-    | {"FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"}  # of com.microsoft
-)
-_INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger", "MatMulIntegerToFloat"})
-_MOVES = ("Transpose", "Cast", "Pad", *RESHAPES)
-_QLINEAR_PRODUCTS = frozenset({"QLinearMatMul", "QLinearConv", "QGemm"})
+_FLOAT_PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | {"MatMulNBits", "TransposeMatMul"}
+_INTEGER_PRODUCTS = INTEGER_PRODUCTS | {"MatMulIntegerToFloat"}
+_MOVES = RESHAPES | {"Cast", "Pad"} | {"Transpose"}
 
 
 def _match(node: ir.Node, context: Context) -> None:
@@ -44,7 +40,7 @@ def _match(node: ir.Node, context: Context) -> None:
         raise Unconverted(Reason.POOL_OF_CODES)
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return
-    if node.op_type in _QLINEAR_PRODUCTS:
+    if node.op_type in STATIC_PRODUCTS:
         is_static = len(node.inputs) > 1 and context.facts.is_constant(node.inputs[1])  # the scale of its activation
         raise Unconverted(Reason.INTEGER_OPERATOR if is_static else Reason.OPTIMIZED)
     if node.op_type in _INTEGER_PRODUCTS:

@@ -17,12 +17,12 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import RESHAPES
 from ..analysis.types import CODE_TYPES, FLOAT_TYPES
 from ..chains.quantize_linear import arithmetic_of, granularity_attributes, inputs_of
 from ..edit import Edit, call, constant
 
-MOVES = ("Identity", "Transpose", *RESHAPES)
+CODE_MOVES = ("Identity", "Transpose", *RESHAPES)
 
 
 class UnsignedCodes:
@@ -44,7 +44,7 @@ class UnsignedCodes:
             return self.of(value, edit)
         source = node.inputs[0]
         assert source is not None
-        if node.op_type not in MOVES:  # a Cast, or the Sub of a zero point
+        if node.op_type not in CODE_MOVES:  # a Cast, or the Sub of a zero point
             return self.of_wide(source, edit)
         if value not in self._unsigned:
             self._move(value, node, self.of_wide(source, edit), edit)
@@ -71,7 +71,7 @@ class UnsignedCodes:
             self._unsigned[value] = edit.add_constant(unsigned_array(elements), before=before, origin=before)
         elif node is not None and _is_quantizer(node):
             self._shift_quantizer(node, edit)
-        elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in MOVES:
+        elif node is not None and node.domain in STANDARD_DOMAINS and node.op_type in CODE_MOVES:
             source = node.inputs[0]
             assert source is not None
             self._move(value, node, self.shifted(source, edit), edit)
@@ -135,7 +135,7 @@ def is_made_unsigned(codes: ir.Value) -> bool:
         return True
     if node is None or node.domain not in STANDARD_DOMAINS or not node.inputs or node.inputs[0] is None:
         return False
-    if node.op_type in MOVES:
+    if node.op_type in CODE_MOVES:
         return is_made_unsigned(node.inputs[0])
     is_rounded = node.op_type == "Cast" and node.inputs[0].dtype in FLOAT_TYPES  # by a program
     return is_rounded or _is_quantizer(node)

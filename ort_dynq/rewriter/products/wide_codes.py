@@ -14,7 +14,7 @@ from ..analysis.nodes import cast_to, producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..reasons import Reason, Unconverted
-from .unsigned_codes import MOVES
+from .unsigned_codes import CODE_MOVES
 
 
 class WideCodes(NamedTuple):
@@ -42,7 +42,7 @@ def wide_codes_of(value: ir.Value) -> WideCodes | None:
     if value.dtype not in WIDE_TYPES:
         return None
     at, zero_point, is_moved = value, None, False
-    while (node := producer_of(at, *MOVES)) is not None and node.inputs[0] is not None:
+    while (node := producer_of(at, *CODE_MOVES)) is not None and node.inputs[0] is not None:
         at, is_moved = node.inputs[0], True
     if (sub := producer_of(at, "Sub")) is not None and sub.inputs[0] is not None:
         at, zero_point = sub.inputs[0], sub.inputs[1]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...operators.program import OUTPUTS
 from ..analysis.nodes import Use, is_standard
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import RESHAPES
 from ..edit import Edit, constant
 from ..metadata import DEQUANTIZES
 from .region import Region

@@ -18,13 +18,11 @@ from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, first_inputs, is_standard, producer_of
+from ..analysis.standard import ELUS, GELUS, LAYER_NORMS, SKIP_NORMS
 from .rows import Kind, Rows, axis_of
-from .steps import SUMS, Translation, elements_of
+from .steps import ROW_SUMS, Translation, elements_of
 
-_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-_SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-_ACTIVATIONS = ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")  # of com.microsoft
-_STANDARD_ACTIVATIONS = ("Sigmoid", "Softplus", "Mish", "Elu", "Selu", "Celu")
+_STANDARD_ACTIVATIONS = ELUS | {"Sigmoid"}
 _SELU = 1.6732632423543772, 1.0507009873554805  # alpha and gamma
 # log(1 + w) = 2 * z * P(z * z), where z = w / (2 + w) is at most 1/3; the highest power first. The error is 8e-9.
 _LOGARITHM = (0.1408732831478119, 0.1398070901632309, 0.20012426376342773, 0.3333315849304199, 1.0)
@@ -35,14 +33,14 @@ _TO_CODE = {int(CodeType.INT8): "Int8", int(CodeType.UINT8): "Uint8"}
 
 def is_norm(node: ir.Node) -> bool:
     """Returns whether a node is a normalization, perhaps of a sum."""
-    return is_standard(node, *_NORMS) or (node.domain == MICROSOFT and node.op_type in _SKIP_NORMS)
+    return is_standard(node, *LAYER_NORMS) or (node.domain == MICROSOFT and node.op_type in SKIP_NORMS)
 
 
 def is_activation(node: ir.Node) -> bool:
     """Returns whether a node is a function of each element that has an arithmetic of its own in programs."""
     is_mish = is_standard(node, "Tanh") and producer_of(node.inputs[0], "Softplus") is not None
     is_standard_function = is_mish or is_standard(node, *_STANDARD_ACTIVATIONS)
-    return is_standard_function or (node.domain == MICROSOFT and node.op_type in _ACTIVATIONS)
+    return is_standard_function or (node.domain == MICROSOFT and node.op_type in GELUS)
 
 
 def is_power(node: ir.Node) -> bool:
@@ -87,7 +85,7 @@ class FusedRows(Rows):
             return self._of_program(node)
         if is_norm(node) or is_activation(node):
             return self._of_vector(node)
-        if is_standard(node, *SUMS):
+        if is_standard(node, *ROW_SUMS):
             return self._of_sum(node)
         return self._of_operands(elements_of(node)) if is_standard(node, "Pow") else super().of_result(node)
 
@@ -129,7 +127,7 @@ class FusedTranslation(Translation):
 
     def add(self, node: ir.Node) -> bool:
         """Adds the steps of a node; returns whether there are steps that are known to compute about the same."""
-        if not (is_norm(node) or is_activation(node) or is_quantization(node) or is_standard(node, "Pow", *SUMS)):
+        if not (is_norm(node) or is_activation(node) or is_quantization(node) or is_standard(node, "Pow", *ROW_SUMS)):
             return super().add(node)
         if any(each.dtype not in (None, ir.DataType.FLOAT) for each in elements_of(node)):
             return False
@@ -236,7 +234,7 @@ class FusedTranslation(Translation):
     def _normalized(self, x: str, node: ir.Node) -> list[str]:
         add = self.program.add
         inputs = first_inputs(node, 5)
-        is_skip = node.op_type in _SKIP_NORMS
+        is_skip = node.op_type in SKIP_NORMS
         count = _row_length(node.inputs[0]) or _row_length(inputs[2 if is_skip else 1])
         if count is None or node.attributes.get_int("stash_type", 1) != 1:
             return []

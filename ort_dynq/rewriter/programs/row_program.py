@@ -22,6 +22,7 @@ from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, is_standard, operand, producer_of
 from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
+from ..analysis.standard import ROUNDING, SCALING
 from ..analysis.types import check_type
 from ..analysis.values import Values
 from ..chains.quantize_linear import fused, is_dynamic
@@ -33,13 +34,13 @@ from ..rule import Context, Rule
 from .building import build
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
-from .steps import ELEMENTWISE, MOVES, elements_of, is_linear
+from .steps import ELEMENTWISE, RESHAPING, elements_of, is_linear
 
 _FARTHEST = 64
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
-    if not is_standard(node, "Round", "Floor", "Ceil", "QuantizeLinear") and not _truncates(node, context):
+    if not is_standard(node, *ROUNDING, "QuantizeLinear") and not _truncates(node, context):
         return None
     if node.op_type == "QuantizeLinear" and not _is_step(node, context):
         return None
@@ -106,7 +107,7 @@ class _Choice:
         self._context = context
         after = [use.node for use in rows.x.uses()]
         for each in after:
-            if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *MOVES, *REDUCTIONS):
+            if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
                 after += [use.node for use in each.outputs[0].uses() if use.node not in after]
         self._before, self._after = set(before), set(after)
 
@@ -133,7 +134,7 @@ def _before(node: ir.Node, facts: Facts) -> list[ir.Node]:
             producer = value.producer()
             if producer is None or producer in found or len(found) == _FARTHEST or facts.is_folded(producer):
                 continue
-            if producer.graph is node.graph and is_standard(producer, *ELEMENTWISE, *MOVES, *REDUCTIONS):
+            if producer.graph is node.graph and is_standard(producer, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
                 found.append(producer)
     return found
 
@@ -147,7 +148,7 @@ def _rows_of(before: list[ir.Node], facts: Facts) -> Iterator[Rows]:
     axes = dict.fromkeys([*(axis for each in reductions if (axis := axis_of(each)) is not None), -1])
     for node in before:
         factors = node.inputs[:2]
-        if not is_standard(node, "Div", "Mul", "QuantizeLinear"):
+        if not is_standard(node, *SCALING, "QuantizeLinear"):
             continue
         if None in factors or any(map(facts.is_constant, factors)):
             continue

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import is_standard
-from ..analysis.shapes import RESHAPES, axes_of, does_not_grow, is_equal, lines_up, same_shape
+from ..analysis.shapes import axes_of, does_not_grow, is_equal, lines_up, same_shape
+from ..analysis.standard import RESHAPES
 from ..chains.quantize_linear import granularity_of
 from .steps import ELEMENTWISE, elements_of, is_linear, is_own_step
 

@@ -9,9 +9,10 @@ Example: Max(x, 0) may be -0 or 0 for x = -0. Add(.., 128) of it is a step, and 
 
 from __future__ import annotations
 
-from ...operators.program import COMPARISONS, REDUCTIONS, Program, Step, is_literal
+from ...operators.program import Program, Step, is_literal
+from ..analysis.standard import BOUNDING, CHOOSING, COMPARISONS, LOGIC, RANGES
 
-_NEVER_NEGATIVE = ("Abs", "Sign", "Int8", "Uint8", "Int32", *COMPARISONS, "And", "Or", "Not")
+_NEVER_NEGATIVE = COMPARISONS | LOGIC | {"Abs", "Sign"} | {"Int8", "Int32", "Uint8"}
 
 
 class Signs:
@@ -66,7 +67,7 @@ class Signs:
         if step.operator in ("Sub", "Max") and self._vanishing_with(step) - {*step.operands}:
             return True
         unknown = [each for each in step.operands if each in self._either]
-        is_choice = step.operator in ("Max", "Min", "Where")
+        is_choice = step.operator in CHOOSING
         return bool(unknown) and not is_choice and all(each in self._of_zeros for each in unknown)
 
     def _vanishing_with(self, step: Step) -> set[str]:
@@ -121,7 +122,7 @@ class Signs:
             return True
         if step.operator == "Add":
             return any(are_positive)
-        if step.operator in ("Max", "Min", *REDUCTIONS, "Sqrt", "Clip"):
+        if step.operator in BOUNDING | RANGES | {"Sqrt"}:
             return all(are_positive)
         if step.operator == "Sub":
             return are_positive[0]

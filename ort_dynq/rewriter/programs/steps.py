@@ -16,7 +16,6 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.program import (
-    COMPARISONS,
     MOST_STEPS,
     OPERANDS,
     OUTPUTS,
@@ -31,22 +30,22 @@ from ..analysis.bounds import LARGEST, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of
-from ..analysis.shapes import RESHAPES
+from ..analysis.standard import ADDING, BOUNDING, COMPARISONS, LOGIC, RESHAPES, ROOTS, ROUNDING, SCALING, SUMS
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues, Interval, Values
 from ..rule import Context
 from .signs import Signs
 
-_ARITHMETIC = ("Abs", "Add", "Sub")
-_OF_FLOATS = ("Neg", "Mul", "Div", "Sqrt", "Reciprocal", "Round", "Floor", "Ceil", "Sign")  # of integers, some give -0
-_LOGIC = (*COMPARISONS, "And", "Or", "Not", "Where")
-_BOUNDS = ("Clip", "Relu", "Max", "Min")
-_COMPOSED = ("LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "IsNaN")
-ELEMENTWISE = ("Identity", "Cast", *_ARITHMETIC, *_OF_FLOATS, *_LOGIC, *_BOUNDS, *_COMPOSED)
+_ADDITIVE = SUMS | {"Abs"}
+_OF_FLOATS = SCALING | ROOTS | ROUNDING | {"Neg", "Sign"}  # of integers, some give -0
+_LOGIC = COMPARISONS | LOGIC | {"Where"}
+_BOUNDS = BOUNDING | {"Relu"}
+_COMPOSED = frozenset({"HardSigmoid", "HardSwish"}) | {"LeakyRelu", "PRelu"} | {"IsNaN"}
+ELEMENTWISE = _ADDITIVE | _OF_FLOATS | _LOGIC | _BOUNDS | _COMPOSED | {"Cast", "Identity"}
 """The standard operators whose output has the shape to which the inputs :func:`elements_of` broadcast."""
-MOVES = ("Identity", "Expand", *RESHAPES)
+RESHAPING = RESHAPES | {"Expand", "Identity"}
 """Operators that give the elements of their first input another shape."""
-SUMS = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2")
+ROW_SUMS = ADDING - {"ReduceL1"}
 """Operators that add the elements of a row, in an order of their own."""
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
@@ -70,7 +69,7 @@ def elements_of(node: ir.Node) -> list[ir.Value]:
             if is_input(each, OPERANDS) and each != "x"
         )
         return [each for each in (node.inputs[0], *(node.inputs[1 + i] for i in read)) if each is not None]
-    only_first = node.op_type in ("Clip", *MOVES, *REDUCTIONS, *SUMS)
+    only_first = node.op_type in ("Clip", *RESHAPING, *REDUCTIONS, *ROW_SUMS)
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
@@ -116,7 +115,7 @@ def type_of(value: ir.Value) -> ir.DataType | None:
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
     source = elements_of(node)[1 if node.op_type == "Where" else 0]
-    return type_of(source) if is_standard(node, *ELEMENTWISE, *MOVES, *REDUCTIONS) else None
+    return type_of(source) if is_standard(node, *ELEMENTWISE, *RESHAPING, *REDUCTIONS) else None
 
 
 class Translation:
@@ -174,7 +173,7 @@ class Translation:
         add, op_type = self.program.add, node.op_type
         if op_type == "Cast":
             return self._cast(node)
-        if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in MOVES:
+        if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in RESHAPING:
             raise _NoStepError
         x, *others = map(self.term, elements_of(node))
         match op_type:
@@ -204,7 +203,7 @@ class Translation:
                 return add("Not", add("Equal", x, x))
             case "Where" if (bounded := bounds_of(node.outputs[0])) is not None and bounded.keeps_negative_zero:
                 return add("Clip", others[1], literal(bounded.least), literal(bounded.most))
-        return x if op_type in MOVES else add(op_type, x, *others)
+        return x if op_type in RESHAPING else add(op_type, x, *others)
 
     def _quantized(self, dtype: ir.DataType | None, x: str, scale: str, zero_point: str = "0.0") -> str:
         """QuantizeLinear, whose code of NaN is the lowest one."""
@@ -283,7 +282,7 @@ class Translation:
             if not of_any.is_integer or not any(step.operator in REDUCTIONS for step in self.program.steps):
                 raise _NoStepError
             is_wrapped = is_clipped or not self._values.known(real).fits(*ends)  # an infinity may become a bound
-            if is_wrapped and producer_of(real, "Round", "Floor", "Ceil") is None:
+            if is_wrapped and producer_of(real, *ROUNDING) is None:
                 raise _NoStepError
             x = self._wrapped(x, to) if is_wrapped else self._without_infinities(x)
         return self.program.add(ROUNDINGS[to], x)
@@ -315,30 +314,30 @@ class Translation:
         integers = [each for each in elements if type_of(each) in (ir.DataType.INT32, *CODE_TYPES)]
         if op_type in (*_OF_FLOATS, *_COMPOSED) and integers:
             raise _NoStepError
-        if op_type in _ARITHMETIC and dtype in CODE_TYPES:  # they may wrap around
+        if op_type in _ADDITIVE and dtype in CODE_TYPES:  # they may wrap around
             raise _NoStepError
         if op_type == "Cast" and cast_to(node) == ir.DataType.INT32 and not integers:
             if not self._values.known(elements[0]).is_integer:
                 self._truncated.add(output)
                 return
             self._casts[output] = elements[0]
-        if op_type in MOVES and elements[0] in self._truncated:
+        if op_type in RESHAPING and elements[0] in self._truncated:
             self._truncated.add(output)
             return
-        if op_type in MOVES and (moved := self._casts.get(elements[0])) is not None:
+        if op_type in RESHAPING and (moved := self._casts.get(elements[0])) is not None:
             self._casts[output] = moved
         if dtype == ir.DataType.INT32:
             real = self._casts.get(output, output)
             numbers = (
-                [real] if op_type not in _ARITHMETIC else [output, *(self._casts.get(each, each) for each in integers)]
+                [real] if op_type not in _ADDITIVE else [output, *(self._casts.get(each, each) for each in integers)]
             )
-            limit = _LARGEST_INTEGER if op_type in _ARITHMETIC else math.inf
+            limit = _LARGEST_INTEGER if op_type in _ADDITIVE else math.inf
             if not all(self._values.known(each).fits(-limit, limit) for each in numbers):
                 raise _NoStepError
         of_nan = [each for each in integers if each in self._casts or each in self._sums or each in self._truncated]
         if not of_nan or op_type == "Cast":
             return
-        if op_type in MOVES:
+        if op_type in RESHAPING:
             if output not in self._casts:
                 self._sums[output] = self._sums[elements[0]]
         elif op_type in ("Add", "Sub"):
@@ -348,7 +347,7 @@ class Translation:
                 raise _NoStepError
             number = next((each for each in elements if each not in of_nan), None)
             self._sums[output] = self._casts[of_nan[0]], number if op_type == "Add" else None
-        elif op_type not in ("Clip", "Relu", "Max") or self._least(node, of_nan) < -_LARGEST_INTEGER:
+        elif op_type not in _BOUNDS - {"Min"} or self._least(node, of_nan) < -_LARGEST_INTEGER:
             raise _NoStepError
 
     def _least(self, node: ir.Node, unbounded: list[ir.Value]) -> float:

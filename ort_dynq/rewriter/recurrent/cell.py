@@ -11,12 +11,13 @@ import onnx_ir as ir
 from ...operators.encodings import LastGate
 from ...operators.program import Program, literal
 from ..analysis.nodes import input_of
+from ..analysis.standard import SIGMOIDS
 from ..reasons import Reason, Unconverted
 
 _OPERATORS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 """The layers, and the activation functions of a direction that has no others."""
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_FUNCTIONS = ("Sigmoid", "Tanh", "Relu", "HardSigmoid")
+_FUNCTIONS = SIGMOIDS - {"Erf"} | {"HardSigmoid", "Relu"}
 _ALPHA, _BETA = 0.2, 0.5  # of HardSigmoid, if the layer gives none
 _STATE, _SECOND = "x", "tensor5"
 
