@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graphs import MICROSOFT, with_subgraphs
+from .analysis.limits import CHAIN
 from .analysis.nodes import copied, is_inverse_transpose, is_standard, producer_of
 from .analysis.shapes import same_shape
 from .analysis.standard import FLOAT_PRODUCTS, RECURRENT, RESHAPES
 
 _PACKING = FLOAT_PRODUCTS - {"Einsum"} | RECURRENT
-_MOST_RESHAPES = 8
 _MOVES = RESHAPES | {"Transpose"}
 
 
@@ -67,7 +67,7 @@ def _restored(node: ir.Node) -> ir.Value | None:
     if node.op_type == "Transpose":
         first = producer_of(source, "Transpose")
         return first.inputs[0] if first is not None and is_inverse_transpose(first, node) else None
-    for _ in range(_MOST_RESHAPES):
+    for _ in CHAIN.steps():
         reshape = producer_of(source, *RESHAPES)
         if reshape is None or reshape.inputs[0] is None:
             return None

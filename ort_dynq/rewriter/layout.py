@@ -28,6 +28,7 @@ from . import metadata
 from .analysis.constants import constant_array
 from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
+from .analysis.limits import CHAIN
 from .analysis.nodes import input_of, is_standard
 from .analysis.standard import CONVOLUTIONS, PADDING, SIGMOIDS
 from .programs.steps import ELEMENTWISE, elements_of
@@ -42,7 +43,6 @@ _ANY_LAYOUT = (*ELEMENTWISE, *_FUNCTIONS)
 _ALONG_AXIS = ("Concat", "Split")
 _OF_IMAGES = frozenset({"AveragePool", "MaxPool"}) | {"BatchNormalization", "Resize"} | {"Transpose"}
 _PASSED = (*_ANY_LAYOUT, *_ALONG_AXIS, *PADDING, *_OF_IMAGES)  # on the way back to a convolution
-_MOST_NODES = 16  # between a convolution and a Transpose of its image
 
 
 def is_convolution(node: ir.Node) -> bool:
@@ -95,7 +95,7 @@ def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
 def _is_of_convolution(transpose: ir.Node) -> bool:
     """Returns whether a Transpose reads the result of a convolution; other nodes of images may lie between."""
     todo, seen = [transpose.inputs[0]], 0
-    while todo and seen < _MOST_NODES:
+    while todo and not CHAIN.is_passed(seen):
         value, seen = todo.pop(0), seen + 1
         node = None if value is None else value.producer()
         if node is None:

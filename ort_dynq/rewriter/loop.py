@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, subgraphs, with_subgraphs
+from .analysis import limits
 from .analysis.inference import Facts
 from .analysis.nodes import is_standard, program_of
 from .copies import without_copies
@@ -158,20 +159,30 @@ def _apply_rules(
                 continue
             if context.facts.is_folded(node):
                 continue
-            for rule, problem in usable:
-                applied = _apply(rule, node, context, problem)
-                if applied is not None and rule.prepares:
-                    findings.prepare(node, *applied)
-                elif applied is not None:
-                    why = context.reported[node] = applied[0].unconverted
-                    if why is None or node not in tried:
-                        findings.add(node, *applied)
-                    has_changed = has_changed or why is None
-                    if why is not None and why.reason == Reason.PROGRAM_CUT:
-                        left.append(node)
-                    break
+            with limits.noted() as passed:
+                for rule, problem in usable:
+                    applied = _apply(rule, node, context, problem)
+                    if applied is not None and rule.prepares:
+                        findings.prepare(node, *applied)
+                    elif applied is not None:
+                        why = context.reported[node] = applied[0].unconverted
+                        if why is None or node not in tried:
+                            findings.add(node, *applied)
+                        has_changed = has_changed or why is None
+                        if why is not None:
+                            _add_limits(why, passed)
+                            if why.reason == Reason.PROGRAM_CUT:
+                                left.append(node)
+                        break
         tried.update(left)
         nodes = left if has_changed else []
+
+
+def _add_limits(why: Unconverted, passed: Iterable[limits.Limit]) -> None:
+    """Adds to a reason that searches have ended: what they did not see could be a better reason, or none."""
+    first = next(iter(passed), None)
+    if first is not None and why.second is None:
+        why.then(Unconverted(Reason.SEARCH_LIMIT, most=first.most, unit=first.unit))
 
 
 def _apply(

@@ -27,6 +27,7 @@ class Reason(Enum):
         "before it, or leave exact out: the integer product has the same bits wherever x is finite"
     )
     TENSOR_TOO_SMALL = "a tensor of {elements} elements{assumed}: calling a custom operator costs more than it saves"
+    SEARCH_LIMIT = "a search behind it ended after {most} {unit}, so that a form of more is not recognized"
     NO_INPUT = "{operator} has no input {index}"
     TYPE = "the type of {what} is {dtype}, expected {expected}"
     TYPE_NOT_KNOWN = "the type of {what} is not known{after}, expected {expected}"

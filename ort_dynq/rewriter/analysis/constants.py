@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from .limits import CHAIN, COMPUTED, CONSTANTS, ELEMENTS
 from .nodes import cast_to, producer_of
 from .standard import REPEATING, RESHAPES, ROUNDING
 
 _FEW = 1024
-_MOST_COMPUTED = 16
-_DEEPEST = 6  # arithmetic nodes: each reads two operands, so a chain of n of them would take 2**n steps
-_MOST_MOVES = 16  # in a row: each value of a long row is asked for
 _MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"}  # no exporter flattens constants
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -26,19 +24,18 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Neg": np.negative,
     "Pow": np.power,
 }
-_MOST_ELEMENTS = 4096  # larger constants are weights; constant_array() does not read them
 
 
-def constant_array(value: ir.Value | None, *, depth: int = _DEEPEST) -> npt.NDArray[Any] | None:
+def constant_array(value: ir.Value | None, *, depth: int = 0) -> npt.NDArray[Any] | None:
     """Returns the elements of a constant; None if they are not known without running a model.
 
     A constant is an initializer that is not a graph input, a Constant, a Cast or a reshaping of a constant, or the
-    result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1, with at most `depth`
-    nodes of arithmetic in a row, and few of the others.
+    result of arithmetic of few numbers, such as the bounds -2**(bits - 1) and 2**(bits - 1) - 1; `depth` counts the
+    nodes of arithmetic behind it.
     """
     moves = list[ir.Node]()
     while (node := producer_of(value, *_MOVES)) is not None:
-        if len(moves) == _MOST_MOVES:
+        if CHAIN.is_passed(len(moves) + 1):
             return None
         moves.append(node)
         value = node.inputs[0]
@@ -54,14 +51,14 @@ def _unmoved(value: ir.Value | None, depth: int) -> npt.NDArray[Any] | None:
         return None
     if value.is_initializer():
         tensor = None if value.is_graph_input() else value.const_value
-        if tensor is None or tensor.size > _MOST_ELEMENTS:
+        if tensor is None or tensor.size > ELEMENTS.most:
             return None
         is_missing = isinstance(tensor, ir.ExternalTensor) and not os.path.exists(tensor.path)
         return None if is_missing else tensor.numpy()  # a model can be inspected without its weights
     node = producer_of(value, "Constant", *_ARITHMETIC)
     if node is None or node.op_type == "Constant":
         return None if node is None else _constant(node)
-    return _computed(node, depth - 1) if depth > 0 else None
+    return None if CONSTANTS.is_passed(depth + 1) else _computed(node, depth + 1)
 
 
 def _moved(source: npt.NDArray[Any], node: ir.Node) -> npt.NDArray[Any] | None:
@@ -85,7 +82,7 @@ def _computed(node: ir.Node, depth: int) -> npt.NDArray[Any] | None:
     known = list[npt.NDArray[Any]]()
     for value in node.inputs:
         each = constant_array(value, depth=depth)
-        if each is None or each.dtype not in (np.float32, np.float64) or each.size > _MOST_COMPUTED:
+        if each is None or each.dtype not in (np.float32, np.float64) or each.size > COMPUTED.most:
             return None
         known.append(each)
     try:
@@ -106,7 +103,7 @@ def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
             return None
         if attribute.name == "value":
             tensor = attribute.value  # as_tensor() checks a protocol, which takes longer than the rest
-            return None if tensor.size > _MOST_ELEMENTS else tensor.numpy()
+            return None if tensor.size > ELEMENTS.most else tensor.numpy()
         if attribute.name in dtypes:
             return np.asarray(attribute.value, dtypes[attribute.name])
     return None
@@ -118,7 +115,7 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     Expand(c, shape) and ConstantOfShape(shape) have a number even if the shape is computed at run time.
     """
     is_kept = True
-    for _ in range(_MOST_MOVES):
+    for _ in CHAIN.steps():
         node = producer_of(value, *REPEATING, *ROUNDING, "Cast", "Clip")
         if node is None or (node.op_type not in REPEATING and constant_array(value) is not None):
             break

@@ -22,15 +22,13 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from .bounds import LARGEST, all_bounds_of, constant_operand
 from .constants import constant_scalar
+from .limits import CHAIN, OPERANDS
 from .nodes import input_of, producer_of
 from .shapes import axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
 from .standard import CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
-_MOST_STEPS = 24
-_MOST_STEPS_OF_ELEMENTS = 6  # from a reduction to x, on both ways where there are two
-_MOST_CLAMPS = 4
 _KEPT = ("keepdims", "noop_with_empty_axes")
 _MINIMA = ("ReduceMin",)
 _POWERS = {"Floor": (0.5, 1.0), "Ceil": (1.0, 2.0), "Round": (0.5**0.5, 2.0**0.5)}
@@ -147,7 +145,7 @@ def is_clamped_to(x: ir.Value, r: ir.Value) -> bool:
     Example: Max(Min(v, r), Neg(r)), where r is 4 standard deviations.
     """
     is_above, is_below = False, False
-    for _ in range(_MOST_CLAMPS):
+    for _ in CHAIN.steps():
         node = producer_of(x, *CHOOSING, "Clip")
         if node is None:
             return False
@@ -174,7 +172,7 @@ def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields x, and the values that it is a multiple of, each with the factor, whose magnitude is rounded up."""
     factor = 1.0
     yield x, factor
-    for _ in range(_MOST_STEPS):
+    for _ in CHAIN.steps():
         node = producer_of(x, *SCALING, "Neg")
         if node is None or node.inputs[0] is None:
             return
@@ -221,7 +219,7 @@ class _Proof:
         """Returns the largest magnitude of x * inverse, if `inverse` is a number divided by a range; or None."""
         factor, whole, is_reshaped = 1.0, inverse, False
         self._is_inverted = True  # the reciprocal of a small range may be infinite
-        for _ in range(_MOST_STEPS):
+        for _ in CHAIN.steps():
             if (node := producer_of(inverse, *RESHAPES, "Expand")) is not None and node.inputs[0] is not None:
                 inverse, is_reshaped = node.inputs[0], is_reshaped or node.op_type in RESHAPES
             elif (guarded := _guarded(inverse)) is not None:
@@ -254,7 +252,7 @@ class _Proof:
 
     def cover(self, r: ir.Value | None, *, is_negated: bool = False, depth: int = 0) -> _Cover | None:
         """Returns what is known of r, or of -r; `depth` is the distance from the divisor."""
-        if r is None or depth > _MOST_STEPS:
+        if r is None or CHAIN.is_passed(depth):
             return None
         key = r, is_negated
         if key not in self._covers:
@@ -332,7 +330,7 @@ class _Proof:
         if (value := before(value)) is before(self._signed):
             return _Cover(0, 1) if is_negated else _Cover(1, 0)
         node = value.producer()
-        if node is None or node.domain not in STANDARD_DOMAINS or depth > _MOST_STEPS_OF_ELEMENTS:
+        if node is None or node.domain not in STANDARD_DOMAINS or OPERANDS.is_passed(depth):
             return None
         signs: tuple[bool, ...] = (is_negated,)
         if node.op_type in (_MINIMA if is_negated else _MAXIMA):

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from .constants import constant_scalar
+from .limits import NESTED
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
 from .shapes import are_equal, has_one_element, is_equal
 from .standard import CHOOSING, EXACT, UNARY
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
-_DEEPEST = 32
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Repetitions:
             return None
         if value not in self._found:
             self._depth += 1
-            found = self._find(value) if self._depth <= _DEEPEST else None
+            found = self._find(value) if not NESTED.is_passed(self._depth) else None
             self._found[value] = None if found is None or found.length == 1 else found
             self._depth -= 1
         return self._found[value]

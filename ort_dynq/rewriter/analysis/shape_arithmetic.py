@@ -14,16 +14,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .constants import constant_array, is_number
+from .limits import CHAIN, FACTORS, LENGTHS
 from .nodes import is_standard, producer_of
 from .shapes import is_equal, shape_source, unreshaped
 from .standard import AXES, RESHAPES, ROOTS, SCALING, SELECTING
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
-_FARTHEST = 16  # nodes
-_MOST_FACTORS = 8  # nodes in a row, and names of a product
 _TIMES = " × "  # in the names of lengths that are products
-_LONGEST = 64  # elements that are computed
 _MOVES = RESHAPES | SELECTING | {"Cast", "Identity"} | {"Concat", "Transpose"}
 _MOVES -= {"Flatten", "Split"}  # no exporter writes them for shapes
 _OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather"} | {"ReduceProd"}
@@ -129,7 +127,7 @@ def known_product(value: ir.Value | None, distance: int = 0) -> Length:
 
     Example: Div(ReduceProd(Shape(x)), 64), the number of the rows of x, is the length "6 × b" if x is [b, 6, 64].
     """
-    if value is None or value.dtype != ir.DataType.INT64 or distance > _MOST_FACTORS:
+    if value is None or value.dtype != ir.DataType.INT64 or FACTORS.is_passed(distance):
         return None
     node = producer_of(value, *_OF_PRODUCTS)
     if node is None:
@@ -180,7 +178,7 @@ def factors_of(lengths: Iterable[Length]) -> tuple[int, list[ir.SymbolicDim]] | 
 def product_of(lengths: Iterable[Length]) -> Length:
     """Returns the product of lengths, which has a name of its own; None if it is not known, is 0, or has many names."""
     number, names = factors_of(lengths) or (0, [])
-    if len(names) > _MOST_FACTORS:
+    if FACTORS.is_passed(len(names)):
         return None
     if number < 1 or not names:
         return number if number > 0 else None
@@ -215,7 +213,7 @@ def solved_lengths(graph: ir.Graph, names: Collection[int | ir.SymbolicDim]) -> 
 
 def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elements:
     """Returns the elements of a number or a shape; NaN for a length that is not known."""
-    if value is None or distance > _FARTHEST:
+    if value is None or CHAIN.is_passed(distance):
         return None
     if (value, distance) not in found:
         found[value, distance] = _computed(value, found, distance)
@@ -233,7 +231,9 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if node.op_type == "ConstantOfShape":
         given, length = node.attributes.get("value"), _elements(node.inputs[0], found, distance + 1)
         number = 0.0 if given is None else float(given.as_tensor().numpy().reshape(-1)[0])
-        return None if length is None or math.prod(length.tolist()) > _LONGEST else np.full(length.astype(int), number)
+        return (
+            None if length is None or math.prod(length.tolist()) > LENGTHS.most else np.full(length.astype(int), number)
+        )
     is_integer = value.dtype is not None and value.dtype.is_integer()
     if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or (is_integer and not _is_exact(node))):
         return None  # integers round
@@ -248,7 +248,7 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
         return None
     first, *others = known
     is_arithmetic = node.op_type in _ARITHMETIC
-    if is_arithmetic and math.prod(np.broadcast_shapes(*(each.shape for each in known))) > _LONGEST:
+    if is_arithmetic and math.prod(np.broadcast_shapes(*(each.shape for each in known))) > LENGTHS.most:
         return None
     if node.op_type == "Div" and is_integer:
         return np.trunc(np.divide(*known))
@@ -300,7 +300,7 @@ def _concatenated(node: ir.Node, found: _Found, distance: int) -> _Elements:
                 raise ValueError
             elements = np.broadcast_to(math.nan, value.shape[0])
         length += elements.size
-        if length > _LONGEST:
+        if length > LENGTHS.most:
             return None
         parts.append(np.atleast_1d(elements))
     return np.concatenate(parts)

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from ...graphs import STANDARD_DOMAINS, Graph, ProtoGraph, graphs, proto_graphs, proto_with_subgraphs, with_subgraphs
 from ...operators import DOMAIN
 from .constants import constant_array
+from .limits import LENGTHS
 from .microsoft import add_stand_ins
 
 _LARGE: Final = 1000
@@ -100,7 +101,6 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     return proto
 
 
-_MOST_INTEGERS = 64
 _INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -127,7 +127,7 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
     """
     known: dict[str, npt.NDArray[np.int64]] = {}
     for tensor in graph.initializer if isinstance(graph, onnx.GraphProto) else ():
-        is_small = tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= _MOST_INTEGERS
+        is_small = tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= LENGTHS.most
         if is_small and tensor.name not in given:
             known[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
@@ -141,7 +141,7 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
                     elements = function(*(known[name] for name in node.input))
             except (ArithmeticError, LookupError, ValueError):  # a wrong model
                 continue
-            if elements is None or np.size(elements) > _MOST_INTEGERS:
+            if elements is None or np.size(elements) > LENGTHS.most:
                 continue
             constant = helper.make_node(
                 "Constant", [], node.output, value=numpy_helper.from_array(np.asarray(elements))
@@ -149,7 +149,7 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
             node.CopyFrom(constant)
         else:
             continue
-        if np.size(elements) <= _MOST_INTEGERS:
+        if np.size(elements) <= LENGTHS.most:
             known[node.output[0]] = elements
 
 
@@ -160,7 +160,7 @@ def _integer_function(node: onnx.NodeProto) -> Callable[..., Any] | None:
     if node.attribute[0].t.data_type != onnx.TensorProto.INT64:
         return None
     number = numpy_helper.to_array(node.attribute[0].t)
-    return lambda shape: np.full(shape, number.item()) if math.prod(shape.tolist()) <= _MOST_INTEGERS else None
+    return lambda shape: np.full(shape, number.item()) if math.prod(shape.tolist()) <= LENGTHS.most else None
 
 
 def _add_constants_from_outside(graph: Graph, copy: ProtoGraph) -> None:

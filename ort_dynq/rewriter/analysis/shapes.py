@@ -11,13 +11,13 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from .constants import constant_array, constant_scalar
+from .limits import VISITED
 from .nodes import input_of, producer_of
 from .standard import BINARY, LINEAR, RANGES, RESHAPES, UNARY
 
 _UNARY = UNARY | LINEAR
 _BINARY = BINARY | {"Where"}
 _REDUCTIONS = RANGES | {"ReduceMean", "ReduceSum"}
-_MOST_NODES = 64
 REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax and ReduceMin are an input
 
 
@@ -280,7 +280,7 @@ def _leaves(value: ir.Value, x: ir.Value | None, reductions: Collection[str]) ->
     leaves, todo, seen = [], [value], 0
     while todo:
         at, seen = todo.pop(), seen + 1
-        sources = None if at is x or seen > _MOST_NODES else _sources(at, reductions)
+        sources = None if at is x or VISITED.is_passed(seen) else _sources(at, reductions)
         if sources is None:
             leaves.append(at)
         else:

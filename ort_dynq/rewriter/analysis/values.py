@@ -24,6 +24,7 @@ from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .evaluation import evaluate
 from .inference import Facts
+from .limits import CHAIN
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
 from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, ROUNDING, SUMS
@@ -71,7 +72,6 @@ class Interval:
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _CHOOSING = BOUNDING | {"Where"}
-_MOST_BOUNDS = 8
 _FIXED = {
     "Sign": Interval(-1, 1, True),
     "Sigmoid": Interval(0, 1),
@@ -224,7 +224,7 @@ class Values:
         A Where replaces NaN by a number (torch writes nan_to_num so), or 0 in the divisor of a quotient: that may be
         infinite, and the bounds of infinities are numbers.
         """
-        for _ in range(_MOST_BOUNDS):
+        for _ in CHAIN.steps():
             node = producer_of(value, *_CHOOSING, *SUMS, *ROUNDING, "Div")
             if node is None or not node.inputs:
                 return False

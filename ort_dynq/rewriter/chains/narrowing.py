@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import cast_to
 from ..analysis.standard import MOVES
 from ..analysis.types import FLOAT_TYPES, WIDE_TYPES
@@ -27,7 +28,6 @@ _PRODUCTS = ("Einsum", "MatMul")
 # Sub takes a zero point off; ReduceSum gives the sum of a row, which the zero point of the weights multiplies.
 _BETWEEN = ("Sub", "ReduceSum", *MOVES)
 _ANY_INPUT = ("Concat", "Sub")
-_MOST = 8  # nodes between a Cast and a product
 
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
@@ -49,7 +49,7 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
 def _is_multiplied(value: ir.Value, facts: Facts, values: Values) -> bool:
     """Returns whether a product by constant weights, or by other codes, reads a value, moved or minus a zero point."""
     seen, nearest = {value}, [value]
-    for _ in range(_MOST + 1):
+    for _ in CHAIN.steps():
         uses = [(node, i) for each in nearest for node, i in each.uses() if node.domain in STANDARD_DOMAINS]
         for node, i in uses:
             other = node.inputs[1 - i] if node.op_type in _PRODUCTS and len(node.inputs) == 2 else None

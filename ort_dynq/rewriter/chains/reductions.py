@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
+from ..analysis.limits import VISITED
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of
 from ..analysis.standard import ARITHMETIC, AXES, BOUNDING, LINEAR, SIGNS
@@ -24,7 +25,6 @@ from ..policy.cost import has_few_elements
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
-_MOST_NODES = 64
 # The operators between a range and a scale, a zero point, or the quotient that is rounded.
 _STEPS = SIGNS | ARITHMETIC | BOUNDING | AXES | {"Cast", "Identity"} | {"Expand", "Reshape"} | {"Equal", "Where"}
 _STEPS |= {"Floor", "Reciprocal"}
@@ -136,7 +136,7 @@ def _is_run(axes: list[int]) -> bool:
 def _quantizes(value: ir.Value) -> bool:
     """Returns whether a parameter of a quantization is computed from `value`."""
     todo, seen = [value], {value}
-    while todo and len(seen) <= _MOST_NODES:
+    while todo and not VISITED.is_passed(len(seen)):
         for use in todo.pop().uses():
             node = use.node
             if (node.domain == DOMAIN and use.idx > 0) or (node.domain in STANDARD_DOMAINS and node.op_type in _ENDS):

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
+from ..analysis.limits import CHAIN, VISITED
 from ..analysis.nodes import is_standard
 from ..analysis.repetition import Repeated, Repetitions
 from ..analysis.shapes import are_equal, does_not_grow, has_one_element
@@ -25,8 +26,6 @@ from ..edit import Edit, constant
 from ..rule import Context, Rule
 
 _COMBINE = EXACT - UNARY - CHOOSING
-_DEEPEST = 16
-_MOST_NODES = 64
 
 
 class _Found(NamedTuple):
@@ -95,7 +94,7 @@ def _note_shape(node: ir.Node, data: ir.Value) -> None:
     """Gives the results of a node, and of nodes with one number after it, the shape of the data, which now is known."""
     todo = [node]
     for each in todo:
-        if data.shape is not None and len(todo) < _MOST_NODES:
+        if data.shape is not None and not VISITED.is_passed(len(todo)):
             result = each.outputs[0]
             result.shape = data.shape
             todo += [use.node for use in result.uses() if _wide_input(use.node) == use.idx]
@@ -181,7 +180,7 @@ class _Numbers:
             return self.blocks[key] if self.blocks[key].shape == wanted else None
         node = value.producer()
         wide = None if node is None else _wide_input(node)
-        if node is None or wide is None or node.graph is not edit.node.graph or depth > _DEEPEST:
+        if node is None or wide is None or node.graph is not edit.node.graph or CHAIN.is_passed(depth):
             return None
         data = node.inputs[wide]
         source = None if data is None else self._in_blocks(data, wanted, edit, depth + 1)
@@ -199,7 +198,7 @@ def _reshaped(value: ir.Value, wanted: ir.Shape, repeated: Repeated) -> ir.Value
     todo, seen = [repeated.value], set[ir.Value]()
     for each in todo:
         node = each.producer()
-        if node is None or each in seen or len(seen) > _MOST_NODES:
+        if node is None or each in seen or VISITED.is_passed(len(seen)):
             continue
         seen.add(each)
         is_it = is_standard(node, "Reshape") and node.inputs[0] is not None and each.shape == wanted

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ..analysis.bounds import bounds_of, constant_operand
 from ..analysis.constants import constant_scalar
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.standard import ORDERINGS
 from ..analysis.values import Values
@@ -26,7 +27,6 @@ from ..edit import Edit
 from ..rule import Context, Rule
 
 _INTEGERS = 2.0**23, 2.0**24  # between these, float32 numbers are the integers
-_MOST_BOUNDS = 4
 
 
 class _Rounded(NamedTuple):
@@ -73,7 +73,7 @@ def _by_sum(node: ir.Node, context: Context) -> _Rounded | None:
 def _bounds_after(value: ir.Value) -> tuple[float, float]:
     """Returns the bounds that are given to a value before anything else reads it."""
     low, high = -np.inf, np.inf
-    for _ in range(_MOST_BOUNDS):
+    for _ in CHAIN.steps():
         use = only_use(value)
         bounds = None if use is None else bounds_of(use.node.outputs[0])
         if use is None or bounds is None or bounds.value is not value:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths, known_product
 from ..analysis.shapes import is_equal, unreshaped
@@ -24,7 +25,6 @@ from ..analysis.standard import RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
 
-_DEEPEST = 8
 _Dim = int | ir.SymbolicDim
 
 
@@ -121,7 +121,7 @@ def _interval(indices: ir.Value, dim: _Dim, facts: Facts, depth: int = 0) -> tup
             return None
         return int(elements[0]), int(elements[-1]) + 1
     node = producer_of(indices, "Range", "Slice")
-    if node is None or depth > _DEEPEST:
+    if node is None or CHAIN.is_passed(depth):
         return None
     if node.op_type == "Range":
         length = known_product(node.inputs[1])
@@ -143,7 +143,7 @@ def _before_copies(value: ir.Value, shape: list[_Dim]) -> ir.Value | None:
     All of them have as many elements as the shape: ONNX Runtime checks that of the last one.
     """
     at, found = value, None
-    for _ in range(_DEEPEST):
+    for _ in CHAIN.steps():
         if at.shape is not None and len(at.shape) == len(shape) and all(map(is_equal, at.shape, shape)):
             found = at
         node = producer_of(at, "Expand", *RESHAPES)

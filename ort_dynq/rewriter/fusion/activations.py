@@ -25,6 +25,7 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
+from ..analysis.limits import VISITED
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import does_not_grow
 from ..analysis.standard import SIGMOIDS
@@ -38,7 +39,6 @@ _Function = Callable[..., _Elements]
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _ANCHORS = SIGMOIDS | {"Exp"} | {"Gelu", "Swish"}
 _MOST_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
-_MOST_VALUES = 64
 
 
 class _ActivationFunction(NamedTuple):
@@ -210,7 +210,7 @@ class _Functions:
         if node is None or node.graph is not self._graph or value.dtype not in _FLOATS:
             return None
         function = _function(node)
-        if function is None or len(self._found) > _MOST_VALUES:
+        if function is None or VISITED.is_passed(len(self._found)):
             return None
         operands: list[_Elements] = []
         for source in node.inputs:

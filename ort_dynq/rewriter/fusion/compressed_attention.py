@@ -23,6 +23,7 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..analysis.standard import RESHAPES, SUMS
@@ -52,7 +53,6 @@ _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT
 _MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}  # of the codes
 _MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"} | {"Concat", "Expand"} | {"Transpose"}
 _CODES = tuple(_MIDDLES)
-_FARTHEST = 8  # nodes between a dequantization and its product
 _LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
 _LARGEST_MASK_OF_FLOAT16 = -6e4  # such a number absorbs a score of float16, which is far from it
 _LOWEST = -1e38  # takes the place of lower masks of float16: it absorbs scores of float32, too
@@ -220,7 +220,7 @@ def _least_bias(steps: Steps, values: Values) -> float | None:
 def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
     """Returns whether a key or value is dequantized codes, perhaps moved, repeated or joined afterwards."""
     node = None if value is None else value.producer()
-    if node is None or distance > _FARTHEST:
+    if node is None or CHAIN.is_passed(distance):
         return False
     if node.op_type == "DequantizeLinear" or (node.op_type == "DynamicDequantize" and node.domain == DOMAIN):
         return True

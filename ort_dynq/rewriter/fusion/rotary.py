@@ -17,6 +17,7 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed, same_shape
@@ -25,7 +26,6 @@ from ..edit import Edit
 from ..rule import Context, Rule
 
 _RANK = 4
-_DEEPEST = 16  # nodes between the halves and the table
 _KEEPING = AXES | {"Cos", "Sin"} | {"Cast", "Identity"} | {"Expand"}
 
 
@@ -130,7 +130,7 @@ def _fits(value: ir.Value, x: ir.Shape) -> bool:
 def _has_equal_halves(value: ir.Value | None, depth: int = 0) -> bool:
     """Returns whether the halves of a value along its last dimension are known to be equal."""
     node = None if value is None else value.producer()
-    if value is None or depth > _DEEPEST:
+    if value is None or CHAIN.is_passed(depth):
         return False
     if node is None or is_standard(node, "Constant"):
         table = constant_array(value)

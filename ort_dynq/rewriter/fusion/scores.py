@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import axes_of as reduced_axes
@@ -23,7 +24,6 @@ from .score_steps import LARGEST_NUMBER, Added, Floor, Masked, Scalar, Step, Tan
 from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_FARTHEST = 24  # nodes between the product and Softmax, and before an operand
 
 
 @dataclass
@@ -152,7 +152,7 @@ def _scores_of(
     if distance > walk.distance:
         walk.lost, walk.distance = value, distance
     node = None if value is None else value.producer()
-    if value is None or node is None or node.graph is not users[0].graph or distance > _FARTHEST:
+    if value is None or node is None or node.graph is not users[0].graph or CHAIN.is_passed(distance):
         return None
     if value.is_graph_output() or not all(_serves(users, index, *use) for use in value.uses()):
         return None
@@ -326,7 +326,7 @@ def sources_of(operand: View, tokens: Iterable[Factor] | None = None, *, repeats
     been transposed: `tokens` are the factors that are its last axis then.
     """
     found = [Source(operand)]
-    while len(found) <= _FARTHEST:
+    while not CHAIN.is_passed(len(found)):
         view, scalars = found[-1].view, found[-1].scalars
         node = view.value.producer()
         if (before := view.before()) is not None:

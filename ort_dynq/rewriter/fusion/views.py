@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ..analysis.nodes import is_standard
 from ..analysis.shape_arithmetic import factors_of, known_lengths, product_of
 from ..analysis.shapes import is_equal
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import ARITHMETIC, RESHAPES
 from ..edit import Edit
 
 Dim = int | ir.SymbolicDim
@@ -111,7 +111,7 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
 def _term_of(value: ir.Value) -> ir.Value:
     """Returns the view or product to which nodes have added terms: inference does not know the lengths of the sum."""
     rank = len(dims_of(value))
-    while (node := value.producer()) is not None and is_standard(node, "Add", "Sub", "Mul", "Div", "Max", "Where"):
+    while (node := value.producer()) is not None and is_standard(node, *ARITHMETIC, "Max", "Where"):
         terms = [each for each in node.inputs if each is not None and len(dims_of(each)) == rank]
         producers = [(each, each.producer()) for each in terms]
         likely = [each for each, term in producers if term is not None and is_standard(term, "MatMul", *RESHAPES)]

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
 from ..analysis.constants import constant_array
+from ..analysis.limits import CHAIN
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import before_split, does_not_grow, is_equal, unreshaped
@@ -41,7 +42,6 @@ from .terms import (
 )
 
 ROUNDINGS = ROUNDING | {"Sign"}
-_DEEPEST = 16
 
 
 def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.Value) -> Param | None:
@@ -357,7 +357,9 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
         depth: The number of steps so far.
     """
     whole = Scaled(1, term) if isinstance(term, ir.Value) else None
-    if depth > _DEEPEST or (whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)):
+    if CHAIN.is_passed(depth) or (
+        whole is not None and until is not None and unreshaped(whole.value) is unreshaped(until)
+    ):
         return whole
     node = term if whole is None else producer_of(whole.value, *SCALING, "Reciprocal")
     if not isinstance(node, (Op, ir.Node)):

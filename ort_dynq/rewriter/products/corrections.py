@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
+from ..analysis.limits import OPERANDS
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of, has_one_element
 from ..analysis.standard import ARITHMETIC
@@ -34,7 +35,6 @@ from .channels import Channels
 from .unsigned_codes import UnsignedCodes
 from .wide_codes import narrow
 
-_DEEPEST = 8
 _LARGEST = 2**31
 EXACT_IN_FLOAT = 2**24
 """float32 holds all integers of at most this magnitude."""
@@ -70,7 +70,7 @@ def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) 
 def _computed(value: ir.Value, channels: Channels, facts: Facts, depth: int) -> Terms | None:
     """Returns the terms of a sum, a difference, a product or a Cast of integers; None for other values."""
     node = producer_of(value, *ARITHMETIC - {"Div"}, "Cast", "Neg")
-    if node is None or depth == _DEEPEST or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
+    if node is None or OPERANDS.is_passed(depth + 1) or value.dtype not in (*WIDE_TYPES, ir.DataType.FLOAT):
         return None
     types = WIDE_TYPES if node.op_type == "Cast" else (value.dtype,)
     inputs = [each for each in node.inputs if each is not None and each.dtype in types]

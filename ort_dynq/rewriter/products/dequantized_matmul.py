@@ -26,6 +26,7 @@ import onnx_ir as ir
 from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.limits import FOLDED
 from ..analysis.standard import MATRIX_PRODUCTS
 from ..edit import Edit
 from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
@@ -39,8 +40,6 @@ from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS
 from .provenance import note_activation
 from .weights_only import WeightsOnlyProduct, build_weights_only
-
-_MOST_BYTES = 1 << 30  # of folded weights in one model
 
 
 class _FoldedWeights:
@@ -62,7 +61,7 @@ class _FoldedWeights:
         if shape is None or not shape.is_static() or dtype not in FLOATS:
             return None
         size = math.prod(shape.numpy()) * dtype.itemsize
-        if sum(each.nbytes for each in self._tensors.values()) + size > _MOST_BYTES:
+        if sum(each.nbytes for each in self._tensors.values()) + size > FOLDED.most:
             raise Unconverted(Reason.DEQUANTIZED_TOO_LARGE)
         elements = evaluate(weights, self._facts)
         if elements is None:

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
+from ..analysis.limits import FOLDED
 from ..analysis.nodes import Use, producer_of
 from ..analysis.standard import FUSIBLE_PRODUCTS, RESHAPES
 from ..analysis.types import CODE_TYPES, check_type
@@ -34,7 +35,6 @@ from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
 _MOVES = RESHAPES | {"Cast", "Transpose"}  # between an activation and its product
-_MOST_BYTES = 1 << 30  # of folded weights in one model; they take four times the memory of their codes
 
 
 class _FoldedBytes:
@@ -114,8 +114,8 @@ def _fold(products: dict[ir.Value, list[Use]], context: Context) -> _Folded | No
     size, weights = 0, []
     for value in products:
         shape = value.shape
-        size += math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else _MOST_BYTES
-    if context.shared(_FoldedBytes).count + size > _MOST_BYTES:
+        size += math.prod(shape.numpy()) * 4 if shape is not None and shape.is_static() else FOLDED.most
+    if context.shared(_FoldedBytes).count + size > FOLDED.most:
         return None
     for value, uses in products.items():
         elements = evaluate(value, context.facts)

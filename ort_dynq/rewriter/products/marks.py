@@ -33,6 +33,7 @@ import onnx_ir as ir
 from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
+from ..analysis.limits import CHAIN, VISITED
 from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import REDUCES_BY_INPUT, before_split, unreshaped
@@ -42,8 +43,6 @@ from ..analysis.values import Values
 from .affine_form import ROUNDINGS, Affine, divisor_of, is_bounded, scaled_value
 from .terms import NODE_MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, rank_of
 
-_DEEPEST = 16  # nodes from a quotient to its codes
-_MOST_OPERANDS = 64  # from a range to the extremes that it is computed from
 _ParamOf = Callable[[ir.Value, ir.Value], Param | None]
 
 
@@ -167,7 +166,7 @@ def undefined_divisor(codes: ir.Value, param_of: _ParamOf, values: Values, facts
 def rounded_quotient(codes: ir.Value, param_of: _ParamOf, values: Values, facts: Facts) -> Quotient | None:
     """Returns the quotient that codes are rounded from; None if they are computed in another way."""
     value, zero_points, is_estimated = codes, list[Param](), False
-    for _ in range(_DEEPEST):
+    for _ in CHAIN.steps():
         if (y := values.estimated_exactly(value)) is not None:
             value, is_estimated = y, True
             continue
@@ -234,7 +233,7 @@ def _range_of(term: Term, x: ir.Value, *, is_divisor: bool) -> ir.Value | None:
 def _limit_of(x: ir.Value, term: Term) -> ir.Value | None:
     """Returns r if x is clamped to it, and a scale is r times a number, or a number divided by r; else None."""
     value = term if isinstance(term, ir.Value) else None
-    for _ in range(_DEEPEST):
+    for _ in CHAIN.steps():
         if value is None or is_clamped_to(x, value):
             return value
         node = producer_of(value, *RESHAPES, *SCALING, "Reciprocal")
@@ -255,7 +254,7 @@ def _is_infinite_with(r: ir.Value | None, source: ir.Value) -> bool:
         if value in seen:
             continue
         node = None if value is None else value.producer()
-        if value is None or node is None or len(seen) == _MOST_OPERANDS:
+        if value is None or node is None or VISITED.is_passed(len(seen) + 1):
             return False
         seen.add(value)
         if node.op_type in ("ReduceMax", "ReduceMin"):

@@ -20,6 +20,7 @@ from ...operators.program import REDUCTIONS
 from ...opsets import OPSET
 from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
+from ..analysis.limits import VISITED
 from ..analysis.nodes import cast_to, is_standard, operand, producer_of
 from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
 from ..analysis.standard import ROUNDING, SCALING
@@ -35,8 +36,6 @@ from .building import build
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
 from .steps import ELEMENTWISE, RESHAPING, elements_of, is_linear
-
-_FARTHEST = 64
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
@@ -107,7 +106,7 @@ class _Choice:
         self._context = context
         after = [use.node for use in rows.x.uses()]
         for each in after:
-            if len(after) < _FARTHEST and is_standard(each, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
+            if not VISITED.is_passed(len(after) + 1) and is_standard(each, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
                 after += [use.node for use in each.outputs[0].uses() if use.node not in after]
         self._before, self._after = set(before), set(after)
 
@@ -132,7 +131,7 @@ def _before(node: ir.Node, facts: Facts) -> list[ir.Node]:
     for each in found:
         for value in elements_of(each):
             producer = value.producer()
-            if producer is None or producer in found or len(found) == _FARTHEST or facts.is_folded(producer):
+            if producer is None or producer in found or VISITED.is_passed(len(found) + 1) or facts.is_folded(producer):
                 continue
             if producer.graph is node.graph and is_standard(producer, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
                 found.append(producer)

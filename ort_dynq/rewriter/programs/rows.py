@@ -11,13 +11,12 @@ import onnx_ir as ir
 
 from ...operators.program import REDUCTIONS
 from ..analysis.constants import constant_scalar
+from ..analysis.limits import NESTED
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import axes_of, does_not_grow, is_equal, lines_up, same_shape
 from ..analysis.standard import RESHAPES
 from ..chains.quantize_linear import granularity_of
 from .steps import ELEMENTWISE, elements_of, is_linear, is_own_step
-
-_DEEPEST = 64
 
 
 class Kind(Enum):
@@ -54,7 +53,7 @@ class Rows:
         """Returns the kind of a value; None if it is not known, or another shape."""
         if value not in self._kinds:
             self._depth += 1
-            found = self._find(value) if self._depth <= _DEEPEST else None
+            found = self._find(value) if not NESTED.is_passed(self._depth) else None
             self._depth -= 1
             self._kinds[value] = found
         return self._kinds[value]
