@@ -139,6 +139,14 @@ FORMS = {
         f"i = IsNaN(r) p = Where(i, nought, r) {END}",
         {"zero_rows": 1},
     ),
+    "products of the optimizer": (
+        f"{SPLIT} k4 = Reshape(k0, split) "
+        "qh = Transpose<perm = [0, 2, 1, 3]>(q4) kh = Transpose<perm = [0, 2, 1, 3]>(k4) "
+        "vh = Transpose<perm = [0, 2, 1, 3]>(v4) d = com.microsoft.FusedMatMul<transB = 1, alpha = 0.25>(qh, kh) "
+        "p = Softmax(d) o = com.microsoft.FusedMatMul(p, vh) t = Transpose<perm = [0, 2, 1, 3]>(o) "
+        "y = Reshape(t, rows)",
+        {"key_layout": 0},
+    ),
     "value first": (
         f"{SPLIT} {KEYS} qh = Transpose<perm = [0, 2, 1, 3]>(q4) {PRODUCT} p = Softmax(d) "
         "vd = Transpose<perm = [0, 2, 3, 1]>(v4) pt = Transpose<perm = [0, 1, 3, 2]>(p) o = MatMul(vd, pt) "
@@ -156,7 +164,7 @@ def test_forms_of_the_operator(form: str, is_half: bool) -> None:
     size = WIDTH // 2 if "repeated" in form else WIDTH
     type_ = "float16" if is_half else "float"
     model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
         g ({type_}[B, S, {WIDTH}] x, bool[B, 1, 1, S] keep) => ({type_}[B, S, {WIDTH}] y)
         <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}, int64[1] two = {{2}},
          int64[4] half = {{0, 0, 2, {SIZE}}}, int64[5] repeats = {{1, 1, 2, 1, 1}},

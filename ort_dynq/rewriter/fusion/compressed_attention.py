@@ -46,7 +46,7 @@ from .score_steps import (
     times,
 )
 from .scores import Attention, Source, attention_of, skip_casts, sources_of
-from .views import Dim, View, dims_of
+from .views import Dim, View, dims_of, leaves
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
@@ -165,7 +165,9 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     given_query = _unscaled(found.scores.query)
     given_key = _unscaled(found.scores.key, is_key=True)
     query, key_value, value_value = given_query.view.value, given_key.view.value, skip_casts(found.value.value)
-    is_transposed = given_key.view.axes == found.scores.key.axes
+    is_transposed = leaves(given_key.view.axes[-1:]) == leaves(found.probabilities[-1:])
+    if leaves(given_query.view.axes[-1:]) == leaves(found.probabilities[-2:-1]):  # the product transposes it
+        return None
     key_value, value_value = _unrepeated(key_value), _unrepeated(value_value)
     if not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
@@ -184,7 +186,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     if not _is_attention(query, key_value, value_value, is_transposed):
         raise Unconverted(Reason.CODES_HEADS)
     constants, others = split_scalars([*given_query.scalars, *given_key.scalars, *scalars])
-    factor = factor_of(constants)
+    factor = factor_of([*constants, found.scores.factor])
     are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
     dims = [*dims_of(query)[:3], dims_of(key_value)[3 if is_transposed else 2]]
     if not are_numbers or softcap != 0 or not all(_fits(step, dims) for step in steps):

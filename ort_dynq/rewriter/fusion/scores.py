@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from ...graphs import MICROSOFT
 from ..analysis.constants import constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
@@ -28,11 +29,12 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass
 class Scores:
-    """Scores: the product of query and key, and the steps that change it, the innermost first."""
+    """Scores: the product of query and key, a factor of it, and the steps that change it, the innermost first."""
 
     query: View
     key: View
     steps: list[Step] = field(default_factory=list)
+    factor: float = 1.0
 
 
 @dataclass
@@ -104,7 +106,14 @@ def attention_of(node: ir.Node) -> Attention | ir.Value | None:
     product, index, view, is_safe = after
     operands, result = _operands_of(product, {index: view.axes})
     return Attention(
-        scores, axes, operands[1 - index], product, View(product.outputs[0], result), is_safe, tuple(shapes)
+        scores,
+        axes,
+        operands[1 - index],
+        product,
+        View(product.outputs[0], result),
+        is_safe,
+        tuple(shapes),
+        factor=scores.factor,
     )
 
 
@@ -166,7 +175,7 @@ def _scores_of(
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
     if _labels_of(node) is not None:
         (a, b), _ = _operands_of(node, {2: axes})
-        return Scores(a, b)
+        return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
     if is_float_cast(node):
         return _scores_of((node,), 0, axes, walk, distance + 1, is_half=is_half)
     if (source := View(value, axes).before()) is not None:
@@ -185,9 +194,11 @@ def _labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
     if len(node.inputs) != 2 or any(each is None or each.shape is None for each in node.inputs):
         return None
     a, b = (len(dims_of(each)) for each in node.inputs if each is not None)
-    if is_standard(node, "MatMul") and min(a, b) > 1:
+    if min(a, b) > 1 and (is_standard(node, "MatMul") or _is_transposing_product(node)):
         lead = [str(i) for i in range(max(a, b) - 2)]
-        return [*lead[max(b - a, 0) :], "m", "k"], [*lead[max(a - b, 0) :], "k", "n"], [*lead, "m", "n"]
+        left = "km" if node.attributes.get_int("transA", 0) else "mk"
+        right = "nk" if node.attributes.get_int("transB", 0) else "kn"
+        return [*lead[max(b - a, 0) :], *left], [*lead[max(a - b, 0) :], *right], [*lead, "m", "n"]
     if not is_standard(node, "Einsum"):
         return None
     left, _, out = (node.attributes.get_string("equation", "") or "").replace(" ", "").partition("->")
@@ -197,6 +208,12 @@ def _labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
     first, second, result = labels
     is_product = {*first} ^ {*second} <= {*result} and (len(first), len(second)) == (a, b)
     return (first, second, result) if is_product and {*result} <= {*first, *second} else None
+
+
+def _is_transposing_product(node: ir.Node) -> bool:
+    """Returns whether a node is ONNX Runtime's product of operands whose last two axes may be swapped."""
+    swaps_others = any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
+    return node.domain == MICROSOFT and node.op_type == "FusedMatMul" and not swaps_others
 
 
 def _operands_of(product: ir.Node, known: dict[int, Axes]) -> tuple[list[View], Axes]:
@@ -389,7 +406,7 @@ def _product_of(
         if len(uses) != 1:
             return None
         node = users[0]
-        if _labels_of(node) is not None:
+        if _labels_of(node) is not None and node.attributes.get_float("alpha", 1.0) == 1:
             return node, list(node.inputs).index(view.value), view, is_safe
         if is_float_cast(node) or _is_idle_dropout(node):
             view = View(node.outputs[0], view.axes)
