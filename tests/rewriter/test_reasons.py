@@ -152,6 +152,7 @@ CASES: dict[Reason, Case] = {
     Reason.PRODUCT_TOO_SMALL_TO_TRANSPOSE: Case(
         f"{FAKE} t = Transpose<perm = [1, 0]>(f) y = MatMul(turned, t)", "float[tokens, 48] x"
     ),
+    Reason.PRODUCT_TOO_SMALL_FOR_A_SUM: Case(f"{FAKE} g = Neg(f) h = Add(f, g) y = MatMul(h, grid)"),
     Reason.RANK_NOT_KNOWN: Case(
         f"{LINEAR} f = DequantizeLinear(q, s, z) v = DequantizeLinear(stack, ws) y = MatMul(f, v)", "float[] x"
     ),

@@ -22,8 +22,15 @@ DIFFERENCES = """a = ReduceMin(x, one) b = ReduceMax(x, one) d = Sub(x, a) e = S
 SQUARES = """p = Mul(x, x) m = ReduceMean(p, one) r = Sqrt(m) s = ReduceSum(p, one) l = ReduceL2(x, one)
     h = ReduceSumSquare(x, one) t = Softplus(x) w = Pow(x, eps) y = Add(p, t)"""
 
+POOLS = """h = Clip(x, eps, c255) u = Unsqueeze(h, one) t = Transpose<perm = [0, 2, 1]>(u) g = GlobalMaxPool(t)
+    p = AveragePool<kernel_shape = [3], pads = [1, 1]>(t) a = GlobalAveragePool(p) y = Add(g, a)"""
+REMAINDERS = """n = Constant<value_float = 256.0>() k = Constant<value_float = -3.0>() i = Clip(x, low, c255)
+    r = Round(i) d = Div(r, n) f = Floor(d) b = Mul(f, n) q = Sub(r, b) m = Mod<fmod = 1>(x, c127)
+    o = Mod<fmod = 1>(r, k) w = Cast<to = 6>(r) wn = Cast<to = 6>(n) wk = Cast<to = 6>(k) e = Mod(w, wn) g = Mod(w, wk)
+    h = Clip(x, eps, c255) l = Log(h) p = Pow(n, l) s = Add(q, m) y = Add(s, p)"""
 
-@pytest.mark.parametrize("body", [WHOLE_CHAIN, SYMMETRIC, DIFFERENCES, SQUARES])
+
+@pytest.mark.parametrize("body", [POOLS, REMAINDERS, WHOLE_CHAIN, SYMMETRIC, DIFFERENCES, SQUARES])
 def test_results_lie_within_the_bounds(body: str) -> None:
     model = parse(body)
     typed = {each.name: each for each in onnx.shape_inference.infer_shapes(model).graph.value_info}

@@ -7,6 +7,7 @@ Example: Where(x > 127, 127, Max(x, -128)) is x within -128 and 127.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import inf as _INFINITY
 
@@ -105,6 +106,21 @@ def magnitude_beside_sign(node: ir.Node) -> ir.Value | None:
         if producer_of(node.inputs[i], "Sign") is not None:
             return node.inputs[1 - i]
     return None
+
+
+def power_of_remainder(node: ir.Node) -> float | None:
+    """Returns n of x - n * floor(x / n), the remainder of a division by a power of 2; None for other nodes."""
+    x, other = node.inputs[:2]
+    times = producer_of(other, "Mul") if node.op_type == "Sub" else None
+    scaled = None if times is None else constant_operand(times, commutative=True)
+    floor = None if scaled is None else producer_of(scaled[0], "Floor")
+    part = None if floor is None else producer_of(floor.inputs[0], "Div", "Mul")
+    divided = None if part is None else constant_operand(part, commutative=part.op_type == "Mul")
+    if scaled is None or part is None or divided is None or x is None or divided[0] is not x:
+        return None
+    divisor = divided[1] if part.op_type == "Div" else 1 / divided[1] if divided[1] else 0
+    is_power = divisor == scaled[1] > 0 and math.frexp(divisor)[0] == 0.5  # the quotient is exact
+    return divisor if is_power else None
 
 
 def _one_sided(value: ir.Value, bound: float, *, is_upper: bool, keeps_negative_zero: bool) -> Bounded:

@@ -94,6 +94,13 @@ def cast_to(node: ir.Node) -> ir.DataType:
     return data_type(node, "to") if node.attributes.get_int("saturate", 1) == 1 else ir.DataType.UNDEFINED
 
 
+def casts_to_integers(node: ir.Node) -> bool:
+    """Returns whether a node casts floats to integers or booleans: a rounding to 0, or a mask."""
+    source = node.inputs[0] if is_standard(node, "Cast") else None
+    is_float = source is not None and source.dtype is not None and source.dtype.is_floating_point()
+    return is_float and not cast_to(node).is_floating_point()
+
+
 def copied(node: ir.Node) -> ir.Value | None:
     """Returns the value that an Identity or a Cast from float32 to float32 copies; None for other nodes.
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
-from .bounds import all_bounds_of, signed_magnitude_of
+from .bounds import all_bounds_of, power_of_remainder, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact
 from .evaluation import evaluate
@@ -27,7 +27,7 @@ from .inference import Facts
 from .limits import CHAIN
 from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
-from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, ROUNDING, SUMS
+from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, POOLS, RANGES, ROUNDING, SUMS
 
 INF = math.inf
 _LAST_DIGITS = 2.0**-20  # more than the errors of Log and Pow, which are not rounded correctly
@@ -186,8 +186,12 @@ class Values:
             return self.known(y)
         if op_type == "Cast":
             return _cast(inputs[0], cast_to(node))
-        if op_type in ("ReduceMax", "ReduceMin"):
+        if op_type in RANGES | {"GlobalMaxPool"}:
             return inputs[0]
+        if op_type in POOLS:  # of zeros, too, if there are pads
+            return _widened(min(inputs[0].low, 0.0), max(inputs[0].high, 0.0))
+        if op_type == "Mod" and (divisor := constant_scalar(node.inputs[1])) and math.isfinite(divisor):
+            return _remainder(inputs[0], divisor, is_signed=node.attributes.get_int("fmod", 0) == 1)
         if op_type in ROUNDING:
             function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
             return Interval(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
@@ -204,6 +208,10 @@ class Values:
                     found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
             if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
                 found = found.within(0, INF)
+            if (divisor := power_of_remainder(node)) is not None and inputs[0].fits(
+                -_LARGEST_INTEGER, _LARGEST_INTEGER
+            ):
+                found = found.within(0, divisor - 1)
             if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
                 found = self._with_sign(magnitude)
             is_float = value.dtype is None or value.dtype.is_floating_point()
@@ -385,6 +393,15 @@ def _cast(x: Interval, to: ir.DataType) -> Interval:
 def _float32(number: float) -> float:
     with np.errstate(over="ignore"):
         return float(np.float32(number))
+
+
+def _remainder(x: Interval, divisor: float, *, is_signed: bool) -> Interval:
+    """Returns what is known of a remainder, which has the sign of the dividend, or that of the divisor."""
+    is_integer = x.is_integer and divisor.is_integer()
+    most = abs(divisor) - is_integer
+    if not is_signed:
+        return Interval(0.0, most, is_integer) if divisor > 0 else Interval(-most, 0.0, is_integer)
+    return Interval(0.0 if x.low >= 0 else -most, 0.0 if x.high <= 0 else most, is_integer)
 
 
 def _log(number: float) -> float:

@@ -11,7 +11,6 @@ Example: Transpose(0.5 * (q - 3)) + 1 has the codes q, the scale 0.5, the zero p
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
 from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
-from ..analysis.nodes import cast_to, is_standard, producer_of
+from ..analysis.nodes import cast_to, casts_to_integers, producer_of
 from ..analysis.shapes import (
     broadcasts,
     has_one_element,
@@ -31,7 +30,6 @@ from ..analysis.shapes import (
     is_shape_of_rows,
     same_shape,
     unexpanded,
-    unreshaped,
 )
 from ..analysis.shared import OfOnePhase
 from ..analysis.standard import (
@@ -45,8 +43,6 @@ from ..analysis.standard import (
     MOVES,
     OWN_PRODUCTS,
     RECURRENT,
-    REPEATING,
-    SCATTERING,
 )
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import Values
@@ -56,8 +52,10 @@ from ..reasons import Reason, Unconverted
 from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
 from .estimates import is_estimate
 from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, undefined_divisor, with_marks
+from .masked_codes import masked_form
 from .merged_rows import with_merged_rows
-from .terms import ZERO, Op, Param, combined, like, number_of, rank_of, unsqueezed
+from .remedies import remedy_of
+from .terms import Param, combined, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -114,7 +112,7 @@ class AffineForms(OfOnePhase):
         if isinstance(found, Affine) and value.dtype in CODE_TYPES and found.params:
             return self._as_root(node, value)  # arithmetic of 8 bits wraps around: its results are codes themselves
         if not isinstance(found, Affine):
-            is_moved = value.dtype in CODE_TYPES and node.op_type in MOVES
+            is_moved = value.dtype in CODE_TYPES and node.op_type in MOVES and not self._picks_constants(node)
             return found if is_moved else self._as_root(node, value) or found
         return found
 
@@ -132,11 +130,15 @@ class AffineForms(OfOnePhase):
         form = Affine(value, value, int(known.low), int(known.high))
         return with_marks(form, value, self._param, self.values, self._facts)
 
+    def _picks_constants(self, node: ir.Node) -> bool:
+        """Returns whether a node gathers rows of a constant, as an embedding of codes does."""
+        return node.op_type == "Gather" and node.inputs[0] is not None and self._facts.is_constant(node.inputs[0])
+
     def _is_quantized(self, node: ir.Node) -> bool:
         """Returns whether integers are rounded numbers: a mask, a token or a one-hot vector is no quantization."""
         if node.op_type in ROUNDINGS:
             return True
-        if _is_cast_to_integers(node):
+        if casts_to_integers(node):
             return True
         inputs = [each for each in node.inputs if each is not None and not self._facts.is_constant(each)]
         return any(self.of(each) is not None or self._is_rounded(each) for each in inputs)
@@ -148,7 +150,7 @@ class AffineForms(OfOnePhase):
             node = value.producer()
             if node is None or node.op_type in LENGTHS or not self.values.known(value).is_integer:
                 return False
-            if node.op_type in ROUNDINGS or _is_cast_to_integers(node):
+            if node.op_type in ROUNDINGS or casts_to_integers(node):
                 return True
             given = node.inputs[1:] if node.op_type == "Where" else node.inputs
             inputs = [each for each in given if each is not None and not self._facts.is_constant(each)]
@@ -169,7 +171,7 @@ class AffineForms(OfOnePhase):
             return self._times(form, Param(np.array(-1, np.float32)), value)
         if op_type in ARITHMETIC:
             return self._arithmetic(node, value)
-        if op_type == "Where" and (masked := self._masked(node, value)) is not None:
+        if op_type == "Where" and (masked := masked_form(node, value, self.of, self._param, self.values)) is not None:
             return masked
         if op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1):
             return self._moved(node, value)
@@ -213,6 +215,9 @@ class AffineForms(OfOnePhase):
         if form is None or form.params:
             return self._lose(node)
         if all(map(self._facts.is_constant, node.inputs[1:])):
+            picked = form.root.producer()
+            if picked is not None and self._picks_constants(picked):  # of an embedding: no quantization is before it
+                return None
             raise Unconverted(Reason.STATIC)
         dtype = scale.dtype
         if dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
@@ -324,55 +329,8 @@ class AffineForms(OfOnePhase):
             is_scaled = any(form is not None and form.scale is not None for form in map(self.of, node.inputs))
             why = "scaled already; scale them last" if is_scaled else "not proven to fit 8 bits; clip them after it"
             return self._lose(node, f"magnitudes times signs are {why}")
-        remedy = _repeated(node) or self._undeclared(node) or f"; {_LATER_OR_SHAPES}"
+        remedy = remedy_of(node, self.of) or f"; {_LATER_OR_SHAPES}"
         return self._lose(node, f"no operand is known to be one number for each row, or for all{remedy}")
-
-    def _undeclared(self, node: ir.Node) -> str:
-        """Returns the operand to declare if shape inference does not find its shape, as after Loop, Sort or If."""
-        other = next((each for each in node.inputs if each is not None and self.of(each) is None), None)
-        is_known = other is None or (other.shape is not None and all(isinstance(dim, int) for dim in other.shape[-1:]))
-        if is_known or other is None or has_one_element(other):
-            return ""
-        return f": declare the shape of {name_in_model(other)}, which shape inference does not find, in value_info"
-
-    def _masked(self, node: ir.Node, value: ir.Value) -> Affine | None:
-        """Returns the form of Where(condition, y, 0), or Where(condition, 0, y); None if it is not known.
-
-        A condition for each row chooses the numbers of the row: a scale of 0. One for each element chooses the codes:
-        the zero point, which has to be a number. A row with NaN is NaN, also if the NaN is left out.
-        """
-        condition = node.inputs[0]
-        for i in (1, 2):
-            data, form = node.inputs[i], self.of(node.inputs[i])
-            if condition is None or data is None or form is None or constant_scalar(node.inputs[3 - i]) != 0:
-                continue
-            if form.is_rounded or value.dtype != ir.DataType.FLOAT or not same_shape(value, data):
-                continue
-            if (mask := self._param(condition, data)) is not None and mask.is_of_rows and form.divisor is None:
-                scaled = form if form.scale is not None else replace(form, scale=Param(np.ones((), np.float32)))
-                choose = functools.partial(self._chosen, mask, i == 1)
-                return scaled.mapped(value, choose)
-            zero = 0.0 if form.zero_point is None else number_of(form.zero_point.term)
-            if form.scale is None or form.offset is not None or zero is None or not zero.is_integer():
-                continue
-            if has_nan_codes(form, self.values):  # a row of NaN would not be 0 where all of it is left out
-                continue
-            low, high = min(form.low, int(zero)), max(form.high, int(zero))
-            if high - low > 255 or (low < 0) != (form.low < 0):
-                continue
-            moves = (*form.moves, Rearrangement(node, 0, data=i, other=int(zero)))
-            return replace(form, value=value, low=low, high=high, moves=moves)
-        return None
-
-    @staticmethod
-    def _chosen(mask: Param, is_then: bool, name: str, param: Param) -> Param:
-        """Returns a scale, an offset or a mark where a condition holds, else 0; a zero point stays."""
-        if name == "zero point":
-            return param
-        axes = combined("Mul", param, mask)
-        assert isinstance(axes.term, Op)
-        pair = (param.term, ZERO) if is_then else (ZERO, param.term)
-        return replace(axes, term=Op("Where", (mask.term, *pair), ir.DataType.FLOAT))
 
     def _times(self, form: Affine, factor: Param, value: ir.Value) -> Affine:
         if isinstance(factor.term, ir.Value) and constant_scalar(factor.term) == 1:
@@ -472,12 +430,6 @@ class AffineForms(OfOnePhase):
         return form.is_rounded, form.divisor, *exceptions
 
 
-def _is_cast_to_integers(node: ir.Node) -> bool:
-    """Returns whether a node casts floats to integers or booleans: a rounding to 0, or a mask."""
-    source = node.inputs[0] if is_standard(node, "Cast") else None
-    return source is not None and source.dtype in _FLOATS and cast_to(node) not in _FLOATS
-
-
 def _with_zero_points(parts: Sequence[Affine]) -> list[Affine]:
     """Returns the parts of a Concat, with zero points of 0 if only others have some: as many as they have scales."""
     given = next((each.zero_point for each in parts if each.zero_point is not None), None)
@@ -490,15 +442,3 @@ def _with_zero_points(parts: Sequence[Affine]) -> list[Affine]:
         else replace(part, zero_point=like(part.scale.of("Mul", nothing), given))
         for part in parts
     ]
-
-
-def _repeated(node: ir.Node) -> str:
-    """Returns what to change if an operand of a node was repeated before, by reshapes or not; else nothing."""
-    for each in node.inputs:
-        whole = None if each is None else unreshaped(each).producer()
-        if whole is not None and whole.op_type in REPEATING | SCATTERING:
-            name = name_in_model(whole.outputs[0])
-            return (
-                f": {whole.op_type} {name} changes its shape or elements; export the scale as [..., 1], and use Where"
-            )
-    return ""

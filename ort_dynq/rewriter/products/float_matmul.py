@@ -2,6 +2,8 @@
 
 fake quantization | dequantization, MatMul | Gemm | Einsum, [Mul by the rows' scale], [Add bias]
     -> quantization, QuantizedMatMul
+Add of two fake quantizations or dequantizations, MatMul | Gemm | Einsum
+    -> two quantizations, a QuantizedMatMul of each, Add
 fake quantization | dequantization, Conv of 1x1 with a scale for each position    -> the same, between Transposes
 MatMul of constant weights by fake quantization | dequantization                  -> the same, between Transposes
 
@@ -22,15 +24,22 @@ import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import first_inputs
+from ..analysis.nodes import first_inputs, producer_of
+from ..analysis.shapes import same_shape
 from ..analysis.types import WIDE_TYPES
 from ..chains.quantize_linear import check_fused
 from ..edit import Edit
-from ..policy.cost import is_tiny_product_of_groups, is_tiny_product_of_rows, is_tiny_transposed_product
+from ..policy.cost import (
+    is_tiny_product_of_groups,
+    is_tiny_product_of_rows,
+    is_tiny_sum,
+    is_tiny_transposed_product,
+)
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .activation import Activation, activation_of, group_size_of
 from .affine import AffineForms
+from .affine_form import Affine
 from .channels import columns_of
 from .codes import ActivationCodes
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
@@ -38,7 +47,7 @@ from .epilogue import Epilogue, check_length
 from .grid import QuantizedWeights, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
-from .quantized_matmul import build_quantized_matmul
+from .quantized_matmul import build_quantized_matmul, quantized_matmul
 from .shared_grids import SharedGrids
 
 
@@ -50,21 +59,86 @@ class _FloatProduct:
     einsum: Einsum | None = None
 
 
-def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
+@dataclass(frozen=True)
+class _Match:
+    """The products of the terms of an activation, whose results are added; most activations have one.
+
+    Attributes:
+        parts: The products. The first one has the bias.
+        value: The activation.
+    """
+
+    parts: tuple[_FloatProduct, ...]
+    value: ir.Value
+
+
+def _match(node: ir.Node, context: Context) -> _Match | None:
     forms = context.shared(AffineForms)
     product, einsum = _product_of(node, forms, context.facts)
-    form = None if product is None else forms.of(product.a)
-    if form is None or product is None:
+    if product is None:
+        return None
+    form = forms.of(product.a)
+    terms = [form] if form is not None else _terms_of(product.a, forms)
+    if not terms:
         return None
     check_fused(node, context)
     if context.exact:
         if product.a.dtype in WIDE_TYPES:
             raise Unconverted(Reason.EXACT_WIDE_CODES, dtype=product.a.dtype.name.lower())
         raise Unconverted(Reason.EXACT)
-    a, facts = product.a, context.facts
-    if a.dtype not in (ir.DataType.FLOAT, None):
+    if form is not None and product.a.dtype not in (ir.DataType.FLOAT, None):
         activation_of(form, forms.values)  # says what is wrong with it
     grid = _grid(product, einsum, context)
+    if len(terms) == 1:
+        return _Match((_part_of(node, product, grid, einsum, terms[0], context, is_whole=True),), product.a)
+    if is_tiny_sum(grid.codes.size):
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_A_SUM)
+    products = (product, replace(product, c=None))
+    parts = tuple(
+        _part_of(node, each, grid, einsum, term, context, is_whole=False)
+        for each, term in zip(products, terms, strict=True)
+    )
+    if any(part.activation.has_offset for part in parts):
+        raise forms.lost(product.a) or Unconverted(Reason.ACTIVATION_SCALES)
+    return _Match(parts, product.a)
+
+
+def _terms_of(a: ir.Value, forms: AffineForms) -> list[Affine]:
+    """Returns the forms of the terms of a sum, as of q(x) + q(x - q(x)); none if these are no codes times a scale."""
+    node = producer_of(a, "Add")
+    if node is None or a.dtype != ir.DataType.FLOAT:
+        return []
+    found = [form for each in node.inputs if each is not None and (form := forms.of(each)) is not None]
+    is_sum = len(found) == 2 and all(same_shape(form.value, a) and not form.is_rounded for form in found)
+    return found if is_sum else []
+
+
+def _part_of(
+    node: ir.Node,
+    product: MatrixProduct,
+    grid: QuantizedWeights,
+    einsum: Einsum | None,
+    form: Affine,
+    context: Context,
+    *,
+    is_whole: bool,
+) -> _FloatProduct:
+    """Returns a product of an activation, or of one of its terms.
+
+    Args:
+        node: The node of the model.
+        product: The factors, and the bias of this product.
+        grid: The weights.
+        einsum: The Einsum that it is part of, if it is one.
+        form: The form of the activation, or of the term.
+        context: The data of the rewrite.
+        is_whole: Whether the form is that of the activation, so that scales and a bias after the product belong to it.
+
+    Raises:
+        Unconverted: It has to stay.
+    """
+    forms = context.shared(AffineForms)
+    a, facts = product.a, context.facts
     form = form if einsum is None else einsum.moved(form)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
@@ -92,18 +166,28 @@ def _match(node: ir.Node, context: Context) -> _FloatProduct | None:
         order = einsum.order if einsum.moves_rows else ()
         activation = replace(activation, order=order, shape=einsum.rows_shape)
         return _FloatProduct(activation, grid, epilogue, einsum)
-    if activation.has_offset:
+    if activation.has_offset or not is_whole:
         return _FloatProduct(activation, grid, epilogue)
     if not activation.is_scaled and bias is None:  # a scale may follow
         epilogue = (epilogue.past_casts() if grid.has_int32_sums else epilogue).past_scales(a, facts)
     return _FloatProduct(activation, grid, epilogue if bias is not None else epilogue.past_bias(facts))
 
 
-def _build(match: _FloatProduct, edit: Edit) -> None:
-    codes = edit.shared(ActivationCodes).of(match.activation, edit)
-    build_quantized_matmul(match.epilogue, codes, match.grid, edit, einsum=match.einsum)
-    note_activation(edit, match.activation.value)
-    note_roundings(edit, match.activation, match.grid)
+def _build(match: _Match, edit: Edit) -> None:
+    codes_of, first = edit.shared(ActivationCodes), match.parts[0]
+    if len(match.parts) == 1:
+        codes = codes_of.of(first.activation, edit)
+        build_quantized_matmul(first.epilogue, codes, first.grid, edit, einsum=first.einsum)
+    else:
+        results = list[ir.Value]()
+        for part in match.parts:
+            node = quantized_matmul(part.epilogue, codes_of.of(part.activation, edit), part.grid, edit)
+            result = edit.insert_main(node, before=edit.node)
+            results.append(result if part.einsum is None else part.einsum.result(result, edit))
+        edit.replace(first.epilogue.last, edit.insert(ir.node("Add", results), before=edit.node))
+    note_activation(edit, match.value)
+    for part in match.parts:
+        note_roundings(edit, part.activation, part.grid)
 
 
 RULE = Rule("float matrix product", 13, _match, _build)
@@ -118,10 +202,13 @@ def _product_of(node: ir.Node, forms: AffineForms, facts: Facts) -> tuple[Matrix
     a, b, c = first_inputs(node, 3)
     if a is None or b is None:
         return None, None
-    if (form := forms.of(a)) is None:
+    form = forms.of(a)
+    if form is None and not _terms_of(a, forms):
         left = of_left_weights(node) if forms.of(b) is not None and facts.is_constant(a) else None
         return (None, None) if left is None else (MatrixProduct(b, a), left)
     if node.op_type == "Conv":
+        if form is None:
+            return None, None
         is_image = all(param.is_of_samples(a.shape) for param in form.params)
         einsum = None if is_image else pointwise(node)
         return (None, None) if einsum is None else (MatrixProduct(a, b, c), einsum)
