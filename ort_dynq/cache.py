@@ -276,16 +276,6 @@ class Entry:
         return f"a model of {len(self._source)} bytes" if isinstance(self._source, bytes) else str(self._source)
 
 
-def rewrite_options(backend: str, flags: Mapping[str, object]) -> str:
-    """Returns the options of the entries of rewritten models.
-
-    Args:
-        backend: The backend of the session.
-        flags: The arguments of :func:`ort_dynq.rewrite`.
-    """
-    return f"{backend} {dict(flags)}"
-
-
 def facts_of(source: Model, result: Result) -> dict[str, Any]:
     """Returns what is known of a rewrite, or a quantization, as plain data for JSON.
 

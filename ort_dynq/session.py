@@ -13,12 +13,13 @@ import onnxruntime as ort
 from .backends.options import Backend
 from .backends.register import register
 from .backends.sessions import with_advice
-from .cache import Entry, Found, rewrite_options
+from .cache import Entry, Found
 from .errors import DynqError, with_advice_on_tools
 from .files import contains
 from .formats import check_file
 from .four_bits import has_four_bits, run_of
 from .operators import DOMAIN
+from .rewrite_options import RewriteOptions
 from .runtime import openable, serialize, within_quota
 from .session_options import overridden, taken
 
@@ -73,13 +74,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                 errors are those of ``onnxruntime.InferenceSession``.
         """
         options = register(ort.SessionOptions() if sess_options is None else sess_options, backend)
-        flags = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
-        entry = Entry.of(model, rewrite_options(backend, flags)) if cache else None
+        how = RewriteOptions(exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
+        entry = Entry.of(model, f"{backend} {how.text}") if cache else None
         found = entry.find() if entry is not None else None
         with with_advice(backend), within_quota(options):
             kept = None if found is None else self._chosen(found, model, options)
             if kept is None or not self._opens(kept, options, *args, **kwargs):
-                rewritten = functools.partial(_rewritten, model, backend, **flags)
+                rewritten = functools.partial(_rewritten, model, backend, how)
                 opened, missing = model, None
                 try:
                     may_be_source = backend == "native"
@@ -164,11 +165,11 @@ def may_be_rewritten(model: Any) -> bool:
     return contains(model, mark)
 
 
-def _rewritten(model: Model, backend: Backend, **options: Any) -> Result:
+def _rewritten(model: Model, backend: Backend, options: RewriteOptions) -> Result:
     """Rewrites a model for a backend."""
     from .rewriter import rewrite
 
-    result = rewrite(model, **options)
+    result = rewrite(model, **options.arguments)
     if backend == "native":
         return result
     from .backends.prepare import ready_for_extensions

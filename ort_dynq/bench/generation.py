@@ -163,7 +163,7 @@ def bench_generation(
     cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
     with temporary_folder() as temporary:
         if rewritten is None:
-            found = rewrite_folder(path, **settings.changes)
+            found = rewrite_folder(path, **settings.arguments)
             report = found.results[decoder_of(folder).name].report
             found.save(Path(temporary) / "rewritten")
             ours = open_folder(Path(temporary) / "rewritten")

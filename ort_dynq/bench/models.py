@@ -127,7 +127,7 @@ def bench_model(
     del session
     ours: str | Path | ir.Model
     if b is None:
-        result = rewrite(a, **settings.changes, inputs=inputs, shapes=shapes)
+        result = rewrite(a, **settings.arguments, inputs=inputs, shapes=shapes)
         ours, report = result.model, result.report
     else:
         check_file(b, "B")
@@ -161,7 +161,7 @@ def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTimin
     try:
         model = folder / "model.onnx"
         feeds = recorded_inputs(folder)
-        result = rewrite(model, **settings.changes, inputs=feeds)
+        result = rewrite(model, **settings.arguments, inputs=feeds)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:
         return ModelTiming(folder.name, threads, None, None, None, str(error), None, "")

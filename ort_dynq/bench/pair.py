@@ -22,6 +22,7 @@ from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
 from ..measuring.timing import Machine, Settings, latency, machine
 from ..operators import DOMAIN
+from ..rewrite_options import RewriteOptions
 from ..rewriter.analysis.nodes import program_of
 from ..rewriter.loop import op_counts
 from ..storage import load, size, size_of
@@ -131,8 +132,8 @@ def measure_pair(
     steps = iter(track(_STEPS))
     next(steps)
     original = named(load(source))
-    how: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
-    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how)
+    how = RewriteOptions(exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
+    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how.arguments)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
         "machine": machine(backend),
@@ -141,7 +142,7 @@ def measure_pair(
     }
     given, feeds = dict(inputs or {}), None
     if quantized is None:
-        result = rewriter.rewrite(original, **how, inputs=inputs, shapes=shapes)
+        result = rewriter.rewrite(original, **how.arguments, inputs=inputs, shapes=shapes)
         next(steps)
         verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
         facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}

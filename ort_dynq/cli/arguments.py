@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..files import target_of
@@ -89,15 +89,6 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
         help="4-bit and 8-bit weights with float activations. keep: as accuracy_level says (default); blocks: fastest; "
         "two-term: greedy tokens stay those of floats",
     )
-
-
-def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the arguments of :func:`add_changes` say, for :func:`ort_dynq.rewrite`.
-
-    Arguments that are not given, or that the subcommand does not have, have their defaults.
-    """
-    flags = {name: getattr(arguments, name, None) or False for name in ("exact", "fuse", "keep_fused")}
-    return {**flags, "weights_only": getattr(arguments, "weights_only", None) or "keep"}
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_inputs, changes_of, check_data, given_data, positive, rare
+from ..rewrite_options import RewriteOptions
+from .arguments import add_changes, add_inputs, check_data, given_data, positive, rare
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -57,13 +58,15 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.values is not None:
         return _values(arguments.model, arguments.values)
     if arguments.program is not None:
-        return _program(arguments.model, arguments.program, **changes_of(arguments))
+        return _program(arguments.model, arguments.program, **RewriteOptions.from_arguments(arguments).arguments)
     with working(f"inspecting {arguments.model}"):
         from ..rewriter import inspect
         from ..rewriter.grouping import grouped
 
         shapes, inputs = given_data(arguments, arguments.model)
-        report = inspect(arguments.model, **changes_of(arguments), inputs=inputs, shapes=shapes)
+        report = inspect(
+            arguments.model, **RewriteOptions.from_arguments(arguments).arguments, inputs=inputs, shapes=shapes
+        )
         if report.refusal:
             raise DynqError(report.refusal)
     groups = grouped(report.findings)

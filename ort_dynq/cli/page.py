@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rewrite_options import RewriteOptions
 from .accuracy import accuracy_status, accuracy_text, accuracy_verdict
-from .arguments import changes_of, check_page, given_data, given_inputs
+from .arguments import check_page, given_data, given_inputs
 from .command import Outcome
 from .render import Figure, one_line, progress
 from .verify import exit_status, inputs_text, named_as, verdict
@@ -52,7 +53,7 @@ def write_page(
             shapes=shapes,
             seed=arguments.seed,
             backend=arguments.backend,
-            **(changes_of(arguments) if quantized is None else {}),
+            **(RewriteOptions.from_arguments(arguments).arguments if quantized is None else {}),
             threads=threads,
             seconds=getattr(arguments, "seconds", None) or _SECONDS,
             track=track,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
+from ..rewrite_options import RewriteOptions
 from .arguments import (
     add_changes,
     add_data,
     add_page,
     add_require_plugin,
-    changes_of,
     check_data,
     check_target,
     given_data,
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
         model = ModelFile(source)
         shapes, inputs = given_data(arguments, model)
-        result = rewrite(model, **changes_of(arguments), inputs=inputs, shapes=shapes)
+        result = rewrite(model, **RewriteOptions.from_arguments(arguments).arguments, inputs=inputs, shapes=shapes)
         result.check()
     with named_as(source, target):
         verification, sets = compare(arguments, model, result.model) if verifies else (None, 0)
@@ -112,7 +112,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     genai.open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
-        found = genai.rewrite_folder(source, **changes_of(arguments))
+        found = genai.rewrite_folder(source, **RewriteOptions.from_arguments(arguments).arguments)
     verifications = _verify_folder(arguments, found) if arguments.verify else {}
     passed = all(each.passed for each in verifications.values())
     if passed:

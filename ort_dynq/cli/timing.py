@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .arguments import changes_of, natural, rare, seconds, thread_counts
+from ..rewrite_options import RewriteOptions
+from .arguments import natural, rare, seconds, thread_counts
 from .command import Outcome
 from .render import Figure, one_line, progress
 
@@ -67,7 +68,7 @@ def timed(
         arguments.seconds or time,
         arguments.warmup,
         arguments.backend,
-        **changes_of(arguments),
+        **RewriteOptions.from_arguments(arguments).arguments,
     )
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
         here = machine(settings.backend)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import tools  # noqa: F401
 from ..errors import DynqError
@@ -22,8 +22,8 @@ from ..library import get_library_path
 from ..measuring.sessions import SessionError, open_session, run
 from ..quantizer import NoWeightsError, quantize_layers
 from ..quantizer.options import Options
+from ..rewrite_options import WEIGHTS_ONLY, RewriteOptions
 from ..rewriter import Result, rewrite
-from ..rewriter.rule import WEIGHTS_ONLY
 from ..shown import Shown, Table
 from ..storage import data_files, save
 from ..verification import Verification, verify
@@ -134,8 +134,8 @@ def rewrite_folder(
             CPUs, needs another library of operators, or has links out of the folder.
     """
     folder = _checked_folder(path)
-    options: dict[str, Any] = {"exact": exact, "fuse": fuse, "weights_only": weights_only, "keep_fused": keep_fused}
-    return FolderResult(folder, {name: rewrite(folder.path / name, **options) for name in folder.models})
+    options = RewriteOptions(exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
+    return FolderResult(folder, {name: rewrite(folder.path / name, **options.arguments) for name in folder.models})
 
 
 def quantize_folder(path: str | os.PathLike[str], options: Options | None = None) -> FolderResult:

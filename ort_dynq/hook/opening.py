@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime as ort
 
 from ..backends.options import registered
-from ..cache import Entry, Found, facts_of, rewrite_options
+from ..cache import Entry, Found, facts_of
 from ..errors import message, with_advice_on_tools
 from ..runtime import DATA_FOLDER, Options, config_entry, openable
 from ..session import may_be_rewritten
@@ -139,7 +139,7 @@ def _other_provider(providers: Any) -> str:
 def _rewritten(session: Any, options: HookOptions) -> Prepared:
     """Returns the rewritten model of a session."""
     model: Model = session._model_bytes if session._model_path is None else session._model_path
-    entry = Entry.of(model, rewrite_options("native", options.flags))
+    entry = Entry.of(model, f"native {options.rewriting.text}")
     found: Found | Result | None = None if entry is None else entry.find()
     if found is None:
         if not _has_tools():
@@ -148,7 +148,7 @@ def _rewritten(session: Any, options: HookOptions) -> Prepared:
             return Prepared("unchanged", "the cache does not have it, and the packages that rewrite are not installed")
         from ..rewriter import rewrite
 
-        rewriting = functools.partial(rewrite, model, **options.flags)  # type: ignore[arg-type]
+        rewriting = functools.partial(rewrite, model, **options.rewriting.arguments)
         found = rewriting() if entry is None else entry.keep(rewriting)
         if entry is not None and not isinstance(found, Found):
             found = entry.find() or found

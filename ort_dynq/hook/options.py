@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import DynqError
+from ..rewrite_options import RewriteOptions
 
 VARIABLE, RECORD = "ORT_DYNQ_RUN", "ORT_DYNQ_RUN_RECORD"
 """The environment variables that `ort-dynq run` sets for a program and its children: the options, and a file."""
@@ -46,9 +47,9 @@ class Options:
             raise DynqError(f"inputs is {self.inputs}, expected 1 or more")
 
     @property
-    def flags(self) -> dict[str, bool | str]:
-        """The arguments of :func:`ort_dynq.rewrite`."""
-        return {"exact": self.exact, "fuse": self.fuse, "weights_only": "keep", "keep_fused": False}
+    def rewriting(self) -> RewriteOptions:
+        """The options of a rewrite."""
+        return RewriteOptions(exact=self.exact, fuse=self.fuse)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -28,6 +28,7 @@ from ..backends.register import register
 from ..backends.sessions import open_registered
 from ..errors import DynqError, message
 from ..inputs import Array
+from ..rewrite_options import RewriteOptions
 from ..system import cores, cpu_name, load_average, quota_cores
 from ..version import __version__
 
@@ -75,30 +76,20 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to time.
+class Settings(RewriteOptions):
+    """How to time, and how models are rewritten before.
 
     Attributes:
         threads: Numbers of intra-op threads of ONNX Runtime; every case is timed with each of them.
         seconds: Time for each case, all contenders together.
         warmup: Untimed calls of each contender at the start.
         backend: How sessions get ort_dynq's operators.
-        exact, fuse, weights_only, keep_fused: How models are rewritten, see :func:`ort_dynq.rewrite`.
     """
 
     threads: tuple[int, ...] = (1,)
     seconds: float = 0.5
     warmup: int = 2
     backend: Backend = "native"
-    exact: bool = False
-    fuse: bool = False
-    weights_only: str = "keep"
-    keep_fused: bool = False
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """How models are rewritten, as arguments of :func:`ort_dynq.rewrite`."""
-        return {name: getattr(self, name) for name in ("exact", "fuse", "weights_only", "keep_fused")}
 
 
 @dataclass(frozen=True)

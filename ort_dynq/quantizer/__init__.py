@@ -18,6 +18,7 @@ from ..inputs import Given
 from ..measuring.data import load_data
 from ..measuring.sessions import open_session
 from ..opsets import check_versions
+from ..rewrite_options import RewriteOptions
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
 from ..rewriter.float16 import convert_in_float32
@@ -176,7 +177,7 @@ def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ())
         named(quantized)  # so that layers keep their names
         check_is_float(quantized, options)
         options.check_patterns(quantized)
-        apply = functools.partial(convert, phases=phases, fuse=options.fuse)
+        apply = functools.partial(convert, phases=phases, options=RewriteOptions(fuse=options.fuse))
         fused = FUSED_IN_FLOAT32 if options.fuse else ()
         quantized, report = in_normal_form(
             quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS, others=fused), given

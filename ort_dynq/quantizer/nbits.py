@@ -9,8 +9,8 @@ the advice to use `rewrite`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -31,9 +31,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> WeightsOnlyProd
     if node.op_type == "QMoE":
         raise Unconverted(Reason.EXPERTS_IN_QUANTIZE)
     weights_only = "two-term" if options.has_two_terms(node) else "blocks"
-    return _RULE.match(node, dataclasses.replace(context, weights_only=weights_only))
+    changed = replace(context.options, weights_only=weights_only)
+    return _RULE.match(node, replace(context, options=changed))
 
 
 def rule(options: Options) -> Rule[WeightsOnlyProduct]:
     """Returns the rule with these options."""
-    return dataclasses.replace(_RULE, match=functools.partial(_match, options=options))
+    return replace(_RULE, match=functools.partial(_match, options=options))

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..inputs import Array, Given
 from ..opsets import check_names, check_versions, opset_of
+from ..rewrite_options import RewriteOptions
 from ..runtime import serialize
 from ..shown import Shown, Table
 from ..storage import check_data, explained, refusal_of_original, save, tensors, to_proto
@@ -36,7 +37,6 @@ from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
 from .normal_form import in_normal_form
 from .report import Finding, Report
-from .rule import WEIGHTS_ONLY
 from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
 
 if TYPE_CHECKING:
@@ -187,16 +187,10 @@ def rewrite(
             outside of its folder, it is newer than the installed onnxruntime, `exact` contradicts `fuse` or
             `weights_only`, `weights_only` is unknown, or the model has no input of a given name.
     """
-    if exact and fuse:
-        raise DynqError("fuse changes the last bits of floats, and exact keeps them; leave one of them out")
-    if weights_only not in WEIGHTS_ONLY:
-        raise DynqError(f"weights_only is {weights_only!r}, expected one of {', '.join(WEIGHTS_ONLY)}")
-    if exact and weights_only != WEIGHTS_ONLY[0]:
-        raise DynqError("weights_only quantizes activations, and exact keeps floats; leave one of them out")
+    options = RewriteOptions(exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
+    options.check()
     phases = (*FIRST_FUSIONS, *PHASES, *LAST_FUSIONS) if fuse else PHASES
-    apply = functools.partial(
-        convert, phases=phases, exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused
-    )
+    apply = functools.partial(convert, phases=phases, options=options)
     loaded = load_checked(model)
     check_versions(loaded)
     given = Given(inputs or {}, shapes or {})
@@ -219,8 +213,7 @@ def rewrite(
     else:
         was_exact = rewritten.metadata_props.get(EXACT, "1") == "1"
         rewritten.metadata_props[EXACT] = "1" if exact and was_exact else "0"
-        flags = f"exact={exact:d} fuse={fuse:d} weights_only={weights_only} keep_fused={keep_fused:d}"
-        rewritten.metadata_props[OPTIONS] = flags
+        rewritten.metadata_props[OPTIONS] = options.text
         note_origin(rewritten, model, report.initializers)
     report.log(_LOG)
     result = Result(rewritten, report, lacks_functions=True)

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, subgraphs, with_subgraphs
+from ..rewrite_options import RewriteOptions
 from .analysis import limits
 from .analysis.inference import Facts
 from .analysis.nodes import is_standard, program_of
@@ -20,7 +21,7 @@ from .metadata import RULE
 from .policy.saturation import cpu_dependence
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
-from .rule import WEIGHTS_ONLY, Context, Rule
+from .rule import Context, Rule
 
 _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
 
@@ -28,11 +29,7 @@ _FIRST_WITH_OVERRIDABLE_INITIALIZERS = 4  # a version of the model format
 def convert(
     model: ir.Model,
     phases: Sequence[Sequence[Rule[Any]]],
-    *,
-    exact: bool = False,
-    fuse: bool = False,
-    weights_only: str = WEIGHTS_ONLY[0],
-    keep_fused: bool = False,
+    options: RewriteOptions | None = None,
 ) -> Report:
     """Applies rules to every node of a model, and removes the weights that are no longer used.
 
@@ -41,10 +38,7 @@ def convert(
     Args:
         model: The model, which is changed.
         phases: The rules. Each phase goes over the whole model before the next one begins.
-        exact: Whether every result must stay the same bit for bit.
-        fuse: Whether the last bits of floats may change where nodes are fused.
-        weights_only: One of :data:`WEIGHTS_ONLY`.
-        keep_fused: Whether integer products stay that ONNX Runtime fuses.
+        options: What may change; None for the defaults.
 
     Returns:
         The converted nodes, and the unconverted ones with their reasons.
@@ -55,7 +49,7 @@ def convert(
     with Facts(model) as facts:
         had_copies = without_copies(model)
         readers = {value: len(value.uses()) for value in initializers}
-        context = Context(facts, exact, facts.shared, "main", fuse, weights_only, keep_fused)
+        context = Context(facts, options or RewriteOptions(), facts.shared)
         for phase in phases:
             context.shared.begin_phase()
             for path, graph in with_subgraphs(model.graph, "main"):

@@ -8,16 +8,13 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
+from ..rewrite_options import RewriteOptions
 from .analysis.inference import Facts
 from .analysis.shared import Shared
 from .edit import Edit
 from .reasons import Unconverted
 
 _M = TypeVar("_M")
-
-WEIGHTS_ONLY = ("keep", "blocks", "two-term")
-"""What becomes of products of quantized weights and an activation that the model wants in float: they stay, or the
-activation is quantized in the blocks of the weights, to one code or to two."""
 
 
 @dataclass
@@ -26,23 +23,16 @@ class Context:
 
     Attributes:
         facts: Types, shapes and constants of the model.
-        exact: Whether every result must stay the same bit for bit.
+        options: What the rewrite may change.
         shared: The objects that the nodes of this rewrite share.
         path: The path of the graph of the node; see :func:`ort_dynq.graphs.graphs`.
-        fuse: Whether the last bits of floats may change where nodes are fused.
-        weights_only: What becomes of MatMulNBits, QMoE and products of weights behind DequantizeLinear whose activation
-            is a float; one of :data:`WEIGHTS_ONLY`.
-        keep_fused: Whether integer products stay that ONNX Runtime fuses, although they saturate on some CPUs.
         reported: The nodes in the report, each with the reason why it stays; None if it was converted.
     """
 
     facts: Facts
-    exact: bool
+    options: RewriteOptions
     shared: Shared
     path: str = "main"
-    fuse: bool = False
-    weights_only: str = WEIGHTS_ONLY[0]
-    keep_fused: bool = False
     reported: dict[ir.Node, Unconverted | None] = field(default_factory=dict)
 
 

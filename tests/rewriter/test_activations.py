@@ -20,6 +20,7 @@ from helpers import Array, stock_session
 from onnx import helper
 from rewriting import YES, F, nodes_of, parse
 
+from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.fusion.activations import RULE
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.normal_form import in_normal_form
@@ -57,7 +58,9 @@ def model_of(
 
 def fused(model: onnx.ModelProto, *, fuse: bool = True) -> onnx.ModelProto:
     """The model after the rule."""
-    converted, _ = in_normal_form(ir.from_proto(model), lambda form: (form, convert(form, ((RULE,),), fuse=fuse)))
+    converted, _ = in_normal_form(
+        ir.from_proto(model), lambda form: (form, convert(form, ((RULE,),), RewriteOptions(fuse=fuse)))
+    )
     return ir.to_proto(converted)
 
 
@@ -380,7 +383,7 @@ def test_near_misses(name: str) -> None:
 )
 def test_rounded_constants(name: str, numbers: dict[str, float], function: str) -> None:
     """The nodes stay, and the report says why: the difference is more than verification allows."""
-    report = convert(ir.from_proto(model_of(SPELLINGS[name][1], numbers)), ((RULE,),), fuse=True)
+    report = convert(ir.from_proto(model_of(SPELLINGS[name][1], numbers)), ((RULE,),), RewriteOptions(fuse=True))
     assert not report.rewritten
     (finding,) = report.unconverted
     assert finding.unconverted is not None

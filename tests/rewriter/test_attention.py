@@ -21,6 +21,7 @@ from helpers import Array, stock_session
 from rewriting import nodes_of, parse
 
 import ort_dynq
+from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.fusion import attention
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.normal_form import in_normal_form
@@ -52,7 +53,7 @@ def rewritten(model: onnx.ModelProto, *, always: bool = True) -> onnx.ModelProto
     """Rewrites a model; if `always`, also where that is not known to be faster."""
 
     def apply(model: ir.Model) -> Any:
-        return model, convert(model, ((attention.RULE,),), fuse=True)
+        return model, convert(model, ((attention.RULE,),), RewriteOptions(fuse=True))
 
     with mock.patch.object(attention, "_is_faster", return_value=True) if always else nullcontext():
         return ir.to_proto(in_normal_form(ir.from_proto(model), apply)[0])

@@ -17,6 +17,7 @@ from rewriting import parse
 
 from ort_dynq import rewriter
 from ort_dynq.operators.program import Program
+from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.analysis.bounds import Bounded, all_bounds_of
 from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.repetition import Repetitions
@@ -301,7 +302,7 @@ def steps() -> None:
         with model(
             "c = Cast<to = 6>(q) y = Add(c, b)", "uint8[4, 8] q", f"int32 b = {{{number}}}", output="int32"
         ) as m:
-            context = Context(m.facts, True, lambda kind: kind(m.facts))  # type: ignore[arg-type]
+            context = Context(m.facts, RewriteOptions(exact=True), lambda kind: kind(m.facts))  # type: ignore[arg-type]
             translation = Translation({m.values["q"]: "x"}, context)
             assert [translation.add(m.node(each)) for each in "cy"] == [True, is_step]
     assert int(np.float32(2**24 + 1)) == 2**24

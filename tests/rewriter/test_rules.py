@@ -18,6 +18,7 @@ from rewriting import MODELS
 from ort_dynq import quantizer, rewriter
 from ort_dynq.graphs import graphs, values_of, with_subgraphs
 from ort_dynq.quantizer.options import Options
+from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.chains import truncation
 from ort_dynq.rewriter.layout import without_transposes
 from ort_dynq.rewriter.loop import convert
@@ -179,7 +180,7 @@ def test_match_changes_nothing() -> None:
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]
-        convert(moved, meets, fuse=True)
+        convert(moved, meets, RewriteOptions(fuse=True))
     unfused = ir.from_proto(ATTENTION_OVER_CODES)
     convert(unfused, [[meets_every_node(unfused, concerned)]])  # without fusions, a rule gives a reason
     assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes

@@ -37,7 +37,7 @@ def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     if node.inputs[0] is None or node.inputs[0].dtype not in FLOAT_TYPES:
         return None
     values = context.shared(Values)
-    if context.exact or not values.known(node.inputs[0]).is_integer:
+    if context.options.exact or not values.known(node.inputs[0]).is_integer:
         return None
     known = values.known(node.outputs[0])
     is_signed = known.fits(-128, 127)

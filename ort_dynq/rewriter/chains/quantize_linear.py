@@ -67,7 +67,7 @@ def fused(node: ir.Node, context: Context) -> Unconverted | None:
 
     Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
     """
-    keep_products = context.keep_fused or context.exact
+    keep_products = context.options.keep_fused or context.options.exact
     return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
 
 

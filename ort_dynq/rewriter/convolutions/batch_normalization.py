@@ -46,7 +46,7 @@ def _match(node: ir.Node, context: Context) -> _Normalization | None:
 def _match_floats(node: ir.Node, context: Context) -> _Normalization | None:
     product = _before(node)
     is_fused = product is not None and is_standard(product, "Conv")  # by ONNX Runtime
-    return _normalization(node, context) if context.fuse and not is_fused else None
+    return _normalization(node, context) if context.options.fuse and not is_fused else None
 
 
 def _before(node: ir.Node) -> ir.Node | None:

@@ -74,7 +74,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if form is None and not parts:
         return None
     check_fused(node, context)
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT)
     if parts:
         return _Match(tuple(_of_parts(parts, w, bias, more_pads, node, context)), a)

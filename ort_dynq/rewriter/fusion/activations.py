@@ -49,7 +49,7 @@ class _ActivationFunction(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context, *, takes_near: bool = False) -> _ActivationFunction | None:
-    if not context.fuse or not is_standard(node, *_ANCHORS):
+    if not context.options.fuse or not is_standard(node, *_ANCHORS):
         return None
     near: Unconverted | None = None
     for x in _candidates(node, context.facts):

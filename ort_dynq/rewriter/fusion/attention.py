@@ -49,7 +49,7 @@ _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times a
 
 
 def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match | None:
-    if not context.fuse:
+    if not context.options.fuse:
         return None
     operator = operator_attention(node, context.facts.opset) if quantizes else None
     found = attention_of(node) if operator is None else operator

@@ -54,9 +54,9 @@ class _Biases:
 
 
 def _match(node: ir.Node, context: Context) -> _Parts | _Biases | None:
-    if context.fuse and node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
+    if context.options.fuse and node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
         return _biases_of(node, context)
-    if not context.fuse or node.domain != MICROSOFT or node.op_type != "GroupQueryAttention":
+    if not context.options.fuse or node.domain != MICROSOFT or node.op_type != "GroupQueryAttention":
         return None
     try:
         check_group_query(node, is_split=False)

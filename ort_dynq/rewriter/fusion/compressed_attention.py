@@ -135,12 +135,12 @@ class _CompressedAttention:
 
 
 def _match(node: ir.Node, context: Context) -> _CompressedAttention | None:
-    return _attention(node, context) if context.fuse else None
+    return _attention(node, context) if context.options.fuse else None
 
 
 def _match_unfused(node: ir.Node, context: Context) -> None:
     """Reports attention over codes that are not of this run, such as those of a cache."""
-    if context.fuse or context.exact:
+    if context.options.fuse or context.options.exact:
         return
     try:
         found = _attention(node, context)

@@ -40,7 +40,7 @@ class _Rotary:
 
 
 def _match(node: ir.Node, context: Context) -> _Rotary | None:
-    if not context.fuse or not is_standard(node, "Add"):
+    if not context.options.fuse or not is_standard(node, "Add"):
         return None
     products = [producer_of(each, "Mul") for each in node.inputs]
     for first, second in (products, products[::-1]):

@@ -78,7 +78,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
         depth, columns, block or columns, is_constant=context.facts.is_constant(codes)
     ):
         return None
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT).then(Unconverted(Reason.MADE_DEQUANTIZATION))
     return _Product(product, codes, scale, zero_point, block)
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...opsets import OPSET
+from ...rewrite_options import WEIGHTS_ONLY
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.limits import FOLDED
@@ -31,7 +32,7 @@ from ..analysis.standard import MATRIX_PRODUCTS
 from ..edit import Edit
 from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
 from ..reasons import Reason, Unconverted
-from ..rule import WEIGHTS_ONLY, Context, Rule
+from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from .affine import AffineForms
 from .channels import Channels
@@ -109,10 +110,10 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
     fate = Unconverted(context.shared(_Fates).of(node, dequantizer))
     if (lost := forms.lost(node.inputs[0])) is not None:  # its activation was codes before
         fate = fate.then(lost)
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT).then(fate)
     little = context.shared(Convolutions).outweigh(node.inputs[0], node.inputs[1])
-    if little is not None and context.weights_only == WEIGHTS_ONLY[0]:
+    if little is not None and context.options.weights_only == WEIGHTS_ONLY[0]:
         raise little.then(fate)
     if dequantizer.other_type:
         raise Unconverted(Reason.DEQUANTIZED_TYPE, dtype=dequantizer.other_type.name.lower()).then(fate)
@@ -136,7 +137,7 @@ def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Co
         raise Unconverted(reason, dtype="" if product.a.dtype is None else product.a.dtype.name.lower())
     if product.has_transposed_a or (product.alpha != 1 and dequantizer.is_rounded):
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
-    terms = 1 if context.weights_only == "blocks" else 2
+    terms = 1 if context.options.weights_only == "blocks" else 2
     weights, source = dequantized_weights_of(product, dequantizer, context.facts, split=terms == 1)
     match = WeightsOnlyProduct(
         product.a,

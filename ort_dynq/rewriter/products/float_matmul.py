@@ -82,7 +82,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if not terms:
         return None
     check_fused(node, context)
-    if context.exact:
+    if context.options.exact:
         if product.a.dtype in WIDE_TYPES:
             raise Unconverted(Reason.EXACT_WIDE_CODES, dtype=product.a.dtype.name.lower())
         raise Unconverted(Reason.EXACT)

@@ -66,7 +66,7 @@ def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
     products = {value: uses for value in _forms(node) if (uses := _products(value))}
     if not products:
         return None
-    if not context.exact and (folded := _fold(products, context)) is not None:
+    if not context.options.exact and (folded := _fold(products, context)) is not None:
         return folded
     check_type("the codes", inputs_of(node)[0], CODE_TYPES)
     return dequantize_linear(node)

@@ -89,7 +89,7 @@ def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=int(x is not None))
     if is_static(x, facts):
         raise Unconverted(Reason.STATIC)
-    if context.keep_fused:
+    if context.options.keep_fused:
         raise Unconverted(Reason.KEPT)
     if has_small_weights(node, facts):
         raise Unconverted(Reason.SMALL_WEIGHTS)

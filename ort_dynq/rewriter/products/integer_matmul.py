@@ -104,7 +104,7 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
     # ONNX Runtime also fuses products of stacked weights, but does not run them.
     is_fused = _is_fused_by_onnxruntime(codes) and not channels.stack
     if is_fused and (epilogue is None or not epilogue.added):
-        if context.keep_fused:
+        if context.options.keep_fused:
             return None
         if epilogue is not None and has_small_weights(node, facts):
             raise Unconverted(Reason.SMALL_WEIGHTS)

@@ -31,16 +31,17 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | None:
     if node.domain != MICROSOFT or node.op_type != "MatMulNBits":
         return None
     level = node.attributes.get_int("accuracy_level", 0)
-    if level != QUANTIZED_LEVEL and context.weights_only == "keep":
+    if level != QUANTIZED_LEVEL and context.options.weights_only == "keep":
         raise Unconverted(Reason.NBITS_FLOAT_ACTIVATION, level=level)
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT)
     activation = node.inputs[0]
     if activation is None:
         raise Unconverted(Reason.NO_INPUT, operator=node.op_type, index=0)
     weights = nbits_of(node, context.facts)
     is_float_in_stock = level != QUANTIZED_LEVEL or weights.has_real_zero_points
-    has_two_terms = context.weights_only == "two-term" or (is_float_in_stock and context.weights_only != "blocks")
+    weights_only = context.options.weights_only
+    has_two_terms = weights_only == "two-term" or (is_float_in_stock and weights_only != "blocks")
     has_sums = weights.has_weights_of_sums
     match = WeightsOnlyProduct(
         activation,

@@ -75,9 +75,9 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
     number, text = node.attributes.get_int, node.attributes.get_string
     level, bits, block_size = number("accuracy_level", 0), number("expert_weight_bits", 4), number("block_size", 0)
     is_quantized = block_size > 0 and (bits > 4 or (bits == 4 and level == QUANTIZED_LEVEL))
-    if not is_quantized and context.weights_only == "keep":
+    if not is_quantized and context.options.weights_only == "keep":
         raise Unconverted(Reason.EXPERTS_FLOAT_ACTIVATION, level=level, block_size=block_size)
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT)
     if (kind := text("quant_type", "int")) != "int":
         raise Unconverted(Reason.EXPERTS_ATTRIBUTE, name="quant_type", value=kind)
@@ -113,7 +113,7 @@ def _match(node: ir.Node, context: Context) -> Mixture | None:
             raise Unconverted(Reason.NBITS_SHAPE, what=f"results of {name}", size=size, expected=needed)
     check_experts((*first.parts, *second.parts))
     _check_chosen(node, router, first.experts)
-    terms = 2 if context.weights_only == "two-term" else 1
+    terms = 2 if context.options.weights_only == "two-term" else 1
     return Mixture(activation, router, inputs[_ROUTER_WEIGHTS], first, second, program, terms)
 
 

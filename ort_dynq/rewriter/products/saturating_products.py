@@ -47,7 +47,7 @@ class _SaturatingNode:
 
 
 def _match(node: ir.Node, context: Context) -> _SaturatingNode | None:
-    if context.keep_fused or not node.inputs:
+    if context.options.keep_fused or not node.inputs:
         return None
     facts = context.facts
     if producer_of(node.outputs[0], "DequantizeLinear") is node:

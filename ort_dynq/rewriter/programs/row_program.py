@@ -120,7 +120,7 @@ class _Choice:
         if self._rows.kind(node.outputs[0]) != Kind.VECTOR or node.domain == DOMAIN:
             return True
         if node not in self._after:  # fusions take it together with what is before it
-            return not self._context.fuse and not may_end_fusion(node, is_constant)
+            return not self._context.options.fuse and not may_end_fusion(node, is_constant)
         is_quantization = node in self._before or any(self._values.known(each).is_integer for each in elements_of(node))
         return is_quantization or not may_begin_fusion(node)
 

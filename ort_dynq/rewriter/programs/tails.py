@@ -88,7 +88,9 @@ class _Region:
         """Adds one node that reads a value of the region; returns whether there is one."""
         inside = {*self.inside()}
         for node in dict.fromkeys(use.node for value in self.inside() for use in value.uses()):
-            is_step = is_standard(node, *ELEMENTWISE) or (self.context.fuse and (is_activation(node) or is_power(node)))
+            is_step = is_standard(node, *ELEMENTWISE) or (
+                self.context.options.fuse and (is_activation(node) or is_power(node))
+            )
             if not is_step or node in self.nodes or node.graph is not self.product.graph:
                 continue
             operands = self._new_operands(node, inside)
@@ -104,7 +106,7 @@ class _Region:
         """The program of all nodes; None if one of them is not a step, or a zero may have another sign."""
         names = {self.result: "x"}
         names |= {value: f"{form}{i}" for i, (value, form) in enumerate(self.operands.items(), 1)}
-        translation = (FusedTranslation if self.context.fuse else Translation)(names, self.context)
+        translation = (FusedTranslation if self.context.options.fuse else Translation)(names, self.context)
         try:
             if not all(map(translation.add, self.nodes)):
                 return None

@@ -113,7 +113,7 @@ def _grids(
 def _match(node: ir.Node, context: Context) -> LstmLayer | None:
     if not is_dynamic_lstm(node):
         return None
-    if context.exact:
+    if context.options.exact:
         raise Unconverted(Reason.EXACT)
     x = node.inputs[0]
     if x is None:
