@@ -58,6 +58,23 @@ class FloatProduct(NamedTuple):
         is_difference = node is not None and is_standard(node, "Sub") and producer_of(node.inputs[0], "Mul") is not None
         return node.inputs[1] if node is not None and is_difference else None
 
+    @property
+    def factors(self) -> list[ir.Value]:
+        """The factors of the Mul that computes the activation; empty if another node does."""
+        node = producer_of(self.activation, "Mul")
+        return [] if node is None else [value for value in node.inputs if value is not None]
+
+    def is_rounded_once(self, known: Mapping[str, Array]) -> bool:
+        """Returns whether A's activation is integers times a scale, rounded once to float32."""
+        x = known[name_of(self.activation)]
+        if x.dtype != np.float32 or producer_of(self.activation, "DequantizeLinear") is not None:
+            return x.dtype == np.float32
+        factors = [known[name_of(each)] for each in self.factors]
+        return any(
+            codes.shape == x.shape != scale.shape and bool((np.rint(codes) == codes).all())
+            for codes, scale in zip(factors, reversed(factors), strict=True)
+        )
+
     def multiply(self, x: Array, weights: Array) -> Array:
         """Returns the product of these numbers, without the steps after it."""
         if self.move is not None:
@@ -132,7 +149,8 @@ class FloatProduct(NamedTuple):
     def values(self) -> list[ir.Value]:
         parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []
         parameters += [self.subtracted] if self.subtracted is not None else []
-        return [self.activation, self.weights, self.result, *parameters, *(operand for _, operand in self.steps)]
+        operands = [operand for _, operand in self.steps]
+        return [self.activation, self.weights, self.result, *parameters, *self.factors, *operands]
 
 
 def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProduct | None:

@@ -36,8 +36,9 @@ from .fusions import FLOOR as FLOOR_OF_FUSIONS
 from .fusions import Fusion, Fusions, error_of, reference_of
 from .layers import Disturbed, IntegerProduct, Layers, Override, Recorder, name_of
 from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
+from .operands import changed_constant, changed_operand
 from .recurrent import lstm_of
-from .rounded import StoredWeights, codes_of, codes_of_rounded, dequantized, rounded_weights_of, terms_of
+from .rounded import StoredWeights, codes_of, dequantized, is_rounded_by_a, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
@@ -129,6 +130,7 @@ class Checked:
             normalization would cancel a common factor. Empty without such products, or if A does not load with it.
         not_perturbed: Why A does not load with it; empty if it does.
         unchecked: Why an output of B cannot be compared; empty if every one can.
+        changed: The name of a constant that has other bits in A; empty if there is none.
     """
 
     products: tuple[Product, ...]
@@ -138,6 +140,7 @@ class Checked:
     perturbed: list[Array]
     not_perturbed: str
     unchecked: str = ""
+    changed: str = ""
 
 
 def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Backend) -> Checked | None:
@@ -175,6 +178,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     )
     if not pairs and not replaced and not layers.unreachable and not fusions.found and not fusions.hidden:
         return None
+    changed = changed_constant(model_a, model_b)
     names = list(map(name_of, model_a.graph.outputs))
     hidden = set(map(name_of, fusions.hidden))
     known = Recorder(model_a, _values_of_a(model_a, layers, pairs, of_layers, fusions)).run(feeds)
@@ -205,6 +209,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         perturbed=perturbed,
         not_perturbed=not_perturbed,
         unchecked=next((f"{name}: {_HIDDEN}" for name in names if name in hidden), ""),
+        changed=changed,
     )
 
 
@@ -216,7 +221,7 @@ class _Pair(NamedTuple):
         a: A's nodes; None if A has no such product.
         name: The name of B's node.
         stored: B's weights if A's are these, rounded to float16.
-        observed: B's codes, scale and zero point if its activation is not A's; otherwise empty.
+        observed: B's codes, scale and zero point.
     """
 
     b: IntegerProduct
@@ -228,8 +233,7 @@ class _Pair(NamedTuple):
 
 def _pair_of(product: IntegerProduct, layers: Layers) -> _Pair:
     node, of_a = product.node, float_product_of(product, layers)
-    observed = codes_of(node) if _has_float_activation(node, of_a) else codes_of_rounded(node)
-    return _Pair(product, of_a, label(node), rounded_weights_of(node), observed)
+    return _Pair(product, of_a, label(node), rounded_weights_of(node), codes_of(node))
 
 
 def _values_of_a(
@@ -238,6 +242,8 @@ def _values_of_a(
     """Returns the values of A to record: what is compared, and what references are computed from."""
     wanted = list(a.graph.outputs)
     wanted += [value for each in pairs if each.a for value in each.a.values()]
+    parameters = [layers.values.get(name_of(value)) for each in pairs for value in each.observed[1:]]
+    wanted += [value for value in parameters if value is not None]
     wanted += [value for each in of_layers for value in each.values_of_a()]
     wanted += [layers.values[name_of(output)] for output in layers.foreign]
     wanted += [each.of_a for each in fusions.found]
@@ -251,7 +257,7 @@ def _values_of_b(
     pairs: Sequence[_Pair], of_layers: Sequence[QuantizedLayer], fusions: Fusions, known: Mapping[str, Array]
 ) -> list[ir.Value]:
     """Returns the computed values of B that are compared with A's, or from which errors are computed."""
-    found = [value for each in pairs for value in each.observed]
+    found = [value for each in pairs if each.a for value in each.observed]
     found += [value for each in of_layers for value in each.observed]
     found += [each.b.offset for each in pairs if each.b.offset is not None]
     found += [value for each in fusions.found for value in each.observed() if name_of(value) not in known]
@@ -331,13 +337,16 @@ def _judge(pair: _Pair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -
     if (expected.shape, expected.dtype) != (result.shape, result.dtype):
         found = f"{result.dtype} {list(result.shape)}, A {expected.dtype} {list(expected.shape)}"
         return Product(pair.name, problem=f"B's result is {found}")
-    activation = dequantized(pair.b.node, pair.observed, of_b)
     if _has_float_activation(pair.b.node, of_a):
-        return _judge_weights_only(pair, of_a, known, result, activation)
+        return _judge_weights_only(pair, of_a, known, result, dequantized(pair.b.node, pair.observed, of_b))
+    activation = dequantized(pair.b.node, pair.observed, of_b) if is_rounded_by_a(pair.b.node) else None
     offset = None if pair.b.offset is None else of_b.get(name_of(pair.b.offset))
     if offset is None and of_a.subtracted is not None:
         offset = known[name_of(of_a.subtracted)].astype(np.float64)
-    return _judge_exact(pair, of_a, known, result, activation, offset)
+    product = _judge_exact(pair, of_a, known, result, activation, offset)
+    if product.problem or activation is not None or offset is not None:
+        return product
+    return replace(product, problem=changed_operand(of_a, pair.b.node, pair.observed, known, of_b))
 
 
 def _judge_weights_only(

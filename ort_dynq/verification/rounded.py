@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import label
 from ..inputs import Array
+from ..operators import DOMAIN
 from ..operators.packing import packed_conv_shape, unpack, unpack_conv
 from ..operators.quantized_matmul import TERM_RATIO
 from ..rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
@@ -28,20 +29,20 @@ class StoredWeights:
     zero_point: Array
     scale: Array
 
-    def like(self, weights: Array, is_transposed: bool) -> Array:
-        """Returns them dequantized, float64, in the shape of A's weights if both have the same number of elements."""
+    def like(self, weights: Array, is_transposed: bool, dtype: npt.DTypeLike = np.float64) -> Array:
+        """Returns them dequantized, in the shape of A's weights if both have the same number of elements."""
         if self.node.op_type == "QuantizedConv":
             quad_axis = self.node.attributes.get_int("quad_axis", 0)
             if packed_conv_shape(weights.shape, quad_axis) != self.packed.shape:
                 return np.empty(0)
-            codes = unpack_conv(self.packed, quad_axis, weights.shape).astype(np.float64)
+            codes = unpack_conv(self.packed, quad_axis, weights.shape).astype(dtype)
             channels = (-1, *[1] * (weights.ndim - 1))
             return np.asarray((codes - self.zero_point.reshape(channels)) * self.scale.reshape(channels))
         bits, size = self.node.attributes.get_int("bits", 8), self.node.attributes.get_int("group_size", 0)
         *stack, _, units, _, _ = self.packed.shape
         depth, columns = units * 32 // bits, self.scale.shape[-1]  # with padding
         matrices = self.packed.reshape(-1, *self.packed.shape[-4:])
-        codes = np.array([unpack(matrix, depth, columns, bits) for matrix in matrices], np.float64)
+        codes = np.array([unpack(matrix, depth, columns, bits) for matrix in matrices], dtype)
         # Parameters of groups have a row for each group; others broadcast.
         zero_point, scale = (
             np.repeat(x, size, -2) if size and x.ndim > 1 and x.shape[-2] > 1 else x
@@ -64,6 +65,14 @@ class StoredWeights:
         return any(np.array_equal(each.astype(np.float16), weights) for each in (found, found.astype(np.float32)))
 
 
+def stored_weights_of(node: ir.Node) -> StoredWeights | None:
+    """Returns the weights of a node; None if they are not constant."""
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
+    if None in tensors or len(tensors) < 3:
+        return None
+    return StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
+
+
 def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
     """Returns the weights of a node, if A rounds them to float16, or otherwise; None if A does not.
 
@@ -72,20 +81,19 @@ def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
     """
     if node.metadata_props.get(ROUNDED_WEIGHTS) not in ("1", NEAR):
         return None
-    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
-    if None in tensors or len(tensors) < 3:
+    if (found := stored_weights_of(node)) is None:
         raise DynqError(f"the weights of {label(node)} are not constant, but its metadata have {ROUNDED_WEIGHTS}")
-    return StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
+    return found
 
 
-def codes_of_rounded(node: ir.Node) -> list[ir.Value]:
-    """Returns codes, scale and zero point of a node whose activation A rounds to float16; empty if it does not."""
-    return codes_of(node) if node.metadata_props.get(ROUNDED_ACTIVATION) == "1" else []
+def is_rounded_by_a(node: ir.Node) -> bool:
+    """Returns whether A rounds the activation of a node to float16."""
+    return node.metadata_props.get(ROUNDED_ACTIVATION) == "1"
 
 
 def codes_of(node: ir.Node) -> list[ir.Value]:
-    """Returns codes, scale and zero point of an integer product."""
-    return [value for value in node.inputs[:3] if value is not None]
+    """Returns codes, scale and zero point of an integer product; nothing of a product of floats."""
+    return [value for value in node.inputs[:3] if value is not None] if node.domain == DOMAIN else []
 
 
 def terms_of(node: ir.Node) -> int:

@@ -51,6 +51,8 @@ class Verification(Shown):
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
             results of these products; of 2**-9 if they are float16.
         not_perturbed: Why `perturbed` is not known: A declares wrong shapes and does not load with the change.
+        changed: A constant that A and B have under one name, with different bits, if B has integer products; empty if
+            there is none.
         saturating_a, saturating_b: For information: the integer products of A and of B that stock ONNX Runtime computes
             incorrectly on this CPU, because they saturate. With optimizations off, they are computed exactly.
     """
@@ -67,6 +69,7 @@ class Verification(Shown):
     end_to_end: tuple[Comparison, ...] = ()
     perturbed: tuple[Comparison, ...] = ()
     not_perturbed: str = ""
+    changed: str = ""
     saturating_a: int = 0
     saturating_b: int = 0
 
@@ -109,6 +112,7 @@ class Verification(Shown):
     def _problem(self) -> str:
         problems = [self.failure, *(f"{each.name}: {each.problem}" for each in self.products if each.problem)]
         problems += [f"{each.name}: {each.difference}" for each in self.outputs if not each.equal]
+        problems += [f"{self.changed} has other numbers in A"] * bool(self.changed)
         return next(filter(None, problems), "")
 
     @property
@@ -228,6 +232,7 @@ def verify(
         end_to_end=result.outputs,
         perturbed=tuple(map(compare, names, found.original, found.perturbed)),
         not_perturbed=found.not_perturbed,
+        changed=found.changed,
     )
     return _with_finite(result, is_given_empty)
 

@@ -343,7 +343,7 @@ def test_all_outputs_come_from_branches_with_products() -> None:
 def test_wrong_shapes_hide_the_effect_of_the_last_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With them, ONNX Runtime loads A, and not A with changed results of its products: verification says so."""
     model = token("float[2, 7, 16] x", "float[2, 7, 5] y", "y = MatMul(dx, w)", {"w": weights(16, 5)})
-    for name, depth in (("rounded", 7), ("code", 9), ("dx", 16)):
+    for name, depth in (("quotient", 7), ("rounded", 9), ("dx", 16)):
         declared = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 7, depth])
         model.graph.value_info.append(declared)
     result = check(model)
