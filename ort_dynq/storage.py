@@ -383,6 +383,23 @@ def _delete_unused_data(target: Path, sources: set[str]) -> None:
                 path.unlink()
 
 
+def own_weights(model: ir.Model) -> None:
+    """Gives weights that are views of the file that was read arrays of their own, so that its buffer can be freed.
+
+    Only if they are a small part of it: most of a model that no layer was quantized of would be in memory twice.
+    """
+    views: dict[str, npt.NDArray[Any]] = {}
+    buffers: dict[int, int] = {}
+    for name, value in model.graph.initializers.items():
+        raw = getattr(value.const_value, "raw", None)
+        flat = raw.base if isinstance(raw, np.ndarray) else None
+        if isinstance(flat, np.ndarray) and isinstance(flat.base, memoryview):
+            views[name], buffers[id(flat.base.obj)] = raw, memoryview(flat.base.obj).nbytes
+    if sum(array.nbytes for array in views.values()) <= _SMALL_PART * sum(buffers.values()):
+        for name, array in views.items():
+            model.graph.initializers[name].const_value = ir.tensor(array.copy(), name=name)
+
+
 def is_large(model: ir.Model) -> bool:
     """Returns whether the tensors in memory are too large for one protocol buffer."""
     with _writable():

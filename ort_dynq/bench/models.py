@@ -27,6 +27,7 @@ from ..measuring.timing import (
 )
 from ..rewriter import Report, rewrite
 from ..storage import load
+from ..system import return_memory
 from .opening import Opening, measure_opening
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def bench_model(
     feeds = make_feeds(resolved, given, seed, zero_rows=False)
     sessions.run_original(session, [output.name for output in session.get_outputs()], feeds, resolved)
     del session
+    return_memory()
     ours: str | Path | ir.Model
     if b is None:
         result = rewrite(a, **settings.arguments, inputs=inputs, shapes=shapes)

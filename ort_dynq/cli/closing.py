@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..genai.decoding import TextAccuracy
     from ..inputs import Input
     from ..measuring.data import Data
-    from ..rewriter import Result
+    from ..rewriter import Report
     from ..storage import ModelFile
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
@@ -137,7 +137,7 @@ def closing_of(
     arguments: argparse.Namespace,
     original: Original,
     target: Path,
-    result: Result,
+    report: Report,
     accuracy: Accuracy | None = None,
     data: Data | None = None,
 ) -> Closing:
@@ -147,12 +147,12 @@ def closing_of(
         arguments: They name the data, the backend, and whether to time.
         original: The model that it was made from. It is not timed if it was replaced.
         target: The path of the new model.
-        result: The new model and its report.
+        report: How it was made.
         accuracy: The accuracy of a quantized model, if it was measured.
         data: What the models were compared on. Its first set is timed.
     """
     speed, busy, shapes, not_timed = None, "", dict[str, str](), ""
-    if arguments.timing and result.report.rewritten and not original.is_replaced:
+    if arguments.timing and report.rewritten and not original.is_replaced:
         try:
             speed, busy, shapes = _speed(arguments, original.path, target, data)
         except DynqError as error:
@@ -161,7 +161,7 @@ def closing_of(
     size = sum(map(os.path.getsize, (target, *files)))
     shared = frozenset[Path]() if original.is_replaced else files & original.data_files
     return Closing(
-        *(original.bytes, size, *result.report.products, _finite_snr(accuracy), speed, busy, shapes, not_timed),
+        *(original.bytes, size, *report.products, _finite_snr(accuracy), speed, busy, shapes, not_timed),
         still_needed=tuple(sorted(each.name for each in shared)),
     )
 
@@ -276,7 +276,9 @@ def _speed(
     with working("timing both models"):
         from ..bench.models import bench_model
         from ..measuring.timing import Settings
+        from ..system import return_memory
 
+        return_memory()  # of the new model
         shapes, inputs = ({}, dict(data.sets[0])) if data is not None else given_data(arguments, source)
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DynqError
 from ..files import check_text
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from ..accuracy import Accuracy, Reference
     from ..genai import FolderResult
+    from ..measuring.data import Data
     from ..measuring.timing import Speed
     from ..quantizer.options import Forms, Options
     from ..quantizer.selection import Selection
     from ..quantizer.speed import FasterLayers
     from ..rewriter import Finding, Report, Result
-    from .closing import Closing, FolderClosing
+    from .closing import Closing, FolderClosing, Original
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,22 +139,84 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         raise DynqError("--text is for folders of onnxruntime-genai, which have a tokenizer; use --data for a model")
     if arguments.only_if_faster and arguments.min_snr is not None:
         raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
-    has_shapes = bool(arguments.input or arguments.shape) and not arguments.only_if_faster
-    verifies = arguments.verify or bool(arguments.data) or has_shapes
-    compares = verifies or arguments.min_snr is not None or arguments.only_if_faster
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
     check_report(arguments, source)
-    from ..quantizer import quantize_layers
-    from ..storage import ModelFile
+    gain, found = _gain(), _written(arguments, source, target)
+    report, selection, faster, accuracy = found.report, found.selection, found.faster, found.accuracy
+    is_written, closing = bool(report.quantized) or arguments.allow_none, None
+    if is_written:
+        if arguments.report:
+            write_page(arguments, source, target)
+        closing = closing_of(arguments, found.original, target, report, accuracy, found.data)
 
-    gain, options, model = _gain(), _options(arguments), ModelFile(source)
+    def findings() -> Iterator[RenderableType]:
+        yield one_line(f"{source}: {report.summary}")
+        yield from _findings(report)
+        if selection is not None:
+            yield from selection_text(selection, arguments.min_snr, found.cost)
+        if faster is not None and faster.kinds:
+            yield from _faster(faster)
+        if accuracy is not None:
+            yield from accuracy_text(accuracy, arguments.data)
+        if arguments.report and is_written:
+            yield "\n" + one_line(f"{arguments.report} is written")
+
+    data = {
+        **_report_dict(report),
+        "selection": None if selection is None else {**selection.to_dict(), "cost": found.cost and found.cost.ratio},
+        "faster": None if faster is None else faster.to_dict(),
+        "accuracy": None if accuracy is None else accuracy.to_dict(),
+        "report": arguments.report if is_written else None,
+    }
+    return _with_closing((source, target), gain, data, findings, closing, accuracy)
+
+
+_LARGE = 100_000_000  # bytes of a model whose layers are counted while they are quantized
+
+
+class _Quantized(NamedTuple):
+    """What is known of a model that was quantized, when its weights and those of the float model are not needed."""
+
+    report: Report
+    original: Original
+    data: Data | None = None
+    selection: Selection | None = None
+    cost: Speed | None = None
+    faster: FasterLayers | None = None
+    accuracy: Accuracy | None = None
+
+
+def _written(arguments: argparse.Namespace, source: Path, target: Path) -> _Quantized:
+    """Quantizes a model and writes the result, unless no layer is quantized."""
+    from ..system import return_memory
+
+    result, found = _quantize(arguments, source, target)
+    return_memory()  # of the float weights
+    if found.report.quantized or arguments.allow_none:
+        with working(f"writing {target}"):
+            if arguments.require_plugin:
+                result.require_plugin()
+            result.save(target)
+    return found
+
+
+def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tuple[Result, _Quantized]:
+    """Quantizes a model, and compares it with the float model if the arguments ask for it."""
+    from ..quantizer import quantize_layers
+    from ..storage import ModelFile, own_weights
+
+    has_shapes = bool(arguments.input or arguments.shape) and not arguments.only_if_faster
+    verifies = arguments.verify or bool(arguments.data) or has_shapes
+    compares = verifies or arguments.min_snr is not None or arguments.only_if_faster
+    options, model = _options(arguments), ModelFile(source)
     with named_as(source, target):
         reference = reference_of(arguments, model) if compares else None
 
-    def quantize(forms: Forms = options.forms) -> Result:
-        return quantize_layers(model, replace(options, forms=forms), () if reference is None else reference.given)
+    def quantize(forms: Forms = options.forms, note: Callable[[str], None] | None = None) -> Result:
+        given = () if reference is None else reference.given
+        return quantize_layers(model, replace(options, forms=forms), given, note)
 
     selection, cost, accuracy, faster = None, None, None, None
     if reference is not None and arguments.only_if_faster:
@@ -164,51 +227,23 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             faster = select_faster(model, quantize, feeds, backend=arguments.backend, track=track)
         result = faster.result
     elif reference is None or arguments.min_snr is None:
-        with working(f"quantizing {source}"):
-            result = quantize()
+        with working(f"quantizing {source}") as note:
+            result = quantize(note=note if model.size > _LARGE else None)
     else:
         with named_as(source, target):
             selection, cost = _select(reference, quantize, arguments)
         result = selection.result
     result.check()
-    report = result.report
-    is_written = bool(report.quantized) or arguments.allow_none
+    is_written = bool(result.report.quantized) or arguments.allow_none
     if reference is not None and is_written and (verifies or arguments.min_snr is not None):
         with named_as(source, target):
             accuracy = accuracy_of(arguments, reference, result)
     original = original_of(source, target, model)
     if arguments.report and original.is_replaced:
         raise DynqError(f"--report compares with {source}, which would be replaced; choose another name for OUT")
-    if is_written:
-        with working(f"writing {target}"):
-            if arguments.require_plugin:
-                result.require_plugin()
-            result.save(target)
-    if arguments.report and is_written:
-        write_page(arguments, source, target)
-    data_of_both = None if reference is None else reference.data
-    closing = closing_of(arguments, original, target, result, accuracy, data_of_both) if is_written else None
-
-    def findings() -> Iterator[RenderableType]:
-        yield one_line(f"{source}: {report.summary}")
-        yield from _findings(report)
-        if selection is not None:
-            yield from selection_text(selection, arguments.min_snr, cost)
-        if faster is not None and faster.kinds:
-            yield from _faster(faster)
-        if accuracy is not None:
-            yield from accuracy_text(accuracy, arguments.data)
-        if arguments.report and is_written:
-            yield "\n" + one_line(f"{arguments.report} is written")
-
-    data = {
-        **_report_dict(report),
-        "selection": None if selection is None else {**selection.to_dict(), "cost": cost and cost.ratio},
-        "faster": None if faster is None else faster.to_dict(),
-        "accuracy": None if accuracy is None else accuracy.to_dict(),
-        "report": arguments.report if is_written else None,
-    }
-    return _with_closing((source, target), gain, data, findings, closing, accuracy)
+    own_weights(result.model)
+    data = None if reference is None else reference.data
+    return result, _Quantized(result.report, original, data, selection, cost, faster, accuracy)
 
 
 def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:

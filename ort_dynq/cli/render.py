@@ -114,7 +114,7 @@ def rendered(text: Iterable[RenderableType]) -> str:
     return "\n".join(map(str.rstrip, capture.get().rstrip("\n").split("\n")))
 
 
-_LOG_SECONDS = 60
+_LOG_SECONDS = 10
 _silent = contextvars.ContextVar("silent", default=False)
 
 
@@ -130,13 +130,12 @@ def silent(is_silent: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(what: Callable[[], str]) -> Iterator[None]:
-    """Writes a line to stderr once a minute while the block runs: progress for a log."""
+    """Writes a line to stderr every ten seconds while the block runs: progress for a log."""
     done, begin = threading.Event(), time.monotonic()
 
     def log() -> None:
         while not done.wait(_LOG_SECONDS):
-            minutes = (time.monotonic() - begin) / 60
-            print(one_line(f"{what()} ({minutes:.0f} min)"), file=sys.stderr, flush=True)
+            print(one_line(f"{what()} ({time.monotonic() - begin:.0f} s)"), file=sys.stderr, flush=True)
 
     if not _silent.get():
         with contextlib.suppress(RuntimeError):  # without permission for a thread, there is no progress
@@ -152,21 +151,25 @@ def _has_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Shows what the block does while it runs: a spinner on a terminal, else a line once a minute."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows what the block does while it runs: a spinner on a terminal, else a line every ten seconds.
+
+    Gives a function that the block may tell how far it is.
+    """
     if not _has_terminal():
-        with _logged(lambda: what):
-            yield
+        now = [what]
+        with _logged(lambda: now[0]):
+            yield lambda text: now.__setitem__(0, f"{what}: {text}")
         return
     from rich.console import Console
 
-    with Console(stderr=True, markup=False).status(one_line(what)):
-        yield
+    with Console(stderr=True, markup=False).status(one_line(what)) as status:
+        yield lambda text: status.update(one_line(f"{what}: {text}"))
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Track]:
-    """Gives a function that iterates over steps and shows a progress bar on a terminal, else a line once a minute.
+    """Gives a function that iterates over steps and shows a progress bar on a terminal, else a line every ten seconds.
 
     The bar is drawn between steps only, so that it takes no time from what is timed.
     """

@@ -78,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             stays = not (arguments.require_plugin or result.report.rewritten or result.report.is_mended)
             if not (stays and model.copy_to(target)):  # a model that stays is not larger
                 result.save(target)
-    closing = closing_of(arguments, original, target, result) if passed else None
+    closing = closing_of(arguments, original, target, result.report) if passed else None
 
     def text() -> Iterator[RenderableType]:
         yield one_line(f"{source}: {result.report.summary}")

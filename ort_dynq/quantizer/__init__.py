@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
@@ -36,11 +37,14 @@ from ..structure import structure_of
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, packed_attention, recurrent
 from . import from_dynamic as from_dynamic_rule
 from . import from_static as from_static_rule
-from .options import FUSED_IN_FLOAT32, LAYERS, Forms, Options, checked
+from .options import FUSED_IN_FLOAT32, LAYERS, Forms, Options, checked, is_layer
 from .quantized_models import CHAINS, check_is_float
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ..measuring.data import Source
+    from ..rewriter.edit import Edit
     from ..storage import Model
 
 __all__ = ["NoWeightsError", "checked", "quantize", "quantize_layers"]
@@ -150,19 +154,44 @@ def quantize(
     return result.require_plugin() if require_plugin else result
 
 
-def quantize_layers(model: Model, options: Options, given: Sequence[Given] = ()) -> Result:
+def _has_weights(node: ir.Node) -> bool:
+    """Returns whether a node is a layer that reads an initializer."""
+    return is_layer(node) and any(value is not None and value.is_initializer() for value in node.inputs)
+
+
+def _counter(model: ir.Model, note: Callable[[str], None] | None) -> Callable[[Rule[Any]], Rule[Any]]:
+    """Returns a function that makes a rule tell the progress whenever it quantizes a layer."""
+    if note is None:
+        return lambda rule: rule
+    total, built = sum(map(_has_weights, model.graph.all_nodes())), itertools.count(1)
+
+    def counted(rule: Rule[Any]) -> Rule[Any]:
+        def build(match: Any, edit: Edit) -> None:
+            note(f"layer {next(built)} of {total}")
+            rule.build(match, edit)
+
+        return dataclasses.replace(rule, build=build)
+
+    return counted
+
+
+def quantize_layers(
+    model: Model, options: Options, given: Sequence[Given] = (), note: Callable[[str], None] | None = None
+) -> Result:
     """Quantizes a model with checked options.
 
     Args:
         model: The model.
         options: The options.
         given: Inputs on which the outputs of a model are compared that is converted from an older opset.
+        note: Is told the progress: how many layers are quantized.
     """
     quantized = load(model)
     check_data(quantized)  # reasons would blame the model
     check_versions(quantized)
-    rules = [rule(options) for rule in RULES]
-    embeddings = embedding.rule(options)
+    count = _counter(quantized, note)
+    rules = [count(rule(options)) for rule in RULES]
+    embeddings = count(embedding.rule(options))
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:

@@ -318,6 +318,10 @@ class Reason(Enum):
         "original model, before it is optimized"
     )
     MADE_BY_OPTIMIZER = "ONNX Runtime's optimizer made this operator; quantize the model before it is optimized"
+    TABLES_OF_OPTIMIZER = (
+        "its tables of embeddings stay floats: ONNX Runtime's optimizer has merged them with the normalization; "
+        "quantize the model before it is optimized"
+    )
     TABLE_SHARED = "other nodes read its table as floats: the file would have it twice"
 
     @property

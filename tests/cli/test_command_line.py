@@ -26,7 +26,6 @@ from commands import ENCODER, MODELS, run
 import ort_dynq
 from ort_dynq import cli
 from ort_dynq.__main__ import main as program
-from ort_dynq.cli import render
 
 LIGHT = {"ort_dynq.errors", "ort_dynq.files", "ort_dynq.system", "ort_dynq.formats"}
 """Modules that load no other package. Those of the command line stay loaded, too."""
@@ -410,16 +409,6 @@ def test_verbose_and_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main([*given, "-q"]) == 0
     assert capsys.readouterr() == ("", "")
     assert cli.main([*given, "-q", "-v"]) == 2
-
-
-def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """A line in the log now and then, unless it is quiet."""
-    monkeypatch.setattr(render, "_LOG_SECONDS", 0.01)
-    for is_silent in (False, True):
-        with render.silent(is_silent), render.progress() as track:
-            for _ in track(["first step", "second step"]):
-                time.sleep(0.1)
-        assert ("2 of 2: second step (0 min)\n" in capfd.readouterr().err) != is_silent
 
 
 def test_verbose_is_what_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,3 +271,23 @@ def test_tables_that_stay(case: str) -> None:
     result = ort_dynq.quantize(model, **options)
     assert operators(result)["DynamicDequantize"] == 0
     assert reasons(result) == ([] if reason is None else [reason])
+
+
+def test_tables_that_the_optimizer_has_merged_are_named() -> None:
+    """EmbedLayerNormalization of com.microsoft keeps its tables as floats, and the report says so."""
+    norm = ["ids", "", "table", "positions", "", "gamma", "beta"]
+    nodes = [
+        helper.make_node("EmbedLayerNormalization", norm, ["h", "mask"], name="embed", domain="com.microsoft"),
+        helper.make_node("MatMul", ["h", "w"], ["y"], name="product"),
+    ]
+    constants = {"table": table(), "positions": floats(8, COLUMNS), "w": floats(COLUMNS, 256)}
+    model = model_of(nodes, constants | {"gamma": floats(COLUMNS), "beta": floats(COLUMNS)})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    (finding,) = ort_dynq.quantize(model).report.unconverted
+    assert (finding.node, finding.op_type) == ("embed", "EmbedLayerNormalization")
+    assert finding.reason.startswith("its tables of embeddings stay floats: ")
+    assert ort_dynq.quantize(model, embeddings="keep").report.unconverted == []
+    del model.graph.initializer[0]
+    model.graph.initializer.append(numpy_helper.from_array(table()[:64], "table"))
+    assert ort_dynq.quantize(model).report.unconverted == []  # too small to gain
