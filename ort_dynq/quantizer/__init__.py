@@ -22,16 +22,15 @@ from ..opsets import check_versions
 from ..rewrite_options import RewriteOptions
 from ..rewriter import Result
 from ..rewriter.chains import dynamic_quantize_linear
-from ..rewriter.float16 import convert_in_float32
 from ..rewriter.float16 import operands as float16_operands
 from ..rewriter.inner_weights import NOTE
 from ..rewriter.loop import convert
 from ..rewriter.metadata import EXACT, OPTIONS, QUANTIZED, note_origin
-from ..rewriter.normal_form import in_normal_form
 from ..rewriter.programs import tails
 from ..rewriter.reasons import Reason
 from ..rewriter.rule import Rule
 from ..rewriter.rules import FIRST_OF_QUANTIZATIONS, FIRST_WITH_FLOAT_ATTENTION, LAST_FUSIONS
+from ..rewriter.variants import Widening, convert_best
 from ..storage import check_data, explained, load, refusal_of_original
 from ..structure import structure_of
 from . import conv, conv_transpose, embedding, matmul, nbits, other_layers, packed_attention, recurrent
@@ -208,9 +207,7 @@ def quantize_layers(
         options.check_patterns(quantized)
         apply = functools.partial(convert, phases=phases, options=RewriteOptions(fuse=options.fuse))
         fused = FUSED_IN_FLOAT32 if options.fuse else ()
-        quantized, report = in_normal_form(
-            quantized, lambda form: convert_in_float32(form, apply, names, layers=LAYERS, others=fused), given
-        )
+        quantized, report = convert_best(quantized, apply, given, Widening(names, LAYERS, fused))
         if not report.rewritten and (problems := [note for note in report.notes if note != NOTE]):
             raise DynqError("; ".join(problems))
         report.refuse(refusal_of_original(structure, model))

@@ -29,15 +29,14 @@ from ..shown import Shown, Table
 from ..storage import check_data, explained, refusal_of_original, save, tensors, to_proto
 from ..structure import structure_of
 from ..versions import load_checked
-from .float16 import convert_in_float32
 from .functions import add_functions, append_functions
 from .functions import require_plugin as require_plugin_of
 from .inner_weights import with_weights_outside
 from .loop import convert, op_counts
 from .metadata import EXACT, OPTIONS, note_origin
-from .normal_form import in_normal_form
 from .report import Finding, Report
 from .rules import FIRST_FUSIONS, IN_FLOAT32, LAST_FUSIONS, PHASES
+from .variants import Widening, convert_best
 
 if TYPE_CHECKING:
     from ..storage import Model
@@ -198,7 +197,7 @@ def rewrite(
     before = op_counts(loaded)
     with explained(model):
         structure = structure_of(loaded)
-        rewritten, report = in_normal_form(loaded, lambda form: convert_in_float32(form, apply, IN_FLOAT32), [given])
+        rewritten, report = convert_best(loaded, apply, [given], Widening(IN_FLOAT32))
     report.before = before
     report.refuse(refusal_of_original(structure, model))
     try:

@@ -1,10 +1,10 @@
-"""The normal form to which rules are applied: no functions, an opset that the rules know, loops that carry no value
-unchanged, remainders of constants as constants, and images with the channels first.
+"""The normal form to which rules are applied: no functions, loops that carry no value unchanged, and remainders of
+constants as constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,38 +13,25 @@ from onnx_ir.passes import common
 
 from ..errors import DynqError, message
 from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, subgraphs, values_of, with_subgraphs
-from ..inputs import Given
 from ..operators import DOMAIN
-from ..opsets import OPSET, check_equal, opset_of, to_opset
 from .analysis.constants import constant_array
 from .analysis.nodes import is_standard
 from .inner_weights import NOTE, with_weights_outside
 from .known_branches import without_known_branches
-from .layout import without_transposes
 from .loop_invariants import without_carried_invariants
-from .report import Report
 
 _OF_INDICES = ("Reshape", *("Add", "Mod"))
 _KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 
-def in_normal_form(
-    model: ir.Model, convert: Callable[[ir.Model], tuple[ir.Model, Report]], given: Sequence[Given] = ()
-) -> tuple[ir.Model, Report]:
-    """Applies a conversion to the normal form of a model. If nothing is gained by it, the model stays as it is.
+def normal_form(model: ir.Model) -> tuple[ir.Model, ir.Model, list[str]]:
+    """Returns a model with its weights outside of branches, its normal form, and notes on what is not possible.
 
     ONNX Runtime inlines functions itself, so that no bit changes. Values of subgraphs get names of their own. Bodies of
-    loops read directly what the loops carry unchanged. Transposes are moved if that helps a convolution which is
-    converted. A newer opset is used only if the outputs are the same, bit for bit; see
-    :func:`ort_dynq.opsets.check_equal`. Otherwise `convert` gets the model in the older one.
+    loops read directly what the loops carry unchanged.
 
     Args:
         model: The model, which may be changed.
-        convert: Returns the converted model and its report, and may change the model that it is given.
-        given: Inputs on which the outputs of an older opset are compared, as for :func:`~ort_dynq.opsets.check_equal`.
-
-    Returns:
-        What `convert` returns. The notes of the report say what was done with an old opset, and what is not possible.
     """
     form, notes = model, list[str]()
     try:
@@ -54,41 +41,7 @@ def in_normal_form(
     form, given_model, model = with_weights_outside(form), model, with_weights_outside(model)
     if model is not given_model:
         notes.append(NOTE)
-    form = _without_remainders(without_carried_invariants(_with_distinct_names(form)))
-    moved = without_transposes(form)
-    if moved is not None:
-        converted, report = _in_newer_opset(moved, convert, notes, given)
-        if any((finding.operator or "").startswith("QuantizedConv") for finding in report.rewritten):
-            return converted, report
-    converted, report = _in_newer_opset(form, convert, notes, given)
-    report.is_mended = NOTE in notes
-    return (converted if report.rewritten else model), report
-
-
-def _in_newer_opset(
-    form: ir.Model,
-    convert: Callable[[ir.Model], tuple[ir.Model, Report]],
-    notes: Sequence[str],
-    given: Sequence[Given],
-) -> tuple[ir.Model, Report]:
-    """Applies a conversion to a model in the opset that the rules know, or else in its own; adds notes."""
-    opset, notes = opset_of(form), [*notes]
-    try:
-        newer = to_opset(form)
-        converted, report = convert(newer if newer is form else newer.clone())
-        if newer is not form and report.rewritten:
-            compared = check_equal(form, newer, given)
-            notes.append(
-                f"converted from opset {opset} to {OPSET} by onnx.version_converter; with {compared}, the outputs are "
-                "the same bit for bit"
-            )
-    except DynqError as error:
-        if opset >= OPSET:
-            raise
-        converted, report = convert(form)
-        notes.append(f"the model stays in opset {opset}: {error}")
-    report.notes = notes
-    return converted, report
+    return model, _without_remainders(without_carried_invariants(_with_distinct_names(form))), notes
 
 
 def inlined(model: ir.Model) -> ir.Model:

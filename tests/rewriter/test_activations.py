@@ -23,8 +23,8 @@ from rewriting import YES, F, nodes_of, parse
 from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.fusion.activations import RULE
 from ort_dynq.rewriter.loop import convert
-from ort_dynq.rewriter.normal_form import in_normal_form
 from ort_dynq.rewriter.reasons import Reason
+from ort_dynq.rewriter.variants import convert_best
 
 NUMBERS = {
     "half": 0.5,
@@ -58,9 +58,8 @@ def model_of(
 
 def fused(model: onnx.ModelProto, *, fuse: bool = True) -> onnx.ModelProto:
     """The model after the rule."""
-    converted, _ = in_normal_form(
-        ir.from_proto(model), lambda form: (form, convert(form, ((RULE,),), RewriteOptions(fuse=fuse)))
-    )
+    options = RewriteOptions(fuse=fuse)
+    converted, _ = convert_best(ir.from_proto(model), lambda form: convert(form, ((RULE,),), options))
     return ir.to_proto(converted)
 
 

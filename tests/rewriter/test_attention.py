@@ -10,7 +10,6 @@ More than 450 lines: every spelling is the text of a graph.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -24,7 +23,8 @@ import ort_dynq
 from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.fusion import attention
 from ort_dynq.rewriter.loop import convert
-from ort_dynq.rewriter.normal_form import in_normal_form
+from ort_dynq.rewriter.report import Report
+from ort_dynq.rewriter.variants import convert_best
 
 F = np.float32
 TOLERANCE = 64 * 2.0**-24
@@ -52,11 +52,11 @@ INPUTS = "float[B, S, 24] q, float[B, T, 24] k, float[B, T, 24] v"
 def rewritten(model: onnx.ModelProto, *, always: bool = True) -> onnx.ModelProto:
     """Rewrites a model; if `always`, also where that is not known to be faster."""
 
-    def apply(model: ir.Model) -> Any:
-        return model, convert(model, ((attention.RULE,),), RewriteOptions(fuse=True))
+    def apply(model: ir.Model) -> Report:
+        return convert(model, ((attention.RULE,),), RewriteOptions(fuse=True))
 
     with mock.patch.object(attention, "_is_faster", return_value=True) if always else nullcontext():
-        return ir.to_proto(in_normal_form(ir.from_proto(model), apply)[0])
+        return ir.to_proto(convert_best(ir.from_proto(model), apply)[0])
 
 
 def count(model: onnx.ModelProto, operator: str) -> int:
