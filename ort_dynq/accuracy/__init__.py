@@ -1,7 +1,7 @@
 """How far a quantized model is from its float model."""
 
 from .. import tools  # noqa: F401
-from .accuracy import Accuracy, measure
+from .accuracy import Accuracy, compare, measure
 from .layers import LayerAccuracy
 from .outputs import OutputAccuracy, compare_outputs, is_compared, measure_outputs, results_of, worst_snr
 from .reference import Reference
@@ -11,6 +11,7 @@ __all__ = [
     "LayerAccuracy",
     "OutputAccuracy",
     "Reference",
+    "compare",
     "compare_outputs",
     "is_compared",
     "measure",

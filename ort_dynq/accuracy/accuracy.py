@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from .reference import Reference
 
 if TYPE_CHECKING:
     from ..backends.options import Backend
+    from ..inputs import Array
+    from ..measuring.data import Source
     from ..measuring.progress import Track
     from ..storage import Model
 
@@ -87,6 +89,30 @@ class Accuracy(Shown):
             "unreachable": self.unreachable,
         }
         return {key: plain(value) for key, value in found.items()}
+
+
+def compare(
+    a: Model,
+    b: Model,
+    data: Source | None = None,
+    *,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    backend: Backend = "native",
+) -> Accuracy:
+    """Compares a quantized model B with its float model A, as ``--verify`` of ``ort-dynq quantize`` does.
+
+    Args:
+        a: The float model.
+        b: What :func:`ort_dynq.quantize` made of it.
+        data, inputs, shapes, seed: As for :class:`Reference`.
+        backend: How B gets the operators, see :func:`ort_dynq.register`.
+
+    Raises:
+        DynqError: A model does not run, the data do not fit, or the inputs or outputs of both differ.
+    """
+    return measure(Reference(a, data, inputs=inputs, shapes=shapes, seed=seed), b, backend=backend)
 
 
 def measure(

@@ -15,6 +15,7 @@ from ..measuring import sessions
 from ..measuring.data import read_tensors
 from ..measuring.progress import Track, tracked
 from ..measuring.timing import (
+    FIVE_SECONDS,
     ContenderError,
     Latency,
     Settings,
@@ -97,8 +98,8 @@ class Samples:
 
 def bench_model(
     a: str | Path,
-    b: str | Path | None,
-    settings: Settings,
+    b: str | Path | None = None,
+    settings: Settings = FIVE_SECONDS,
     *,
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -111,7 +112,7 @@ def bench_model(
     Args:
         a: The path of the original model.
         b: The path of another model; None to rewrite A.
-        settings: How to time.
+        settings: How to time, and to rewrite A.
         inputs, shapes, seed: As for :func:`ort_dynq.verify`. Generated values have no rows of zeros.
         opening: Whether to measure opening the sessions as well.
         track: Shows the progress.
@@ -146,6 +147,11 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
 
     The folder has the layout of the ONNX backend test suite: NAME/model.onnx with NAME/test_data_set_0/input_*.pb. A
     model that does not run gets a timing whose `problem` says why.
+
+    Args:
+        folder: The folder.
+        settings: How to time, and to rewrite.
+        track: Shows the progress.
 
     Raises:
         DynqError: The folder has no models, or the operators cannot be registered.

@@ -93,6 +93,10 @@ def shared_outputs(folder: Folder, inputs: Sequence[Any], outputs: Sequence[Any]
     """Returns those of :func:`cache_outputs` that the decoder writes to the buffer of the input.
 
     It is empty if onnxruntime-genai does not share buffers for this folder.
+
+    Args:
+        folder: The folder.
+        inputs, outputs: The inputs and outputs of a session of the decoder.
     """
     return cache_outputs(folder, inputs, outputs) if folder.shares_buffers else {}
 

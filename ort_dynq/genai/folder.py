@@ -98,6 +98,9 @@ class Folder:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Reads the configuration of a folder.
 
+    Args:
+        path: The folder.
+
     Raises:
         DynqError: The folder has no valid genai_config.json, a model is missing, one of these files is a link out of
             the folder, or the models are not for CPUs.

@@ -92,6 +92,10 @@ class Settings(RewriteOptions):
     backend: Backend = "native"
 
 
+FIVE_SECONDS = Settings(seconds=5.0)
+"""The settings of commands and functions that time one model."""
+
+
 @dataclass(frozen=True)
 class Latency:
     """A summary of the run times of a session.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import numpy as np
 from .. import doctor, rewriter
 from ..bench.changes import is_product
 from ..bench.models import Samples
-from ..bench.pair import Pair
+from ..bench.pair import Pair, measure_pair
 from ..inputs import Array
 from ..measuring.plain import plain
 from ..measuring.profile import NodeTime, Profile
-from ..measuring.timing import Latency, latency, speed
+from ..measuring.timing import FIVE_SECONDS, Latency, Settings, latency, speed
 from ..operators import OPERATORS
 from ..rewriter.grouping import Group, grouped, pattern, pattern_key
 from . import page
@@ -151,6 +151,45 @@ class ModelReport:
             max_nodes=_MAX_NODES,
             max_findings=_MAX_FINDINGS,
         )
+
+
+def report(
+    model: str | os.PathLike[str],
+    quantized: str | os.PathLike[str] | None = None,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    settings: Settings = FIVE_SECONDS,
+) -> ModelReport:
+    """Measures a model and the model that was made from it, for an HTML page: ``report(...).save("page.html")``.
+
+    Args:
+        model: The path of the model.
+        quantized: The path of what :func:`ort_dynq.quantize` made of it; None for a rewrite with `settings`.
+        data: With a quantized model: the path of data, as for :func:`ort_dynq.quantize`; None for `inputs` or generated
+            data.
+        inputs, shapes, seed: As for :func:`ort_dynq.verify`.
+        settings: How to rewrite and to time. The first number of threads is used.
+
+    Raises:
+        DynqError: The file is not a model, the model does not run in stock ONNX Runtime, or the data do not fit.
+    """
+    return report_on(
+        measure_pair(
+            model,
+            quantized=quantized,
+            data=data,
+            inputs=inputs,
+            shapes=shapes,
+            seed=seed,
+            backend=settings.backend,
+            **settings.arguments,
+            threads=settings.threads[0],
+            seconds=settings.seconds,
+        )
+    )
 
 
 def report_on(pair: Pair) -> ModelReport:

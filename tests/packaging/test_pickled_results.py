@@ -17,12 +17,11 @@ import pytest
 
 import ort_dynq
 from ort_dynq import doctor
-from ort_dynq.accuracy import Reference, measure
-from ort_dynq.bench.models import bench_model
+from ort_dynq.accuracy import compare
+from ort_dynq.bench import Settings, bench_model
 from ort_dynq.bench.pair import measure_pair
 from ort_dynq.genai import rewrite_folder
-from ort_dynq.measuring.timing import Settings
-from ort_dynq.report.model import report_on
+from ort_dynq.report import report
 from ort_dynq.rewriter import inspect
 from ort_dynq.shown import Shown
 
@@ -59,10 +58,10 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "report of quantize": lambda: quantized().report,
     "ready_for_extensions": lambda: ort_dynq.ready_for_extensions(rewritten().model),
     "verify": lambda: ort_dynq.verify(MODEL, rewritten().model),
-    "accuracy": lambda: measure(Reference(float_model()), quantized().model, seconds=0),
-    "bench": lambda: bench_model(MODEL, None, SETTINGS),
+    "accuracy": lambda: compare(float_model(), quantized().model),
+    "bench": lambda: bench_model(MODEL, settings=SETTINGS),
     "pair": lambda: measure_pair(MODEL, seconds=0.01),
-    "report": lambda: report_on(measure_pair(MODEL, seconds=0.01)),
+    "report": lambda: report(MODEL, settings=SETTINGS),
     "doctor": doctor.examine,
     "folder": lambda: rewrite_folder(genai_folders.LLAMA),
 }
