@@ -27,6 +27,7 @@ from .fusion import (
     activations,
     attention,
     attention_parts,
+    attention_past,
     compressed_attention,
     elementwise,
     normalization,
@@ -77,7 +78,7 @@ report codes that are not rounded; docs/rules.md says what each further phase do
 
 FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = (
-    (attention_parts.RULE,),
+    (attention_parts.RULE, attention_past.RULE),
     (activations.QUANTIZE, rotary.RULE, attention.QUANTIZE),
 )
 FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)

@@ -239,12 +239,12 @@ def test_operators_of_attention(form: str, opset: int) -> None:
 
 
 def test_operators_that_stay() -> None:
-    """An operator of attention with past keys is in the report, and in the number of float products."""
+    """A causal operator of attention with past keys is in the report, and in the number of float products."""
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 23]>
         g (float[1, S, {WIDTH}] x, float[1, {HEADS}, P, {SIZE}] past) =>
           (float[1, S, {WIDTH}] y, float[1, {HEADS}, T, {SIZE}] k)
-        {{ q = MatMul(x, w_q) y, k, v = Attention<{HEADS_OF_3D}>(q, q, q, , past, past) }}"""
+        {{ q = MatMul(x, w_q) y, k, v = Attention<{HEADS_OF_3D}, is_causal = 1>(q, q, q, , past, past) }}"""
     )
     weights = np.random.default_rng(0).normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w_q"))
@@ -254,11 +254,88 @@ def test_operators_that_stay() -> None:
     assert report.products[1] >= 1
 
 
-def test_cached_keys_stay_floats() -> None:
-    """Keys and values that are split into heads already would have to be joined again."""
-    quantized = ort_dynq.quantize(model_of(cached=True)).to_proto()
-    assert count(quantized, "QuantizedAttention") == 0
-    assert count(quantized, "MultiHeadAttention") == 1
+PAST_OPERATORS = {
+    "rows": (f"y, pk, pv = Attention<{HEADS_OF_3D}>(q, k, v, keep, past_k, past_v)", HEADS),
+    "shared heads": (
+        f"y, pk, pv = Attention<q_num_heads = {HEADS}, kv_num_heads = 2>(q, k2, v2, keep, past_k, past_v)",
+        2,
+    ),
+    "heads first": (
+        "qs = Reshape(q, split) ks = Reshape(k, split) vs = Reshape(v, split) "
+        "qh = Transpose<perm = [0, 2, 1, 3]>(qs) kh = Transpose<perm = [0, 2, 1, 3]>(ks) "
+        "vh = Transpose<perm = [0, 2, 1, 3]>(vs) o, pk, pv = Attention(qh, kh, vh, keep, past_k, past_v) "
+        "t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, rows)",
+        HEADS,
+    ),
+    "MultiHeadAttention": (
+        f"y, pk, pv = com.microsoft.MultiHeadAttention<num_heads = {HEADS}>(q, k, v, , , bias, past_k, past_v)",
+        HEADS,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PAST_OPERATORS)
+@pytest.mark.parametrize("opset", [23, 24])
+def test_past_keys(form: str, opset: int) -> None:
+    """Fewer than 48 queries keep the operator and its bits, more have products of integers. Keys are the model's."""
+    body, heads = PAST_OPERATORS[form]
+    cache, present = (f"float[B, {heads}, {length}, {SIZE}]" for length in "PT")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>
+        g (float[B, S, {WIDTH}] x, {cache} past_k, {cache} past_v, bool[B, 1, S, T] keep, float[B, 1, S, T] bias) =>
+          (float[B, S, {WIDTH}] y, {present} pk, {present} pv)
+        <int64[4] split = {{0, 0, {HEADS}, {SIZE}}}, int64[3] rows = {{0, 0, {WIDTH}}}>
+        {{ q = MatMul(x, w_q) k = MatMul(x, w_k) v = MatMul(x, w_v) k2 = MatMul(x, w_k2) v2 = MatMul(x, w_v2)
+           {body} }}"""
+    )
+    rng = np.random.default_rng(0)
+    for name in ("q", "k", "v", "k2", "v2"):
+        weights = rng.normal(0, 0.3, (WIDTH, WIDTH // (1 + ("2" in name)))).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, f"w_{name}"))
+    quantized = ort_dynq.quantize(model).to_proto()
+    (choice,) = (each for each in quantized.graph.node if each.op_type == "If")
+    branches = {each.name: [node.op_type for node in each.g.node] for each in choice.attribute}
+    assert "QuantizedAttention" in branches["then_branch"]
+    assert len(branches["else_branch"]) == 1
+    sessions = make_session(quantized, "native"), stock_session(quantized), stock_session(model)
+    for queries, past in ((1, 30), (47, 1), (48, 3), (60, 0)):
+        total = queries + past
+        given = {name: rng.normal(0, 1, (2, heads, past, SIZE)).astype(np.float32) for name in ("past_k", "past_v")}
+        given["x"] = rng.normal(0, 1, (2, queries, WIDTH)).astype(np.float32)
+        given["bias"] = rng.normal(0, 1, (2, 1, queries, total)).astype(np.float32)
+        given["keep"] = rng.random((2, 1, queries, total)) < 0.8
+        given["keep"][1, :, queries - 1] = False  # a row without keys
+        given = {each.name: given[each.name] for each in model.graph.input}
+        result, body_result, expected = (session.run(None, given) for session in sessions)
+        for a, b, c in zip(result, body_result, expected, strict=True):
+            assert_same(a, b)
+            if queries < 48 or a is not result[0]:
+                assert_same(a, c)
+        noise = ((result[0].astype(np.float64) - expected[0]) ** 2).sum()
+        assert noise == 0 or 10 * np.log10((expected[0].astype(np.float64) ** 2).sum() / noise) > 30
+
+
+def test_cached_keys() -> None:
+    """Exported attention over cached keys: MultiHeadAttention for fewer than 48 queries, integers for more."""
+    model = model_of(cached=True)
+    quantized = ort_dynq.quantize(model).to_proto()
+    (choice,) = (each for each in quantized.graph.node if each.op_type == "If")
+    assert [[node.op_type for node in each.g.node] for each in choice.attribute] == [
+        ["QuantizedAttention"],
+        ["MultiHeadAttention"],
+    ]
+    floats = ort_dynq.quantize(model, attention="float").to_proto()
+    assert count(floats, "MultiHeadAttention") == 1
+    sessions = make_session(quantized, "native"), stock_session(quantized), make_session(floats, "native")
+    for queries, past in ((1, 30), (47, 1), (48, 3), (60, 0)):
+        given = {"x": feeds(2, queries)["x"], "past": np.zeros((2, HEADS, past, SIZE), np.float32)}
+        given["past"] += np.random.default_rng(2).normal(0, 1, given["past"].shape).astype(np.float32)
+        given = {each.name: given.get(each.name, feeds(2, queries)["keep"]) for each in model.graph.input}
+        result, body_result, expected = (session.run(None, given)[0] for session in sessions)
+        assert_same(result, body_result)
+        noise = ((result - expected).astype(np.float64) ** 2).sum()
+        assert (noise == 0) == (queries < 48)
+        assert noise == 0 or 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 30
 
 
 def test_options() -> None:

@@ -152,6 +152,11 @@ GROUPS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com
     { y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, , , , , last, total) }""")
 
 
+PAST = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    g (float[1, S, 64] x, float[1, 4, P, 16] past) => (float[1, S, 64] y, float[1, 4, T, 16] k, float[1, 4, T, 16] v)
+    { y, k, v = com.microsoft.MultiHeadAttention<num_heads = 4>(x, x, x, , , , past, past) }""")
+
+
 ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     g (float[8, 64] x) => (float[8, 64] y) <float number = {12582912}, float least = {-128}, float most = {127}>
     { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
@@ -175,8 +180,8 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, ROUNDED_BY_SUM
-    written = map(ir.from_proto, texts)
+    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, PAST
+    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

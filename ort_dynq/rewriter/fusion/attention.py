@@ -23,13 +23,13 @@ import onnx_ir as ir
 
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, producer_of
+from ..analysis.nodes import is_standard
 from ..analysis.shapes import has_one_element
-from ..analysis.standard import ATTENTION
+from ..analysis.standard import ATTENTION, RESHAPES
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .attention_build import FLOAT, Layout, Match, Operand, build, can_be_placed
+from .attention_build import FEWEST_QUERIES, FLOAT, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import operator_attention
 from .score_steps import (
     LARGEST_NUMBER,
@@ -43,13 +43,14 @@ from .score_steps import (
     split_steps,
 )
 from .scores import Attention, Source, attention_of, is_float_cast, shapes_of, sources_of
-from .views import Axes, Axis, View, has_lengths, leaves, length_of
+from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 
+_MOVES = ("Concat", "Expand", "Transpose", "Cast", *RESHAPES)
 _FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
 
 
 def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match | None:
-    if not context.options.fuse:
+    if not context.options.fuse or is_of_few_queries(node):
         return None
     operator = operator_attention(node, context.facts.opset) if quantizes else None
     found = attention_of(node) if operator is None else operator
@@ -62,8 +63,16 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match
     return _exported(found, context, quantizes=quantizes)
 
 
-def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
+def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice: bool = False) -> Match:
     """Returns how attention becomes one operator.
+
+    Keys of earlier runs are quantized only for many queries. If their number is not known, each run chooses.
+
+    Args:
+        found: The attention.
+        context: The model.
+        quantizes: Whether products of integers may take the place of the products.
+        is_choice: Whether the operator is used in some runs only, and need not be faster.
 
     Raises:
         Unconverted: It stays.
@@ -75,8 +84,12 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
     layout = _layout_of(found, queries, keys, values, results)
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
-    is_quantized = quantizes and not any(_has_past(each.view) for each in (keys[-1], values[-1]))
-    if not is_quantized and found.product.op_type in ATTENTION:
+    has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(layout.queries)
+    few: Match | None = None
+    if quantizes and has_past and count is None:
+        few = _exported(found, context, quantizes=False, is_choice=True)
+    is_quantized = quantizes and (not has_past or few is not None or (count or 0) >= FEWEST_QUERIES)
+    if not is_quantized and not is_choice and found.product.op_type in ATTENTION:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
     scalars, softcap, steps = split_steps(found.scores.steps)
@@ -104,9 +117,10 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
         if mask.number > LARGEST_NUMBER:
             raise Unconverted(Reason.ATTENTION_SCORES, value=mask.value.name)
     has_operator = is_float and not softcap and factor != 0  # MultiHeadAttention takes 0 for its default
-    if not is_quantized and not (has_operator and _is_faster(steps, layout, is_safe=found.is_safe)):
-        raise Unconverted(Reason.ATTENTION_PAST if quantizes else Reason.ATTENTION_AS_FAST)
-    result = _result_of(results, layout, found.result, is_quantized=is_quantized)
+    is_faster = is_choice or _is_faster(steps, layout, is_safe=found.is_safe)
+    if not is_quantized and not (has_operator and is_faster):
+        raise Unconverted(Reason.ATTENTION_PAST if quantizes or is_choice else Reason.ATTENTION_AS_FAST)
+    result = _result_of(results, layout, found.result, is_quantized=is_quantized and few is None)
     dropped_results = results[[each.value for each in results].index(result.view.value) + 1 :]
     shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, known[:2]) for each in found.shapes]
     shapes += [(*each, known[:2]) for view in dropped_results for each in shapes_of(view)]
@@ -130,6 +144,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool) -> Match:
         result,
         is_quantized,
         tuple((node, axes, views) for node, axes, views in shapes if has_lengths(leaves(axes), views)),
+        few,
     )
 
 
@@ -267,10 +282,19 @@ def _results_of(result: View, product: ir.Node) -> list[View]:
 
 
 def _has_past(view: View) -> bool:
-    """Returns whether tokens are appended to those of earlier runs: quantizing all of them takes too long for a few."""
-    concat = producer_of(view.value, "Concat")
-    values = [view.value] if concat is None else concat.inputs
-    return len(view.axes) == 4 and any(each is not None and each.is_graph_input() for each in values)
+    """Returns whether tokens are appended to those of earlier runs: quantizing all of them takes too long for a few.
+
+    Those are inputs [B, H, T, D] of the graph. In a branch, the condition has been tested (attention_past.py).
+    """
+    values = [view.value]
+    for value in values:
+        if value.is_graph_input() and value.graph is view.value.graph and len(dims_of(value)) == 4:
+            return True
+        node = value.producer()
+        if node is not None and is_standard(node, *_MOVES):
+            sources = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+            values += [each for each in sources if each is not None and each not in values]
+    return False
 
 
 def _is_faster(steps: Steps, layout: Layout, *, is_safe: bool) -> bool:

@@ -19,6 +19,8 @@ from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, ti
 from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
 
 FLOAT = ir.DataType.FLOAT
+_FEW = "few_queries"  # the name of a graph
+FEWEST_QUERIES = 48  # over cached keys: fewer take less time in floats than it takes to quantize the keys (Zen 5)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Match:
         is_quantized: Whether products of integers take the place of the products.
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
             views whose values have their lengths.
+        few: What takes its place in runs with fewer queries than FEWEST_QUERIES; None: nothing does.
     """
 
     query: Operand
@@ -103,6 +106,7 @@ class Match:
     result: Operand
     is_quantized: bool
     shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...]
+    few: Match | None = None
 
     @property
     def views(self) -> tuple[View, View, View]:
@@ -112,9 +116,31 @@ class Match:
 
 def build(match: Match, edit: Edit) -> None:
     """Records the new nodes of a match."""
-    before, layout, known = match.product, match.layout, match.views
-    types = {each.value.dtype for each in (*known, match.result.view)}
+    before = match.product
+    types = {each.value.dtype for each in (*match.views, match.result.view)}
     dtype = FLOAT if len(types) > 1 or not match.is_quantized else (types.pop() or FLOAT)
+    main, keeps = _operator(match, dtype, edit)
+    if match.few is not None:
+        many, (few, keeps) = main, _operator(match.few, dtype, edit)
+        edit.operator = many.op_type
+        for each in (many, few):
+            edit.facts.note(each.outputs[0], dtype, None)
+        has_many = edit.shared(_Conditions).of(match, edit)
+        main = chosen(has_many, [many], [few], [each.outputs[:1] for each in (many, few)])
+        edit.facts.note(main.outputs[0], dtype, None)
+    y = View(edit.insert_main(main, before=before), match.result.axes)
+    if keeps is not None:
+        split = match.layout.batch, match.layout.queries, match.layout.heads, match.layout.width
+        y = View(arranged(y, split, edit, before=before), split)
+        y = View(edit.insert(ir.node("Mul", [y.value, keeps]), before=before), split)
+    for node, axes, views in match.shapes:
+        edit.replace(node.outputs[0], shape_of(axes, views, edit, before=node))
+    _place(y, dtype, match, edit)
+
+
+def _operator(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir.Value | None]:
+    """Returns the operator, which is not inserted yet, and factors of the rows of its result, if it needs any."""
+    before, layout, known = match.product, match.layout, match.views
 
     def placed(operand: Operand) -> ir.Value:
         value = arranged(operand.view, operand.axes, edit, before=before, lengths=known)
@@ -135,7 +161,7 @@ def build(match: Match, edit: Edit) -> None:
         numbers = [step.number for step in match.steps if isinstance(step, Masked)]
         least_added = max(numbers) / 2 if match.is_exactly_masked else -np.inf
         cap, least = (edit.add_constant(np.float32(each), before=before) for each in (match.softcap, least_added))
-        main = call(
+        operator = call(
             "QuantizedAttention",
             [q, k, v, bias, times(match.factor, others, edit, before), cap, least],
             num_heads=heads,
@@ -148,22 +174,61 @@ def build(match: Match, edit: Edit) -> None:
             keys_after=0 if match.is_causal else -1,
             zero_rows=int(match.has_safe_rows),
         )
-    else:
-        if match.has_safe_rows and bias is not None:
-            bias, keeps = biases.safe(bias, edit)
-        if others:
-            q = edit.insert(ir.node("Mul", [q, times(1, others, edit, before)]), before=before)
-        edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-        inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
-        main = ir.node("MultiHeadAttention", inputs, {"num_heads": heads, "scale": match.factor}, domain=MICROSOFT)
-    y = View(edit.insert_main(main, before=before), match.result.axes)
-    if keeps is not None:
-        split = layout.batch, layout.queries, layout.heads, layout.width
-        y = View(arranged(y, split, edit, before=before), split)
-        y = View(edit.insert(ir.node("Mul", [y.value, keeps]), before=before), split)
-    for node, axes, views in match.shapes:
-        edit.replace(node.outputs[0], shape_of(axes, views, edit, before=node))
-    _place(y, dtype, match, edit)
+        return operator, None
+    if match.has_safe_rows and bias is not None:
+        bias, keeps = biases.safe(bias, edit)
+    if others:
+        q = edit.insert(ir.node("Mul", [q, times(1, others, edit, before)]), before=before)
+    edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
+    attributes = {"num_heads": heads, "scale": match.factor}
+    return ir.node("MultiHeadAttention", inputs, attributes, domain=MICROSOFT), keeps
+
+
+def is_of_few_queries(node: ir.Node) -> bool:
+    """Returns whether a node runs only for few queries, which floats take less time for."""
+    return node.graph is not None and node.graph.name == _FEW
+
+
+def has_many_queries(count: ir.Value, edit: Edit, *, before: ir.Node) -> ir.Value:
+    """Returns whether a number, one element, is at least FEWEST_QUERIES."""
+    fewest = edit.add_constant(np.array([FEWEST_QUERIES - 1]), before=before)
+    return edit.insert(ir.node("Greater", [count, fewest]), before=before)
+
+
+def chosen(
+    has_many: ir.Value, many: Sequence[ir.Node], few: Sequence[ir.Node], outputs: Sequence[Sequence[ir.Value]]
+) -> ir.Node:
+    """Returns the node that runs one of two branches; it is not inserted yet.
+
+    Args:
+        has_many: Whether there are many queries.
+        many, few: The nodes of the branches.
+        outputs: The outputs of each branch.
+    """
+    branches = {
+        "then_branch": ir.Graph([], outputs[0], nodes=many, name="many_queries"),
+        "else_branch": ir.Graph([], outputs[1], nodes=few, name=_FEW),
+    }
+    return ir.node("If", [has_many], branches, num_outputs=len(outputs[0]))
+
+
+class _Conditions:
+    """Whether there are many queries. Layers with as many share the nodes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any."""
+        self._found: dict[object, ir.Value] = {}
+
+    def of(self, match: Match, edit: Edit) -> ir.Value:
+        """Returns the condition of a match."""
+        (queries, *more), query = match.layout.queries, match.query.view.value
+        is_unknown = bool(more) or is_unnamed(queries.length)
+        key = edit.node.graph, query if is_unknown else queries.length
+        if key not in self._found:
+            count = shape_of((match.layout.queries,), match.views, edit, before=match.product)
+            self._found[key] = has_many_queries(count, edit, before=match.product)
+        return self._found[key]
 
 
 def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) -> ir.Value:

@@ -285,7 +285,7 @@ def shape_of(target: Axes, sources: Sequence[View], edit: Edit, *, before: ir.No
         _length(axis, edit, before, sources) if number is None else edit.add_constant(np.array([number]), before=before)
         for axis, number in zip(target, numbers, strict=True)
     ]
-    return edit.insert(ir.node("Concat", parts, {"axis": 0}), before=before)
+    return parts[0] if len(parts) == 1 else edit.insert(ir.node("Concat", parts, {"axis": 0}), before=before)
 
 
 def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) -> ir.Value:
