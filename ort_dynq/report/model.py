@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import doctor, rewriter
+from ..accuracy import Accuracy
 from ..bench.changes import is_product
 from ..bench.models import Samples
 from ..bench.pair import Pair, measure_pair
@@ -27,6 +29,7 @@ from .drawing import draw
 _BINS, _TAIL, _FARTHEST = 60, 95, 3  # the histogram ends at this percentile, or at this multiple of the median
 _MAX_NODES = 15  # in the tables of the HTML page; JSON has all nodes
 _MAX_PICTURES = 8  # of kinds of changes
+_ENOUGH = 25.0  # dB, the default of `ort-dynq run`
 _MAX_FINDINGS = 40  # groups that the page shows without a click
 
 OURS, CHAINS, PRODUCTS, OTHERS, BETWEEN = KINDS = ("ours", "chains", "products", "others", "between")
@@ -148,6 +151,9 @@ class ModelReport:
             unconverted=[group for group in self.groups if not group.operator],
             counts=_counts(self.pair.rewrite_report),
             pictures=[(each, draw(each.before), draw(each.after)) for each in self.pair.changes[:_MAX_PICTURES]],
+            meaning=() if self.pair.accuracy is None else _meaning(self.pair.accuracy),
+            difference="" if self.pair.accuracy is None else _difference(self.pair.accuracy),
+            filled=_filled,
             max_nodes=_MAX_NODES,
             max_findings=_MAX_FINDINGS,
         )
@@ -261,6 +267,48 @@ def _kind(node: NodeTime, replaced: Collection[str]) -> str:
     if node.op_type in OPERATORS:
         return OURS
     return CHAINS if node.name in replaced else OTHERS
+
+
+def _difference(accuracy: Accuracy) -> str:
+    """Returns how far the outputs are from the float model's, for the headline; empty if it is not known."""
+    if accuracy.unchecked:
+        return ""
+    if math.isinf(accuracy.snr_db):
+        return "The same outputs"
+    return f"Outputs within {_percent(accuracy.snr_db)} of the float model’s"
+
+
+def _percent(snr_db: float) -> str:
+    """Returns a signal-to-noise ratio as the size of the noise: its root mean square, in percent of the signal's."""
+    return f"{100 * 10 ** (-snr_db / 20):.2g} %"
+
+
+def _meaning(accuracy: Accuracy) -> list[str]:
+    """Returns what the figures of the worst output mean, in sentences."""
+    if accuracy.unchecked:
+        return []
+    if math.isinf(accuracy.snr_db):
+        return ["Every output equals the float model’s."]
+    found = [
+        f"The outputs differ from the float model’s by {_percent(accuracy.snr_db)} of their size (root mean square, of "
+        f"the worst output: {accuracy.snr_db:.1f} dB)."
+    ]
+    cosine = min((each.cosine_worst for each in accuracy.outputs if each.cosine_worst is not None), default=None)
+    if cosine is not None:
+        degrees = math.degrees(math.acos(max(-1.0, min(cosine, 1.0))))
+        found.append(f"The row that turns away most does so by {degrees:.1f} degrees (cosine {cosine:.4f}).")
+    same = min((each.agreement for each in accuracy.outputs if each.agreement is not None), default=None)
+    if same is not None:
+        found.append(f"{100 * same:.2f} % of the decisions, the largest score of a row, are the same.")
+    if accuracy.snr_db < _ENOUGH:
+        found.append(f"`ort-dynq run` asks for {_ENOUGH:g} dB. `ort-dynq quantize --min-snr {_ENOUGH:g}` reaches them.")
+    return found
+
+
+def _filled(rows: Sequence[Any]) -> dict[str, bool]:
+    """Returns which attributes of some rows, of one dataclass, have a value: others make no column."""
+    names = [each.name for each in fields(rows[0])] if rows else []
+    return {name: any(getattr(row, name) is not None for row in rows) for name in names}
 
 
 def _counts(report: rewriter.Report) -> list[tuple[str, int, int]]:

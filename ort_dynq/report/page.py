@@ -95,4 +95,4 @@ def _operator(name: str) -> str:
 
 
 def _decibels(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.1f} dB"
+    return "not measured" if ratio is None else f"{ratio:.1f} dB"

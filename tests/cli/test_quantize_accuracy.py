@@ -179,6 +179,15 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     became = {each["node"]: each["operator"] for each in found["rewrite_report"]["rewritten"]}
     assert became == {**dict.fromkeys(("to_a", "to_c", "to_y"), "QuantizedMatMul"), "to_b": "QuantizedMatMulProgram"}
     page = Path("report.html").read_text()
+    ratio = found["accuracy"]["snr_db"]
+    noise = f"{100 * 10 ** (-ratio / 20):.2g} %"
+    assert f"Outputs within {noise} of the float model’s; " in page
+    assert f"differ from the float model’s by {noise} of their size" in page
+    assert ("`ort-dynq run` asks for 25 dB" in page) == (ratio < 25)
+    assert page.index("<h2>Accuracy</h2>") < page.index("<h2>Time by operator</h2>")
+    has_decisions = any(each["agreement"] is not None for each in found["accuracy"]["outputs"])
+    assert ("same decisions" in page) == has_decisions  # no column without a value
+    assert "<td>–" not in re.sub(r'class="[^"]*"', "", page)
     assert "Layers, worst first" in page
     assert "smoke test" not in page
     assert SMOKE_TEST in text_of(capsys, *report)
