@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from .backends.register import register
     from .hook import install, installed, uninstall
     from .library import get_library_path
-    from .quantizer import quantize
     from .rewriter import rewrite
     from .session import InferenceSession
-    from .verification import verify
+    from .tools.quantization import quantize
+    from .tools.verification import verify
 else:
     _MODULES = {
         "InferenceSession": "session",
         "get_library_path": "library",
         "install": "hook",
         "installed": "hook",
-        "quantize": "quantizer",
+        "quantize": "tools.quantization",
         "ready_for_extensions": "backends.prepare",
         "register": "backends.register",
         "rewrite": "rewriter",
         "uninstall": "hook",
-        "verify": "verification",
+        "verify": "tools.verification",
     }
 
     def __getattr__(name: str) -> object:

@@ -290,7 +290,7 @@ def facts_of(source: Model, result: Result) -> dict[str, Any]:
         `all initializers`: the names of the source's, and `classifiers`: the names of the outputs that are a
         classifier's scores.
     """
-    from .accuracy.reference import is_classifier
+    from .classifiers import is_classifier
     from .graphs import graphs
     from .storage import load
 

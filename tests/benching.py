@@ -11,8 +11,8 @@ from bench import cli as developers
 from bench import product_contenders
 
 from ort_dynq import cli
-from ort_dynq.bench import generation, opening
-from ort_dynq.measuring import timing
+from ort_dynq.tools.bench import generation, opening
+from ort_dynq.tools.measuring import timing
 
 MODELS = Path(__file__).parents[1] / "models"
 TOKEN = str(MODELS / "torch_token" / "model.onnx")

@@ -46,14 +46,14 @@ def _short_timing() -> Iterator[None]:
 
     The machine is never too busy for a ratio of times; the tests of that verdict use the fixture `busy_limit`.
     """
-    if not {"ort_dynq.cli", "ort_dynq.quantizer", "ort_dynq.measuring.timing"} & sys.modules.keys():
+    if not {"ort_dynq.cli", "ort_dynq.quantizer", "ort_dynq.tools.measuring.timing"} & sys.modules.keys():
         yield  # no test times anything
         return
     from ort_dynq import system
-    from ort_dynq.accuracy import measure
     from ort_dynq.cli import closing
-    from ort_dynq.measuring import timing
-    from ort_dynq.quantizer import selection, speed
+    from ort_dynq.tools.accuracy import measure
+    from ort_dynq.tools.measuring import timing
+    from ort_dynq.tools.quantization import selection, speed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "_SECONDS", 1e-3)
@@ -68,7 +68,7 @@ def _short_timing() -> Iterator[None]:
 @pytest.fixture
 def busy_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine is busy as it is for users: times then need to be the test's own."""
-    monkeypatch.setattr("ort_dynq.measuring.timing._BUSY", 1.5)
+    monkeypatch.setattr("ort_dynq.tools.measuring.timing._BUSY", 1.5)
 
 
 @pytest.hookimpl(wrapper=True)

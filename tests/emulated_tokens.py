@@ -15,9 +15,9 @@ import genai_folders
 import numpy as np
 
 from ort_dynq import kernels
-from ort_dynq.genai import rewrite_folder
-from ort_dynq.genai.decoding import Decoder
-from ort_dynq.genai.folder import open_folder
+from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.tools.genai.decoding import Decoder
+from ort_dynq.tools.genai.folder import open_folder
 
 # MatMulNBits of level 4, behind DequantizeLinear, with a tied embedding; experts; a cache of codes.
 FOLDERS = ("llama", "qdq", "tied", "gpt_oss", "qwen_moe", "cache8")

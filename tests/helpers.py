@@ -31,7 +31,7 @@ from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter.policy.saturation import OPERANDS
 from ort_dynq.storage import to_proto
-from ort_dynq.verification.saturation import cpu_saturates, without_saturation
+from ort_dynq.tools.verification.saturation import cpu_saturates, without_saturation
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

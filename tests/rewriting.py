@@ -19,7 +19,7 @@ import ort_dynq
 from ort_dynq.rewriter import Report, Result, rewrite
 from ort_dynq.rewriter.chains import dynamic_quantize_linear, reductions
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.verification.products import Product
+from ort_dynq.tools.verification.products import Product
 
 F = np.float32
 

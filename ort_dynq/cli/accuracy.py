@@ -16,11 +16,11 @@ from .verify import inputs_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
     from ..inputs import Array
-    from ..measuring.timing import Speed
-    from ..quantizer.selection import Selection
     from ..rewriter import Result
+    from ..tools.accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
+    from ..tools.measuring.timing import Speed
+    from ..tools.quantization.selection import Selection
 
 _MOST_LAYERS = 12  # in a table; JSON has all
 _SECONDS = 0.25  # to measure the layers' shares of the time
@@ -37,7 +37,7 @@ def reference_of(
     check_data(arguments)
     shapes, inputs = given_inputs(arguments)
     with working("running the float model"):
-        from ..accuracy import Reference
+        from ..tools.accuracy import Reference
 
         # Modules have most objects: without them, the collections that free sessions take half the time. Collections
         # between these free nothing large.
@@ -48,7 +48,7 @@ def reference_of(
 
 def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
     """Compares a quantized model with its float model: what the table of layers shows, or all for JSON."""
-    from ..accuracy import measure
+    from ..tools.accuracy import measure
 
     seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MOST_LAYERS
     with progress() as track:

@@ -171,7 +171,7 @@ def given_sets(arguments: argparse.Namespace, model: Model) -> tuple[Mapping[str
     check_data(arguments)
     if not arguments.data:
         return ()
-    from ..measuring.data import declared_inputs, load_data
+    from ..tools.measuring.data import declared_inputs, load_data
 
     return load_data(arguments.data, declared_inputs(model)).sets
 

@@ -21,8 +21,8 @@ from .verify import inputs_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..measuring.progress import Track
-    from ..measuring.timing import Settings
+    from ..tools.measuring.progress import Track
+    from ..tools.measuring.timing import Settings
 
 SHORT = {"quantize": "bench-quantize", "generate": "bench-generate"}
 """The commands of other benchmarks, which may also be written `bench quantize` and `bench generate`."""
@@ -90,7 +90,7 @@ def _report(arguments: argparse.Namespace) -> Outcome:
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.models import bench_folder
+    from ..tools.bench.models import bench_folder
 
     timings = bench_folder(arguments.what, settings, track=track)
 
@@ -106,7 +106,7 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
 
 
 def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.models import bench_model
+    from ..tools.bench.models import bench_model
 
     shapes, inputs = given_data(arguments, arguments.what)
     found = bench_model(

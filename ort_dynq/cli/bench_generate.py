@@ -17,9 +17,9 @@ from .timing import add_timing, busy_lines, ratio_cell, timed
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..bench.generation import GenerationBench
-    from ..measuring.progress import Track
-    from ..measuring.timing import Settings
+    from ..tools.bench.generation import GenerationBench
+    from ..tools.measuring.progress import Track
+    from ..tools.measuring.timing import Settings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     for folder in folders:
         if not Path(folder).is_dir():
             raise DynqError(f"{folder} is not a folder" if Path(folder).exists() else f"there is no folder {folder}")
-    from ..genai import CONFIG
+    from ..tools.genai import CONFIG
 
     for folder in folders:
         if not Path(folder, CONFIG).is_file():  # that of open_folder advises to give a model, which this command cannot
@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
 def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
     target = Path(arguments.report) if arguments.report else None
-    from ..bench.generation import bench_generation
+    from ..tools.bench.generation import bench_generation
 
     found = bench_generation(
         arguments.folder,
@@ -89,8 +89,8 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
         track=track,
     )
     if target is not None:
-        from ..measuring.timing import machine
-        from ..report.generation import save
+        from ..tools.measuring.timing import machine
+        from ..tools.report.generation import save
 
         save(found, machine(settings.backend), target)
 

@@ -20,9 +20,9 @@ from .verify import inputs_text, named_as
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..bench.quantization import QuantizationBench
-    from ..measuring.progress import Track
-    from ..measuring.timing import Settings
+    from ..tools.bench.quantization import QuantizationBench
+    from ..tools.measuring.progress import Track
+    from ..tools.measuring.timing import Settings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.report:
         check_page(Path(arguments.model), Path(arguments.report))
     if not Path(arguments.model).exists() and _is_a_name(arguments.model):
-        from ..bench.networks import NETWORKS
+        from ..tools.bench.networks import NETWORKS
 
         if arguments.model not in NETWORKS:
             meant = similar(arguments.model, NETWORKS)
@@ -66,7 +66,7 @@ def _is_a_name(text: str) -> bool:
 
 
 def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from ..bench.networks import NETWORKS
+    from ..tools.bench.networks import NETWORKS
 
     network = None if Path(arguments.model).exists() else NETWORKS.get(arguments.model)
     source = Path(arguments.model) if network is None else network.model()
@@ -75,13 +75,13 @@ def _bench(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
     has_own_data = arguments.data or arguments.input or arguments.shape
     with named_as(source, "the quantized model"):
         reference = reference_of(arguments, source, None if network is None or has_own_data else network.sets())
-        from ..bench.quantization import bench_quantization
+        from ..tools.bench.quantization import bench_quantization
 
         answers = None if network is None else network.answers
         found = bench_quantization(source, reference, settings, tokens=tokens, answers=answers, track=track)
     if target is not None:
-        from ..measuring.timing import machine
-        from ..report.comparison import save
+        from ..tools.measuring.timing import machine
+        from ..tools.report.comparison import save
 
         save(found, machine(settings.backend), target)
 

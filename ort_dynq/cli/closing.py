@@ -15,13 +15,13 @@ from .arguments import given_data, rare
 from .render import format_shape, one_line, working
 
 if TYPE_CHECKING:
-    from ..accuracy import Accuracy
-    from ..genai import Folder, FolderResult
-    from ..genai.decoding import TextAccuracy
     from ..inputs import Input
-    from ..measuring.data import Data
     from ..rewriter import Report
     from ..storage import ModelFile
+    from ..tools.accuracy import Accuracy
+    from ..tools.genai import Folder, FolderResult
+    from ..tools.genai.decoding import TextAccuracy
+    from ..tools.measuring.data import Data
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
@@ -100,7 +100,7 @@ class Closing(_Facts):
 
     Attributes:
         speed: The time of the model in stock ONNX Runtime / the time of the new one, see
-            :func:`ort_dynq.measuring.timing.speed`; None if it was not measured.
+            :func:`ort_dynq.tools.measuring.timing.speed`; None if it was not measured.
         busy: That the machine is too busy to measure it; empty if it is not.
         shapes: The shapes of the inputs of that measurement.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
@@ -233,7 +233,7 @@ def folder_closing_of(
         accuracy: The accuracy of the decoder on generated tokens, if it was measured.
         on_text: The comparison on text, if there is one.
     """
-    from ..genai import open_folder
+    from ..tools.genai import open_folder
 
     ours, speeds, busy, not_timed = open_folder(target), dict[str, float](), "", ""
     if arguments.timing and any(each.report.rewritten for each in found.results.values()):
@@ -257,8 +257,8 @@ def _finite_snr(accuracy: Accuracy | None) -> float | None:
 def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) -> tuple[dict[str, float], str]:
     """Returns the speed by what the decoder did, or that the machine was too busy."""
     with working("timing both decoders"):
-        from ..bench.generation import GenerationCase, time_case
-        from ..measuring.timing import Settings
+        from ..tools.bench.generation import GenerationCase, time_case
+        from ..tools.measuring.timing import Settings
 
         tokens = max(1, min(_TOKENS, (folder.context_length or _TOKENS) - 1))
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
@@ -274,9 +274,9 @@ def _speed(
 ) -> tuple[float | None, str, dict[str, str]]:
     """Returns the speed, or that the machine was too busy, and the shapes of the inputs."""
     with working("timing both models"):
-        from ..bench.models import bench_model
-        from ..measuring.timing import Settings
         from ..system import return_memory
+        from ..tools.bench.models import bench_model
+        from ..tools.measuring.timing import Settings
 
         return_memory()  # of the new model
         shapes, inputs = ({}, dict(data.sets[0])) if data is not None else given_data(arguments, source)

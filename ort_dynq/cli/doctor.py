@@ -19,7 +19,7 @@ def _arguments(_: argparse.ArgumentParser) -> None:
 
 def _run(_: argparse.Namespace) -> Outcome:
     with progress() as track:
-        from ..doctor import examine
+        from ..tools.doctor import examine
 
         found = examine(track=track)
 

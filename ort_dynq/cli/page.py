@@ -20,7 +20,7 @@ from .verify import exit_status, inputs_text, named_as, verdict
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..report.model import ModelReport
+    from ..tools.report.model import ModelReport
 
 _SECONDS = 5.0  # for timing and profiling
 
@@ -42,8 +42,8 @@ def write_page(
     # The accuracy of a quantized model is that on all sets of the data. A rewrite runs on the first one.
     shapes, inputs = given_inputs(arguments) if quantized is not None else given_data(arguments, source)
     with progress() as track, named_as(source, quantized or "the rewritten model"):
-        from ..bench.pair import measure_pair
-        from ..report.model import report_on
+        from ..tools.bench.pair import measure_pair
+        from ..tools.report.model import report_on
 
         pair = measure_pair(
             source,

@@ -31,14 +31,14 @@ from .verify import named_as
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..accuracy import Accuracy, Reference
-    from ..genai import FolderResult
-    from ..measuring.data import Data
-    from ..measuring.timing import Speed
     from ..quantizer.options import Forms, Options
-    from ..quantizer.selection import Selection
-    from ..quantizer.speed import FasterLayers
     from ..rewriter import Finding, Report, Result
+    from ..tools.accuracy import Accuracy, Reference
+    from ..tools.genai import FolderResult
+    from ..tools.measuring.data import Data
+    from ..tools.measuring.timing import Speed
+    from ..tools.quantization.selection import Selection
+    from ..tools.quantization.speed import FasterLayers
     from .closing import Closing, FolderClosing, Original
 
 
@@ -220,7 +220,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
 
     selection, cost, accuracy, faster = None, None, None, None
     if reference is not None and arguments.only_if_faster:
-        from ..quantizer.speed import select_faster
+        from ..tools.quantization.speed import select_faster
 
         with progress() as track:
             feeds = reference.data.sets[0]
@@ -254,7 +254,7 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
             raise DynqError(f"{name} is for single models; of a folder, give --text, a text to compare the decoders on")
     if arguments.text:
         check_text(arguments.text)  # before libraries are loaded
-    from .. import genai
+    from ..tools import genai
 
     folder = genai.open_folder(source)  # a folder of another kind is the first thing to say
     gain = _gain()
@@ -337,8 +337,8 @@ def _with_closing(
 
 def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:
     """Compares the decoders on generated tokens; None if the decoder is a pipeline, or was not quantized."""
-    from .. import genai
-    from ..accuracy import Reference
+    from ..tools import genai
+    from ..tools.accuracy import Reference
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:
@@ -378,7 +378,7 @@ def _select(
     reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
 ) -> tuple[Selection, Speed | None]:
     """Returns the selection for --min-snr, and its cost, a ratio of times; None if all layers have one form."""
-    from ..quantizer.selection import cost, select
+    from ..tools.quantization.selection import cost, select
 
     with progress() as track:
         selection = select(reference, quantize, arguments.min_snr, backend=arguments.backend, track=track)

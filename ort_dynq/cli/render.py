@@ -17,7 +17,7 @@ from ..errors import printable
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
-    from ..measuring.progress import Track
+    from ..tools.measuring.progress import Track
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
 """The line after accuracy figures that say little."""

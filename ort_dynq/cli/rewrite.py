@@ -30,9 +30,9 @@ from .verify import compare, exit_status, named_as, sets_text, verdict, verifica
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..genai import FolderResult
     from ..rewriter import Report
-    from ..verification import Verification
+    from ..tools.genai import FolderResult
+    from ..tools.verification import Verification
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
             raise DynqError(f"--{option} is for single models; `ort-dynq bench-generate` measures a folder")
     if not arguments.verify and (arguments.input or arguments.shape):
         raise DynqError("--input and --shape are the data of a verification; give --verify as well")
-    from .. import genai
+    from ..tools import genai
 
     genai.open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
@@ -142,7 +142,7 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
 
 
 def _verify_folder(arguments: argparse.Namespace, found: FolderResult) -> dict[str, Verification]:
-    from .. import genai
+    from ..tools import genai
 
     shapes, inputs = given_inputs(arguments)
     if shapes:

@@ -12,9 +12,9 @@ from .render import Figure, one_line, progress, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..genai import Folder, FolderResult
-    from ..genai.decoding import TextAccuracy
     from ..inputs import Array
+    from ..tools.genai import Folder, FolderResult
+    from ..tools.genai.decoding import TextAccuracy
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def tokens_of(arguments: argparse.Namespace, folder: Folder) -> Array:
     Raises:
         DynqError: The text or the tokenizer cannot be used, or the decoder is a pipeline of several models.
     """
-    from ..genai.decoding import lengths
-    from ..genai.text import read_tokens
+    from ..tools.genai.decoding import lengths
+    from ..tools.genai.text import read_tokens
 
     if folder.decoder is None:
         raise DynqError(f"the decoder of {folder.path} is a pipeline of several models, which cannot be run on text")
@@ -48,7 +48,7 @@ def compare_on_text(arguments: argparse.Namespace, found: FolderResult, tokens: 
     Raises:
         DynqError: A decoder does not run.
     """
-    from ..genai import decoding
+    from ..tools.genai import decoding
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:

@@ -16,9 +16,9 @@ from .render import Figure, one_line, progress
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..bench.models import ModelTiming
-    from ..measuring.progress import Track
-    from ..measuring.timing import Settings
+    from ..tools.bench.models import ModelTiming
+    from ..tools.measuring.progress import Track
+    from ..tools.measuring.timing import Settings
 
 
 def add_timing(parser: argparse.ArgumentParser, *, threads: str, time: str) -> None:
@@ -60,8 +60,8 @@ def timed(
         all_cores: Whether --threads is 1 and the number of cores by default, otherwise 1.
     """
     from .. import kernels
-    from ..measuring.timing import Settings, clock_name, machine
     from ..system import cores
+    from ..tools.measuring.timing import Settings, clock_name, machine
 
     settings = Settings(
         arguments.threads or (tuple(sorted({1, cores()})) if all_cores else (1,)),

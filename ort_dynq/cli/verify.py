@@ -19,7 +19,7 @@ from .render import format_shape, one_line, table, working
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..verification import Comparison, Difference, Input, Verification
+    from ..tools.verification import Comparison, Difference, Input, Verification
 
 _VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "failed": ("FAILED", FAILED)}
 """The text and the exit status of each status of a verification, the worst one last."""
@@ -80,7 +80,7 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> tuple[Verification
     shapes, inputs = given_inputs(arguments)
     with working("running both models"):
         from ..storage import ModelFile
-        from ..verification import verify
+        from ..tools.verification import verify
 
         a, b = (ModelFile(each) if isinstance(each, str) else each for each in (a, b))  # files may change: read once
         sets = given_sets(arguments, a) or (inputs,)

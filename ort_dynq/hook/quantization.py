@@ -76,10 +76,11 @@ def quantized(session: Any, providers: Any, options: Options, unchanged: Prepare
 
 def _quantize(model: Model, entry: Entry) -> Found | None:
     """Quantizes a model and keeps it. A model that cannot be quantized is kept as that."""
-    from ..quantizer import quantize
+    from ..quantizer import quantize_layers
+    from ..quantizer.options import Options as Quantization
 
     try:
-        entry.keep(lambda: quantize(model))
+        entry.keep(lambda: quantize_layers(model, Quantization()))
     except DynqError as error:
         entry.keep_reason(message(error))
     return entry.find()

@@ -11,8 +11,8 @@ import pytest
 from accuracy_models import K, floats, model_of
 
 from ort_dynq import serialized
-from ort_dynq.accuracy.parts import Behind, Part, larger, parts_of
 from ort_dynq.storage import load
+from ort_dynq.tools.accuracy.parts import Behind, Part, larger, parts_of
 
 RESULTS = [f"p{i}" for i in range(8)]
 OUTPUTS = ["y", "z", "r5"]

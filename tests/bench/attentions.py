@@ -14,9 +14,9 @@ from onnx import parser
 import ort_dynq
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 from ort_dynq.operators.encodings import one_of
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 
 from .product_contenders import read_contender
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
+from ort_dynq.tools.measuring.progress import Track
 
 from .texts import library_texts
 

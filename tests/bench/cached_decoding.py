@@ -23,14 +23,14 @@ import onnx
 
 from ort_dynq.errors import DynqError
 from ort_dynq.files import replacing_folder
-from ort_dynq.genai.decoding import alike
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.plain import plain
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.sessions import open_session
-from ort_dynq.measuring.timing import Settings, interleave, session_contender
 from ort_dynq.rewriter import rewrite
 from ort_dynq.signals import Agreement, Noise
+from ort_dynq.tools.genai.decoding import alike
+from ort_dynq.tools.measuring.plain import plain
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.sessions import open_session
+from ort_dynq.tools.measuring.timing import Settings, interleave, session_contender
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from ort_dynq.bench.models import ModelTiming, operator_counts
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import (
+from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.bench.models import ModelTiming, operator_counts
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import (
     Latency,
     Settings,
     aligned,
@@ -20,7 +21,6 @@ from ort_dynq.measuring.timing import (
     session_contender,
     speed,
 )
-from ort_dynq.rewriter import rewrite
 
 from .onnx_text import parse, tensor_type
 

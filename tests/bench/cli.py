@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from bench.convolutions import ConvolutionTiming
     from bench.products import ProductTiming
-    from ort_dynq.measuring.progress import Track
-    from ort_dynq.measuring.timing import Settings
+    from ort_dynq.tools.measuring.progress import Track
+    from ort_dynq.tools.measuring.timing import Settings
 
 PROGRAM = "python tests/bench"
 _THREADS = "1 and the number of cores"

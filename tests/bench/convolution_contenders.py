@@ -29,15 +29,15 @@ import onnx
 from onnx import numpy_helper
 
 from ort_dynq import kernels
-from ort_dynq.bench import openvino
 from ort_dynq.errors import DynqError
 from ort_dynq.files import temporary_folder
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.encodings import AutoPad, ScaleOrder
 from ort_dynq.operators.packing import pack_conv
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.bench import openvino
+from ort_dynq.tools.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 from .onnx_text import parse, tensor_type
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Settings, check_backend, interleave
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Settings, check_backend, interleave
 
 from .convolution_contenders import Case, Convolution, contenders
 from .means import Mean, means

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, session_contender
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, check_backend, session_contender
 
 from .products import medians_us
 

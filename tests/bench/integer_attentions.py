@@ -11,9 +11,9 @@ from onnx import parser
 from ort_dynq import kernels
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, interleave, session_contender
 from ort_dynq.operators.encodings import one_of
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, interleave, session_contender
 
 FORMS = {
     f"{name}-{tokens}": (tokens, heads, size)

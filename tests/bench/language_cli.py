@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bench.perplexity import Distance
-    from ort_dynq.measuring.progress import Track
-    from ort_dynq.measuring.timing import Settings
+    from ort_dynq.tools.measuring.progress import Track
+    from ort_dynq.tools.measuring.timing import Settings
 
 _PROGRAM = "python tests/bench"
 
@@ -51,7 +51,7 @@ def _perplexity_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _perplexity(arguments: argparse.Namespace) -> Outcome:
     from bench.perplexity import GENERATED, PROMPTS, bench_perplexity
-    from ort_dynq.measuring.timing import machine
+    from ort_dynq.tools.measuring.timing import machine
 
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext(), progress() as track:
         here = machine(arguments.backend)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.timing import Contender
+from ort_dynq.tools.measuring.timing import Contender
 
 BLOCK_SIZE = 32
 _FLOAT32, _Q4_0 = 0, 2  # ggml_type

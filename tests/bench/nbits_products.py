@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 import ort_dynq
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, session_contender
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, session_contender
 
 from .llama_cpp_product import BLOCK_SIZE, llama_cpp_contender, q4_0
 from .means import Mean, means

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import onnx
 
-from ort_dynq.bench.models import ModelTiming, time_model
+from ort_dynq import quantize
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Settings, check_backend
-from ort_dynq.quantizer import quantize
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.bench.models import ModelTiming, time_model
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Settings, check_backend
 
 from . import convnets, transformers
 

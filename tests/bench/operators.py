@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, check_backend, interleave, session_contender
 
 from .onnx_text import parse, tensor_type
 

@@ -39,11 +39,11 @@ from onnx import numpy_helper
 from ort_dynq import kernels
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.encodings import ScaleOrder
 from ort_dynq.operators.packing import pack
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.measuring.timing import Contender, ContenderError, Settings, aligned, session_contender
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 from .onnx_text import parse, tensor_type
 

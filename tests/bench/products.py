@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, check_backend, interleave
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, check_backend, interleave
 
 from .means import Mean, means
 from .product_contenders import Case, contenders

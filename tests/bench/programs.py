@@ -13,10 +13,10 @@ import onnx
 
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
-from ort_dynq.measuring.timing import Contender, Settings, aligned, interleave, session_contender
 from ort_dynq.operators import DOMAIN, VERSION
 from ort_dynq.operators.program import COMPARISONS, OUTPUTS, REDUCTIONS, is_literal, parse
+from ort_dynq.tools.measuring.progress import Track
+from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, interleave, session_contender
 
 from . import onnx_text
 from .operators import time_all

@@ -26,7 +26,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_wrong_name() -> None:
     from bench.attentions import bench_attentions
-    from ort_dynq.measuring.timing import Settings
+    from ort_dynq.tools.measuring.timing import Settings
 
     with pytest.raises(DynqError, match="no case 'x', expected one of"):
         bench_attentions(Settings(), ("x",))

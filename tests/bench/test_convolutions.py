@@ -14,8 +14,8 @@ from benching import QUICK, run_developers, run_developers_json
 
 from bench import convolution_contenders, convolutions
 from ort_dynq import DynqError
-from ort_dynq.bench import openvino
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.bench import openvino
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "ConvInteger s8", "ConvInteger u8", "Conv"]
 NAMES += ["QLinearConv"]

@@ -7,7 +7,7 @@ from benching import run_developers, run_developers_json
 
 from bench.integer_attentions import bench_integer_attentions
 from ort_dynq import DynqError, kernels
-from ort_dynq.measuring.timing import Settings
+from ort_dynq.tools.measuring.timing import Settings
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ from benching import QUICK, run_developers, run_developers_json, take_two_copies
 
 from bench import product_contenders
 from ort_dynq import DynqError, runtime
-from ort_dynq.measuring.timing import session_contender
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.measuring.timing import session_contender
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 TIMES = ("ours_8_us", "ours_4_us", "direct_us", "integer_us", "float_us", "read_us")
 

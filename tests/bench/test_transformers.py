@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from bench import transformers
 from ort_dynq import DynqError
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 LAYERS, HIDDEN, HEADS = 2, 48, 4
 SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}

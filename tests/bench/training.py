@@ -27,7 +27,7 @@ import numpy as np
 from ort_dynq.errors import DynqError
 from ort_dynq.files import replacing, replacing_folder, temporary_folder
 from ort_dynq.inputs import Array
-from ort_dynq.measuring.progress import Track
+from ort_dynq.tools.measuring.progress import Track
 
 from .texts import library_texts
 

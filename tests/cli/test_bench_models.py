@@ -13,8 +13,8 @@ import pytest
 from benching import MODELS, QUICK, TOKEN, check_latency, run_bench, run_bench_json
 
 from ort_dynq import DynqError
-from ort_dynq.bench import models, opening
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.bench import models, opening
 
 
 def test_bench_model_json(capsys: pytest.CaptureFixture[str]) -> None:

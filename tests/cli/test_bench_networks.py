@@ -17,9 +17,9 @@ from onnxruntime.quantization import quantize_dynamic
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench import networks
-from ort_dynq.bench.networks import NETWORKS, Network
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.bench import networks
+from ort_dynq.tools.bench.networks import NETWORKS, Network
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 
 def columns(outputs: Any) -> list[int]:

@@ -22,10 +22,10 @@ from benching import MODELS, check_latency, run_bench, run_bench_json
 from onnxruntime.quantization import quantize_dynamic
 
 from ort_dynq import cli
-from ort_dynq.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
-from ort_dynq.measuring.data import Data
-from ort_dynq.measuring.timing import Latency
-from ort_dynq.report import comparison
+from ort_dynq.tools.bench.quantization import Case, Form, FormTiming, QuantizationBench, sequence_axes
+from ort_dynq.tools.measuring.data import Data
+from ort_dynq.tools.measuring.timing import Latency
+from ort_dynq.tools.report import comparison
 
 NAMES = ["float", "quantize_dynamic", "quantize_dynamic, per channel", "MatMulNBits 8", "MatMulNBits 4"]
 NAMES += ["ort_dynq rewrite", "ort_dynq int8", "ort_dynq int8, two terms", "ort_dynq int4"]

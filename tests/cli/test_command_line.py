@@ -24,6 +24,7 @@ import pytest
 from commands import ENCODER, MODELS, run
 
 import ort_dynq
+import ort_dynq.tools
 from ort_dynq import cli
 from ort_dynq.__main__ import main as program
 
@@ -255,11 +256,11 @@ def test_interrupt_of_an_extension_module_exits_with_130(
 
     class Finder(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-            is_ours = name == "ort_dynq.doctor"
+            is_ours = name == "ort_dynq.tools.doctor"
             return importlib.machinery.ModuleSpec(name, Loader(name, "path")) if is_ours else None
 
-    monkeypatch.delitem(sys.modules, "ort_dynq.doctor", raising=False)
-    monkeypatch.setattr(ort_dynq, "doctor", None, raising=False)
+    monkeypatch.delitem(sys.modules, "ort_dynq.tools.doctor", raising=False)
+    monkeypatch.setattr(ort_dynq.tools, "doctor", None, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     monkeypatch.setattr(sys, "argv", ["ort-dynq", "doctor"])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,10 +19,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import ort_dynq
-from ort_dynq import cli, doctor, kernels, library, rewriter, runtime, system
+from ort_dynq import cli, kernels, library, rewriter, runtime, system
 from ort_dynq.backends import extensions
 from ort_dynq.errors import with_advice_on_tools
 from ort_dynq.operators import DOMAIN, OPERATORS, VERSION
+from ort_dynq.tools import doctor
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "torch_token" / "model.onnx"

@@ -18,8 +18,8 @@ from quantizing import every_size
 
 import ort_dynq
 from ort_dynq import cli, kernels, system
-from ort_dynq.bench.models import Samples
 from ort_dynq.cli import closing
+from ort_dynq.tools.bench.models import Samples
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_speed_is_that_of_the_medians(
 ) -> None:
     """All commands have the same statistic, and none has a number if other processes disturb the runs."""
     times = {"ours": np.array([1e6, 1.2e6, 3e6]), "stock": np.array([3e6, 3.6e6, 9e6])}
-    for name in ("ort_dynq.bench.models.sample", "ort_dynq.bench.pair.sample"):
+    for name in ("ort_dynq.tools.bench.models.sample", "ort_dynq.tools.bench.pair.sample"):
         monkeypatch.setattr(name, lambda *_: Samples(times["ours"], times["stock"], ""))
     Path("chain.onnx").write_bytes((MODELS / "torchao_8da8w" / "model.onnx").read_bytes())
     arguments = {
@@ -225,7 +225,7 @@ def test_what_integers_gain_is_not_said_beside_a_measured_speed(
 ) -> None:
     for speed in (1.05, 3.0):
         samples = Samples(np.full(5, 1e6), np.full(5, speed * 1e6), "")
-        monkeypatch.setattr("ort_dynq.bench.models.sample", lambda *_, samples=samples: samples)
+        monkeypatch.setattr("ort_dynq.tools.bench.models.sample", lambda *_, samples=samples: samples)
         assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx"]) == 0
         text = capsys.readouterr().out
         assert f"about {speed:.1f} times as fast" in text

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ort_dynq import cli
-from ort_dynq.accuracy import LayerAccuracy
 from ort_dynq.cli import accuracy
 from ort_dynq.cli.command import UNCHECKED
 from ort_dynq.cli.render import SMOKE_TEST
-from ort_dynq.measuring import timing
-from ort_dynq.measuring.profile import profile
-from ort_dynq.quantizer.selection import Layer, Selection
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.accuracy import LayerAccuracy
+from ort_dynq.tools.measuring import timing
+from ort_dynq.tools.measuring.profile import profile
+from ort_dynq.tools.quantization.selection import Layer, Selection
 
 QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
 
@@ -46,8 +46,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     def short_profile(*arguments: Any, **options: Any) -> Any:
         return profile(*arguments, **{**options, "seconds": 0.01})
 
-    monkeypatch.setattr("ort_dynq.quantizer.selection.latencies", latencies)
-    monkeypatch.setattr("ort_dynq.accuracy.accuracy.profile", short_profile)
+    monkeypatch.setattr("ort_dynq.tools.quantization.selection.latencies", latencies)
+    monkeypatch.setattr("ort_dynq.tools.accuracy.accuracy.profile", short_profile)
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -76,7 +76,9 @@ def test_closing_line_times_the_data_of_a_choice(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [2.0, 1.0, 1.0, 1.0]
-    monkeypatch.setattr("ort_dynq.quantizer.speed._times", lambda models, *_: [*map(took, times[: len(models)])])
+    monkeypatch.setattr(
+        "ort_dynq.tools.quantization.speed._times", lambda models, *_: [*map(took, times[: len(models)])]
+    )
     found = run_json(capsys, *QUANTIZE, "--only-if-faster", "--data", "data.npz")
     assert found["closing"]["shapes"] == {"x": f"4x{K}"}
 

@@ -18,10 +18,11 @@ from genai_folders import FOLDERS, LLAMA, edit_config, filled
 from onnx import TensorProto, helper
 
 import ort_dynq
-from ort_dynq import cli, genai, library
-from ort_dynq.genai import open_folder, quantize_folder
-from ort_dynq.genai.decoding import Decoder, alike, compare_on_text
-from ort_dynq.genai.text import read_tokens
+from ort_dynq import cli, library
+from ort_dynq.tools import genai
+from ort_dynq.tools.genai import open_folder, quantize_folder
+from ort_dynq.tools.genai.decoding import Decoder, alike, compare_on_text
+from ort_dynq.tools.genai.text import read_tokens
 
 LIBRARY = Path(library.get_library_path()).name
 TEXT = "Pack my box with five dozen liquor jugs. " * 4

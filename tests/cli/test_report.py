@@ -31,14 +31,14 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench import pair as pairs
-from ort_dynq.bench.changes import changes
-from ort_dynq.bench.models import Samples
-from ort_dynq.bench.pair import Pair, measure_pair
 from ort_dynq.graphs import named
-from ort_dynq.report.model import ModelReport, report_on
 from ort_dynq.rewriter import inspect
 from ort_dynq.storage import load
+from ort_dynq.tools.bench import pair as pairs
+from ort_dynq.tools.bench.changes import changes
+from ort_dynq.tools.bench.models import Samples
+from ort_dynq.tools.bench.pair import Pair, measure_pair
+from ort_dynq.tools.report.model import ModelReport, report_on
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"

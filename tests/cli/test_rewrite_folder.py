@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_dynq
 from ort_dynq import cli, files, library, rewriter
 from ort_dynq.errors import DynqError
-from ort_dynq.genai import rewrite_folder
+from ort_dynq.tools.genai import rewrite_folder
 
 LIBRARY = Path(library.get_library_path()).name
 
@@ -94,7 +94,7 @@ def test_closing(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (closing["speeds"], closing["not_timed"]) == ({}, "")
     assert closing["bytes_before"] == sum(path.stat().st_size for path in source.glob("model.onnx*"))
     assert closing["bytes_after"] == sum(path.stat().st_size for path in Path("fast").glob("model.onnx*"))
-    with mock.patch("ort_dynq.bench.generation.time_case", side_effect=DynqError("no")):
+    with mock.patch("ort_dynq.tools.bench.generation.time_case", side_effect=DynqError("no")):
         assert cli.main(["rewrite", "llama", "-o", "other"]) == 0
     assert "speed: `ort-dynq bench-generate llama --rewritten other`" in " ".join(capsys.readouterr().out.split())
 
@@ -157,7 +157,7 @@ def test_a_verification_that_fails_writes_nothing(
     weights = next(each for each in wrong.graph.initializer if each.name.endswith("norm_layernorm.weight"))
     weights.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weights), weights.name))
     result = ort_dynq.rewrite(wrong, exact=True)
-    monkeypatch.setattr("ort_dynq.genai.rewrite", lambda *_, **__: result)
+    monkeypatch.setattr("ort_dynq.tools.genai.rewrite", lambda *_, **__: result)
     data = run_json(capsys, "rewrite", "llama", "-o", "fast", "--verify", "--exact", status=1)
     assert data["output"] is None
     assert not Path("fast").exists()

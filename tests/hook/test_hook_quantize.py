@@ -83,7 +83,7 @@ def test_refused_and_remembered(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with ort_dynq.installed(quantize=True, inputs=1, min_snr=200) as sessions:
         first = ort.InferenceSession(path)
         assert all(np.array_equal(run(first), stock) for _ in range(2))
-        monkeypatch.setattr("ort_dynq.quantizer.quantize", None)  # is not called again
+        monkeypatch.setattr("ort_dynq.quantizer.quantize_layers", None)  # is not called again
         second = ort.InferenceSession(path)
         assert np.array_equal(run(second), stock)
     assert [each.state for each in sessions] == ["unchanged"] * 2
@@ -117,7 +117,7 @@ def test_models_without_layers_are_remembered(tmp_path: Path, monkeypatch: pytes
     onnx.save(model, path)
     with ort_dynq.installed(quantize=True) as sessions:
         ort.InferenceSession(path)
-        monkeypatch.setattr("ort_dynq.quantizer.quantize", None)
+        monkeypatch.setattr("ort_dynq.quantizer.quantize_layers", None)
         ort.InferenceSession(path)
     assert [each.state for each in sessions] == ["unchanged"] * 2
     assert "no weights to quantize" in sessions.opened[1].reason

@@ -13,7 +13,7 @@ from helpers import Array, parse, stock_session
 from onnx import numpy_helper
 
 from ort_dynq import DynqError
-from ort_dynq.measuring.data import Data, load_data
+from ort_dynq.tools.measuring.data import Data, load_data
 
 SESSION = stock_session(
     parse("float[n, 3] x, int64[n] ids, bool flag", "float[n, 3] y", "y = Identity(x) z = Identity(ids) f = Not(flag)")

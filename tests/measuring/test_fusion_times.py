@@ -14,15 +14,15 @@ import pytest
 from rewriting import load
 
 from ort_dynq import rewrite
-from ort_dynq.bench import fusions
-from ort_dynq.bench.fusions import FusionTime, fusion_times, has_fusions
 from ort_dynq.graphs import label, named
-from ort_dynq.measuring.optimized import optimized
-from ort_dynq.measuring.plain import plain
-from ort_dynq.measuring.profile import NodeTime, Profile
 from ort_dynq.quantizer import quantize_layers
 from ort_dynq.quantizer.options import Options
 from ort_dynq.storage import load as read
+from ort_dynq.tools.bench import fusions
+from ort_dynq.tools.bench.fusions import FusionTime, fusion_times, has_fusions
+from ort_dynq.tools.measuring.optimized import optimized
+from ort_dynq.tools.measuring.plain import plain
+from ort_dynq.tools.measuring.profile import NodeTime, Profile
 
 
 def profile_of(model: ir.Model) -> tuple[Profile, dict[str, float]]:

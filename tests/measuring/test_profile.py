@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ort_dynq.measuring import profile
+from ort_dynq.tools.measuring import profile
 
 
 def event(name: str, ts: int, dur: int, op: str = "", cat: str = "Node") -> dict[str, Any]:

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_dynq.bench.models import recorded_inputs
-from ort_dynq.measuring import timing
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.bench.models import recorded_inputs
+from ort_dynq.tools.measuring import timing
 
 MODELS = Path(__file__).parents[2] / "models"
 

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ort_dynq"
 PUBLIC = "__init__"  # ort_dynq/__init__.py: its public names load the modules above it on first use
+DOORS = ("accuracy", "bench", "doctor", "genai", "report", "verification")  # the public names of tools
 
 
 def order() -> list[str]:
@@ -94,6 +95,18 @@ def test_imports_between_the_folders_of_the_rewriter_go_down() -> None:
     ] == []
 
 
+def test_the_product_does_not_import_the_tools() -> None:
+    """The public modules only name what users import; nothing else may import these."""
+    doors = {PACKAGE / f"{name}.py" for name in DOORS}
+    assert all(imports()[path] for path in doors)
+    assert [
+        f"{path.relative_to(PACKAGE)} imports {target.relative_to(PACKAGE)}"
+        for path, targets in imports().items()
+        for target in targets
+        if (part(target) == "tools" and part(path) not in ("tools", "cli", PUBLIC, *DOORS)) or target in doors
+    ] == []
+
+
 def test_no_circles_of_files() -> None:
     graphlib.TopologicalSorter(imports()).prepare()  # raises a CycleError, which names the files
 
@@ -101,20 +114,20 @@ def test_no_circles_of_files() -> None:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("from ..bench import models", "bench/models.py"),
-        ("from ..verification import verify", "verification/__init__.py"),
-        ("def f():\n    from .layers import Layers", "accuracy/layers.py"),
-        ("if TYPE_CHECKING:\n    from ..cli.render import table", "cli/render.py"),
-        ("from .. import rewrite", "__init__.py"),
-        ("from .. import kernels", "kernels.py"),
+        ("from ..bench import models", "tools/bench/models.py"),
+        ("from ..verification import verify", "tools/verification/__init__.py"),
+        ("def f():\n    from .layers import Layers", "tools/accuracy/layers.py"),
+        ("if TYPE_CHECKING:\n    from ...cli.render import table", "cli/render.py"),
+        ("from ... import rewrite", "__init__.py"),
+        ("from ... import kernels", "kernels.py"),
         ("import ort_dynq.cli.render", "cli/render.py"),
-        ("from ort_dynq.report import page", "report/page.py"),
+        ("from ort_dynq.tools.report import page", "tools/report/page.py"),
     ],
 )
 def test_imports_are_found(text: str, target: str) -> None:
-    assert imported(PACKAGE / "accuracy" / "outputs.py", ast.parse(text)) == {PACKAGE / target}
+    assert imported(PACKAGE / "tools" / "accuracy" / "outputs.py", ast.parse(text)) == {PACKAGE / target}
 
 
 def test_imports_of_others_are_not_found() -> None:
     text = "import numpy\nfrom onnx import helper"
-    assert imported(PACKAGE / "accuracy" / "outputs.py", ast.parse(text)) == set()
+    assert imported(PACKAGE / "tools" / "accuracy" / "outputs.py", ast.parse(text)) == set()

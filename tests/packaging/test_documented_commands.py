@@ -27,8 +27,8 @@ from test_documentation import ROOT, RULES, commands
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.bench.networks import NETWORKS
 from ort_dynq.errors import DynqError
+from ort_dynq.tools.bench.networks import NETWORKS
 
 FOLDERS = {"FOLDER": "stock", "stock": "stock", "fast": "fast", "phi/": "stock", "lm/int4-32-level-4": "stock"}
 NAMES = {"IN": "model.onnx", "OUT": "out.onnx", "in.onnx": "model.onnx", "PATH_THAT_IT_PRINTS": "float.onnx"}

@@ -19,11 +19,11 @@ import ort_dynq
 from ort_dynq import doctor
 from ort_dynq.accuracy import compare
 from ort_dynq.bench import Settings, bench_model
-from ort_dynq.bench.pair import measure_pair
 from ort_dynq.genai import rewrite_folder
 from ort_dynq.report import report
 from ort_dynq.rewriter import inspect
 from ort_dynq.shown import Shown
+from ort_dynq.tools.bench.pair import measure_pair
 
 MODEL = Path(__file__).parents[2] / "models" / "torchao_8da8w" / "model.onnx"
 SETTINGS = Settings(seconds=0.01, warmup=1)

@@ -15,12 +15,12 @@ from onnx import numpy_helper
 
 import ort_dynq
 from ort_dynq import DynqError
-from ort_dynq.accuracy import LayerAccuracy, Reference
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
-from ort_dynq.quantizer.selection import Selection, _steps, select
 from ort_dynq.rewriter import Result
+from ort_dynq.tools.accuracy import LayerAccuracy, Reference
+from ort_dynq.tools.quantization.selection import Selection, _steps, select
 
 DATA = {"x": floats(20, K, seed=7)}
 

@@ -15,11 +15,12 @@ from helpers import parse
 from onnx import numpy_helper
 
 from ort_dynq import cli
-from ort_dynq.measuring import timing
-from ort_dynq.measuring.timing import Latency
-from ort_dynq.quantizer import checked, quantize_layers, speed
+from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
+from ort_dynq.tools.measuring import timing
+from ort_dynq.tools.measuring.timing import Latency
+from ort_dynq.tools.quantization import speed
 
 DATA = {"x": np.random.default_rng(0).standard_normal((6, 256), np.float32)}
 

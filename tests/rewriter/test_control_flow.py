@@ -9,7 +9,7 @@ import pytest
 from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
 from rewriting import YES, F, found, nodes_of, rows, tails
 
-from ort_dynq.quantizer import quantize
+from ort_dynq import quantize
 from ort_dynq.rewriter import rewrite
 
 CONSTANTS = "int64[1] one = {-1}, float c127 = {127.0}, float low = {-128.0}, float high = {127.0}"

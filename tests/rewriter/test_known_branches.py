@@ -15,9 +15,9 @@ from helpers import assert_same, make_session, stock_session
 from onnx import helper, numpy_helper
 
 import ort_dynq
-from ort_dynq.bench.models import recorded_inputs
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.known_branches import without_known_branches
+from ort_dynq.tools.bench.models import recorded_inputs
 
 MODELS = Path(__file__).parents[2] / "models"
 

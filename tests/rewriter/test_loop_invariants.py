@@ -14,7 +14,7 @@ from helpers import Array, assert_same, make_session, stock_session
 from onnx import numpy_helper
 from rewriting import F, nodes_of
 
-from ort_dynq.quantizer import quantize
+from ort_dynq import quantize
 from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.rewriter.loop_invariants import without_carried_invariants
 from ort_dynq.rewriter.policy import cost

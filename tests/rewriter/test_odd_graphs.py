@@ -10,7 +10,7 @@ from helpers import assert_same, make_session, stock_session
 from onnx import numpy_helper
 from rewriting import rows
 
-from ort_dynq.quantizer import quantize
+from ort_dynq import quantize
 from ort_dynq.rewriter import rewrite
 
 RNG = np.random.default_rng(0)

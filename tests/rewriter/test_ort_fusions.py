@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 
 from ort_dynq.rewriter.policy.ort_fusions import fused_by_onnxruntime
-from ort_dynq.verification.saturation import cpu_saturates
+from ort_dynq.tools.verification.saturation import cpu_saturates
 
 VERSION = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
 QDQ = ("QuantizeLinear", "DequantizeLinear")

@@ -16,7 +16,7 @@ from rewriting import check, nodes_of, products
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.convolutions import transposed
-from ort_dynq.verification.float64 import scatter
+from ort_dynq.tools.verification.float64 import scatter
 
 F = np.float32
 Geometry = dict[str, Any]

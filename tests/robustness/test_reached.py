@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ort_dynq"
 
 # Paths in the package, as patterns. Its other files are not examined.
-EXAMINED = ("accuracy/*", "genai/*", "operators/*", "quantizer/*", "report/*", "rewriter/*", "verification/*")
+TOOLS = ("accuracy", "genai", "quantization", "report", "verification")
+EXAMINED = ("operators/*", "quantizer/*", "rewriter/*", *(f"tools/{each}/*" for each in TOOLS))
 
 # Functions that no model reaches, as patterns of `path::name`, and why they are there.
 UNREACHED = {
@@ -55,8 +56,8 @@ UNREACHED = {
     "rewriter/programs/fused_steps.py::_tanh_of_softplus": "as above",
     "rewriter/reasons.py::__eq__": "of findings that are compared, also in sets",
     "rewriter/reasons.py::__hash__": "of findings that are compared, also in sets",
-    "verification/comparison.py::difference": "of results that differ: tests/verification",
-    "verification/fusions.py::_run": "of SimplifiedLayerNormalization, with which ONNX's checker refuses a model",
+    "tools/verification/comparison.py::difference": "of results that differ: tests/verification",
+    "tools/verification/fusions.py::_run": "of SimplifiedLayerNormalization, with which ONNX's checker refuses a model",
 }
 
 

@@ -17,8 +17,8 @@ from helpers import with_small_files
 
 import ort_dynq
 from ort_dynq import runtime, storage
-from ort_dynq.measuring.profile import profile
 from ort_dynq.rewriter import rewrite
+from ort_dynq.tools.measuring.profile import profile
 
 HALF = hostile_models.ROOT / "models" / "torchao_half" / "model.onnx"
 FLOAT = hostile_models.ROOT / "models" / "torchao_8da8w" / "model.onnx"

@@ -12,7 +12,7 @@ from helpers import parse
 import ort_dynq
 from ort_dynq import cli, runtime, system
 from ort_dynq.cgroups import cpu_quota
-from ort_dynq.measuring.timing import machine
+from ort_dynq.tools.measuring.timing import machine
 
 V2 = "29 23 0:26 {} {} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "33 32 0:30 {} {} rw shared:15 - cgroup cgroup rw,cpu,cpuacct"

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 
 import ort_dynq
 import ort_dynq.runtime
-import ort_dynq.verification  # must not hide the function ort_dynq.verify
+import ort_dynq.tools.verification  # must not hide the function ort_dynq.verify
 from ort_dynq import library
 
 ROOT = Path(__file__).parents[2]

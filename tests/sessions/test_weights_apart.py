@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_dynq import runtime, serialized
 from ort_dynq.errors import DynqError
-from ort_dynq.measuring.sessions import open_session
 from ort_dynq.storage import ModelFile, load, to_proto
+from ort_dynq.tools.measuring.sessions import open_session
 
 N = 32  # a weight of N x N bytes or more is large
 

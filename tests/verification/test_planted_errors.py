@@ -19,8 +19,8 @@ from helpers import Array
 from onnx import helper, numpy_helper
 
 import ort_dynq
-from ort_dynq.bench.models import recorded_inputs
-from ort_dynq.measuring.sessions import open_session
+from ort_dynq.tools.bench.models import recorded_inputs
+from ort_dynq.tools.measuring.sessions import open_session
 
 MODELS = Path(__file__).parents[2] / "models"
 NAMES = (

@@ -15,8 +15,8 @@ from qmoe import HIDDEN, Case, make
 from rewriting import check_tight, verified_product
 
 import ort_dynq
-from ort_dynq.verification import experts
-from ort_dynq.verification.products import Product
+from ort_dynq.tools.verification import experts
+from ort_dynq.tools.verification.products import Product
 
 HAS_LEVELS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 pytestmark = pytest.mark.skipif(not HAS_LEVELS, reason="QMoE has no accuracy_level before ONNX Runtime 1.32")

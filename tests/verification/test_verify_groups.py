@@ -20,7 +20,7 @@ import ort_dynq
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter.functions import add_functions
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.verification.products import FLOOR, Product
+from ort_dynq.tools.verification.products import FLOOR, Product
 
 ROWS, COLUMNS = 5, 21
 GROUP = 32

@@ -17,9 +17,9 @@ from rewriting import check_tight, verified_product
 import ort_dynq
 from ort_dynq.runtime import open_session, session_options
 from ort_dynq.storage import load, to_proto
-from ort_dynq.verification import recurrent
-from ort_dynq.verification.recurrent import Bounded
-from ort_dynq.verification.saturation import without_saturation
+from ort_dynq.tools.verification import recurrent
+from ort_dynq.tools.verification.recurrent import Bounded
+from ort_dynq.tools.verification.saturation import without_saturation
 
 GIVEN = ["lengths", "state", "cell", "peepholes"]
 

@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from rewriting import verified_product
 
 import ort_dynq
-from ort_dynq.verification import nbits
-from ort_dynq.verification.nbits import is_noise, is_within_steps
-from ort_dynq.verification.products import FLOOR, Product
+from ort_dynq.tools.verification import nbits
+from ort_dynq.tools.verification.nbits import is_noise, is_within_steps
+from ort_dynq.tools.verification.products import FLOOR, Product
 
 TWO_TERMS = {"depth": 256, "columns": 260, "level": 0}
 GIVEN: list[dict[str, Any]] = [

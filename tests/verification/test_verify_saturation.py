@@ -21,8 +21,8 @@ import ort_dynq
 from ort_dynq import cli
 from ort_dynq.rewriter.metadata import RULE
 from ort_dynq.runtime import open_session, session_options
-from ort_dynq.verification import saturation
-from ort_dynq.verification.saturation import without_saturation
+from ort_dynq.tools.verification import saturation
+from ort_dynq.tools.verification.saturation import without_saturation
 
 NONE, SCALAR, COLUMNS = "no zero points", "one zero point", "a zero point for each column"
 SATURATING = {"MatMulInteger": ("uint8", "int8"), "ConvInteger": ("int8", "uint8")}
@@ -202,7 +202,7 @@ def test_probe_agrees_with_other_products() -> None:
 def test_verification_says_which_products_saturate(
     saturates: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ort_dynq.verification.verification.cpu_saturates", lambda: saturates)
+    monkeypatch.setattr("ort_dynq.tools.verification.verification.cpu_saturates", lambda: saturates)
     onnx.save(with_weights(), tmp_path / "a.onnx")
     models = [str(tmp_path / "a.onnx")] * 2
     result = ort_dynq.verify(*models)

@@ -1,0 +1,32 @@
+"""How far a quantized model is from its float model. The public names of `ort_dynq/tools/accuracy`."""
+
+from __future__ import annotations
+
+from .tools import packages  # noqa: F401
+from .tools.accuracy import (
+    Accuracy,
+    LayerAccuracy,
+    OutputAccuracy,
+    Reference,
+    compare,
+    compare_outputs,
+    is_compared,
+    measure,
+    measure_outputs,
+    results_of,
+    worst_snr,
+)
+
+__all__ = [
+    "Accuracy",
+    "LayerAccuracy",
+    "OutputAccuracy",
+    "Reference",
+    "compare",
+    "compare_outputs",
+    "is_compared",
+    "measure",
+    "measure_outputs",
+    "results_of",
+    "worst_snr",
+]

@@ -1,0 +1,1 @@
+"""What measures, compares and examines models and installations. Nothing but cli/ and the public modules imports it."""

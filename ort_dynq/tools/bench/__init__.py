@@ -1,0 +1,1 @@
+"""Benchmarks against stock ONNX Runtime at its default optimization level."""

@@ -1,0 +1,1 @@
+"""A self-contained HTML page on a model and the model that was made from it."""
