@@ -19,9 +19,9 @@ from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.products.channels import columns_of
-from ..rewriter.products.epilogue import Epilogue, check_length, epilogue_of
+from ..rewriter.products.epilogue import Epilogue, epilogue_of
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import QuantizedWeights
+from ..rewriter.products.grid import QuantizedWeights, check_length
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
 from ..rewriter.products.matrix_product import with_stack_of
 from ..rewriter.products.provenance import note_activation

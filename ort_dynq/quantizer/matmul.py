@@ -20,9 +20,9 @@ from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.channels import columns_of
-from ..rewriter.products.epilogue import Epilogue, check_length, check_sums
+from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import QuantizedWeights, columns_of_stack, grid_of
+from ..rewriter.products.grid import QuantizedWeights, check_length, check_sums, columns_of_stack, grid_of
 from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul

@@ -16,8 +16,7 @@ from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import input_of, producer_of
 from ..policy.cost import has_short_sums, is_tiny_convolution
 from ..products.channels import Channels
-from ..products.epilogue import check_sums
-from ..products.grid import QuantizedWeights, grid_of
+from ..products.grid import QuantizedWeights, check_sums, grid_of
 from ..reasons import Reason, Unconverted
 
 _MOST_SPATIAL_RANK = 3

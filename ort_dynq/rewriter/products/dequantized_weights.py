@@ -21,7 +21,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, producer_of
 from ..analysis.standard import RESHAPES
 from ..reasons import Reason, Unconverted
-from .epilogue import check_sums
+from .grid import check_sums
 from .matrix_product import MatrixProduct, matrix_product_of
 from .nbits import FLOATS, NBits, bytes_of, check_scale_type, computed, constant_tensor, release
 from .scale_indices import ScaleIndices

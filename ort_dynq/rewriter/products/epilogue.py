@@ -19,16 +19,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import ScaleOrder
-from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, only_use, producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows
 from ..analysis.standard import RESHAPES
 from ..analysis.types import WIDE_TYPES
-from ..reasons import Reason, Unconverted
+from ..reasons import Unconverted
 from .channels import Channels
 from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
-from .grid import QuantizedWeights
 
 
 class Step(NamedTuple):
@@ -260,27 +258,3 @@ def epilogue_of(
     if channels.spatial_rank and epilogue.row is None and epilogue.column is None:
         return None
     return epilogue.past_bias(facts)
-
-
-def check_length(grid: QuantizedWeights) -> None:
-    """Checks that int32 holds the sums of products with these weights.
-
-    Raises:
-        Unconverted: It may not.
-    """
-    check_sums(grid.group_size or len(grid.codes), grid.zero_point if grid.bits == 8 else None)
-
-
-def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
-    """Checks that int32 holds sums of so many products.
-
-    Args:
-        length: The number of products.
-        zero_point: The zero points of 8-bit weights, int8; None for 4-bit weights.
-
-    Raises:
-        Unconverted: It may not.
-    """
-    is_symmetric = zero_point is not None and zero_point.size == 1 and not zero_point.any()
-    if length > (LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM):
-        raise Unconverted(Reason.SUMS_OVERFLOW, length=length)

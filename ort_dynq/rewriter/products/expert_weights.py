@@ -22,7 +22,7 @@ from ..analysis.constants import is_float16
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
-from .epilogue import check_sums
+from .grid import check_sums
 from .nbits import (
     bytes_of,
     check_finite,

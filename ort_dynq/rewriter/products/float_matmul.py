@@ -43,8 +43,8 @@ from .affine_form import Affine
 from .channels import columns_of
 from .codes import ActivationCodes
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
-from .epilogue import Epilogue, check_length
-from .grid import QuantizedWeights, columns_of_stack, grid_of
+from .epilogue import Epilogue
+from .grid import QuantizedWeights, check_length, columns_of_stack, grid_of
 from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul, quantized_matmul

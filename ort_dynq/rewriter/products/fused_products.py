@@ -29,9 +29,9 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .channels import Channels
 from .codes import Codes
-from .epilogue import Epilogue, check_length
+from .epilogue import Epilogue
 from .float_activations import FloatActivations, check_activation
-from .grid import QuantizedWeights
+from .grid import QuantizedWeights, check_length
 from .integer_product import grid_of_weights, is_static
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
 from .unsigned_codes import UnsignedCodes

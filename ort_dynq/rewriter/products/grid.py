@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
 from ..analysis.constants import is_float16
 from ..reasons import Reason, Unconverted
 from .rounded_scales import float16_scales
@@ -343,3 +344,27 @@ _ROUNDED = _Search(
     lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
     lambda weights: float16_scales(weights, _LARGEST_CODES),
 )
+
+
+def check_length(grid: QuantizedWeights) -> None:
+    """Checks that int32 holds the sums of products with these weights.
+
+    Raises:
+        Unconverted: It may not.
+    """
+    check_sums(grid.group_size or len(grid.codes), grid.zero_point if grid.bits == 8 else None)
+
+
+def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
+    """Checks that int32 holds sums of so many products.
+
+    Args:
+        length: The number of products.
+        zero_point: The zero points of 8-bit weights, int8; None for 4-bit weights.
+
+    Raises:
+        Unconverted: It may not.
+    """
+    is_symmetric = zero_point is not None and zero_point.size == 1 and not zero_point.any()
+    if length > (LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM):
+        raise Unconverted(Reason.SUMS_OVERFLOW, length=length)

@@ -41,8 +41,8 @@ from .affine import AffineForms
 from .channels import Channels, columns_of
 from .codes import Codes
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
-from .epilogue import Epilogue, check_length, epilogue_of
-from .grid import QuantizedWeights, columns_of_stack, grid_of_integers
+from .epilogue import Epilogue, epilogue_of
+from .grid import QuantizedWeights, check_length, columns_of_stack, grid_of_integers
 from .integer_product import (
     UnsignedProduct,
     build_unsigned_product,

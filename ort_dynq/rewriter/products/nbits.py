@@ -30,7 +30,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
-from .epilogue import check_sums
+from .grid import check_sums
 from .tied_tables import reads_table, root_of
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)

@@ -15,8 +15,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..edit import Edit, call
 from ..products.codes import Codes
-from ..products.epilogue import check_sums
-from ..products.grid import QuantizedWeights
+from ..products.grid import QuantizedWeights, check_sums
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
 from .cell import Cell, cell_of
