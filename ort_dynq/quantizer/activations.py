@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..rewriter.codes.codes import Codes
+from ..rewriter.codes.float_activations import FloatActivations
 from ..rewriter.edit import Edit
-from ..rewriter.products.codes import Codes
-from ..rewriter.products.float_activations import FloatActivations
 from .options import Options
 
 

@@ -20,6 +20,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, is_standard
+from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.convolutions.convolution import (
     Geometry,
     Weights,
@@ -31,12 +32,11 @@ from ..rewriter.convolutions.convolution import (
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
-from ..rewriter.products.channels import Channels
 from ..rewriter.products.epilogue import Epilogue, Step
-from ..rewriter.products.float_activations import check_activation
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from ..rewriter.weights.channels import Channels
 from .activations import codes_of_images, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release

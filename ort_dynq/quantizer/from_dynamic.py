@@ -15,19 +15,19 @@ import onnx_ir as ir
 from ..graphs import MICROSOFT, STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.nodes import first_inputs, producer_of
+from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
-from ..rewriter.products.channels import columns_of
 from ..rewriter.products.epilogue import Epilogue, epilogue_of
-from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import QuantizedWeights, check_length
 from ..rewriter.products.integer_product import UnsignedProduct, grid_of_weights
-from ..rewriter.products.matrix_product import with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from ..rewriter.weights.channels import columns_of
+from ..rewriter.weights.grid import QuantizedWeights, check_length
+from ..rewriter.weights.matrix_product import with_stack_of
 from .activations import codes_of, codes_of_images
 from .options import Options
 

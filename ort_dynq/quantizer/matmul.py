@@ -17,19 +17,19 @@ from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import producer_of
+from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
-from ..rewriter.products.channels import columns_of
 from ..rewriter.products.epilogue import Epilogue
-from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import QuantizedWeights, check_length, check_sums, columns_of_stack, grid_of
-from ..rewriter.products.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
-from ..rewriter.products.shared_grids import SharedGrids
 from ..rewriter.programs.steps import RESHAPING
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
+from ..rewriter.weights.channels import columns_of
+from ..rewriter.weights.grid import QuantizedWeights, check_length, check_sums, columns_of_stack, grid_of
+from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
+from ..rewriter.weights.shared_grids import SharedGrids
 from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release

@@ -19,10 +19,9 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs
+from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_recurrence
-from ..rewriter.products.float_activations import check_activation
-from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.cell import GATES
@@ -30,6 +29,7 @@ from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm, weights_of
 from ..rewriter.recurrent.layer import Recurrence, build_recurrence, input_products, recurrence_of, steps_first
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
+from ..rewriter.weights.grid import QuantizedWeights
 from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.products.grid import QuantizedWeights
 from ..rewriter.reasons import Reason, Unconverted
+from ..rewriter.weights.grid import QuantizedWeights
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays

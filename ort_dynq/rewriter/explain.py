@@ -13,9 +13,9 @@ from ..graphs import graphs, values_of
 from ..opsets import to_opset
 from ..versions import load_checked
 from .analysis.inference import Facts
+from .codes.affine import PRODUCTS, AffineForms
 from .copies import without_copies
 from .normal_form import inlined
-from .products.affine import PRODUCTS, AffineForms
 
 if TYPE_CHECKING:
     from ..storage import Model

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from ..graphs import label, new_name, values_of, with_subgraphs
 from .analysis.nodes import producer_of
 from .policy.dequantized_products import made_by_onnxruntime
-from .products.dequantized_weights import Dequantizer, quantized_weights
 from .reasons import Reason
+from .weights.dequantized_weights import Dequantizer, quantized_weights
 
 NOTE = "weights of branches are dequantized in the main graph: ONNX Runtime does not open the model otherwise"
 

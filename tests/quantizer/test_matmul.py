@@ -25,7 +25,7 @@ from quantizing import (
 
 import ort_dynq
 from ort_dynq.quantizer import matmul
-from ort_dynq.rewriter.products.grid import QuantizedWeights
+from ort_dynq.rewriter.weights.grid import QuantizedWeights
 
 W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
 X = activations(9, K)

@@ -13,8 +13,8 @@ from quantizing import F, floats, model_of, operators, squared_error
 
 import ort_dynq
 from ort_dynq.quantizer.weights import grid_of_columns, grid_of_groups, release
-from ort_dynq.rewriter.products.grid import QuantizedWeights
 from ort_dynq.rewriter.reasons import Unconverted
+from ort_dynq.rewriter.weights.grid import QuantizedWeights
 
 WEIGHTS = floats(192, 1030) * np.exp(floats(1, 1030, seed=1))
 GROUP = 32

@@ -22,8 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_dynq
 from ort_dynq.rewriter import inspect
 from ort_dynq.rewriter.products import dequantized_matmul
-from ort_dynq.rewriter.products.scale_indices import ScaleIndices
 from ort_dynq.rewriter.reasons import Reason, Unconverted
+from ort_dynq.rewriter.weights.scale_indices import ScaleIndices
 from ort_dynq.storage import ComputedTensor, tensors
 
 Array = npt.NDArray[Any]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import Array, assert_same, diagonals, in_turn
 
-from ort_dynq.rewriter.products.grid import QuantizedWeights, grid_of
 from ort_dynq.rewriter.reasons import Reason, Unconverted
+from ort_dynq.rewriter.weights.grid import QuantizedWeights, grid_of
 
 F = np.float32
 
@@ -115,7 +115,7 @@ def test_weights_that_are_almost_a_grid_are_rejected(column: int) -> None:
 
 def test_a_sample_rejects_arbitrary_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searching all of these weights takes seconds."""
-    monkeypatch.setattr("ort_dynq.rewriter.products.grid._blocks", None)  # searches all columns
+    monkeypatch.setattr("ort_dynq.rewriter.weights.grid._blocks", None)  # searches all columns
     rng = np.random.default_rng(0)
     for dtype, spread in ((np.float16, 1), (F, 1), (np.float16, 0.02)):
         weights = rng.normal(0, spread, (4096, 1024)).astype(dtype).astype(F)

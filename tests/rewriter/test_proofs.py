@@ -23,25 +23,25 @@ from ort_dynq.rewriter.analysis.inference import Facts
 from ort_dynq.rewriter.analysis.repetition import Repetitions
 from ort_dynq.rewriter.analysis.shape_arithmetic import known_number
 from ort_dynq.rewriter.analysis.values import Values
+from ort_dynq.rewriter.codes.affine import AffineForms
+from ort_dynq.rewriter.codes.affine_form import Affine, Op, Param
+from ort_dynq.rewriter.codes.merged_rows import with_merged_rows
+from ort_dynq.rewriter.codes.unsigned_codes import unsigned_array
+from ort_dynq.rewriter.codes.wide_codes import wide_codes_of
 from ort_dynq.rewriter.fusion.score_steps import Added, Masked, Scalar
 from ort_dynq.rewriter.fusion.scores import Attention, attention_of
 from ort_dynq.rewriter.fusion.views import View, axes_of, dims_of, leaves
 from ort_dynq.rewriter.policy.saturation import may_saturate
-from ort_dynq.rewriter.products.affine import AffineForms
-from ort_dynq.rewriter.products.affine_form import Affine, Op, Param
-from ort_dynq.rewriter.products.channels import Channels
 from ort_dynq.rewriter.products.corrections import RowSums, terms_of
 from ort_dynq.rewriter.products.epilogue import epilogue_of
-from ort_dynq.rewriter.products.merged_rows import with_merged_rows
-from ort_dynq.rewriter.products.rounded_scales import float16_scales
-from ort_dynq.rewriter.products.scale_indices import ScaleIndices
-from ort_dynq.rewriter.products.unsigned_codes import unsigned_array
-from ort_dynq.rewriter.products.wide_codes import wide_codes_of
 from ort_dynq.rewriter.programs.fused_steps import FusedRows
 from ort_dynq.rewriter.programs.rows import Kind, Rows
 from ort_dynq.rewriter.programs.signs import Signs
 from ort_dynq.rewriter.programs.steps import Translation
 from ort_dynq.rewriter.rule import Context
+from ort_dynq.rewriter.weights.channels import Channels
+from ort_dynq.rewriter.weights.rounded_scales import float16_scales
+from ort_dynq.rewriter.weights.scale_indices import ScaleIndices
 
 FOLDER = Path(rewriter.__file__).parent
 QUOTIENT = "a = Abs(x) m = ReduceMax(a, one) r = Clip(m, eps) s = Div(r, c127) q = Div(x, s)"

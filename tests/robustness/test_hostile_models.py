@@ -31,7 +31,7 @@ from ort_dynq import cli, expansion, runtime, storage
 from ort_dynq.expansion import check_expansion
 from ort_dynq.operators import VERSION
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.products.grid import grid_of
+from ort_dynq.rewriter.weights.grid import grid_of
 
 WEIGHTS = np.arange(5, dtype=np.float32)
 QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLinear(m, s, z)"
@@ -471,7 +471,7 @@ def test_weights_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     codes[0, 7] = 255
     weights = (codes * rng.uniform(0.001, 0.02, 20).astype(np.float32)).astype(np.float32)
     whole = grid_of(weights)
-    monkeypatch.setattr("ort_dynq.rewriter.products.grid._BLOCK", 100)
+    monkeypatch.setattr("ort_dynq.rewriter.weights.grid._BLOCK", 100)
     parts = grid_of(weights)
     assert whole is not None
     assert parts is not None

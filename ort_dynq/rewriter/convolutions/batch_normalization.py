@@ -21,9 +21,9 @@ from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard, only_use
 from ..edit import Edit
-from ..products.channels import Channels
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
+from ..weights.channels import Channels
 
 _PARAMETERS = 4
 

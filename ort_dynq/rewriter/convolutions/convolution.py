@@ -15,9 +15,9 @@ from ...operators.encodings import AutoPad
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import input_of, producer_of
 from ..policy.cost import has_short_sums, is_tiny_convolution
-from ..products.channels import Channels
-from ..products.grid import QuantizedWeights, check_sums, grid_of
 from ..reasons import Reason, Unconverted
+from ..weights.channels import Channels
+from ..weights.grid import QuantizedWeights, check_sums, grid_of
 
 _MOST_SPATIAL_RANK = 3
 _AUTO_PADS = {
@@ -75,7 +75,7 @@ def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False
 
     Args:
         elements: The weights.
-        may_be_rounded: See :func:`ort_dynq.rewriter.products.grid.grid_of`.
+        may_be_rounded: See :func:`ort_dynq.rewriter.weights.grid.grid_of`.
 
     Raises:
         Unconverted: QuantizedConv does not take weights of this rank.

@@ -25,16 +25,16 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs, producer_of
 from ..chains.quantize_linear import check_fused
+from ..codes.activation import Activation, activation_of
+from ..codes.affine import AffineForms
+from ..codes.affine_form import Affine
+from ..codes.codes import ActivationCodes
 from ..edit import Edit
-from ..products.activation import Activation, activation_of
-from ..products.affine import AffineForms
-from ..products.affine_form import Affine
-from ..products.codes import ActivationCodes
 from ..products.epilogue import Epilogue
-from ..products.grid import QuantizedWeights
 from ..products.provenance import note_activation, note_roundings
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from ..weights.grid import QuantizedWeights
 from .convolution import Geometry, Weights, geometry_of_floats, grid_of_channels, unpadded, weights_of
 from .quantized_conv import insert_quantized_conv
 from .transposed import Phases, axes_of, build_phases, by_output_channel, phases_of

@@ -21,8 +21,9 @@ from ...graphs import STANDARD_DOMAINS
 from ...operators.encodings import AutoPad
 from ..analysis.nodes import input_of
 from ..analysis.types import CODE_TYPES, check_type
+from ..codes.codes import Codes
+from ..codes.unsigned_codes import UnsignedCodes
 from ..edit import Edit
-from ..products.codes import Codes
 from ..products.corrections import Correction, added, correction_of, terms_of_zero_point
 from ..products.epilogue import Epilogue, epilogue_of
 from ..products.integer_product import (
@@ -33,7 +34,6 @@ from ..products.integer_product import (
     weights_of,
     zero_points_of_columns,
 )
-from ..products.unsigned_codes import UnsignedCodes
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .convolution import Geometry, Weights, check_rank, geometry_of

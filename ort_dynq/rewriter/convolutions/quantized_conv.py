@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
 from ...operators.packing import pack_conv
+from ..codes.codes import Codes
 from ..edit import Edit, call
-from ..products.codes import Codes
 from ..products.corrections import Correction
 from ..products.epilogue import Epilogue
 from ..products.quantized_matmul import scales_and_bias

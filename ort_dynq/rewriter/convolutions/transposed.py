@@ -23,12 +23,12 @@ import onnx_ir as ir
 
 from ...operators.encodings import AutoPad
 from ..analysis.inference import Facts
+from ..codes.codes import Codes
 from ..edit import Edit
 from ..policy.cost import is_slow_transposed_convolution
-from ..products.channels import Channels
-from ..products.codes import Codes
 from ..products.epilogue import Epilogue
 from ..reasons import Reason, Unconverted
+from ..weights.channels import Channels
 from .convolution import Geometry, Weights, check_rank, integers_of
 from .quantized_conv import insert_quantized_conv
 

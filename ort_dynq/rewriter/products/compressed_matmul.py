@@ -21,8 +21,8 @@ from ..edit import Edit, call
 from ..policy.cost import is_tiny_compressed
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .matrix_product import MatrixProduct, matrix_product_of
-from .nbits import FLOATS
+from ..weights.matrix_product import MatrixProduct, matrix_product_of
+from ..weights.nbits import FLOATS
 from .provenance import note_activation
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.INT4)

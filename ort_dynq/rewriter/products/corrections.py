@@ -28,12 +28,12 @@ from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of, has_one_element
 from ..analysis.standard import ARITHMETIC
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
+from ..codes.unsigned_codes import UnsignedCodes
+from ..codes.wide_codes import narrow
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .channels import Channels
-from .unsigned_codes import UnsignedCodes
-from .wide_codes import narrow
+from ..weights.channels import Channels
 
 _LARGEST = 2**31
 EXACT_IN_FLOAT = 2**24

@@ -29,16 +29,16 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.limits import FOLDED
 from ..analysis.standard import MATRIX_PRODUCTS
+from ..codes.affine import AffineForms
 from ..edit import Edit
 from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
-from .affine import AffineForms
-from .channels import Channels
-from .dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of, is_dequantized
-from .matrix_product import MatrixProduct, matrix_product_of
-from .nbits import FLOATS
+from ..weights.channels import Channels
+from ..weights.dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of, is_dequantized
+from ..weights.matrix_product import MatrixProduct, matrix_product_of
+from ..weights.nbits import FLOATS
 from .provenance import note_activation
 from .weights_only import WeightsOnlyProduct, build_weights_only
 

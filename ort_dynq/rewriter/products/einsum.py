@@ -25,10 +25,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
+from ..codes.affine_form import Affine
+from ..codes.terms import Param, lead, unsqueezed
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine
-from .terms import Param, lead, unsqueezed
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ..analysis.shapes import has_one_element, is_shape_of_rows
 from ..analysis.standard import RESHAPES
 from ..analysis.types import WIDE_TYPES
 from ..reasons import Unconverted
-from .channels import Channels
+from ..weights.channels import Channels
 from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
 
 

@@ -28,6 +28,10 @@ from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import same_shape
 from ..analysis.types import WIDE_TYPES
 from ..chains.quantize_linear import check_fused
+from ..codes.activation import Activation, activation_of, group_size_of
+from ..codes.affine import AffineForms
+from ..codes.affine_form import Affine
+from ..codes.codes import ActivationCodes
 from ..edit import Edit
 from ..policy.cost import (
     is_tiny_product_of_groups,
@@ -37,18 +41,14 @@ from ..policy.cost import (
 )
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .activation import Activation, activation_of, group_size_of
-from .affine import AffineForms
-from .affine_form import Affine
-from .channels import columns_of
-from .codes import ActivationCodes
+from ..weights.channels import columns_of
+from ..weights.grid import QuantizedWeights, check_length, columns_of_stack, grid_of
+from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
+from ..weights.shared_grids import SharedGrids
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
 from .epilogue import Epilogue
-from .grid import QuantizedWeights, check_length, columns_of_stack, grid_of
-from .matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
-from .shared_grids import SharedGrids
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,18 @@ from ...operators.encodings import ScaleOrder
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs
 from ..analysis.types import CODE_TYPES, check_type
+from ..codes.codes import Codes
+from ..codes.float_activations import FloatActivations, check_activation
+from ..codes.unsigned_codes import UnsignedCodes
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .channels import Channels
-from .codes import Codes
+from ..weights.channels import Channels
+from ..weights.grid import QuantizedWeights, check_length
 from .epilogue import Epilogue
-from .float_activations import FloatActivations, check_activation
-from .grid import QuantizedWeights, check_length
 from .integer_product import grid_of_weights, is_static
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
-from .unsigned_codes import UnsignedCodes
 
 _ATTENTION = "QAttention"
 _MASK, _PAST = 5, 8  # its inputs

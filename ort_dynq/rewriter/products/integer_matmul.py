@@ -33,16 +33,19 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_shape_of_rows, same_shape
 from ..analysis.standard import MATRIX_PRODUCTS
+from ..codes.affine import AffineForms
+from ..codes.codes import Codes
+from ..codes.unsigned_codes import UnsignedCodes
+from ..codes.wide_codes import WideCodes, wide_codes_of
 from ..edit import Edit
 from ..policy.saturation import has_small_weights
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .affine import AffineForms
-from .channels import Channels, columns_of
-from .codes import Codes
+from ..weights.channels import Channels, columns_of
+from ..weights.grid import QuantizedWeights, check_length, columns_of_stack, grid_of_integers
+from ..weights.matrix_product import matrix_product_of, stack_beside, with_stack_of
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
 from .epilogue import Epilogue, epilogue_of
-from .grid import QuantizedWeights, check_length, columns_of_stack, grid_of_integers
 from .integer_product import (
     UnsignedProduct,
     build_unsigned_product,
@@ -52,10 +55,7 @@ from .integer_product import (
     match_product,
     zero_points_of_columns,
 )
-from .matrix_product import matrix_product_of, stack_beside, with_stack_of
 from .quantized_matmul import build_quantized_matmul
-from .unsigned_codes import UnsignedCodes
-from .wide_codes import WideCodes, wide_codes_of
 
 
 @dataclass(frozen=True)

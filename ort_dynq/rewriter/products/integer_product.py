@@ -15,12 +15,12 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element
 from ..analysis.types import CODE_TYPES
+from ..codes.unsigned_codes import UnsignedCodes, unsigned_array
 from ..edit import Edit
 from ..policy.saturation import may_saturate
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .grid import QuantizedWeights, columns_of_stack
-from .unsigned_codes import UnsignedCodes, unsigned_array
+from ..weights.grid import QuantizedWeights, columns_of_stack
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from ...opsets import OPSET
 from ..analysis.nodes import input_of
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .nbits import QUANTIZED_LEVEL, nbits_of
+from ..weights.nbits import QUANTIZED_LEVEL, nbits_of
 from .weights_only import WeightsOnlyProduct, build_weights_only
 
 _BIAS = 5

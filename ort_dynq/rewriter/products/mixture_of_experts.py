@@ -30,8 +30,8 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
-from .expert_weights import ExpertWeights, check_experts, weights_of
-from .nbits import FLOATS, QUANTIZED_LEVEL
+from ..weights.expert_weights import ExpertWeights, check_experts, weights_of
+from ..weights.nbits import FLOATS, QUANTIZED_LEVEL
 from .provenance import note_activation
 from .weights_only import remark_on_codes
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..codes.activation import Activation
 from ..edit import Edit
 from ..metadata import ACTIVATION, NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
-from .activation import Activation
-from .grid import QuantizedWeights
+from ..weights.grid import QuantizedWeights
 
 
 def note_activation(edit: Edit, value: ir.Value) -> None:

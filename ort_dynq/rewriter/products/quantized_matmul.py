@@ -9,14 +9,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.packing import pack
+from ..codes.codes import Codes
 from ..edit import Edit, call
 from ..metadata import HAS_OFFSET
 from ..shared_initializers import SharedInitializers
-from .codes import Codes
+from ..weights.grid import QuantizedWeights, stacked
 from .corrections import Correction
 from .einsum import Einsum
 from .epilogue import Epilogue
-from .grid import QuantizedWeights, stacked
 
 
 def build_quantized_matmul(

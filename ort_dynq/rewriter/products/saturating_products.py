@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, producer_of
+from ..codes.unsigned_codes import UnsignedCodes, unsigned_array
 from ..edit import Edit
 from ..policy.ort_fusions import dequantizer
 from ..policy.saturation import key_of, saturating_codes, saturating_inputs
@@ -25,7 +26,6 @@ from ..reasons import Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from .integer_product import has_several, is_static
-from .unsigned_codes import UnsignedCodes, unsigned_array
 
 _SCALES = {"QLinearMatMul": 1, "QLinearConv": 1, "QGemm": 1, "MatMulIntegerToFloat": 2, "QAttention": 3}
 _DEQUANTIZED = ((0, 2),)  # the codes of a DequantizeLinear, and their zero point

@@ -17,7 +17,7 @@ from ...opsets import OPSET
 from ..edit import Edit, call
 from ..packed_rows import gathered_codes
 from ..rule import Context, Rule
-from .tied_tables import TiedTable, TiedTables, root_of
+from ..weights.tied_tables import TiedTable, TiedTables, root_of
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs
 from ..analysis.shapes import has_one_element
 from ..analysis.types import WIDE_TYPES
+from ..codes.unsigned_codes import UnsignedCodes, is_made_unsigned
+from ..codes.wide_codes import WideCodes, wide_codes_of
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
-from .matrix_product import MatrixProduct, matrix_product_of
-from .unsigned_codes import UnsignedCodes, is_made_unsigned
-from .wide_codes import WideCodes, wide_codes_of
+from ..weights.matrix_product import MatrixProduct, matrix_product_of
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs, input_of, is_standard, only_use, producer_of, program_of
 from ..analysis.standard import FLOAT_PRODUCTS, INTEGER_PRODUCTS, MADE_PRODUCTS, RESHAPES, STATIC_PRODUCTS
+from ..codes.affine import AffineForms
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .affine import AffineForms
-from .dequantized_weights import dequantizer_of, is_dequantized
+from ..weights.dequantized_weights import dequantizer_of, is_dequantized
 from .integer_product import is_static
 
 _FLOAT_PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | {"MatMulNBits", "TransposeMatMul"}

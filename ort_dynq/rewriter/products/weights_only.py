@@ -11,15 +11,15 @@ import onnx_ir as ir
 
 from ...operators.encodings import ScaleOrder
 from ..chains.quantize_linear import is_rounded, reads_rounded
+from ..codes.float_activations import FloatActivations
 from ..edit import Edit, call
 from ..metadata import FLOAT_ACTIVATION, HAS_OFFSET, ROUNDED_WEIGHTS
 from ..policy.cost import is_tiny_nbits
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from .float_activations import FloatActivations
-from .nbits import NBits
+from ..weights.nbits import NBits
+from ..weights.tied_tables import TiedTable, TiedTables
 from .provenance import note_activation
-from .tied_tables import TiedTable, TiedTables
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from ...opsets import OPSET
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
+from ..codes.float_activations import FloatActivations, check_activation
 from ..edit import Edit
-from ..products.float_activations import FloatActivations, check_activation
-from ..products.grid import QuantizedWeights
 from ..products.provenance import note_activation
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from ..weights.grid import QuantizedWeights
 from .layer import Recurrence, build_recurrence, input_products, recurrence_of
 
 DYNAMIC_LSTM = "DynamicQuantizeLSTM"

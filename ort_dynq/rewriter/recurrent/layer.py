@@ -13,11 +13,11 @@ from ...operators.packing import pack
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
+from ..codes.codes import Codes
 from ..edit import Edit, call
-from ..products.codes import Codes
-from ..products.grid import QuantizedWeights, check_sums
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
+from ..weights.grid import QuantizedWeights, check_sums
 from .cell import Cell, cell_of
 
 DIRECTIONS = {"forward": Direction.FORWARD, "reverse": Direction.REVERSE, "bidirectional": Direction.BIDIRECTIONAL}

@@ -16,7 +16,7 @@ from ...operators import DOMAIN
 from ...operators.packing import packed_conv_shape, unpack, unpack_conv
 from ...operators.quantized_matmul import TERM_RATIO
 from ...rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
-from ...rewriter.products.grid import LARGEST_ROUNDING_OF_ALL
+from ...rewriter.weights.grid import LARGEST_ROUNDING_OF_ALL
 from .layers import name_of
 
 

@@ -23,11 +23,11 @@ from ...graphs import graphs, proto_with_subgraphs
 from ...operators import DOMAIN
 from ...rewriter.analysis.inference import Facts
 from ...rewriter.analysis.nodes import input_of
+from ...rewriter.codes.unsigned_codes import nodes_of_unsigned
 from ...rewriter.edit import constant
 from ...rewriter.metadata import RULE
 from ...rewriter.normal_form import inlined_if_possible
 from ...rewriter.policy.saturation import OPERANDS, WEIGHTS_OF_LSTM, key_of
-from ...rewriter.products.unsigned_codes import nodes_of_unsigned
 from ...rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from ...storage import explained, load
 

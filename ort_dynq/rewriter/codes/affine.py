@@ -23,14 +23,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, casts_to_integers, producer_of
-from ..analysis.shapes import (
-    broadcasts,
-    has_one_element,
-    is_equal,
-    is_shape_of_rows,
-    same_shape,
-    unexpanded,
-)
+from ..analysis.shapes import broadcasts, has_one_element, is_equal, is_shape_of_rows, same_shape, unexpanded
 from ..analysis.shared import OfOnePhase
 from ..analysis.standard import (
     ARITHMETIC,
