@@ -15,6 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .backends.prepare import ready_for_extensions
     from .backends.register import register
+    from .dequantizer import dequantize
     from .hook import install, installed, uninstall
     from .library import get_library_path
     from .rewriter import rewrite
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 else:
     _MODULES = {
         "InferenceSession": "session",
+        "dequantize": "dequantizer",
         "get_library_path": "library",
         "install": "hook",
         "installed": "hook",
@@ -54,6 +56,7 @@ __all__ = [
     "DynqError",
     "InferenceSession",
     "__version__",
+    "dequantize",
     "get_library_path",
     "install",
     "installed",

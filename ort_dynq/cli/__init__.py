@@ -10,11 +10,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import bench, bench_generate, bench_quantize, command, doctor, inspect, quantize, rewrite, run, verify
+from . import (
+    bench,
+    bench_generate,
+    bench_quantize,
+    command,
+    dequantize,
+    doctor,
+    inspect,
+    quantize,
+    rewrite,
+    run,
+    verify,
+)
 
 COMMANDS = (
     quantize.COMMAND,
     rewrite.COMMAND,
+    dequantize.COMMAND,
     inspect.COMMAND,
     run.COMMAND,
     doctor.COMMAND,

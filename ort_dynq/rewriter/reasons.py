@@ -67,6 +67,8 @@ class Reason(Enum):
     ZERO_POINT_NO_CODE = "the zero point is not one of the codes"
     ZERO_POINT_TYPE = "the zero point is of another type than the codes"
 
+    NO_FLOAT_FORM = "it stays: {what}"
+
     # Ranges, and the scales and zero points that are computed from them
     RANK_NOT_KNOWN = "the rank of x is not known"
     MAGNITUDES_USED_ELSEWHERE = "other nodes also use the magnitudes"

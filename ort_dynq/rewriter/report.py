@@ -88,6 +88,7 @@ class Report(Shown):
             otherwise: it has changed even if no node was converted.
         is_plan: Whether the model stays as it is, and the report says what a rewrite would do.
         is_quantization: Whether the converted nodes are layers of a float model, which were quantized.
+        is_dequantization: Whether they are nodes of a quantized model, which have become floats.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -101,6 +102,7 @@ class Report(Shown):
     is_mended: bool = False
     is_plan: bool = False
     is_quantization: bool = False
+    is_dequantization: bool = False
 
     def _line(self) -> str:
         return self.summary
@@ -165,6 +167,8 @@ class Report(Shown):
     @property
     def _summary(self) -> str:
         staying = f"{len(self.unconverted)} unconverted"
+        if self.is_dequantization:
+            return f"{_count(self.rewritten, 'node')} dequantized, {len(self.unconverted)} stay"
         if self.is_quantization:
             fused = f", {_count(self.fused, 'fusion')}" if self.fused else ""
             return f"{_count(self.quantized, 'layer')} quantized, {staying}{fused}"

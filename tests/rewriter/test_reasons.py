@@ -361,7 +361,7 @@ def _parts(text: str) -> set[str]:
 
 def test_every_reason_has_a_test() -> None:
     """Each is named by its test, or by a part of its text that no other reason has."""
-    folders = ("rewriter", "quantizer")
+    folders = ("rewriter", "quantizer", "dequantizer")
     code = "".join(file.read_text() for each in folders for file in (Path(__file__).parents[1] / each).glob("*.py"))
     names = {*re.findall(r"\bReason\.(\w+)", code)}
     joined = re.sub(r'"\n\s*f?"', "", code)  # texts of several lines

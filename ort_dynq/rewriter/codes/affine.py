@@ -44,11 +44,11 @@ from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, undefined_divisor, with_marks
+from .marks import has_bounded_codes, has_nan_codes, rounded_quotient, scale_of_estimate, undefined_divisor, with_marks
 from .masked_codes import masked_form
 from .merged_rows import with_merged_rows
 from .remedies import remedy_of
-from .terms import Param, combined, like, rank_of, unsqueezed
+from .terms import Param, Quotient, combined, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -84,6 +84,10 @@ class AffineForms(OfOnePhase):
         """Returns why a value that is computed from codes has no affine form: where the form was lost; else None."""
         found = self._of(value)
         return found if isinstance(found, Unconverted) else None
+
+    def quotient(self, codes: ir.Value) -> Quotient | None:
+        """Returns the quotient that codes of any type are rounded from; None if they are computed in another way."""
+        return rounded_quotient(codes, self._param, self.values, self._facts)
 
     def _of(self, value: ir.Value | None) -> Affine | Unconverted | None:
         if value is None or self._facts.is_constant(value):
