@@ -21,10 +21,10 @@ from ..rewriter.analysis.nodes import first_inputs, is_standard, producer_of
 from ..rewriter.analysis.shapes import same_shape, unreshaped
 from ..rewriter.analysis.standard import FLOAT_PRODUCTS
 from ..rewriter.analysis.values import Values
+from ..rewriter.codes.affine import AffineForms
+from ..rewriter.codes.affine_form import Rearrangement, scaled_value
+from ..rewriter.codes.terms import unmoved
 from ..rewriter.edit import Edit
-from ..rewriter.products.affine import AffineForms
-from ..rewriter.products.affine_form import Rearrangement, scaled_value
-from ..rewriter.products.terms import unmoved
 from ..rewriter.rule import Context, Rule
 
 _ENDS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-128, 127)}

@@ -17,13 +17,13 @@ from ..rewriter.analysis.constants import constant_scalar
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, is_standard, producer_of
+from ..rewriter.codes.affine import AffineForms
 from ..rewriter.edit import Edit
-from ..rewriter.products.affine import AffineForms
-from ..rewriter.products.channels import Channels, columns_of
 from ..rewriter.products.epilogue import Epilogue, epilogue_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
+from ..rewriter.weights.channels import Channels, columns_of
 from .stored import StoredWeights, in_one_shape
 
 _RANK_OF_MATRIX = 2

@@ -13,7 +13,7 @@ from ..rewriter.analysis.standard import (
     SCALED_PRODUCTS,
     STATIC_PRODUCTS,
 )
-from ..rewriter.products.affine import AffineForms
+from ..rewriter.codes.affine import AffineForms
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 

@@ -18,10 +18,10 @@ from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs
 from ..rewriter.edit import Edit
-from ..rewriter.products.nbits import FLOATS, unpacked
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
+from ..rewriter.weights.nbits import FLOATS, unpacked
 from .stored import StoredWeights
 
 
