@@ -16,7 +16,9 @@ namespace {
 // Positions whose quads are copied together: they share cache lines of the image.
 constexpr int64_t kPositions = 8;
 // The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty. With VNNI, rows take
-// 0.17 to 0.98 of its time up to there, 0.6 to 1.05 with 16 to 20 positions (AMD EPYC, Zen 5, family 26, model 2).
+// 0.17 to 0.98 of its time up to there, 0.6 to 1.05 with 16 to 20 positions (AMD EPYC, Zen 5, family 26, model 2). With
+// one sample they take 0.39 to 0.76 with one position, 0.6 to 1.02 with up to 15; without VNNI 0.25 to 0.55 and 0.48
+// to 1.
 constexpr int64_t kFewPositions = 16;
 // Sums of fewer quads, or for fewer channels, do not pay for the copies.
 constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
@@ -49,16 +51,18 @@ void clip(float* values, int64_t count, float lowest, float highest) {
 bool takes_conv_rows(const ConvShape& shape) {
   const AlgorithmUse use = conv_rows_use;
   if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways && shape.groups == 1;
-  const std::string isa = active_isa().name;
-  if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
   if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;
   const ConvAxis(&axes)[kSpatialAxes] = shape.axes;
-  if (isa == "avx2" && shape.quads >= kManyQuads) return true;
+  const bool is_one_sample = shape.samples == 1 || shape.has_samples_apart;  // in each call of a kernel
   const int64_t positions = axes[0].out * axes[1].out * axes[2].out;
-  if (isa == "avx2" && shape.quads >= kManyQuads / 2 && (shape.samples == 1 || shape.has_samples_apart) &&
+  if (is_one_sample && positions == 1) return true;  // the direct form's other lanes are empty, on any CPU
+  const std::string isa = active_isa().name;
+  if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
+  if (isa == "avx2" && shape.quads >= kManyQuads) return true;
+  if (isa == "avx2" && shape.quads >= kManyQuads / 2 && is_one_sample &&
       5 * positions < 4 * round_up(positions, kPairLanes))
     return true;
-  return shape.samples > 1 && shape.has_samples_apart && positions < kFewPositions;
+  return is_one_sample && positions < kFewPositions;
 }
 
 void write_conv_rows(const ConvImage& form, const ConvTile& tile, const std::vector<int64_t>& offsets,

@@ -30,6 +30,7 @@ Program::Program(const char* op, const std::string& text, size_t operands, Type 
       text_(with_only(only, parse_program(op, text, operands))),
       passes_(compile_program(op, text_, code_type, true)),
       passes_of_float16_(compile_program(op, text_, code_type, false)),
+      ignores_rows_(is_of_elements_only()),
       longest_row_(longest_row()) {}
 
 const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
@@ -45,6 +46,12 @@ bool Program::is_elementwise(bool may_have_dst_2) const {
     for (const PlacedStep& step : pass.steps)
       if (is_reduction(step.kind)) return false;
   return true;
+}
+
+bool Program::is_of_elements_only() const {
+  for (const OperandForm form : text_.forms)
+    if (form == OperandForm::kRow || form == OperandForm::kColumn) return false;
+  return is_elementwise(true);
 }
 
 bool Program::has_sums() const {
@@ -109,6 +116,19 @@ int64_t Program::rows_of_operand(size_t index, const Shape& shape, const Shape& 
 
 void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) const {
   Run run(*this, tensors);
+  const int64_t cols = tensors.cols;
+  if (ignores_rows_ && tensors.src_stride == cols && tensors.dst_stride == cols && tensors.operand_stride == cols) {
+    // Adjacent rows are as one: short rows would end in parts of vectors.
+    for (int64_t col = 0, end_col = (end - begin) * cols; col < end_col; col += kPassElements) {
+      run.begin_part(false);
+      for (const PlacedPass& pass : passes_of(tensors).passes)
+        if (pass.is_of_numbers)
+          run.run_numbers(pass, begin, 1);
+        else
+          run.run_elements(pass, {begin, col, 1, std::min(kPassElements, end_col - col)}, true);
+    }
+    return;
+  }
   const int64_t wanted = kPassElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2;
   const int64_t batch =
       std::clamp<int64_t>(wanted, tensors.cols % 2 == 0 && passes_.slot_count > 0 ? 1 : 2, kMostPassRows);
