@@ -181,7 +181,7 @@ class Reason(Enum):
     MADE_DEQUANTIZATION = "ONNX Runtime alone dequantizes its weights in every run"
     WEIGHTS_DEQUANTIZED = (
         "only its weights are quantized, and ONNX Runtime dequantizes them in every run; ort-dynq quantize makes an "
-        "integer layer of it"
+        "integer layer of it unless float is as fast, and ort-dynq dequantize stores floats"
     )
     CODES_DEQUANTIZED = (
         "the int8 codes of its activation come from no QuantizeLinear: ONNX Runtime dequantizes both factors in every "

@@ -37,6 +37,7 @@ from .fusion import (
 from .products import (
     compressed_matmul,
     dequantized_matmul,
+    dequantized_rows,
     float_matmul,
     float_weights,
     fused_products,
@@ -70,7 +71,10 @@ PHASES = (
     (tails.RULE,),
     (row_program.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE),
-    (float_weights.RULE, dequantization.RULE, reductions.RULE, dynamic_quantize_linear.RULE, saturating_products.RULE),
+    (
+        *(float_weights.RULE, dequantized_rows.RULE, dequantization.RULE, reductions.RULE),
+        *(dynamic_quantize_linear.RULE, saturating_products.RULE),
+    ),
     (unconverted.RULE, float16_operands.RULE),
 )
 """Each phase goes over the whole model before the next one begins. The first three prepare nodes for the others, and

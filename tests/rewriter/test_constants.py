@@ -22,6 +22,8 @@ CONSTANTS: dict[str, Array] = {
     "w": RNG.normal(size=(64, 48)).astype(np.float32),
     "image": RNG.normal(size=(1, 8, 20, 20)).astype(np.float32),
     "codes": RNG.integers(-127, 128, (64, 48)).astype(np.int8),
+    "first_shape": np.array([-1]),
+    "table": RNG.integers(-127, 128, (2048, 8)).astype(np.int8),
     "matrix": RNG.integers(-127, 128, (48, 32)).astype(np.int8),
     "wide": RNG.integers(-127, 128, (48, 32)).astype(np.int32),
     "grid": (RNG.integers(-127, 128, (48, 32)) * np.float32(0.1)).astype(np.float32),
@@ -84,6 +86,8 @@ CASES = {
     "weights of a float product": "a = Abs(w) m = ReduceMax<keepdims = 0>(a, first) s = Div(m, c127)"
     " v = QuantizeLinear<axis = 1>(w, s) u = DequantizeLinear<axis = 1>(v, s)"
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
+    "rows of a dequantized table": "c = Cast<to = 7>(codes) i = Gather(c, first) v = Reshape(i, first_shape)"
+    " g = DequantizeLinear(table, step) t = Gather(g, v)",
     "int8 weights that saturate": "wq, ws, wz = DynamicQuantizeLinear(w)"
     " t = QLinearMatMul(wq, ws, wz, matrix, step, no_shift, step, none)",
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",

@@ -157,6 +157,15 @@ PAST = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.m
     { y, k, v = com.microsoft.MultiHeadAttention<num_heads = 4>(x, x, x, , , , past, past) }""")
 
 
+EMBEDDING = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (int64[n] ids) => (float[n, 4] y) <float scale = {0.5}> {
+        shape = Constant<value_ints = [2048, 4]>()
+        table = ConstantOfShape<value = int8[1] {2}>(shape)
+        floats = DequantizeLinear(table, scale)
+        y = Gather(floats, ids)
+    }""")
+
+
 ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     g (float[8, 64] x) => (float[8, 64] y) <float number = {12582912}, float least = {-128}, float most = {127}>
     { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
@@ -181,7 +190,7 @@ def test_match_changes_nothing() -> None:
         ),
     )
     texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, PAST
-    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM))
+    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, EMBEDDING))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

@@ -39,6 +39,7 @@ _FEWEST_WEIGHTS_OF_A_ROW = 49152
 # Codes and scales of each term are outputs of the program that else has the sum: with 256x256 weights, the product
 # takes 0.95 to 1.9 of the time with a float product, with 512x512 0.68 to 0.87 (AMD EPYC, Zen 5: family 26, model 2).
 _FEWEST_WEIGHTS_OF_SUM = 262144
+_FEWEST_ROWS_OF_TABLE = 1024  # twice as many as tokens that a text usually has
 _FEWEST_WEIGHTS_OF_TRANSPOSED = 16384
 _FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # Kernels multiply 16 positions at once, also of several samples. A single position is a product of a matrix and a
@@ -153,6 +154,16 @@ def is_tiny_product_of_rows(source: ir.Node | None, columns: int) -> bool:
     if x is None or x.shape is None or not x.shape.is_static():
         return False
     return math.prod(x.shape.numpy()) * columns < _FEWEST_PRODUCTS
+
+
+def is_short_table(rows: int, picked: int | None) -> bool:
+    """Returns whether a table of codes is dequantized as fast as the rows that are picked of it.
+
+    Args:
+        rows: The rows of the table.
+        picked: The number of rows that are picked; None if it is not known.
+    """
+    return rows < (_FEWEST_ROWS_OF_TABLE if picked is None else 2 * picked)
 
 
 def is_tiny_sum(size: int) -> bool:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs, input_of, is_standard, only_use, producer_of, program_of
-from ..analysis.standard import FLOAT_PRODUCTS, INTEGER_PRODUCTS, MADE_PRODUCTS, RESHAPES, STATIC_PRODUCTS
+from ..analysis.standard import FLOAT_PRODUCTS, INTEGER_PRODUCTS, MADE_PRODUCTS, RECURRENT, RESHAPES, STATIC_PRODUCTS
 from ..codes.affine import AffineForms
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -51,6 +51,10 @@ def _match(node: ir.Node, context: Context) -> None:
 
 def _match_float(node: ir.Node, context: Context) -> None:
     """Reports a product of floats before its quantization becomes a program, in which no codes are seen any more."""
+    if is_standard(node, *RECURRENT) and node not in context.reported:
+        _, *weights = first_inputs(node, 3)
+        if any(each is not None and dequantizer_of(each, context.facts) is not None for each in weights):
+            raise Unconverted(Reason.WEIGHTS_DEQUANTIZED)
     is_product = node.domain in RUNTIME_DOMAINS and node.op_type in _FLOAT_PRODUCTS
     if is_product and node not in context.reported and ADDED not in node.metadata_props:
         _check(node, context)
