@@ -112,7 +112,7 @@ def test_name_and_size(wheel: Path) -> None:
         sizes = [each.compress_size for each in archive.infolist() if each.filename != "ort_dynq/libort_dynq.so"]
     assert (
         sum(sizes) < 1_150_000
-    )  # without the library: code, documentation, its pictures and notebooks with outputs, no models
+    )  # code, documentation, its pictures and notebooks, no models
 
 
 def test_auditwheel_accepts_it(wheel: Path) -> None:
