@@ -162,6 +162,26 @@ def _group_query_attention(node: ir.Node) -> str:
     return f"{split} heads = Reshape(i0, split) {query} {joined} o0 = Reshape(query, joined)"
 
 
+def _linear_attention(node: ir.Node) -> str:
+    """Its output has as many heads as query or value, whichever has more; the state that it reads is as the next."""
+    heads, others = (node.attributes.get_int(f"{kind}_num_heads", 0) for kind in ("q", "kv"))
+    if heads <= 0 or others <= 0 or (heads > others and heads % others):
+        raise _UnknownError
+    copies = ", ".join(["i2"] * max(heads // others, 1))
+    return f"o0 = Concat<axis = -1>({copies})" + (" o1 = Identity(i3)" if _has(node, 3) else "")
+
+
+def _causal_convolution(node: ir.Node) -> str:
+    if node.attributes.get_int("input_channels", 0):
+        raise _UnknownError
+    return _LIKE_INPUT + (" o1 = Identity(i3)" if _has(node, 3) else "")
+
+
+def _swiglu(node: ir.Node) -> str:
+    """Without the second half, the first input has both."""
+    return _LIKE_INPUT if _has(node, 1) else "o0, rest = Split<axis = -1, num_outputs = 2>(i0)"
+
+
 def _quantized_embedding(node: ir.Node) -> str:
     codes = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
     if codes is None or node.attributes.get_int("gather_axis", 0) != 0:
@@ -256,6 +276,9 @@ _STAND_INS: dict[tuple[str, str], _StandIn] = {
     ),
     (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
     (MICROSOFT, "GroupQueryAttention"): _group_query_attention,
+    (MICROSOFT, "LinearAttention"): _linear_attention,
+    (MICROSOFT, "CausalConvWithState"): _causal_convolution,
+    (MICROSOFT, "SwiGLU"): _swiglu,
     (MICROSOFT, "EmbedLayerNormalization"): f"o0 = Gather(i2, i0) o2 = Identity(o0) {_LENGTHS}",
     (MICROSOFT, "QEmbedLayerNormalization"): f"g = Gather(i2, i0) o0 = Cast<to = 1>(g) {_LENGTHS}",
     (MICROSOFT, "GatherBlockQuantized"): _quantized_embedding,
