@@ -39,7 +39,9 @@ def feeds(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def count(model: onnx.ModelProto, *operators: str) -> int:
-    return sum(node.op_type in operators for node in model.graph.node)
+    """Returns the number of nodes; of branches, one is counted, which have the same operators here."""
+    branches = [each.attribute[0].g.node for each in model.graph.node if each.op_type == "If"]
+    return sum(node.op_type in operators for nodes in (model.graph.node, *branches) for node in nodes)
 
 
 def test_models_are_there() -> None:

@@ -364,3 +364,58 @@ def test_hidden_tokens_change_nothing(mask: str, is_causal: bool) -> None:
         given["x"][:, hidden] = rng.normal(0, factor, (2, int(hidden.sum()), WIDTH))
         (result,) = session.run(None, given)
         assert_same(result[:, ~hidden], expected[:, ~hidden])
+
+
+ROWS = "count = Shape<start = 1, end = 2>(x) n = Squeeze(count) r = Range(nought, n, first)"
+LATER = {
+    "indices": f"{ROWS} i = Unsqueeze(r, behind) j = Unsqueeze(r, front) c = LessOrEqual(j, i) a = And(c, keep)",
+    "rows first": f"{ROWS} i = Unsqueeze(r, behind) j = Unsqueeze(r, front) c = GreaterOrEqual(i, j) a = And(keep, c)",
+    "not": f"{ROWS} i = Unsqueeze(r, behind) j = Unsqueeze(r, front) l = Greater(j, i) c = Not(l) a = And(c, keep)",
+    "triangle": "s1 = Shape(d) w = ConstantOfShape<value = float[1] {1}>(s1) t0 = Trilu<upper = 0>(w) "
+    "c = Cast<to = 9>(t0) a = And(c, keep)",
+    "table": "s1 = Shape<start = 2>(d) t0 = Slice(table, from, s1, along) e = Equal(t0, nought) c = Not(e) "
+    "a = And(c, keep)",
+}
+
+
+@pytest.mark.parametrize("form", LATER)
+@pytest.mark.parametrize("number", [-np.inf, float(np.finfo(np.float32).min), -1e9])
+@pytest.mark.parametrize("adds", [False, True])
+def test_later_keys_are_left_out(form: str, number: float, adds: bool) -> None:
+    """The operator does not compute what a mask hides behind each query, unless rows without keys need it.
+
+    The bits are those of a mask that is an input.
+    """
+    end = "b = Where(a, zero, lowest) m = Add(d, b)" if adds else "m = Where(a, d, lowest)"
+    causal, plain = model_of(f"{LATER[form]} {end}"), model_of(end.replace("Where(a,", "Where(keep,"), rows="S")
+    integers = {"nought": 0, "first": 1, "behind": [1], "front": [0], "from": [0, 0], "along": [2, 3]}
+    integers["table"] = np.tril(np.ones((1, 1, 64, 64), np.int64))
+    for model in (causal, plain):
+        (lowest,) = (each for each in model.graph.initializer if each.name == "lowest")
+        lowest.float_data[:] = [number]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "zero"))
+        for name, elements in integers.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(elements), name))
+    quantized = ort_dynq.quantize(causal).to_proto()
+    branches = [each.g.node for node in quantized.graph.node if node.op_type == "If" for each in node.attribute]
+    nodes = [node for nodes in (quantized.graph.node, *branches) for node in nodes if "Quantized" in node.op_type]
+    after = [each.i for node in nodes for each in node.attribute if each.name == "keys_after"]
+    assert after == ([0] if number == -np.inf else [0, -1])
+    for hides_all in (False, True):
+        given = feeds()
+        given["keep"][1, ..., :5] = not hides_all
+        whole = np.logical_and(given["keep"], np.tril(np.ones((40, 40), bool)))
+        results = [each.run(None, given)[0] for each in (make_session(quantized, "native"), stock_session(quantized))]
+        results += make_session(ort_dynq.quantize(plain).to_proto(), "native").run(None, {**given, "keep": whole})
+        first, *others = (np.where(np.isnan(each), np.float32(np.nan), each) for each in results)  # of one sign
+        for other in others:
+            assert_same(first, other)
+
+
+def test_masks_that_may_repeat_columns() -> None:
+    """A mask of one column hides whole rows."""
+    model = model_of("m = Where(column, d, lowest)")
+    column = np.arange(40).reshape(1, 1, 40, 1) < 30
+    model.graph.initializer.append(onnx.numpy_helper.from_array(column, "column"))
+    (node,) = (each for each in ort_dynq.quantize(model).to_proto().graph.node if "Quantized" in each.op_type)
+    assert {each.name: each.i for each in node.attribute}["keys_after"] == -1

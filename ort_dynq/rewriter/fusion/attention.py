@@ -31,6 +31,7 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .attention_build import FEWEST_QUERIES, FLOAT, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import operator_attention
+from .causal import number_of_later_keys
 from .score_steps import (
     LARGEST_NUMBER,
     Added,
@@ -120,6 +121,9 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     is_faster = is_choice or _is_faster(steps, layout, is_safe=found.is_safe)
     if not is_quantized and not (has_operator and is_faster):
         raise Unconverted(Reason.ATTENTION_PAST if quantizes or is_choice else Reason.ATTENTION_AS_FAST)
+    ends = leaves([layout.queries]), leaves([layout.keys])
+    numbers = [number_of_later_keys(step, *ends) for step in steps] if is_quantized else []
+    later = min((each for each in numbers if each is not None), default=None)
     result = _result_of(results, layout, found.result, is_quantized=is_quantized and few is None)
     dropped_results = results[[each.value for each in results].index(result.view.value) + 1 :]
     shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, known[:2]) for each in found.shapes]
@@ -136,7 +140,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
         others,
         softcap,
         steps,
-        found.is_causal,
+        found.is_causal or later == -math.inf,
         found.window,
         is_exactly_masked,
         found.is_safe and may_mask_rows(steps, context.shared(Values)),
@@ -145,6 +149,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
         is_quantized,
         tuple((node, axes, views) for node, axes, views in shapes if has_lengths(leaves(axes), views)),
         few,
+        later if few is None and not found.is_causal else None,
     )
 
 

@@ -19,6 +19,7 @@ from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, ti
 from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
 
 FLOAT = ir.DataType.FLOAT
+_BIAS = 3  # the input of QuantizedAttention
 _FEW = "few_queries"  # the name of a graph
 FEWEST_QUERIES = 48  # over cached keys: fewer take less time in floats than it takes to quantize the keys (Zen 5)
 
@@ -88,6 +89,7 @@ class Match:
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
             views whose values have their lengths.
         few: What takes its place in runs with fewer queries than FEWEST_QUERIES; None: nothing does.
+        later: The number by which the steps are known to hide all keys behind a query; None: they are not.
     """
 
     query: Operand
@@ -107,6 +109,7 @@ class Match:
     is_quantized: bool
     shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...]
     few: Match | None = None
+    later: float | None = None
 
     @property
     def views(self) -> tuple[View, View, View]:
@@ -126,7 +129,10 @@ def build(match: Match, edit: Edit) -> None:
         for each in (many, few):
             edit.facts.note(each.outputs[0], dtype, None)
         has_many = edit.shared(_Conditions).of(match, edit)
-        main = chosen(has_many, [many], [few], [each.outputs[:1] for each in (many, few)])
+        main = chosen(has_many, ("many_queries", [many], many.outputs[:1]), (_FEW, [few], few.outputs[:1]))
+        edit.facts.note(main.outputs[0], dtype, None)
+    elif match.later is not None and match.later > -np.inf:
+        main = _without_later_keys(main, match.later, dtype, edit, before=before)
         edit.facts.note(main.outputs[0], dtype, None)
     y = View(edit.insert_main(main, before=before), match.result.axes)
     if keeps is not None:
@@ -196,21 +202,34 @@ def has_many_queries(count: ir.Value, edit: Edit, *, before: ir.Node) -> ir.Valu
     return edit.insert(ir.node("Greater", [count, fewest]), before=before)
 
 
-def chosen(
-    has_many: ir.Value, many: Sequence[ir.Node], few: Sequence[ir.Node], outputs: Sequence[Sequence[ir.Value]]
-) -> ir.Node:
-    """Returns the node that runs one of two branches; it is not inserted yet.
+Branch = tuple[str, Sequence[ir.Node], Sequence[ir.Value]]
+"""The name, the nodes and the outputs of a branch."""
 
-    Args:
-        has_many: Whether there are many queries.
-        many, few: The nodes of the branches.
-        outputs: The outputs of each branch.
+
+def chosen(condition: ir.Value, if_true: Branch, if_false: Branch) -> ir.Node:
+    """Returns the node that runs one of two branches; it is not inserted yet."""
+    graphs = [ir.Graph([], outputs, nodes=nodes, name=name) for name, nodes, outputs in (if_true, if_false)]
+    branches = dict(zip(("then_branch", "else_branch"), graphs, strict=True))
+    return ir.node("If", [condition], branches, num_outputs=len(if_true[2]))
+
+
+def _without_later_keys(
+    operator: ir.Node, number: float, dtype: ir.DataType, edit: Edit, *, before: ir.Node
+) -> ir.Node:
+    """Returns what leaves out the keys behind each query, unless a row has no other keys; it is not inserted yet.
+
+    `number`: what the bias of the operator hides these keys with. `dtype`: the type of its result.
     """
-    branches = {
-        "then_branch": ir.Graph([], outputs[0], nodes=many, name="many_queries"),
-        "else_branch": ir.Graph([], outputs[1], nodes=few, name=_FEW),
-    }
-    return ir.node("If", [has_many], branches, num_outputs=len(outputs[0]))
+    attributes = {**operator.attributes, "keys_after": ir.AttrInt64("keys_after", 0)}
+    causal = ir.node(operator.op_type, operator.inputs, attributes, domain=operator.domain)
+    bias = operator.inputs[_BIAS]
+    assert bias is not None
+    for each in (operator, causal):
+        edit.facts.note(each.outputs[0], dtype, None)
+    edit.operator = operator.op_type
+    condition = edit.shared(_Biases).have_keys(bias, number, edit, before=before)
+    branches = [(name, [node], node.outputs) for name, node in (("causal", causal), ("rows_without_keys", operator))]
+    return chosen(condition, *branches)
 
 
 class _Conditions:
@@ -272,6 +291,7 @@ class _Biases:
         """Starts without any bias."""
         self._biases: dict[object, ir.Value] = {}
         self._safe: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._have_keys: dict[ir.Value, ir.Value] = {}
 
     def of(self, match: Match, edit: Edit) -> ir.Value:
         """Returns the sum of the steps of a match, whose last two dimensions are S and T.
@@ -295,15 +315,28 @@ class _Biases:
             self._biases[key] = total
         return self._biases[key]
 
+    def have_keys(self, bias: ir.Value, number: float, edit: Edit, *, before: ir.Node) -> ir.Value:
+        """Returns whether each row of a bias has a key that is not hidden by a number."""
+        if bias not in self._have_keys:
+            largest = self._largest(bias, edit, before)
+            least = edit.insert(ir.node("ReduceMin", [largest], {"keepdims": 0}), before=before)
+            bound = edit.add_constant(np.float32(number / 2), before=before)
+            self._have_keys[bias] = edit.insert(ir.node("Greater", [least, bound]), before=before)
+        return self._have_keys[bias]
+
+    @staticmethod
+    def _largest(bias: ir.Value, edit: Edit, before: ir.Node) -> ir.Value:
+        """Returns the largest number of each row."""
+        if edit.facts.opset >= REDUCES_BY_INPUT:
+            axes = edit.add_constant(np.array([-1]), before=before)
+            return edit.insert(ir.node("ReduceMax", [bias, axes]), before=before)
+        return edit.insert(ir.node("ReduceMax", [bias], {"axes": [-1]}), before=before)
+
     def safe(self, bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
         """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
         if bias not in self._safe:
             before = edit.node
-            by_input = edit.facts.opset >= REDUCES_BY_INPUT
-            axes = [edit.add_constant(np.array([-1]), before=before)] if by_input else []
-            largest = edit.insert(
-                ir.node("ReduceMax", [bias, *axes], {} if by_input else {"axes": [-1]}), before=before
-            )
+            largest = self._largest(bias, edit, before)
             lowest = edit.add_constant(np.float32(-np.inf), before=before)
             has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
             zero = edit.add_constant(np.float32(0), before=before)

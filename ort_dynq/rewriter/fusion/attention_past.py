@@ -138,11 +138,11 @@ def _build(match: _Cached, edit: Edit) -> None:
     shape = edit.insert(ir.node("Shape", [query]), before=node)
     axis = edit.add_constant(np.array([len(dims_of(query)) - 2]), before=node)
     count = edit.insert(ir.node("Gather", [shape, axis]), before=node)
-    outputs = [[y, *present], list(few.outputs)]
     for new in few.outputs:
         edit.facts.note(new, FLOAT, None)
     edit.operator = "QuantizedAttention"
-    main = chosen(has_many_queries(count, edit, before=node), many.nodes, [few], outputs)
+    branches = ("many_queries", many.nodes, [y, *present]), ("few_queries", [few], few.outputs)
+    main = chosen(has_many_queries(count, edit, before=node), *branches)
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
         edit.replace(old, new)
