@@ -169,7 +169,10 @@ def _chain_arguments(parser: argparse.ArgumentParser) -> None:
 def _network_arguments(parser: argparse.ArgumentParser) -> None:
     add_timing(parser, threads="1", time="2")
     parser.add_argument(
-        "--networks", type=_names, metavar="NAME[,NAME]", help="encoder, decoder, resnet, ppocr or yolo (default: all)"
+        "--networks",
+        type=_names,
+        metavar="NAME[,NAME]",
+        help="encoder, decoder, resnet, ppocr, yolo, mobilenet, efficientnet, unet or wave (default: all)",
     )
     parser.add_argument(
         "--forms", type=_names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
@@ -185,7 +188,7 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads (default: 12)")
     parser.add_argument("--float16", action="store_true", help="time transformers as float16 models as well")
     parser.add_argument(
-        "--image", type=positive, metavar="N", help="pixels of the images of resnet, ppocr and yolo (default: 224)"
+        "--image", type=positive, metavar="N", help="pixels of the images of convolutions (default: 224)"
     )
     add_changes(parser)
     add_backend(parser)
@@ -565,6 +568,7 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield f"encoder, decoder: layers {layers}, hidden size {hidden}, heads {heads}"
         yield "tokens: in the encoder's input, or in the decoder's past"
         yield "resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; yolo: in the shape of YOLOv8s"
+        yield "mobilenet: MobileNetV3-Large; efficientnet: EfficientNet-B0; unet: a U-Net; wave: of wav2vec 2.0"
         yield f"images of {image}x{image}\n"
         head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
         yield _timings(
@@ -583,11 +587,12 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
 
 def _check_network_options(arguments: argparse.Namespace, networks: Sequence[str]) -> None:
     """Raises a DynqError if a size is given that none of the chosen networks has."""
+    from bench import convnets
     from ort_dynq.operators.encodings import one_of
 
     for takers, options in (
         (("encoder", "decoder"), ("tokens", "layers", "hidden", "heads", "float16")),
-        (("resnet", "ppocr", "yolo"), ("image",)),
+        (tuple(convnets.NETWORKS), ("image",)),
     ):
         for name in options:
             if getattr(arguments, name) and not {*takers} & {*networks}:

@@ -7,6 +7,11 @@
 * yolo is a detector of objects in the shape of YOLOv8: stages of 3x3 convolutions with SiLU (Sigmoid and Mul), whose
   blocks concatenate what each of them adds; then maps of three sizes, which exchange their channels, and a head of 3x3
   convolutions on each of them.
+* mobilenet is MobileNetV3-Large, see Howard et al. (2019), and efficientnet EfficientNet-B0, see Tan and Le (2019):
+  depthwise convolutions between two of 1x1, with Relu, HardSwish or SiLU, and gates of channels.
+* unet is a U-Net of three sizes, see Ronneberger et al. (2015): pairs of 3x3 convolutions, MaxPool, and ConvTranspose
+  before the maps of the same size are concatenated.
+* wave is the encoder of sound of wav2vec 2.0, see Baevski et al. (2020): seven convolutions in a row with Gelu.
 
 The batch normalizations are folded into weights and biases, as exporters write them. Weights are normal values times
 the square root of two divided by the number of inputs. The last convolution of each block has a fourth of that, so that
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +47,23 @@ FORMS = ("float", "conv_u8", "conv_s8")
 
 _OPSET, _IR_VERSION = 20, 10
 _STAGES, _BLOCKS, _CLASSES = 4, 2, 1000
+# Of the blocks of mobilenet: the kernel, the channels inside and after it for a width of 16, whether it has a gate, the
+# activation and the stride.
+_MOBILE = (
+    *((3, 16, 16, False, "Relu", 1), (3, 64, 24, False, "Relu", 2), (3, 72, 24, False, "Relu", 1)),
+    *((5, 72, 40, True, "Relu", 2), (5, 120, 40, True, "Relu", 1), (5, 120, 40, True, "Relu", 1)),
+    *((3, 240, 80, False, "HardSwish", 2), (3, 200, 80, False, "HardSwish", 1), (3, 184, 80, False, "HardSwish", 1)),
+    *((3, 184, 80, False, "HardSwish", 1), (3, 480, 112, True, "HardSwish", 1), (3, 672, 112, True, "HardSwish", 1)),
+    *((5, 672, 160, True, "HardSwish", 2), (5, 960, 160, True, "HardSwish", 1), (5, 960, 160, True, "HardSwish", 1)),
+)
+# Of those of efficientnet: the factor of the channels inside, the channels after it for a width of 32, the number of
+# blocks, the stride of the first one and the kernel.
+_EFFICIENT = (
+    *((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)),
+    *((6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)),
+)
+_WAVE = ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2))  # the kernels and the strides of wave
+_SAMPLES_OF_A_PIXEL = 64
 _BOX, _OBJECTS = 64, 80  # outputs of yolo for each cell
 # Of the blocks of ppocr: the channels inside and after it, in units of the width; the stride and the kernel.
 _DEPTHWISE = ((2, 1, 1, 3), (4, 2, 2, 3), (4, 2, 1, 3), (8, 4, 2, 5), (8, 4, 1, 5), (16, 8, 2, 5), (16, 8, 1, 5))
@@ -84,7 +107,55 @@ def yolo(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx
     return _in_form(form, _Builder(seed).yolo(image // 32 * 32, width))
 
 
-NETWORKS = {"resnet": resnet, "ppocr": ppocr, "yolo": yolo}
+def mobilenet(form: str, *, image: int = 224, width: int = 16, seed: int = 0) -> onnx.ModelProto:
+    """Builds MobileNetV3-Large, whose first layer has 16 channels; see :func:`resnet`.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).mobilenet(image, width))
+
+
+def efficientnet(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx.ModelProto:
+    """Builds EfficientNet-B0, whose first layer has 32 channels; see :func:`resnet`.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).efficientnet(image, width))
+
+
+def unet(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx.ModelProto:
+    """Builds a U-Net; see :func:`resnet`.
+
+    The output y is float32 [batch, 2, image, image]. The image has a multiple of 8 pixels, or is cut.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).unet(image // 8 * 8, width))
+
+
+def wave(form: str, *, image: int = 224, width: int = 128, seed: int = 0) -> onnx.ModelProto:
+    """Builds an encoder of sound; see :func:`resnet`.
+
+    The input x is float32 [batch, 1, 64 * image], samples of a sound.
+
+    Raises:
+        DynqError: The form does not exist.
+    """
+    return _in_form(form, _Builder(seed).wave(image * _SAMPLES_OF_A_PIXEL, width))
+
+
+NETWORKS = {
+    "resnet": resnet,
+    "ppocr": ppocr,
+    "yolo": yolo,
+    "mobilenet": mobilenet,
+    "efficientnet": efficientnet,
+    "unet": unet,
+    "wave": wave,
+}
 
 
 def _in_form(form: str, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -139,7 +210,7 @@ class _Builder:
                 stride = 2 if stage and not block else 1
                 x = self._block(f"stages.{stage}.{block}", x, inputs, outputs, stride)
                 inputs = outputs
-        return self._model("resnet", x, inputs, image)
+        return self._model("resnet", x, inputs, 3, image, image)
 
     def ppocr(self, image: int, width: int) -> onnx.ModelProto:
         x = self._hard_swish(self._convolution("stem", "x", 3, width, 3, 2))
@@ -153,7 +224,7 @@ class _Builder:
                 x = self._add("Add", [shortcut, x])
             inputs = outside
         x = self._hard_swish(self._convolution("head", x, inputs, 4 * inputs, 1, 1))
-        return self._model("ppocr", x, 4 * inputs, image)
+        return self._model("ppocr", x, 4 * inputs, 3, image, image)
 
     def yolo(self, image: int, width: int) -> onnx.ModelProto:
         x, inputs, maps = self._silu("stem", "x", 3, width, 3, 2), width, []
@@ -170,7 +241,96 @@ class _Builder:
             maps[-1 - step], inputs = (x, channels), channels
         cells = [self._head(f"heads.{i}", *each) for i, each in enumerate(maps[1:])]
         self._add("Concat", cells, "y", axis=2)
-        return self._graph("yolo", image, ("batch", _BOX + _OBJECTS, "cells"))
+        return self._graph("yolo", (3, image, image), ("batch", _BOX + _OBJECTS, "cells"))
+
+    def mobilenet(self, image: int, width: int) -> onnx.ModelProto:
+        x, inputs = self._add("HardSwish", [self._convolution("stem", "x", 3, width, 3, 2)]), width
+        for i, (kernel, inside, outside, has_gate, activation, stride) in enumerate(_MOBILE):
+            inner, outputs = inside * width // 16, outside * width // 16
+            squeezed = max(8, inner // 4) if has_gate else 0
+            x = self._inverted(
+                f"blocks.{i}",
+                x,
+                (inputs, inner, outputs),
+                kernel,
+                stride,
+                activation,
+                squeezed,
+                ("Relu", "HardSigmoid"),
+            )
+            inputs = outputs
+        x = self._add("HardSwish", [self._convolution("head", x, inputs, 6 * inputs, 1, 1)])
+        return self._model("mobilenet", x, 6 * inputs, 3, image, image)
+
+    def efficientnet(self, image: int, width: int) -> onnx.ModelProto:
+        x, inputs = self._silu("stem", "x", 3, width, 3, 2), width
+        for stage, (factor, outside, blocks, stride, kernel) in enumerate(_EFFICIENT):
+            outputs = outside * width // 32
+            for block in range(blocks):
+                channels, step = (inputs, factor * inputs, outputs), 1 if block else stride
+                squeezed = max(1, inputs // 4)
+                name = f"stages.{stage}.{block}"
+                x = self._inverted(name, x, channels, kernel, step, "Sigmoid", squeezed, ("Sigmoid", "Sigmoid"))
+                inputs = outputs
+        return self._model("efficientnet", self._silu("head", x, inputs, 4 * inputs, 1, 1), 4 * inputs, 3, image, image)
+
+    def unet(self, image: int, width: int) -> onnx.ModelProto:
+        x, inputs, maps = "x", 3, []
+        for level in range(3):
+            x, inputs = self._pair(f"down.{level}", x, inputs, width << level), width << level
+            maps.append((x, inputs))
+            x = self._add("MaxPool", [x], kernel_shape=[2, 2], strides=[2, 2])
+        x, inputs = self._pair("middle", x, inputs, width << 3), width << 3
+        for level, (larger, channels) in reversed([*enumerate(maps)]):
+            weights = self._parameters(f"up.{level}", (inputs, channels, 2, 2), 2 * math.sqrt(channels / inputs))[:1]
+            x = self._add("ConvTranspose", [x, *weights], kernel_shape=[2, 2], strides=[2, 2])
+            x = self._pair(f"up.{level}", self._add("Concat", [x, larger], axis=1), 2 * channels, channels)
+            inputs = channels
+        weight, bias = self._parameters("last", (2, inputs, 1, 1), 1.0)
+        self._add("Conv", [x, weight, bias], "y", kernel_shape=[1, 1])
+        return self._graph("unet", (3, image, image), ("batch", 2, image, image))
+
+    def wave(self, samples: int, width: int) -> onnx.ModelProto:
+        x, inputs = "x", 1
+        for i, (kernel, stride) in enumerate(_WAVE):
+            parameters = self._parameters(f"layers.{i}", (width, inputs, kernel), math.sqrt(2))
+            x = self._add("Gelu", [self._add("Conv", [x, *parameters], kernel_shape=[kernel], strides=[stride])])
+            inputs = width
+        return self._model("wave", x, width, 1, samples)
+
+    def _pair(self, name: str, x: str, inputs: int, outputs: int) -> str:
+        for i, channels in enumerate((inputs, outputs)):
+            x = self._add("Relu", [self._convolution(f"{name}.{i}", x, channels, outputs, 3, 1)])
+        return x
+
+    def _inverted(
+        self,
+        name: str,
+        x: str,
+        channels: tuple[int, int, int],
+        kernel: int,
+        stride: int,
+        activation: str,
+        squeezed: int,
+        of_gate: tuple[str, str],
+    ) -> str:
+        """A depthwise convolution between two of 1x1, a gate of so many channels behind it, and a shortcut."""
+        shortcut, (inputs, inner, outputs) = x, channels
+        if inner != inputs:
+            x = self._function(activation, self._convolution(f"{name}.expand", x, inputs, inner, 1, 1))
+        x = self._convolution(f"{name}.depthwise", x, inner, inner, kernel, stride, group=inner)
+        x = self._function(activation, x)
+        if squeezed:
+            gate = self._convolution(f"{name}.squeeze", self._add("GlobalAveragePool", [x]), inner, squeezed, 1, 1)
+            gate = self._convolution(f"{name}.gate", self._function(of_gate[0], gate), squeezed, inner, 1, 1)
+            x = self._add("Mul", [x, self._add(of_gate[1], [gate])])
+        x = self._convolution(f"{name}.project", x, inner, outputs, 1, 1, gain=0.5)
+        return self._add("Add", [shortcut, x]) if stride == 1 and inputs == outputs else x
+
+    def _function(self, activation: str, x: str) -> str:
+        """An activation; Sigmoid stands for SiLU."""
+        result = self._add(activation, [x])
+        return self._add("Mul", [x, result]) if activation == "Sigmoid" else result
 
     def _concatenating(self, name: str, x: str, inputs: int, outputs: int, blocks: int, *, shortcut: bool) -> str:
         """Two halves of a 1x1 convolution, what each block makes of the last one, and a 1x1 convolution of them all."""
@@ -195,18 +355,18 @@ class _Builder:
         x = self._convolution(name, x, inputs, outputs, kernel, stride)
         return self._add("Mul", [x, self._add("Sigmoid", [x])])
 
-    def _model(self, name: str, x: str, channels: int, image: int) -> onnx.ModelProto:
-        """Adds a linear layer on the means of the channels, and returns the model."""
+    def _model(self, name: str, x: str, channels: int, *image: int) -> onnx.ModelProto:
+        """Adds a linear layer on the means of the channels, and returns the model of images or sounds of this shape."""
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x])])
         linear = self._parameters("linear", (_CLASSES, channels), 1.0)
         self._add("Gemm", [x, *linear], "y", transB=1)
         return self._graph(name, image, ("batch", _CLASSES))
 
-    def _graph(self, name: str, image: int, output: tuple[str | int, ...]) -> onnx.ModelProto:
+    def _graph(self, name: str, image: Sequence[int], output: tuple[str | int, ...]) -> onnx.ModelProto:
         graph = helper.make_graph(
             self._nodes,
             name,
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", 3, image, image))],
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", *image))],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
             self._initializers,
         )

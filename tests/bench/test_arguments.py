@@ -37,11 +37,11 @@ from bench import cli
         (["networks", "--networks", "resnet", "--float16"], "--float16 is for encoder or decoder, not for resnet"),
         (
             ["networks", "--networks", "decoder", "--image", "64"],
-            "--image is for resnet, ppocr or yolo, not for decoder",
+            "--image is for resnet, ppocr, yolo, mobilenet, efficientnet, unet or wave, not for decoder",
         ),
         (
             ["networks", "--forms", "token,int3"],
-            "there is no form 'int3' of encoder or decoder or resnet or ppocr or yolo, ",
+            "there is no form 'int3' of encoder or decoder or resnet or ppocr or yolo or mobilenet or ",
         ),
         (["networks", "--heads", "5"], "the hidden size 768 is not a multiple of 5 heads"),
         (["networks", "--layers", "0"], "argument --layers: 0 is not a positive integer"),
