@@ -5,6 +5,8 @@ from __future__ import annotations
 from .tools import packages  # noqa: F401
 from .tools.accuracy import (
     Accuracy,
+    Gate,
+    Gates,
     LayerAccuracy,
     OutputAccuracy,
     Reference,
@@ -19,6 +21,8 @@ from .tools.accuracy import (
 
 __all__ = [
     "Accuracy",
+    "Gate",
+    "Gates",
     "LayerAccuracy",
     "OutputAccuracy",
     "Reference",

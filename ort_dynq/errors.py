@@ -13,6 +13,10 @@ class DynqError(Exception):
     """An error that the caller can correct. The message says what was wrong, what was expected and what to do."""
 
 
+class GateError(DynqError):
+    """No quantized model reaches a limit of the accuracy."""
+
+
 class ThreadError(DynqError):
     """The system lets this process start no thread."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,10 @@ from .inputs import Array
 
 _PART = 1 << 13  # elements, which stay in the caches; BLAS would use several threads for more than 10,000
 _FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
+_FEWEST_CLASSES = 2
+_DIMENSIONS_OF_ROWS, _DIMENSIONS_OF_SEQUENCES = 2, 3
+_FEWEST_TOKENS, _BLANK_SHARE = 16, 0.4  # of sequences of tokens with blanks between them
+_LARGEST_PROBABILITY = 1.001  # rounded
 
 
 @dataclass
@@ -134,6 +139,105 @@ class Agreement:
     def share(self) -> float | None:
         """The share from 0 to 1; None if nothing was compared."""
         return self.agreeing / self.count if self.count else None
+
+
+LARGEST, HALF, TOKENS, EQUAL = "largest", "half", "tokens", "equal"
+"""Decisions: the largest element of each row, elements above one half, the tokens of sequences, equal elements."""
+
+
+def decisions_of(scores: Sequence[Array]) -> str:
+    """Returns what the scores of a classifier decide: LARGEST; HALF for probabilities that do not add up to 1.
+
+    Args:
+        scores: The scores of each set of data, floats; the classes are the last axis.
+
+    Returns:
+        An empty text if they decide nothing.
+    """
+    has_classes = all(each.ndim >= _DIMENSIONS_OF_ROWS and each.shape[-1] >= _FEWEST_CLASSES for each in scores)
+    adds_up = has_classes and all(np.allclose(each.sum(-1), 1, atol=1e-3) for each in scores)
+    if are_probabilities(scores) and not adds_up:
+        return HALF
+    return LARGEST if has_classes else ""
+
+
+def are_probabilities(scores: Sequence[Array]) -> bool:
+    """Returns whether all numbers are between 0 and 1."""
+    return all(not each.size or bool(each.min() >= 0 and each.max() <= _LARGEST_PROBABILITY) for each in scores)
+
+
+def blank_of(scores: Sequence[Array]) -> int | None:
+    """Returns the class that means no token, if scores are sequences of connectionist temporal classification (CTC).
+
+    The scores are [batch, places, classes]. It is the first or the last of 16 or more classes, and the largest in 40 %
+    of the places.
+    """
+    if not scores or any(each.ndim != _DIMENSIONS_OF_SEQUENCES or each.shape[-1] < _FEWEST_TOKENS for each in scores):
+        return None
+    largest = np.concatenate([each.argmax(-1).ravel() for each in scores])
+    counts = {blank: int((largest == blank).sum()) for blank in (0, scores[0].shape[-1] - 1)}
+    blank = max(counts, key=lambda each: counts[each])
+    return blank if counts[blank] >= max(1, _BLANK_SHARE * largest.size) else None
+
+
+@dataclass
+class Decisions:
+    """How often a and b decide the same.
+
+    Attributes:
+        kind: LARGEST, HALF, TOKENS or EQUAL.
+        blank: With TOKENS, the class that means no token.
+        parts: The agreement; of HALF, that of the elements above one half in a, and of the others, by themselves.
+    """
+
+    kind: str
+    blank: int = 0
+    parts: list[Agreement] = field(default_factory=list)
+
+    def add(self, a: Array, b: Array) -> None:
+        """Adds arrays of the same shape."""
+        if not self.parts:
+            self.parts = [Agreement(self.kind == LARGEST) for _ in range(2 if self.kind == HALF else 1)]
+        if self.kind == HALF:
+            for part, chosen in zip(self.parts, (a >= 0.5, a < 0.5), strict=True):
+                part.add(a[chosen] >= 0.5, b[chosen] >= 0.5)
+        elif self.kind == TOKENS:
+            for p, q in zip(a.argmax(-1), b.argmax(-1), strict=True):
+                expected, found = self._tokens(p), self._tokens(q)
+                length = max(len(expected), len(found))
+                self.parts[0].count += length
+                self.parts[0].agreeing += length - edit_distance(expected, found)
+        else:
+            self.parts[0].add(a, b)
+
+    def _tokens(self, largest: Array) -> Array:
+        """Returns the tokens of a sequence of classes: repeated ones are one, and blanks are none."""
+        is_new = np.append(True, largest[1:] != largest[:-1])
+        return np.asarray(largest[is_new & (largest != self.blank)])
+
+    @property
+    def count(self) -> int:
+        """The number of decisions that were compared."""
+        return sum(each.count for each in self.parts)
+
+    @property
+    def changed(self) -> int:
+        """The number of decisions that differ."""
+        return sum(each.count - each.agreeing for each in self.parts)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the same decisions, the smallest one of the parts; None if nothing was compared."""
+        return min((each.share for each in self.parts if each.share is not None), default=None)
+
+
+def edit_distance(a: Array, b: Array) -> int:
+    """Returns how many elements of a sequence must be changed, added or removed to get another one (Levenshtein)."""
+    row = np.arange(len(b) + 1)
+    for i, element in enumerate(a, 1):
+        best = np.append(i, np.minimum(row[:-1] + (b != element), row[1:] + 1))
+        row = np.minimum.accumulate(best - np.arange(len(best))) + np.arange(len(best))  # added elements
+    return int(row[-1])
 
 
 @dataclass

@@ -59,8 +59,9 @@ def _short_timing() -> Iterator[None]:
         patch.setattr(closing, "_SECONDS", 1e-3)
         # Each collection visits the models that tests keep.
         patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
-        for function in (measure, selection.cost, speed.select_faster):
+        for function in (measure, selection.timed, speed.select_faster):
             patch.setitem(function.__kwdefaults__, "seconds", 1e-3)
+        patch.setitem(selection.select.__kwdefaults__, "seconds", 0)  # by estimates, which no load changes
         patch.setattr(timing, "_BUSY", math.inf)
         yield
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import check_data, given_inputs
-from .command import UNCHECKED
-from .render import SMOKE_TEST, Figure, one_line, progress, table, working
-from .verify import inputs_text
+from .command import VERDICTS
+from .render import SMOKE_TEST, Figure, inputs_text, one_line, progress, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..inputs import Array
     from ..rewriter import Result
-    from ..tools.accuracy import Accuracy, LayerAccuracy, OutputAccuracy, Reference
+    from ..tools.accuracy import Accuracy, Gates, LayerAccuracy, OutputAccuracy, Reference
     from ..tools.measuring.timing import Speed
     from ..tools.quantization.selection import Selection
 
@@ -46,6 +46,18 @@ def reference_of(
         return Reference(source, sets or arguments.data, inputs=inputs, shapes=shapes, seed=arguments.seed)
 
 
+def gates_of(arguments: argparse.Namespace) -> Gates:
+    """Returns the limits that the arguments of :func:`.arguments.add_gates` set."""
+    from ..tools.accuracy import Gates
+
+    return Gates(arguments.min_snr, arguments.min_agreement, arguments.min_cosine)
+
+
+def has_gates(arguments: argparse.Namespace) -> bool:
+    """Returns whether the arguments set a limit."""
+    return not arguments.min_snr is arguments.min_agreement is arguments.min_cosine is None
+
+
 def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
     """Compares a quantized model with its float model: what the table of layers shows, or all for JSON."""
     from ..tools.accuracy import measure
@@ -53,7 +65,12 @@ def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Res
     seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MOST_LAYERS
     with progress() as track:
         return measure(
-            *(reference, result.model), backend=arguments.backend, seconds=seconds, effects=effects, track=track
+            *(reference, result.model),
+            backend=arguments.backend,
+            seconds=seconds,
+            effects=effects,
+            gates=gates_of(arguments) if has_gates(arguments) else None,
+            track=track,
         )
 
 
@@ -86,50 +103,78 @@ def accuracy_text(accuracy: Accuracy, data: str | None, more: str = "--data") ->
 
 
 def accuracy_verdict(accuracy: Accuracy | None) -> Iterator[str]:
-    """Yields the last line on a comparison that says nothing, as `verify` has it."""
-    if accuracy is not None and accuracy.unchecked:
-        yield one_line(f"NOT CHECKED: {accuracy.unchecked}")
+    """Yields the last line on a comparison that says nothing, as `verify` has it, or the lines on its limits."""
+    if accuracy is None:
+        return
+    if accuracy.gates or accuracy.unchecked:
+        text, _ = VERDICTS[accuracy.status]
+        yield one_line(f"{text}: {accuracy.reason or '; '.join(each.text for each in accuracy.gates)}")
 
 
 def accuracy_status(accuracy: Accuracy | None) -> int:
-    """Returns the exit status of a comparison: that of `verify` if it says nothing."""
-    return UNCHECKED if accuracy is not None and accuracy.unchecked else 0
+    """Returns the exit status of a comparison."""
+    return 0 if accuracy is None else VERDICTS[accuracy.status][1]
 
 
-def selection_text(selection: Selection, min_snr: float, cost: Speed | None) -> Iterator[RenderableType]:
-    """Renders which layers get two terms or stay in float for --min-snr, and how much time they cost.
+def selection_text(selection: Selection, gates: Gates, cost: Speed | None) -> Iterator[RenderableType]:
+    """Renders which layers get another form to reach limits, how much time that costs, and what each form gives.
 
     Args:
         selection: The selection.
-        min_snr: The ratio that was asked for.
+        gates: The limits that were asked for.
         cost: The time with these forms / the time with all layers quantized alike; None if they are.
     """
+    wanted = gates.wanted
     yield ""
     if not selection.layers or cost is None:
-        yield f"The outputs reach {min_snr:g} dB with all layers quantized: {selection.snr_db:.1f} dB"
+        yield f"The outputs reach {wanted} with all layers quantized: {selection.snr_db:.1f} dB"
     else:
-        floats = sum(each.stays_float for each in selection.layers)
-        two = len(selection.layers) - floats
-        counts = (
-            f"{two} layer{'s get' if two > 1 else ' gets'} two terms" if two else "",
-            f"{floats} layer{'s stay' if floats > 1 else ' stays'} in float" if floats else "",
-        )
         yield (
-            f"{' and '.join(filter(None, counts))} to reach {min_snr:g} dB: {selection.all_snr_db:.1f} dB without, "
+            f"{_changes(selection)} to reach {wanted}: {selection.all_snr_db:.1f} dB without, "
             f"{selection.snr_db:.1f} dB with. "
             + (cost.busy if cost.ratio is None else f"The model takes {cost.ratio:.2f} times as long (1 thread)")
         )
-        rows = [
-            (each.name, "float" if each.stays_float else "two terms", *_ratios(each.one_term), *_ratios(each.two_terms))
-            for each in selection.layers
-        ]
+        rows = [(each.name, each.form, *_ratios(each.one_term), *_ratios(each.two_terms)) for each in selection.layers]
         head = ("layer, worst first", "becomes", "own dB", "outputs dB", "own, two", "outputs, two")
         yield table(head, rows)
+        if selection.candidates:
+            yield from _candidates(selection, has_cosine=gates.min_cosine is not None)
+    if selection.kept_back:
+        yield one_line(
+            f"unseen: {selection.kept_back} of the sets of data, kept back from the choice: "
+            + "; ".join(f"{each.text}, {each.status}" for each in selection.unseen)
+        )
     if names := selection.not_measured:
         yield one_line(
             f"not measured: {len(names)} quantized layer{'s' if len(names) > 1 else ''} that no data reached: "
             f"{', '.join([*names[:_MOST_LAYERS], *(['...'] if len(names) > _MOST_LAYERS else [])])}"
         )
+
+
+def _changes(selection: Selection) -> str:
+    """Returns how many layers get which form."""
+    floats = sum(each.stays_float for each in selection.layers)
+    counts = Counter(each.form for each in selection.layers if not each.stays_float)
+    texts = [f"{count} layer{'s get' if count > 1 else ' gets'} {form}" for form, count in counts.items()]
+    texts += [f"{floats} layer{'s stay' if floats > 1 else ' stays'} in float"] * bool(floats)
+    return " and ".join(texts)
+
+
+def _candidates(selection: Selection, *, has_cosine: bool) -> Iterator[RenderableType]:
+    """Renders what each form of all layers gives, and the selected forms."""
+    from ..tools.quantization.selection import worst_of
+
+    measures = {"snr_db": ("dB", 1), "agreement": ("agreement", 4)} | ({"cosine": ("cosine", 5)} if has_cosine else {})
+    floats = next((each.ms for each in selection.candidates if each.ms is not None and each.name == "float"), None)
+    rows = []
+    for each in selection.candidates:
+        seen, unseen = worst_of(each.outputs), worst_of(each.unseen)
+        figures = [Figure(found[name], digits) for name, (_, digits) in measures.items() for found in (seen, unseen)]
+        speed = Figure(floats / each.ms if floats is not None and each.ms else None, 2)
+        rows.append((each.name, *figures, speed))
+    head = [title for name, _ in measures.values() for title in (name, "unseen")]
+    yield ""
+    yield table(("form of all", *head, "x float"), rows)
 
 
 def _ratios(layer: LayerAccuracy | None) -> tuple[Figure, Figure]:

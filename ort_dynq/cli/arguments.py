@@ -91,6 +91,24 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_gates(parser: argparse.ArgumentParser) -> None:
+    """Adds --min-snr, --min-agreement and --min-cosine as limits."""
+    gates = parser.add_argument_group("limits of the accuracy; exit status 1 if one is not reached")
+    gates.add_argument("--min-snr", type=decibels, metavar="DB", help="of the signal-to-noise ratio of each output")
+    add_other_gates(gates)
+
+
+def add_other_gates(gates: argparse._ActionsContainer) -> None:
+    """Adds --min-agreement and --min-cosine."""
+    gates.add_argument(
+        "--min-agreement",
+        type=share,
+        metavar="SHARE",
+        help="of the share of equal decisions: largest elements, probabilities above one half, tokens (CTC)",
+    )
+    gates.add_argument("--min-cosine", type=cosine, metavar="COSINE", help="of the cosine of each row")
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --data, --input, --shape, --seed and --backend."""
     add_inputs(parser)
@@ -262,6 +280,20 @@ def share(text: str) -> float:
     """Parses a number from 0 to 1."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not float(text) <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return float(text)
+
+
+def ratio(text: str) -> float:
+    """Parses a positive ratio."""
+    if not re.fullmatch(r"[0-9]{0,3}\.?[0-9]+", text) or not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive ratio")
+    return float(text)
+
+
+def cosine(text: str) -> float:
+    """Parses a number from -1 to 1."""
+    if not re.fullmatch(r"-?[0-9]*\.?[0-9]+", text) or not abs(float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a cosine from -1 to 1")
     return float(text)
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_changes, add_data, check_data, given_data, similar
-from .command import PROGRAM, Command, Outcome
+from .arguments import add_changes, add_data, check_data, given_data, ratio, similar
+from .command import FAILED, PROGRAM, VERDICTS, Command, Outcome
 from .page import check_report, report_outcome
-from .render import Figure, one_line, ratio_style, table
+from .render import Figure, inputs_text, one_line, ratio_style, table
 from .timing import add_timing, busy_lines, problem_lines, ratio_cells, rewritten_cell, timed
-from .verify import inputs_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,20 +32,21 @@ _DEVELOPERS = ("ops", "products", "convolutions", "chains", "networks")
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", type=_what, metavar="A", help="a model; or a folder with NAME/model.onnx and NAME/test_data_set_0"
+        "what", type=_what, metavar="A", help="a model, or a folder with NAME/model.onnx and NAME/test_data_set_0"
     )
     parser.add_argument("b", metavar="B", nargs="?", help="a model to time against A (default: A, rewritten)")
     add_timing(parser, threads="1", time="a model: 5; a folder: 0.5")
     parser.add_argument(
         "--opening",
         action="store_true",
-        help="also measure opening the sessions, each in a new process: time and private memory",
+        help="also time the opening of sessions, and their private memory",
     )
     parser.add_argument(
         "--report",
         metavar="OUT.html",
-        help="write an HTML page: accuracy or verification, times by operator, changes",
+        help="write an HTML page: accuracy, times by operator, changes",
     )
+    parser.add_argument("--min-ratio", type=ratio, metavar="R", help="exit status 1 if A / B is below R")
     add_changes(parser)
     add_data(parser)
 
@@ -86,7 +86,32 @@ def _report(arguments: argparse.Namespace) -> Outcome:
     b = None if arguments.b is None else Path(arguments.b)
     with kernels.use_isa(arguments.isa) if arguments.isa else contextlib.nullcontext():
         found = report_outcome(arguments, Path(arguments.what), b, threads=(arguments.threads or (1,))[0])
-    return replace(found, data={"a": arguments.what, "b": arguments.b, **found.data})
+    found = replace(found, data={"a": arguments.what, "b": arguments.b, **found.data})
+    return _gated(arguments, found, [("", found.data["ratio"], found.data["busy"])])
+
+
+def _gated(arguments: argparse.Namespace, outcome: Outcome, ratios: Iterable[tuple[str, float | None, str]]) -> Outcome:
+    """Adds the limit of --min-ratio to an outcome.
+
+    Args:
+        arguments: They have the limit, or None.
+        outcome: The outcome.
+        ratios: Of each timing: its name, the ratio, and why there is none.
+    """
+    limit = arguments.min_ratio
+    if limit is None:
+        return replace(outcome, data={**outcome.data, "gates": []})
+    from ..tools.accuracy.gates import Gate, verdict_on, worst_status
+
+    gates = [Gate("min_ratio", limit, value, name or arguments.what, absent) for name, value, absent in ratios]
+    word, status = VERDICTS[worst_status(gates)]
+
+    def text() -> Iterator[RenderableType]:
+        yield from outcome.text()
+        yield one_line(f"{word}: {verdict_on(gates)}")
+
+    data = {**outcome.data, "gates": [each.to_dict() for each in gates]}
+    return Outcome(data, text, max(outcome.status, status) if outcome.status != FAILED else FAILED)
 
 
 def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -102,7 +127,8 @@ def _folder(arguments: argparse.Namespace, settings: Settings, track: Track) -> 
         yield from busy_lines(each.busy for each in timings)
         yield from problem_lines(timings)
 
-    return Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
+    outcome = Outcome({"folder": arguments.what, "timings": list(map(asdict, timings))}, text)
+    return _gated(arguments, outcome, ((each.name, each.ratio, each.busy or each.problem) for each in timings))
 
 
 def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
@@ -146,7 +172,8 @@ def _model(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
 
     openings = found.openings and dict(zip("ab", map(asdict, found.openings), strict=True))
     data = {"a": arguments.what, "b": arguments.b, "inputs": list(map(asdict, found.inputs)), "seed": found.seed}
-    return Outcome({**data, "timings": list(map(asdict, found.timings)), "openings": openings}, text)
+    outcome = Outcome({**data, "timings": list(map(asdict, found.timings)), "openings": openings}, text)
+    return _gated(arguments, outcome, (("", each.ratio, each.busy or each.problem) for each in found.timings))
 
 
 COMMAND = Command(
@@ -155,7 +182,6 @@ COMMAND = Command(
     (
         "ort-dynq bench model.onnx --shape x=1x128x768",
         "ort-dynq bench float.onnx int8.onnx --data samples.npz --report page.html",
-        "ort-dynq bench models/",
     ),
     _arguments,
     _run,

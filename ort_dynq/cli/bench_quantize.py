@@ -13,9 +13,9 @@ from ..formats import check_file
 from .accuracy import reference_of
 from .arguments import add_data, add_page, check_data, check_page, positives, similar
 from .command import Command, Outcome
-from .render import SMOKE_TEST, Figure, one_line, table
+from .render import SMOKE_TEST, Figure, inputs_text, one_line, table
 from .timing import add_timing, busy_lines, ratio_cell, timed
-from .verify import inputs_text, named_as
+from .verify import named_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import library
-from ..errors import DynqError, with_advice_on_tools, without_thread
+from ..errors import DynqError, GateError, with_advice_on_tools, without_thread
 from ..version import __version__
 from .arguments import RARE, similar
 from .render import one_line, rendered, silent
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PROGRAM = "ort-dynq"
+SCHEMA = 1
+"""The version of the schema of JSON output. It changes if a field is removed or gets another meaning."""
 FAILED, BAD_USAGE, UNCHECKED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "failed": ("FAILED", FAILED)}
+"""The text and the exit status of each status of a verification, the worst one last."""
 FILES = ("IN", "OUT", "OUT.html", "A", "B", "FLOAT", "FOLDER")
 """The metavars of arguments that name a file; shells complete them with file names."""
 
@@ -106,12 +110,12 @@ def _main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             with silent(arguments.quiet), _logged_to_stderr(arguments.verbose):
                 outcome = arguments.run(arguments)
             if arguments.json or not arguments.quiet:
-                _print(outcome, as_json=arguments.json)
+                _print(arguments.subcommand, outcome, as_json=arguments.json)
             status = outcome.status
         sys.stdout.flush()
     except DynqError as error:
         print(f"{parser.prog}: error: {one_line(str(error))}", file=sys.stderr)
-        return BAD_USAGE
+        return FAILED if isinstance(error, GateError) else BAD_USAGE
     except ImportError as error:
         print(f"{parser.prog}: error: {one_line(str(with_advice_on_tools(error)))}", file=sys.stderr)
         return BAD_USAGE
@@ -162,15 +166,17 @@ def _logged_to_stderr(verbosity: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _print(outcome: Outcome, *, as_json: bool) -> None:
-    """Prints an outcome.
+def _print(command: str, outcome: Outcome, *, as_json: bool) -> None:
+    """Prints an outcome. JSON has the version of its schema, `output.schema.json`, and the command first.
 
     Raises:
         BrokenPipeError: The reader of stdout is gone.
         DynqError: stdout cannot be written: its disk is full.
     """
     try:
-        text = json.dumps(outcome.data, indent=2, allow_nan=False) if as_json else rendered(outcome.text())
+        head = {"schema": SCHEMA, "command": command, "exit_status": outcome.status}
+        data = {**head, **outcome.data}
+        text = json.dumps(data, indent=2, allow_nan=False) if as_json else rendered(outcome.text())
         if text:  # a program has stdout for itself
             print(text, flush=True)
     except BrokenPipeError:
@@ -281,7 +287,7 @@ def make_parser(program: str, description: str, commands: Iterable[Command]) -> 
                 "--help-all", action=_HelpAll, nargs=0, help="show seldom needed options, too, and exit"
             )
         subparser.usage = _usage(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, subcommand=command.name)
     return parser
 
 

@@ -14,8 +14,8 @@ from ..rewrite_options import RewriteOptions
 from .accuracy import accuracy_status, accuracy_text, accuracy_verdict
 from .arguments import check_page, given_data, given_inputs
 from .command import Outcome
-from .render import Figure, one_line, progress
-from .verify import exit_status, inputs_text, named_as, verdict
+from .render import Figure, inputs_text, one_line, progress
+from .verify import exit_status, named_as, verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -17,10 +17,12 @@ from .accuracy import (
     accuracy_status,
     accuracy_text,
     accuracy_verdict,
+    gates_of,
+    has_gates,
     reference_of,
     selection_text,
 )
-from .arguments import add_data, add_page, add_require_plugin, check_data, check_target, decibels, rare
+from .arguments import add_data, add_other_gates, add_page, add_require_plugin, check_data, check_target, decibels, rare
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .page import check_report, write_page
@@ -89,6 +91,7 @@ def _rare_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(32, 64, 128),
         help="with --weights int4: how many adjacent weights share a scale (default: 32)",
     )
+    add_other_gates(group)
     group.add_argument(
         "--symmetric", action="store_true", help="activations per token have no zero point; the range is less exact"
     )
@@ -137,8 +140,11 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         return _quantize_folder(arguments, source, target)
     if arguments.text:
         raise DynqError("--text is for folders of onnxruntime-genai, which have a tokenizer; use --data for a model")
-    if arguments.only_if_faster and arguments.min_snr is not None:
-        raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
+    if arguments.only_if_faster and has_gates(arguments):
+        raise DynqError(
+            "--only-if-faster and --min-snr (or another limit) both choose the layers that stay in float; give one of "
+            "them"
+        )
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
@@ -155,7 +161,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield one_line(f"{source}: {report.summary}")
         yield from _findings(report)
         if selection is not None:
-            yield from selection_text(selection, arguments.min_snr, found.cost)
+            yield from selection_text(selection, gates_of(arguments), found.cost)
         if faster is not None and faster.kinds:
             yield from _faster(faster)
         if accuracy is not None:
@@ -209,7 +215,8 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
 
     has_shapes = bool(arguments.input or arguments.shape) and not arguments.only_if_faster
     verifies = arguments.verify or bool(arguments.data) or has_shapes
-    compares = verifies or arguments.min_snr is not None or arguments.only_if_faster
+    chooses = has_gates(arguments)
+    compares = verifies or chooses or arguments.only_if_faster
     options, model = _options(arguments), ModelFile(source)
     with named_as(source, target):
         reference = reference_of(arguments, model) if compares else None
@@ -226,7 +233,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
             feeds = reference.data.sets[0]
             faster = select_faster(model, quantize, feeds, backend=arguments.backend, track=track)
         result = faster.result
-    elif reference is None or arguments.min_snr is None:
+    elif reference is None or not chooses:
         with working(f"quantizing {source}") as note:
             result = quantize(note=note if model.size > _LARGE else None)
     else:
@@ -235,7 +242,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
         result = selection.result
     result.check()
     is_written = bool(result.report.quantized) or arguments.allow_none
-    if reference is not None and is_written and (verifies or arguments.min_snr is not None):
+    if reference is not None and is_written and (verifies or chooses):
         with named_as(source, target):
             accuracy = accuracy_of(arguments, reference, result)
     original = original_of(source, target, model)
@@ -248,7 +255,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
 
 def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) -> Outcome:
     """Quantizes a folder of onnxruntime-genai."""
-    for option in ("data", "input", "shape", "min_snr", "only_if_faster", "report"):
+    for option in ("data", "input", "shape", "min_snr", "min_agreement", "min_cosine", "only_if_faster", "report"):
         if getattr(arguments, option):
             name = "--" + option.replace("_", "-")
             raise DynqError(f"{name} is for single models; of a folder, give --text, a text to compare the decoders on")
@@ -357,7 +364,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         *(arguments.weights, arguments.group, arguments.activations, arguments.symmetric, arguments.exclude),
         from_dynamic=arguments.from_dynamic,
         from_static=arguments.from_static,
-        min_snr=arguments.min_snr,
+        chooses_forms=has_gates(arguments),
         fuse=arguments.fuse,
         attention=arguments.attention,
         embeddings=arguments.embeddings,
@@ -377,15 +384,15 @@ def _report_dict(report: Report) -> dict[str, Any]:
 def _select(
     reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
 ) -> tuple[Selection, Speed | None]:
-    """Returns the selection for --min-snr, and its cost, a ratio of times; None if all layers have one form."""
-    from ..tools.quantization.selection import cost, select
+    """Returns the selection for the limits, and its cost, a ratio of times; None if all layers have one form."""
+    from ..tools.quantization.selection import select, timed
 
     with progress() as track:
-        selection = select(reference, quantize, arguments.min_snr, backend=arguments.backend, track=track)
+        selection = select(reference, quantize, gates_of(arguments), backend=arguments.backend, track=track)
     if not selection.layers:
         return selection, None
     with working("timing the model with and without these forms"):
-        return selection, cost(selection, reference, backend=arguments.backend)
+        return timed(selection, reference, backend=arguments.backend)
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:

@@ -17,6 +17,7 @@ from ..errors import printable
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
+    from ..inputs import Input
     from ..tools.measuring.progress import Track
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
@@ -198,3 +199,13 @@ def progress() -> Iterator[Track]:
                 bar.advance(task)
 
         yield track
+
+
+def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
+    """Renders the inputs of a model."""
+    for each in inputs:
+        origin = "given" if each.given else f"generated, seed {seed}"
+        if each.assumed:
+            sizes = ", ".join(f"{name} = {size}" for name, size in each.assumed.items())
+            origin += f"; assumed {sizes}: set it with --shape {each.name}={format_shape(each.shape)}"
+        yield one_line(f"input {each.name}: {each.dtype} {format_shape(each.shape)}, {origin}")

@@ -81,7 +81,7 @@ def timed(
         yield one_line(f"onnxruntime {here.onnxruntime}, ort_dynq {here.ort_dynq}, Python {here.python}")
         yield from found.text()
 
-    return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text)
+    return Outcome({"machine": asdict(here), "settings": asdict(settings), **found.data}, text, found.status)
 
 
 def ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:

@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from ..formats import check_file
-from .arguments import add_data, check_data, given_inputs, given_sets
-from .command import FAILED, UNCHECKED, Command, Outcome
-from .render import format_shape, one_line, table, working
+from .accuracy import accuracy_status, accuracy_text, accuracy_verdict, gates_of, has_gates, reference_of
+from .arguments import add_data, add_gates, check_data, given_inputs, given_sets
+from .command import VERDICTS, Command, Outcome
+from .render import format_shape, inputs_text, one_line, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..tools.verification import Comparison, Difference, Input, Verification
+    from ..storage import Model, ModelFile
+    from ..tools.verification import Comparison, Difference, Verification
 
-_VERDICTS = {"passed": ("PASSED", 0), "unchecked": ("NOT CHECKED", UNCHECKED), "failed": ("FAILED", FAILED)}
-"""The text and the exit status of each status of a verification, the worst one last."""
-_STATUSES = list(_VERDICTS)
+_STATUSES = list(VERDICTS)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the original; it runs in stock ONNX Runtime, all optimizations off")
     parser.add_argument("b", metavar="B", help="the model to verify; it runs with the plugin")
+    add_gates(parser)
     add_data(parser)
 
 
@@ -36,8 +37,15 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     check_file(arguments.a, "A")
     check_file(arguments.b, "B")
     check_data(arguments)
-    verification, sets = compare(arguments, arguments.a, arguments.b)
-    data = {"a": arguments.a, "b": arguments.b, "sets": sets, **verification.to_dict()}
+    given_inputs(arguments)  # their errors are the first thing to say
+    from ..storage import ModelFile
+
+    a, b = ModelFile(arguments.a), ModelFile(arguments.b)  # files may change: read once
+    if has_gates(arguments) or _is_quantization(a, b):
+        return _compare_accuracy(arguments, a, b)
+    verification, sets = compare(arguments, a, b)
+    compared = {"a": arguments.a, "b": arguments.b, "compared": "bits", "sets": sets}
+    data = {**compared, **verification.to_dict(), "accuracy": None}
 
     def text() -> Iterator[RenderableType]:
         yield from sets_text(arguments, sets)
@@ -45,6 +53,33 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         yield verdict(verification)
 
     return Outcome(data, text, exit_status([verification]))
+
+
+def _is_quantization(a: Model, b: Model) -> bool:
+    """Returns whether B was quantized and A was not. Errors of a model are left to the comparison."""
+    from ..rewriter.metadata import QUANTIZED
+    from ..storage import load
+
+    with contextlib.suppress(DynqError):
+        return QUANTIZED in load(b).metadata_props and QUANTIZED not in load(a).metadata_props
+    return False
+
+
+def _compare_accuracy(arguments: argparse.Namespace, a: ModelFile, b: ModelFile) -> Outcome:
+    """Compares the outputs of a quantized model with the float model's, and their limits."""
+    reference = reference_of(arguments, a)
+    with working("running both models"):
+        from ..tools.accuracy.accuracy import compare_models
+
+        accuracy = compare_models(reference, b, backend=arguments.backend, gates=gates_of(arguments))
+
+    def text() -> Iterator[RenderableType]:
+        yield from accuracy_text(accuracy, arguments.data)
+        yield from accuracy_verdict(accuracy)
+
+    compared = {"a": arguments.a, "b": arguments.b, "compared": "accuracy", "sets": len(accuracy.data.sets)}
+    verdict = {"passed": accuracy.status == "passed", "status": accuracy.status, "reason": accuracy.reason}
+    return Outcome({**compared, **verdict, "accuracy": accuracy.to_dict()}, text, accuracy_status(accuracy))
 
 
 def sets_text(arguments: argparse.Namespace, sets: int) -> Iterator[RenderableType]:
@@ -60,7 +95,7 @@ def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
         verification: The verification.
         a, b: What the user calls the models.
     """
-    text, _ = _VERDICTS[verification.status]
+    text, _ = VERDICTS[verification.status]
     reason = renamed({"A": a, "B": b}, verification.reason)
     return one_line(f"{text}: {reason}") if reason else text
 
@@ -68,7 +103,7 @@ def verdict(verification: Verification, a: str = "A", b: str = "B") -> str:
 def exit_status(verifications: Iterable[Verification]) -> int:
     """Returns the exit status of the worst of some verifications."""
     worst = max((_STATUSES.index(each.status) for each in verifications), default=0)
-    return _VERDICTS[_STATUSES[worst]][1]
+    return VERDICTS[_STATUSES[worst]][1]
 
 
 def compare(arguments: argparse.Namespace, a: Any, b: Any) -> tuple[Verification, int]:
@@ -79,10 +114,8 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> tuple[Verification
     """
     shapes, inputs = given_inputs(arguments)
     with working("running both models"):
-        from ..storage import ModelFile
         from ..tools.verification import verify
 
-        a, b = (ModelFile(each) if isinstance(each, str) else each for each in (a, b))  # files may change: read once
         sets = given_sets(arguments, a) or (inputs,)
         found = [
             verify(a, b, inputs=each, shapes=shapes, seed=arguments.seed, backend=arguments.backend) for each in sets
@@ -140,7 +173,7 @@ def named_as(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Iterator[N
         text = str(error).replace(f"A ({names['A']})", "A").replace(f"B ({names['B']})", "B")
         if text[:2] in ("A:", "B:"):  # an error begins with its model, never with an output
             text = names[text[0]] + text[1:]
-        raise DynqError(renamed(names, text)) from error
+        raise type(error)(renamed(names, text)) from error
 
 
 def _summary(verification: Verification) -> Iterator[RenderableType]:
@@ -152,16 +185,6 @@ def _summary(verification: Verification) -> Iterator[RenderableType]:
     yield f"{products}{rest} is equal bit for bit"
     yield from _skipped(verification)
     yield from _unreachable(verification)
-
-
-def inputs_text(inputs: Iterable[Input], seed: int) -> Iterator[RenderableType]:
-    """Renders the inputs of a model."""
-    for each in inputs:
-        origin = "given" if each.given else f"generated, seed {seed}"
-        if each.assumed:
-            sizes = ", ".join(f"{name} = {size}" for name, size in each.assumed.items())
-            origin += f"; assumed {sizes}: set it with --shape {each.name}={format_shape(each.shape)}"
-        yield one_line(f"input {each.name}: {each.dtype} {format_shape(each.shape)}, {origin}")
 
 
 def _comparisons(outputs: Sequence[Comparison], differing: str, say: Callable[[str], str]) -> Iterator[RenderableType]:
@@ -253,8 +276,12 @@ def _values(dtype: str, difference: Difference) -> str:
 
 COMMAND = Command(
     "verify",
-    "run two models on the same inputs; compare every output bit for bit, and integer products with float64",
-    ("ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",),
+    "run two models on the same inputs; compare every output bit for bit, and integer products with float64; of a "
+    "quantized model, compare the accuracy",
+    (
+        "ort-dynq verify model.onnx fast.onnx --shape x=1x128x768",
+        "ort-dynq verify float.onnx int8.onnx --data samples.npz --min-snr 20",
+    ),
     _arguments,
     _run,
     verifies=True,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..inputs import Array
-from ..signals import Agreement, Noise
+from ..signals import HALF, LARGEST, Agreement, Noise, are_probabilities, decisions_of
 from .options import Options
 
 _MAX_TIME_RATIO = 1.1
@@ -112,14 +112,13 @@ class Measurement:
             self._is_warm = True
 
     def _add_decisions(self, name: str, a: Array, b: Array) -> None:
-        is_probability = bool(a.min() >= 0 and a.max() <= 1.001)  # rounded
-        adds_up = a.ndim >= 2 and a.shape[-1] >= 2 and bool(np.allclose(a.sum(-1), 1, atol=1e-3))
-        self.probabilities[name] = is_probability and self.probabilities.get(name, True)
-        if is_probability and not adds_up:
+        kind = decisions_of([a])
+        self.probabilities[name] = are_probabilities([a]) and self.probabilities.get(name, True)
+        if kind == HALF:
             for side, chosen in (("above half", a >= 0.5), ("below half", a < 0.5)):
                 same = self.agreement.setdefault(f"{name}, {side}", Agreement(is_argmax=False))
                 same.add(a[chosen] >= 0.5, b[chosen] >= 0.5)
-        elif a.ndim >= 2 and a.shape[-1] >= 2:
+        elif kind == LARGEST:
             self.agreement.setdefault(name, Agreement(is_argmax=True)).add(a, b)
 
     def verdict(self, options: Options) -> Verdict | None:

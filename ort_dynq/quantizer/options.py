@@ -122,12 +122,12 @@ def checked(
     *,
     from_dynamic: bool = False,
     from_static: bool = False,
-    min_snr: float | None = None,
+    chooses_forms: bool = False,
     fuse: bool = True,
     attention: str = "int8",
     embeddings: str = "int8",
 ) -> Options:
-    """Returns the options.
+    """Returns the options; `chooses_forms` says whether layers get other forms to reach a limit.
 
     Raises:
         DynqError: One has a wrong value, or two contradict each other.
@@ -135,10 +135,11 @@ def checked(
     if from_dynamic and from_static:
         raise DynqError("from_dynamic and from_static are for two kinds of models; give one of them")
     for given, function in ((from_dynamic, "dynamic"), (from_static, "static")):
-        if given and min_snr is not None:
+        if given and chooses_forms:
             raise DynqError(
                 f"min_snr keeps layers in float, but a model that quantize_{function} made has no float layers; leave "
-                f"out --min-snr (min_snr), or quantize the float model without --from-{function} (from_{function})"
+                f"out --min-snr (min_snr) and other limits, or quantize the float model without --from-{function} "
+                f"(from_{function})"
             )
     for name, value, choices in (
         ("weights", weights, WEIGHTS),
@@ -156,7 +157,7 @@ def checked(
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    if min_snr is not None or activations == "two-term":
+    if chooses_forms or activations == "two-term":
         attention = "float"  # its products have one term, and no layer can be left out to remove their noise
     return Options(
         weights,

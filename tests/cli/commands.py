@@ -13,6 +13,7 @@ import pytest
 
 import ort_dynq
 from ort_dynq import cli
+from ort_dynq.cli.command import SCHEMA
 
 MODELS = Path(__file__).parents[2] / "models"
 ENCODER = MODELS / "torch_encoder_u8" / "model.onnx"
@@ -26,7 +27,11 @@ def run(*arguments: str | Path, stdout: int = subprocess.PIPE) -> subprocess.Com
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    """Returns the JSON of a command without the fields that all commands have."""
     assert cli.main([*arguments, "--json"]) == status
     captured = capsys.readouterr()
     assert captured.err == ""
-    return json.loads(captured.out)
+    data = json.loads(captured.out)
+    head = {name: data.pop(name) for name in ("schema", "command", "exit_status")}
+    assert head == {"schema": SCHEMA, "command": arguments[0], "exit_status": status}
+    return data

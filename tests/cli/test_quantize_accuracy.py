@@ -20,7 +20,7 @@ from ort_dynq.cli import accuracy
 from ort_dynq.cli.command import UNCHECKED
 from ort_dynq.cli.render import SMOKE_TEST
 from ort_dynq.rewriter import rewrite
-from ort_dynq.tools.accuracy import LayerAccuracy
+from ort_dynq.tools.accuracy import Gates, LayerAccuracy
 from ort_dynq.tools.measuring import timing
 from ort_dynq.tools.measuring.profile import profile
 from ort_dynq.tools.quantization.selection import Layer, Selection
@@ -158,7 +158,6 @@ def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:
         (("--verify", "--data", "none.npz"), "there is no file or folder none.npz with data"),
         (("--verify", "--data", "data.npz", "--shape", "x=1x1"), "--input and --shape cannot be combined with it"),
         (("--min-snr", "loud"), "loud is not a number of decibels"),
-        (("--min-snr", "90", "--data", "data.npz"), "only if every layer stays in float"),
         (("--min-snr", "30", "--from-dynamic"), "quantize_dynamic made has no float layers"),
         (("--verify", "--data", "data.npz", "--group", "64"), "give weights int4 as well"),
     ],
@@ -230,8 +229,8 @@ def test_the_tables_of_layers_fit_80_columns(terms: int) -> None:
     name = "/encoder/layer.11/attention/self/query/MatMul"
     layer = LayerAccuracy(name, "QuantizedMatMul", 30.5, -12.5, 0.123, 3071, 12345.6, terms)
     result = rewrite("float.onnx")
-    selection = Selection(result, (Layer(True, layer, layer),), (), result.model, 20.0, 30.0)
-    for text in (accuracy._layers([layer]), accuracy.selection_text(selection, 30.0, timing.Speed(1.5))):
+    selection = Selection(result, (Layer("float", {"": layer, "two terms": layer}),), (), result.model, 20.0, 30.0)
+    for text in (accuracy._layers([layer]), accuracy.selection_text(selection, Gates(30.0), timing.Speed(1.5))):
         console = Console(width=80, soft_wrap=True)
         for each in text:
             if isinstance(each, Table):

@@ -19,8 +19,10 @@ from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
-from ort_dynq.tools.accuracy import LayerAccuracy, Reference
-from ort_dynq.tools.quantization.selection import Selection, _steps, select
+from ort_dynq.tools.accuracy import Gates, LayerAccuracy, Reference
+from ort_dynq.tools.measuring.profile import NodeTime, Profile
+from ort_dynq.tools.quantization.ladder import steps_of, times_of_layers
+from ort_dynq.tools.quantization.selection import Selection, select
 
 DATA = {"x": floats(20, K, seed=7)}
 
@@ -40,12 +42,12 @@ def floats_of(result: Result) -> list[str]:
 def selected(
     model: onnx.ModelProto, min_snr: float, data: Any, *, activations: str = "token", backend: Backend = "native"
 ) -> Selection:
-    options = checked("int8", None, activations, False, (), min_snr=min_snr)
+    options = checked("int8", None, activations, False, (), chooses_forms=True)
 
     def quantize(forms: Forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
 
-    return select(Reference(model, data), quantize, min_snr, backend=backend)
+    return select(Reference(model, data), quantize, Gates(min_snr), backend=backend)
 
 
 def two_terms_of(result: Result) -> list[str]:
@@ -259,16 +261,60 @@ def test_recurrent_layers_are_the_most_expensive_in_float() -> None:
     """They read their weights in every step."""
     of_matrix = LayerAccuracy("matrix", "QuantizedMatMul", 30, 30, multiplications=10**6, reads=10**4)
     of_steps = LayerAccuracy("steps", "QuantizedRecurrence", 29, 29, multiplications=10**6, reads=10**6)
-    assert [(step.name, step.stays_float) for step in _steps([of_steps, of_matrix], {})] == [
-        ("matrix", True),
-        ("steps", True),
+    assert [(step.name, step.rung.name) for step in steps_of([of_steps, of_matrix], {})] == [
+        ("matrix", "float"),
+        ("steps", "float"),
     ]
-    better = {"steps": replace(of_steps, output_snr_db=60, terms=2)}
-    assert [(step.name, step.stays_float) for step in _steps([of_steps, of_matrix], better)] == [
-        ("steps", False),
-        ("matrix", True),
-        ("steps", True),
+    better = {"two terms": {"steps": replace(of_steps, output_snr_db=60, terms=2)}}
+    assert [(step.name, step.rung.name) for step in steps_of([of_steps, of_matrix], better)] == [
+        ("steps", "two terms"),
+        ("matrix", "float"),
+        ("steps", "float"),
     ]
+
+
+def test_measured_times_decide() -> None:
+    """Of equal layers, that is the first whose better form takes the least time. A faster form costs nothing."""
+    layers = [LayerAccuracy(name, "QuantizedMatMul", 30, 30, multiplications=10**6) for name in "abc"]
+    better = {"two terms": {each.name: replace(each, output_snr_db=60, terms=2) for each in layers}}
+    times = {
+        "": {"a": 1.0, "b": 1.0, "c": 1.0},
+        "two terms": {"a": 1.5, "b": 1.2, "c": 1.4},
+        "float": {"a": 3.0, "b": 3.0, "c": 0.9},
+    }
+    assert [(step.name, step.rung.name) for step in steps_of(layers, better, times)] == [
+        ("c", "float"),
+        ("b", "two terms"),
+        ("a", "two terms"),
+        ("a", "float"),
+        ("b", "float"),
+    ]
+
+
+def test_times_of_layers() -> None:
+    """By the names of nodes, also of those that ONNX Runtime fuses; the rest of a run by multiplications."""
+    layers = [
+        LayerAccuracy(name, "QuantizedMatMul", 30, 30, multiplications=count)
+        for name, count in (("a", 300), ("b", 100))
+    ]
+    nodes = (
+        NodeTime("a", "MatMul", 1, 5.0),
+        NodeTime("b/MatMulAddFusion", "Gemm", 1, 1.0),
+        NodeTime("x", "Add", 1, 3.0),
+    )
+    assert times_of_layers(Profile(9, 10.0, nodes), layers) == {"a": 8.0, "b": 2.0}
+
+
+def test_times_are_measured() -> None:
+    model = with_three_forms()
+    options = checked("int8", None, "token", False, (), chooses_forms=True)
+    found = select(
+        Reference(model, WIDE_DATA),
+        lambda forms: quantize_layers(model, replace(options, forms=forms)),
+        Gates(30),
+        seconds=0.01,
+    )
+    assert found.snr_db > 30
 
 
 def test_embeddings_are_layers() -> None:

@@ -16,6 +16,7 @@ from ...system import return_memory
 from ..measuring.data import Data
 from ..measuring.plain import plain
 from ..measuring.profile import profile
+from .gates import Gate, Gates, Status, verdict_on, worst_status
 from .layers import LayerAccuracy, measure_layers
 from .outputs import OutputAccuracy, is_compared, measure_outputs, running, worst_snr
 from .reference import Reference
@@ -41,12 +42,14 @@ class Accuracy(Shown):
         outputs: The outputs.
         layers: The quantized layers of the main graph, the worst first.
         unreachable: The number of quantized layers whose results are not compared, see :func:`measure_layers`.
+        gates: The limits that were set, and what was measured.
     """
 
     data: Data
     outputs: tuple[OutputAccuracy, ...]
-    layers: tuple[LayerAccuracy, ...]
+    layers: tuple[LayerAccuracy, ...] = ()
     unreachable: int = 0
+    gates: tuple[Gate, ...] = ()
 
     def _line(self) -> str:
         if self.unchecked:
@@ -75,6 +78,19 @@ class Accuracy(Shown):
             return ""
         return next((f"{each.name}: {each.problem}" for each in self.outputs if each.problem), _NOTHING_FINITE)
 
+    @property
+    def status(self) -> Status:
+        """The worst of the gates, "unchecked" if the comparison says nothing; "passed" without gates."""
+        found = worst_status(self.gates)
+        return "unchecked" if self.unchecked and found == "passed" else found
+
+    @property
+    def reason(self) -> str:
+        """Why the status is not "passed"; empty if it is."""
+        if self.status == "passed":
+            return ""
+        return self.unchecked if self.unchecked and self.status == "unchecked" else verdict_on(self.gates)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON. Infinities, which JSON does not have, become text."""
         found = {
@@ -87,8 +103,9 @@ class Accuracy(Shown):
             "outputs": tuple(asdict(each) for each in self.outputs),
             "layers": tuple({**asdict(each), "has_outlier": each.has_outlier} for each in self.layers),
             "unreachable": self.unreachable,
+            "status": self.status,
         }
-        return {key: plain(value) for key, value in found.items()}
+        return {**{key: plain(value) for key, value in found.items()}, "gates": [each.to_dict() for each in self.gates]}
 
 
 def compare(
@@ -100,6 +117,7 @@ def compare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
     backend: Backend = "native",
+    gates: Gates | None = None,
 ) -> Accuracy:
     """Compares a quantized model B with its float model A, as ``--verify`` of ``ort-dynq quantize`` does.
 
@@ -108,11 +126,12 @@ def compare(
         b: What :func:`ort_dynq.quantize` made of it.
         data, inputs, shapes, seed: As for :class:`Reference`.
         backend: How B gets the operators, see :func:`ort_dynq.register`.
+        gates: Limits that the outputs must reach; `status` of the result says whether they do.
 
     Raises:
         DynqError: A model does not run, the data do not fit, or the inputs or outputs of both differ.
     """
-    return measure(Reference(a, data, inputs=inputs, shapes=shapes, seed=seed), b, backend=backend)
+    return measure(Reference(a, data, inputs=inputs, shapes=shapes, seed=seed), b, backend=backend, gates=gates)
 
 
 def measure(
@@ -123,6 +142,7 @@ def measure(
     seconds: float = 0.25,
     threads: int = 1,
     effects: int | None = None,
+    gates: Gates | None = None,
     track: Track = iter,
 ) -> Accuracy:
     """Compares a quantized model B with its float model.
@@ -135,6 +155,7 @@ def measure(
         threads: The number of intra-op threads of this measurement.
         effects: The number of layers whose effect on the outputs is measured, those with the most noise of their own;
             None for all. Each one takes a run of the float model behind it.
+        gates: Limits that the outputs must reach.
         track: Shows the progress.
 
     Raises:
@@ -148,7 +169,23 @@ def measure(
         layers, unreachable = measure_layers(
             reference, model, backend=backend, shares=shares, effects=effects, track=track
         )
-    return Accuracy(reference.data, outputs, layers, unreachable)
+    return Accuracy(reference.data, outputs, layers, unreachable, gates.check(outputs) if gates else ())
+
+
+def compare_models(
+    reference: Reference, b: Model, *, backend: Backend = "native", gates: Gates | None = None
+) -> Accuracy:
+    """Compares the outputs of any model B with those of a float model, without its layers.
+
+    Args:
+        reference, b, backend, gates: As for :func:`measure`.
+
+    Raises:
+        DynqError: B does not run, or its inputs or outputs differ from the float model's.
+    """
+    with running():
+        outputs = measure_outputs(reference, b, backend=backend)
+    return Accuracy(reference.data, outputs, gates=gates.check(outputs) if gates else ())
 
 
 def _shares(model: ir.Model, reference: Reference, backend: Backend, seconds: float, threads: int) -> dict[str, float]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DynqError
-from ...signals import Agreement, Cosines, Noise
+from ...signals import EQUAL, LARGEST, TOKENS, Cosines, Decisions, Noise, blank_of, decisions_of
 from ...system import return_memory
 from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, signature
 from .reference import Reference
 
 if TYPE_CHECKING:
     from ...backends.options import Backend
+    from ...inputs import Array
     from ...storage import Model
 
 
@@ -32,9 +33,12 @@ class OutputAccuracy:
         cosine_worst, cosine_mean: The smallest and the mean cosine of the rows along the last axis, see
             :class:`Cosines`; None where `snr_db` is, and for rows of one element.
         max_abs: The largest absolute difference; None where `snr_db` is.
-        agreement: The share of rows with the same argmax along the last axis, if the output looks like a classifier's
-            (:func:`.reference.is_classifier`). For integers, booleans and strings the share of equal elements.
-            Otherwise None.
+        agreement: The share of the same decisions, if the output looks like a classifier's
+            (:func:`.reference.is_classifier`); for integers, booleans and strings. Otherwise None.
+        decisions: What was decided: "largest", the element of each row; "half", elements above one half, of
+            probabilities that do not add up to 1; "tokens" of sequences with blanks between them (CTC): 1 - edit
+            distance / length; "equal", elements that are not floats. Empty without decisions.
+        changed: The number of decisions that differ.
         problem: Why the output cannot be compared; empty if it can. If its type or shape differs, `snr_db` is minus
             infinity.
     """
@@ -47,6 +51,8 @@ class OutputAccuracy:
     cosine_mean: float | None = None
     max_abs: float | None = None
     agreement: float | None = None
+    decisions: str = ""
+    changed: int = 0
     problem: str = ""
 
 
@@ -110,7 +116,13 @@ def compare_outputs(reference: Reference, results: Sequence[Sequence[Any]]) -> t
     """
     classifiers = reference.classifiers
     return tuple(
-        _output(name, [each[i] for each in reference.outputs], [each[i] for each in results], name in classifiers)
+        _output(
+            name,
+            [each[i] for each in reference.outputs],
+            [each[i] for each in results],
+            classifies=name in classifiers,
+            reads_tokens=reference.reads_tokens,
+        )
         for i, name in enumerate(reference.names)
     )
 
@@ -133,7 +145,7 @@ def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:
     return min((each.snr_db for each in outputs if each.snr_db is not None), default=math.inf)
 
 
-def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> OutputAccuracy:
+def _output(name: str, a: Sequence[Any], b: Sequence[Any], *, classifies: bool, reads_tokens: bool) -> OutputAccuracy:
     """Compares the values of one output, one for each set of data."""
     kind = str(a[0].dtype) if isinstance(a[0], np.ndarray) else type(a[0]).__name__
     if not all(isinstance(each, np.ndarray) for each in (*a, *b)):
@@ -147,16 +159,17 @@ def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> 
                 problem=f"the quantized model gives {q.dtype} {list(q.shape)}, float {p.dtype} {list(p.shape)}",
             )
     if a[0].dtype.kind != "f":
-        agreement = Agreement(is_argmax=False)
+        equal = Decisions(EQUAL)
         for p, q in zip(a, b, strict=True):
-            agreement.add(p, q)
-        return OutputAccuracy(name, kind, agreement.count, agreement=agreement.share)
-    noise, cosines, agreement = Noise(), Cosines(), Agreement(is_argmax=True)
+            equal.add(p, q)
+        return OutputAccuracy(name, kind, equal.count, agreement=equal.share, decisions=EQUAL, changed=equal.changed)
+    noise, cosines = Noise(), Cosines()
+    decisions = _decisions(a, reads_tokens) if classifies else None
     for p, q in zip(a, b, strict=True):
         noise.add(p, q)
         cosines.add(p, q)
-        if classifies and p.ndim >= 2 and p.shape[-1] >= 2:
-            agreement.add(p, q)
+        if decisions is not None:
+            decisions.add(p, q)
     return OutputAccuracy(
         name,
         kind,
@@ -165,5 +178,14 @@ def _output(name: str, a: Sequence[Any], b: Sequence[Any], classifies: bool) -> 
         cosines.worst if cosines.rows else None,
         cosines.mean,
         noise.max_abs if noise.elements else None,
-        agreement.share,
+        None if decisions is None else decisions.share,
+        "" if decisions is None else decisions.kind,
+        0 if decisions is None else decisions.changed,
     )
+
+
+def _decisions(scores: Sequence[Array], reads_tokens: bool) -> Decisions | None:
+    """Returns what the scores of a classifier decide; None if nothing. A model that reads tokens decides on each."""
+    kind = decisions_of(scores)
+    blank = blank_of(scores) if kind == LARGEST and not reads_tokens else None
+    return Decisions(TOKENS, blank) if blank is not None else Decisions(kind) if kind else None

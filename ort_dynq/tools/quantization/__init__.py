@@ -31,6 +31,8 @@ def quantize(
     from_dynamic: bool = False,
     from_static: bool = False,
     min_snr: float | None = None,
+    min_agreement: float | None = None,
+    min_cosine: float | None = None,
     data: Source | None = None,
     fuse: bool = True,
     attention: str = "int8",
@@ -60,9 +62,13 @@ def quantize(
             here, within the bounds of the constant scales. Not with `min_snr`.
         min_snr: Gives the activations of the layers that harm the outputs most two terms, or keeps these layers in
             float, until each output has this signal-to-noise ratio on `data`, in decibels; see selection.py.
-        data: The data for `min_snr`, and on which the outputs of a model are compared that is converted from an opset
-            before 13: the path of an NPZ file or of a folder with input_0.pb, test_data_set_0 or NPZ
-            files; arrays by the name of the input; or a list of these. None for generated data, which show little.
+        min_agreement: The same for the share of equal decisions of each output that decides something: the largest
+            element of each row, probabilities above one half, or the tokens of sequences (CTC).
+        min_cosine: The same for the cosine of each row of each output.
+        data: The data for these limits, of which every fourth set is kept back to check what was chosen, and on which
+            the outputs of a model are compared that is converted from an opset before 13: the path of an NPZ file or of
+            a folder with input_0.pb, test_data_set_0 or NPZ files; arrays by the name of the input; or a list of these.
+            None for generated data, which show little.
         fuse: Whether normalizations, activation functions and attention are fused, with each other and with the
             quantization after them: see docs/rules.md.
         attention: "int8" for products of integers in fused attention, which is float with `min_snr` and with
@@ -78,29 +84,31 @@ def quantize(
     Raises:
         DynqError: The file is missing or is not a valid ONNX model; ONNX Runtime refuses it; it is quantized already,
             is of an old opset that cannot be converted, or has no float weights; an option is wrong; a pattern matches
-            no layer; the data do not fit the model, or the outputs do not reach `min_snr`.
+            no layer; the data do not fit the model, or the outputs do not reach a limit.
     """
+    chooses_forms = not min_snr is min_agreement is min_cosine is None
     given = weights, group, activations, symmetric, exclude
     options = checked(
         *given,
         from_dynamic=from_dynamic,
         from_static=from_static,
-        min_snr=min_snr,
+        chooses_forms=chooses_forms,
         fuse=fuse,
         attention=attention,
         embeddings=embeddings,
     )
-    if min_snr is None:
+    if not chooses_forms:
         sets = () if data is None else load_data(data, open_session(model, "A").get_inputs()).sets
         result = quantize_layers(model, options, [*map(Given, sets)])
         return result.require_plugin() if require_plugin else result
-    from ..accuracy import Reference
+    from ..accuracy import Gates, Reference
     from .selection import select
 
+    gates = Gates(min_snr, min_agreement, min_cosine)
     reference = Reference(model, data)
 
     def with_forms(forms: Forms) -> Result:
         return quantize_layers(model, dataclasses.replace(options, forms=forms), reference.given)
 
-    result = select(reference, with_forms, min_snr).result
+    result = select(reference, with_forms, gates).result
     return result.require_plugin() if require_plugin else result

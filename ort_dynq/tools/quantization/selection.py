@@ -1,73 +1,115 @@
-"""Selects the layers that get two terms or stay in float, so that the outputs reach a signal-to-noise ratio.
+"""Selects the form of each layer, so that the outputs reach limits of their noise, decisions or directions.
 
-A change of a layer's form removes noise and costs time. The noise is measured. The time is estimated, in
-multiplications of 8-bit integers: so the same data give the same model on every CPU.
+A change of a layer's form removes noise and costs time, and both are measured: see ladder.py. A part of the data is
+kept back, and what was selected is checked on it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ...errors import DynqError
+from ...errors import DynqError, GateError
 from ...graphs import graphs, label, named
 from ...quantizer.options import Forms
 from ...rewriter import Result
 from ...rewriter.normal_form import inlined_if_possible
 from ...storage import load
-from ..accuracy import LayerAccuracy, Reference, measure_outputs, worst_snr
+from ..accuracy import Gate, Gates, LayerAccuracy, OutputAccuracy, Reference, worst_snr
 from ..accuracy.layers import is_layer, measure_layers, product_of
-from ..accuracy.outputs import running
+from ..accuracy.outputs import compare_outputs, results_of, running
 from ..measuring.plain import plain
-from ..measuring.profile import computing_nodes
+from ..measuring.profile import computing_nodes, profile
 from ..measuring.progress import Track
-from ..measuring.timing import Speed, latencies, session_contender, speed
+from ..measuring.timing import Latency, Speed, latencies, session_contender, speed
 from ..verification.rounded import terms_of
+from .ladder import FLOAT, RUNGS, TWO_TERMS, Step, Times, forms_of, last_of_layers, steps_of, times_of_layers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...backends.options import Backend
+    from ...storage import Model
 
-# What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
-_TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
+_KEEPS_EVERY = 4  # of the sets of data, one in so many is kept back
+_MOST_ATTEMPTS = 3  # to reach the limits on the data that were kept back, too
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that gets two terms or stays in float.
+    """A layer that gets another form than the options give.
 
     Attributes:
-        stays_float: Whether it stays in float.
-        one_term: Its ratios in the form that the options give, if they do not give two terms.
-        two_terms: Its ratios with two terms; None if it cannot have them.
+        form: Its form, a name of :data:`.ladder.RUNGS`.
+        measured: Its ratios by the name of the form; that of the options has an empty name.
     """
 
-    stays_float: bool
-    one_term: LayerAccuracy | None
-    two_terms: LayerAccuracy | None
+    form: str
+    measured: Mapping[str, LayerAccuracy]
+
+    @property
+    def stays_float(self) -> bool:
+        """Whether it stays in float."""
+        return self.form == FLOAT.name
+
+    @property
+    def one_term(self) -> LayerAccuracy | None:
+        """Its ratios in the form that the options give, if that has one term."""
+        return self.measured.get("")
+
+    @property
+    def two_terms(self) -> LayerAccuracy | None:
+        """Its ratios with two terms; None if it cannot have them."""
+        return self.measured.get(TWO_TERMS.name)
 
     @property
     def name(self) -> str:
         """The name of its node."""
-        found = self.one_term or self.two_terms
-        assert found is not None
-        return found.name
+        return next(iter(self.measured.values())).name
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model with one form for all layers that can have it, or with the selected forms.
+
+    Attributes:
+        name: The name of the form; "8 bits" for what the options give, "selected" for the selected forms.
+        model: The model.
+        outputs: The outputs on the data of the selection.
+        unseen: The outputs on the data that were kept back; empty if none were.
+        ms: The median time of a run on the first set of data with one thread; None if it was not measured.
+    """
+
+    name: str
+    model: Model
+    outputs: tuple[OutputAccuracy, ...]
+    unseen: tuple[OutputAccuracy, ...] = ()
+    ms: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON: the worst output by each measure."""
+        worst = {f"{name}": plain(value) for name, value in worst_of(self.outputs).items()}
+        unseen = {f"unseen_{name}": plain(value) for name, value in worst_of(self.unseen).items()}
+        return {"name": self.name, **worst, **unseen, "ms": self.ms}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The quantized model whose outputs reach a signal-to-noise ratio.
+    """The quantized model whose outputs reach the limits.
 
     Attributes:
         result: The model and its report.
-        layers: The layers that get two terms or stay in float for it, the worst first.
+        layers: The layers that get another form for it, the worst first.
         not_measured: The names of the layers that no data reached. They are quantized as the options say.
         all_quantized: The model with all layers quantized as the options say.
         all_snr_db: The smallest ratio of an output of that model, in decibels.
         snr_db: The smallest ratio of an output of the result, in decibels.
+        candidates: What each form of all layers gives, and the selected forms; one if no layer changes.
+        gates: The limits on the data of the selection.
+        unseen: The limits on the data that were kept back; empty if none were.
+        kept_back: The number of these sets of data.
     """
 
     result: Result
@@ -76,178 +118,253 @@ class Selection:
     all_quantized: ir.Model
     all_snr_db: float
     snr_db: float
+    candidates: tuple[Candidate, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    unseen: tuple[Gate, ...] = ()
+    kept_back: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the names of the layers and the ratios."""
         return {
-            "two_terms": [each.name for each in self.layers if not each.stays_float],
-            "floats": [each.name for each in self.layers if each.stays_float],
+            **{rung.field: [each.name for each in self.layers if each.form == rung.name] for rung in RUNGS},
             "not_measured": list(self.not_measured),
             **{name: plain(getattr(self, name)) for name in ("all_snr_db", "snr_db")},
+            "candidates": [each.to_dict() for each in self.candidates],
+            "kept_back": self.kept_back,
+            "gates": [each.to_dict() for each in self.gates],
+            "unseen": [each.to_dict() for each in self.unseen],
         }
+
+
+def worst_of(outputs: Sequence[OutputAccuracy]) -> dict[str, float | None]:
+    """Returns the smallest ratio, agreement and cosine of some outputs; None for those that none has."""
+    fields = {"snr_db": "snr_db", "agreement": "agreement", "cosine": "cosine_worst"}
+    values = {name: [getattr(each, field) for each in outputs] for name, field in fields.items()}
+    return {name: min((v for v in found if v is not None), default=None) for name, found in values.items()}
 
 
 def select(
     reference: Reference,
     quantize: Callable[[Forms], Result],
-    min_snr: float,
+    gates: Gates,
     *,
     backend: Backend = "native",
+    seconds: float = 0.25,
     track: Track = iter,
 ) -> Selection:
-    """Gives each layer one term, two terms or float, so that each output reaches `min_snr` at little cost of time.
+    """Gives each layer the form that its limits need, so that each output reaches them at little cost of time.
 
-    The harm that each layer alone does to the outputs is measured once with one term, and once with two
-    (:attr:`LayerAccuracy.output_snr_db`). The steps to better forms are sorted by the noise that they remove for their
-    time. Bisection finds how many of them reach `min_snr`, then how many of those that remove the least can be taken
-    back. So about 2 * log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in
-    subgraphs, come last. Those that no data reached keep their form.
+    The harm that each layer alone does to the outputs is measured in each form (:attr:`LayerAccuracy.output_snr_db`),
+    and so is its time. The steps to better forms are sorted by the noise that they remove for their time. Bisection
+    finds how many of them suffice, then how many of those that remove the least can be taken back. So about
+    2 * log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in subgraphs, come last.
+    Those that no data reached keep their form.
+
+    With four sets of data or more, every fourth one is kept back. If the selected forms do not reach the limits there,
+    they are selected again with stricter limits.
 
     Args:
         reference: The outputs of the float model.
         quantize: Quantizes the model, with other forms for the layers of these names.
-        min_snr: The ratio in decibels that each output must reach over all data.
+        gates: What each output must reach over all data.
         backend: How the sessions get the operators.
+        seconds: How long to measure the layers' times in each form; 0 to estimate them by their multiplications.
         track: Shows the progress.
 
     Raises:
-        DynqError: No output has a ratio, only the float model reaches `min_snr`, or even the float model does not.
+        GateError: Only the float model reaches the limits, or even the float model does not.
+        DynqError: No output has what is limited.
     """
-    if not math.isfinite(min_snr):
-        raise DynqError(f"min_snr is {min_snr}, expected a number of decibels")
+    return _Search(reference, quantize, gates, backend, seconds, track).selection()
 
-    def snr_of(model: ir.Model) -> float:
-        with running():
-            return worst_snr(measure_outputs(reference, model, backend=backend))
 
-    def layers_of(model: ir.Model) -> dict[str, LayerAccuracy]:
+class _Search:
+    """A selection: see :func:`select`."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        quantize: Callable[[Forms], Result],
+        gates: Gates,
+        backend: Backend,
+        seconds: float,
+        track: Track,
+    ) -> None:
+        self.reference, self.quantize, self.gates = reference, quantize, gates
+        self.backend, self.seconds, self.track = backend, seconds, track
+        self.seen, self.kept = reference.split(_KEEPS_EVERY)
+
+    def selection(self) -> Selection:
+        start = iter(self.track(["quantizing all layers"]))
+        next(start)
+        first = self.quantize(Forms())
+        candidate = self._candidate("8 bits", first.model)
+        found = self._check(self.gates, candidate)
+        if missing := next((each for each in found if each.status == "unchecked"), None):
+            what = {"min_snr": "has finite floats", "min_agreement": "decides anything", "min_cosine": "has rows"}
+            raise DynqError(
+                f"{missing.name} needs an output that {what.get(missing.name, 'it measures')} on the data; the model "
+                "has none"
+            )
+        idle = _idle_layers(self.seen, first.model)
+        next(start, None)
+        if self._holds(self.gates, candidate):
+            return self._selection(first, (), idle, candidate, (candidate,))
+        floats = self._candidate(FLOAT.name, self.seen.model)
+        if failed := [each for each in self._check(self.gates, floats) if each.status != "passed"]:
+            raise GateError(
+                f"{failed[0].name} is {failed[0].limit:g}, but the float model itself does not reach it between ONNX "
+                f"Runtime's optimization levels: {failed[0].text}; choose a smaller one"
+            )
+        layers, better, models = self._forms(first)
+        times = self._times(first.model, models, layers) if self.seconds else None
+        steps = steps_of([each for name, each in layers.items() if name not in idle], better, times)
+        result, kept, chosen = self._search(steps, bool(idle))
+        changed = {step.name: step.rung.name for step in sorted(kept, key=lambda step: step.order)}
+        selected = tuple(
+            Layer(form, _by_form(layers[name], {rung: found[name] for rung, found in better.items() if name in found}))
+            for name, form in changed.items()
+        )
+        others = tuple(self._candidate(name, model) for name, model in models.items())
+        return self._selection(result, selected, idle, candidate, (candidate, *others, floats, chosen))
+
+    def _selection(
+        self,
+        result: Result,
+        layers: tuple[Layer, ...],
+        idle: tuple[str, ...],
+        first: Candidate,
+        candidates: tuple[Candidate, ...],
+    ) -> Selection:
+        last = candidates[-1]
+        first_model = first.model
+        return Selection(
+            result,
+            layers,
+            idle,
+            load(first_model),
+            worst_snr(first.outputs),
+            worst_snr(last.outputs),
+            candidates,
+            self._check(self.gates, last),
+            self.gates.check(last.unseen) if self.kept is not None else (),
+            0 if self.kept is None else len(self.kept.data.sets),
+        )
+
+    def _candidate(self, name: str, model: Model) -> Candidate:
+        """Runs a model on all data."""
         with running():
-            layers, _ = measure_layers(reference, load(model), backend=backend, track=track)
+            results = results_of(self.reference, model, backend=None if name == FLOAT.name else self.backend)
+        seen, kept = self.reference.split_results(results, _KEEPS_EVERY)
+        unseen = () if self.kept is None else compare_outputs(self.kept, kept)
+        return Candidate(name, model, compare_outputs(self.seen, seen), unseen)
+
+    def _check(self, gates: Gates, candidate: Candidate) -> tuple[Gate, ...]:
+        return gates.check(candidate.outputs)
+
+    def _holds(self, gates: Gates, candidate: Candidate) -> bool:
+        """Returns whether a model reaches limits, and those of the user on the data that were kept back."""
+        return gates.hold(candidate.outputs) and (self.kept is None or self.gates.hold(candidate.unseen))
+
+    def _forms(
+        self, first: Result
+    ) -> tuple[dict[str, LayerAccuracy], dict[str, dict[str, LayerAccuracy]], dict[str, ir.Model]]:
+        """Measures the layers in each form.
+
+        Returns:
+            The layers as the options give them; those that can have another form, by its name; and the models in which
+            all of them have it.
+        """
+        layers = self._layers_of(first.model)
+        if embeddings := [each.node for each in first.report.rewritten if each.operator == "DynamicDequantize"]:
+            # All of them at once, without products: their noise is small.
+            outputs = self._candidate("", self.quantize(Forms(floats=frozenset(layers))).model).outputs
+            joint = worst_snr(outputs)
+            layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
+        better: dict[str, dict[str, LayerAccuracy]] = {}
+        models: dict[str, ir.Model] = {}
+        products = frozenset(each.name for each in layers.values() if each.terms == 1 and product_of(each.operator))
+        for rung in RUNGS if products else ():
+            if rung is not FLOAT:
+                forms = Forms(**{rung.field: products})
+                models[rung.name] = self.quantize(forms).model
+                rest = forms._replace(floats=frozenset(layers) - products)
+                found = self._layers_of(self.quantize(rest).model if rest.floats else models[rung.name])
+                better[rung.name] = {name: each for name, each in found.items() if each.terms == rung.terms}
+        return layers, better, models
+
+    def _layers_of(self, model: ir.Model) -> dict[str, LayerAccuracy]:
+        with running():
+            layers, _ = measure_layers(self.seen, load(model), backend=self.backend, track=self.track)
         return {**{each.name: each for each in layers}, **_others(model, {each.name for each in layers})}
 
-    start = iter(track(["quantizing all layers"]))
-    next(start)
-    first = quantize(Forms())
-    with running():
-        outputs = measure_outputs(reference, first.model, backend=backend)
-    if all(each.snr_db is None for each in outputs):
-        raise DynqError("min_snr needs an output that has finite floats on the data; the model has none")
-    first_snr, idle = worst_snr(outputs), _idle_layers(reference, first.model)
-    next(start, None)
-    if first_snr >= min_snr:
-        return Selection(first, (), idle, first.model, first_snr, first_snr)
-    if (float_snr := snr_of(load(reference.model))) < min_snr:
-        raise DynqError(
-            f"min_snr is {min_snr:g} dB, but the float model itself has {float_snr:.1f} dB between ONNX Runtime's "
-            "optimization levels; choose a smaller one"
-        )
-    layers = layers_of(first.model)
-    if embeddings := [each.node for each in first.report.rewritten if each.operator == "DynamicDequantize"]:
-        # All of them at once, without products: their noise is small.
-        joint = snr_of(quantize(Forms(floats=frozenset(layers))).model)
-        layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
-    products = frozenset(each.name for each in layers.values() if each.terms == 1 and product_of(each.operator))
-    with_two_terms: dict[str, LayerAccuracy] = {}
-    if products:
-        found = layers_of(quantize(Forms(products, frozenset(layers) - products)).model)
-        with_two_terms = {name: each for name, each in found.items() if each.terms == 2}
-    steps = _steps([each for name, each in layers.items() if name not in idle], with_two_terms)
-    result, snr = None, first_snr
+    def _times(self, first: ir.Model, models: Mapping[str, ir.Model], layers: Mapping[str, LayerAccuracy]) -> Times:
+        """Measures the time of each layer in each form."""
+        contenders: list[tuple[str, Model, Backend | None]] = [("", first, self.backend)]
+        contenders += [(name, model, self.backend) for name, model in models.items()]
+        contenders.append((FLOAT.name, self.seen.model, None))
+        times = {}
+        for name, model, backend in self.track(contenders):
+            with running():
+                found = profile(
+                    model, self.seen.data.sets[0], backend=backend, seconds=self.seconds, nodes=10 * len(layers)
+                )
+            times[name] = times_of_layers(found, list(layers.values()))
+        return times
 
-    def suffices(forms: Forms) -> bool:
-        nonlocal result, snr
-        candidate = quantize(forms)
-        if (candidate_snr := snr_of(candidate.model)) >= min_snr:
-            result, snr = candidate, candidate_snr
-            return True
-        return False
+    def _search(self, steps: Sequence[Step], has_idle: bool) -> tuple[Result, list[Step], Candidate]:
+        """Returns the model with the fewest steps that reaches the limits, and one step for each layer.
 
-    runs = math.ceil(math.log2(max(2, len(steps))))
-    shown = iter(track([f"choosing forms, run {i + 1}" for i in range(2 * runs)]))
-    # All steps leave only idle layers quantized.
-    high = _bisect(len(steps), lambda count: suffices(_forms(steps[:count])), shown)
-    if result is None and idle:
-        suffices(_forms(steps))
-    useful = sorted(_last_of_layers(steps[:high]), key=lambda step: -step.harm_removed)
-    kept = useful[: _bisect(len(useful), lambda count: suffices(_forms(useful[:count])), shown)]
-    for _ in shown:  # the rest
-        pass
-    if result is None:
-        raise DynqError(f"the outputs reach {min_snr:g} dB only if every layer stays in float; choose a smaller one")
-    chosen = {step.name: step.stays_float for step in sorted(kept, key=lambda step: step.order)}
-    selected = tuple(
-        Layer(stays_float, None, layers[name])
-        if layers[name].terms == 2
-        else Layer(stays_float, layers[name], with_two_terms.get(name))
-        for name, stays_float in chosen.items()
-    )
-    return Selection(result, selected, idle, first.model, first_snr, snr)
+        Raises:
+            GateError: None does.
+        """
+        found: tuple[Result, list[Step], Candidate] | None = None
+        gates = self.gates
+        for _ in range(_MOST_ATTEMPTS):
+            attempt = self._attempt(steps, has_idle, gates)
+            if attempt is None:
+                break
+            found = attempt
+            if self.kept is None or self.gates.hold(found[2].unseen):
+                break
+            gates = gates.stricter(self.gates.check(found[2].unseen))
+        if found is None:
+            raise GateError(
+                f"the outputs reach {self.gates.wanted} only if every layer stays in float; choose a smaller one"
+            )
+        return found
 
+    def _attempt(
+        self, steps: Sequence[Step], has_idle: bool, gates: Gates
+    ) -> tuple[Result, list[Step], Candidate] | None:
+        found: tuple[Result, Candidate] | None = None
 
-class _Step(NamedTuple):
-    """The next form of a layer.
+        def suffices(some: Sequence[Step]) -> bool:
+            nonlocal found
+            result = self.quantize(forms_of(some))
+            candidate = self._candidate("selected", result.model)
+            if gates.hold(candidate.outputs):
+                found = result, candidate
+                return True
+            return False
 
-    Attributes:
-        order: The harm of its form before, see :attr:`LayerAccuracy.order`, and whether that has two terms.
-        name: The layer.
-        stays_float: Whether it stays in float now; otherwise it gets two terms.
-        harm_removed: The noise of the outputs that it removes / their signal.
-        cost: The estimated time that it adds.
-    """
-
-    order: tuple[float, float, bool]
-    name: str
-    stays_float: bool
-    harm_removed: float
-    cost: float
-
-    @property
-    def worth(self) -> float:
-        return self.harm_removed / self.cost
+        runs = math.ceil(math.log2(max(2, len(steps))))
+        shown = iter(self.track([f"choosing forms, run {i + 1}" for i in range(2 * runs)]))
+        # All steps leave only idle layers quantized.
+        high = _bisect(len(steps), lambda count: suffices(steps[:count]), shown)
+        if found is None and has_idle:
+            suffices(steps)
+        useful = sorted(last_of_layers(steps[:high]), key=lambda step: -step.harm_removed)
+        kept = useful[: _bisect(len(useful), lambda count: suffices(useful[:count]), shown)]
+        for _ in shown:  # the rest
+            pass
+        return None if found is None else (found[0], kept, found[1])
 
 
-def _steps(layers: Sequence[LayerAccuracy], with_two_terms: Mapping[str, LayerAccuracy]) -> list[_Step]:
-    """Returns the steps from the form that the options give to float, those first that remove the most for their cost.
-
-    Among equal ones, as those of layers that are not measured, the step from the most harmful form is the first.
-    """
-    steps = []
-    for layer in layers:
-        of_two, of_float = _costs(layer)
-        harm, order = _harm(layer), (*layer.order, False)
-        better = with_two_terms.get(layer.name)
-        if better is not None and (better.order > layer.order or better.snr_db is None):
-            left = min(harm, _harm(better))
-            first = _Step(order, layer.name, False, harm - left if harm > left else 0.0, of_two)
-            last = _Step((*better.order, True), layer.name, True, left, of_float - of_two)
-            if last.worth <= first.worth:  # otherwise float is the better form for any time
-                steps += [first, last]
-                continue
-        steps.append(_Step(order, layer.name, True, harm, of_float))
-    return sorted(steps, key=lambda step: (-step.worth, step.order))
-
-
-def _harm(layer: LayerAccuracy) -> float:
-    """Returns the noise that a layer causes in the outputs / their signal; 0 if it is not known."""
-    return 0.0 if layer.output_snr_db is None else 10 ** (min(-layer.output_snr_db, 3000.0) / 10)
-
-
-def _costs(layer: LayerAccuracy) -> tuple[float, float]:
-    """Returns the estimated time that two terms and floats add."""
-    products = max(1, layer.multiplications)
-    return _TWO_TERMS_COST * products, _FLOAT_COST * products + _FLOAT_WEIGHT_COST * layer.reads
-
-
-def _last_of_layers(steps: Sequence[_Step]) -> list[_Step]:
-    """Returns one step for each layer, to the form after its last step, which removes what all of its steps remove."""
-    found: dict[str, _Step] = {}
-    for step in steps:
-        if (before := found.get(step.name)) is not None:
-            harm_removed = before.harm_removed + step.harm_removed
-            found[step.name] = before._replace(stays_float=step.stays_float, harm_removed=harm_removed)
-        else:
-            found[step.name] = step
-    return list(found.values())
+def _by_form(layer: LayerAccuracy, better: Mapping[str, LayerAccuracy]) -> dict[str, LayerAccuracy]:
+    """Returns the ratios of a layer by its form. If the options give two terms, these are its own."""
+    own = next((rung.name for rung in RUNGS if rung.terms == layer.terms), "")
+    return {own: layer, **better}
 
 
 def _bisect(high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) -> int:
@@ -261,12 +378,6 @@ def _bisect(high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) ->
         else:
             low = middle
     return high
-
-
-def _forms(steps: Sequence[_Step]) -> Forms:
-    """Returns the forms after some steps."""
-    floats = frozenset(step.name for step in steps if step.stays_float)
-    return Forms(frozenset(step.name for step in steps) - floats, floats)
 
 
 def _others(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
@@ -289,15 +400,26 @@ def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
     return tuple(name for name in _others(model, set()) if name in idle)
 
 
-def cost(selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5) -> Speed:
-    """Returns the time of the selected model / the time of the model with all layers quantized.
+def timed(
+    selection: Selection, reference: Reference, *, backend: Backend = "native", seconds: float = 0.5
+) -> tuple[Selection, Speed]:
+    """Times the candidates of a selection on the first set of data, with one thread, in turns.
 
-    Both run on the first set of data with one thread, in turns.
+    Returns:
+        The selection with these times, and the time of the selected model / that of the model with all layers quantized
+        as the options say.
     """
     feeds = reference.data.sets[0]
     contenders = [
-        session_contender("the quantized model", model, feeds, 1, backend=backend)
-        for model in (selection.result.model, selection.all_quantized)
+        session_contender(
+            "the float model" if each.name == FLOAT.name else "the quantized model",
+            each.model,
+            feeds,
+            1,
+            backend=None if each.name == FLOAT.name else backend,
+        )
+        for each in selection.candidates
     ]
-    selected, quantized = latencies(contenders, seconds)
-    return speed(selected, quantized)
+    found: list[Latency] = latencies(contenders, seconds)
+    candidates = tuple(replace(each, ms=time.median_ms) for each, time in zip(selection.candidates, found, strict=True))
+    return replace(selection, candidates=candidates), speed(found[-1], found[0])
