@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .function_text import cast_like
+from .shapes import like_src
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 # Function bodies
@@ -33,7 +34,7 @@ FAMILY = Family(
                 Input("scale", FLOATS, "Broadcasts to the shape of `src`, as in NumPy."),
                 Input("zero_point", ("uint8", "int8"), "The shape of `scale`, or one element. The type of `src`."),
             ),
-            (Input("dst", FLOATS, "The shape of `src`, and the type of `scale`."),),
+            (Input("dst", FLOATS, "The shape of `src`, and the type of `scale`.", shape=like_src),),
             (),
             tuple(Signature((code, scale, code), (scale,)) for scale in FLOATS for code in ("uint8", "int8")),
             _dequantize_body,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .function_text import cast_like, largest, reshape, select
 from .program_body import power
+from .shapes import attention
 from .spec import Family, Input, Operator, Signature, flag
 
 LARGEST_WORD = 32512
@@ -448,6 +449,7 @@ _OPERATOR = Operator(
             "[B, H, S, E], of the type of `query`, rounded once. NaN in rows in which every score is -infinity, one is "
             "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row "
             "or the offset, also of a hidden one, is NaN or infinity. 0 if T is 0.",
+            shape=attention(4),
         ),
     ),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .compressed_attention import CODE_TYPES, word_constants, words
 from .function_text import cast_like, reshape
+from .shapes import matrix_product
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 _BLOCK = 256  # products whose words share a step
@@ -112,6 +113,7 @@ _OPERATOR = Operator(
             FLOATS,
             "[..., M, N], of the type of `src`, rounded once. NaN in a part of a row if a product of the row and a "
             "scale of the part is NaN or infinite. 0 if K is 0.",
+            shape=matrix_product,
         ),
     ),
     (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .function_text import cast_like
+from .shapes import like_src, scalar
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 _SRC = Input("src", FLOATS, "Any shape.")
@@ -45,9 +46,9 @@ FAMILY = Family(
             f"{_LINEAR}dst = code",
             (_SRC,),
             (
-                Input("dst", ("uint8",), "The shape of `src`."),
-                Input("scale", ("float32",), "No dimensions."),
-                Input("zero_point", ("uint8",), "No dimensions."),
+                Input("dst", ("uint8",), "The shape of `src`.", shape=like_src),
+                Input("scale", ("float32",), "No dimensions.", shape=scalar),
+                Input("zero_point", ("uint8",), "No dimensions.", shape=scalar),
             ),
             (),
             tuple(Signature((src,), ("uint8", "float32", "uint8")) for src in FLOATS),
@@ -58,7 +59,7 @@ FAMILY = Family(
             "ONNX's DynamicQuantizeLinear, then DequantizeLinear, in one pass: per tensor, through uint8.",
             f"{_LINEAR}dst = (code - zero_point) * scale",
             (_SRC,),
-            (Input("dst", FLOATS, "The shape and the type of `src`."),),
+            (Input("dst", FLOATS, "The shape and the type of `src`.", shape=like_src),),
             (),
             tuple(Signature((src,), (src,)) for src in FLOATS),
             _linear_body,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from .encodings import CodeType
 from .function_text import cast_like, reshape, select
+from .shapes import like_src
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _GRANULARITY = (
@@ -175,7 +176,7 @@ FAMILY = Family(
             "dst = saturate(round(src * (1 / scales) + zps))    arithmetic = onednn\n"
             "dst = saturate(int32(round(src / scales)) + zps)   arithmetic = wrapping",
             (_SRC, _SCALES, _ZPS),
-            (Input("dst", _CODE_TYPES, "The shape of `src`."),),
+            (Input("dst", _CODE_TYPES, "The shape of `src`.", shape=like_src),),
             (
                 *_GRANULARITY,
                 Attribute(
@@ -208,7 +209,7 @@ FAMILY = Family(
             "`dst` has the type of `scales`.",
             "dst = (src - zps) * scales",
             (_CODES, _SCALES, _ZPS),
-            (Input("dst", _FLOAT_TYPES, "The shape of `src`."),),
+            (Input("dst", _FLOAT_TYPES, "The shape of `src`.", shape=like_src),),
             _GRANULARITY,
             tuple(
                 Signature((src, scales, zps), (scales,))
@@ -232,7 +233,7 @@ FAMILY = Family(
                     "codes.",
                 ),
             ),
-            (Input("dst", ("float32",), "The shape of `src`."),),
+            (Input("dst", ("float32",), "The shape of `src`.", shape=like_src),),
             _GRANULARITY,
             tuple(Signature(("float32", "float32", zps), ("float32",)) for zps in ("uint8", "int8")),
             _fake_quantize_body,

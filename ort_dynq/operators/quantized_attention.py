@@ -5,6 +5,7 @@ from __future__ import annotations
 from .encodings import HeadLayout
 from .function_text import cast_like, integer, integers, largest, reshape, select
 from .program_body import power, sigmoid
+from .shapes import attention_in_layouts
 from .spec import Attribute, Family, Input, Operator, Signature, flag
 
 _TYPES = ("float32", "float16", "bfloat16")
@@ -283,6 +284,7 @@ _OPERATOR = Operator(
             _TYPES,
             "S rows of E elements of H heads, of the type of `query`. NaN in rows in which every score is -infinity or "
             "one is NaN, unless `zero_rows`, and in all rows of a head whose value has an infinity.",
+            shape=attention_in_layouts,
         ),
     ),
     (

@@ -8,6 +8,7 @@ from .encodings import AutoPad, QuadAxis, ScaleOrder
 from .function_text import cast_like, integer, integers, reshape, scaled, select, unsigned_codes
 from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM, TERM_RATIO
 from .row_program import tail_text, with_program
+from .shapes import convolution
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 
@@ -269,7 +270,11 @@ QUANTIZED_CONV = Operator(
     "        (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
     _INPUTS,
-    (Input("dst", FLOATS, "[N, M, O1, ..., Or], of the type of `bias`; float16 is rounded once."),),
+    (
+        Input(
+            "dst", FLOATS, "[N, M, O1, ..., Or], of the type of `bias`; float16 is rounded once.", shape=convolution(7)
+        ),
+    ),
     (
         Attribute("group", 1, "The number of groups of channels; 1 or more."),
         Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),

@@ -9,6 +9,7 @@ from .program import parse
 from .program_body import body_of, power, saturated
 from .quantized_matmul import TERM_RATIO
 from .row_program import ROW_PROGRAM, selected
+from .shapes import like_src
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 from .two_term import terms_of
 
@@ -294,7 +295,7 @@ _OPERATOR = Operator(
         *_weights("1", "H", "N"),
         *_weights("2", "I", "H"),
     ),
-    (Input("dst", FLOATS, "The shape and the type of `src`."),),
+    (Input("dst", FLOATS, "The shape and the type of `src`.", shape=like_src),),
     (
         *ROW_PROGRAM.attributes[:2],
         Attribute("k", 1, "The number of experts that a token goes through."),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from .encodings import ScaleOrder
 from .function_text import cast_like, integers, reshape, scaled, select, unsigned_codes
 from .row_program import tail_text, with_program
+from .shapes import product
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 GROUP_UNIT = 16
@@ -305,7 +306,7 @@ QUANTIZED_MATMUL = Operator(
     "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = (sum over g: float32(exact[g]) * column_scale[g] * scale[g]) + bias",
     _INPUTS,
-    (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once."),),
+    (Input("dst", FLOATS, "[..., M, N], of the type of `bias`; float16 is rounded once.", shape=product(7)),),
     (
         Attribute("bits", 8, "The bits of a weight.", choices=(8, 4, 2)),
         Attribute("group_size", 0, "0: one group. Otherwise a multiple of 16 that divides K."),

@@ -9,6 +9,7 @@ from .function_text import integer, integers, reshape, select
 from .program import COLUMNS, MOST_GATES, RECURRENT_OPERANDS, parse
 from .quantized_matmul import LONGEST_SYMMETRIC_SUM
 from .row_program import ROW_PROGRAM, selected
+from .shapes import final_state, second_state, states
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _IDENTITY = "dst = x"
@@ -273,11 +274,24 @@ QUANTIZED_RECURRENCE = Operator(
         Input("columns", ("float32",), "[D, 0 to 3 times H]: numbers of the elements of a state, such as peepholes."),
     ),
     (
-        Input("dst", ("float32",), "[T, D, B, H]: the states after each step; 0 after the end of a sequence."),
         Input(
-            "final_state", ("float32",), "[D, B, H]: the states after the last step of each sequence; 0 without steps."
+            "dst",
+            ("float32",),
+            "[T, D, B, H]: the states after each step; 0 after the end of a sequence.",
+            shape=states,
         ),
-        Input("final_state_2", ("float32",), "Likewise; [0] if there is no second state."),
+        Input(
+            "final_state",
+            ("float32",),
+            "[D, B, H]: the states after the last step of each sequence; 0 without steps.",
+            shape=final_state,
+        ),
+        Input(
+            "final_state_2",
+            ("float32",),
+            "Likewise; [0] if there is no second state.",
+            shape=second_state,
+        ),
     ),
     (
         *ROW_PROGRAM.attributes[:2],

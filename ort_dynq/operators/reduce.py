@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .function_text import reshape
+from .shapes import reduced
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 
 _RUN = (
@@ -112,7 +113,14 @@ FAMILY = Family(
             "The largest magnitude over some of the dimensions, in one pass.",
             "magnitude = ReduceMax(Abs(src))",
             (_SRC,),
-            (Input("magnitude", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),),
+            (
+                Input(
+                    "magnitude",
+                    ("float32",),
+                    "The shape of `src` with the reduced dimensions 1 or removed.",
+                    shape=reduced,
+                ),
+            ),
             _RUN,
             tuple(Signature((src,), ("float32",)) for src in FLOATS),
             _body(is_abs_max=True),
@@ -123,8 +131,13 @@ FAMILY = Family(
             "minimum = ReduceMin(src)\nmaximum = ReduceMax(src)",
             (_SRC,),
             (
-                Input("minimum", ("float32",), "The shape of `src` with the reduced dimensions 1 or removed."),
-                Input("maximum", ("float32",), "The shape of `minimum`."),
+                Input(
+                    "minimum",
+                    ("float32",),
+                    "The shape of `src` with the reduced dimensions 1 or removed.",
+                    shape=reduced,
+                ),
+                Input("maximum", ("float32",), "The shape of `minimum`.", shape=reduced),
             ),
             _RUN,
             tuple(Signature((src,), ("float32", "float32")) for src in FLOATS),

@@ -11,6 +11,7 @@ from .program import OPERANDS, OUTPUTS, TAIL_OPERANDS, parse
 from .program_body import body_of, saturated
 from .program_reference import DOC
 from .rows import BLOCK_SIZE
+from .shapes import like_src, of_program, of_rows
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 _CODES = ("uint8", "int8", "uint4", "int4")
@@ -163,17 +164,30 @@ ROW_PROGRAM = Operator(
         *_operands(OPERANDS, _OF_BLOCKS),
     ),
     (
-        Input("codes", _CODES, "A vector, rounded half to even and saturated; 0 for NaN. The shape of `src`."),
-        Input("zero_point", _CODES, "A number, as `codes`. The shape of `scale`."),
-        Input("dst", FLOATS, "A vector, rounded to the type of `src`. The shape of `src`."),
-        Input("dst_2", FLOATS, "As `dst`."),
+        Input(
+            "codes",
+            _CODES,
+            "A vector, rounded half to even and saturated; 0 for NaN. The shape of `src`.",
+            shape=of_program("codes", like_src),
+        ),
+        Input(
+            "zero_point", _CODES, "A number, as `codes`. The shape of `scale`.", shape=of_program("zero_point", of_rows)
+        ),
+        Input(
+            "dst",
+            FLOATS,
+            "A vector, rounded to the type of `src`. The shape of `src`.",
+            shape=of_program("dst", like_src),
+        ),
+        Input("dst_2", FLOATS, "As `dst`.", shape=of_program("dst_2", like_src)),
         Input(
             "scale",
             ("float32",),
             "A number. The shape of `src`, with 1 for the dimensions from `axis` on. With blocks: with the number of "
             "blocks as the last dimension.",
+            shape=of_program("scale", of_rows),
         ),
-        Input("number", ("float32",), "As `scale`."),
+        Input("number", ("float32",), "As `scale`.", shape=of_program("number", of_rows)),
     ),
     (
         Attribute("program", _IDENTITY, "The program."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .shapes import of_rows
 from .spec import Attribute, Input
 
 AXIS = Attribute(
@@ -18,4 +19,5 @@ SCALE = Input(
     ("float32",),
     "The shape of `src`, with 1 for the dimensions from `axis` on. With blocks: with the number of blocks as the last "
     "dimension.",
+    shape=of_rows,
 )

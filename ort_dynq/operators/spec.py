@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import DynqError
 from .encodings import Encoding
 from .function_text import with_standard_reshapes
+from .shapes import ShapeRule, unknown
 
 FLOATS = ("float32", "float16")
 """The types of floats that most operators take."""
@@ -23,12 +24,14 @@ class Input:
         types: The element types that it can have, as NumPy names them.
         doc: Its shape and meaning.
         absent: The value of an absent input, for the documentation; empty if the input is required.
+        shape: Of an output: its shape, by those of the inputs (shapes.py).
     """
 
     name: str
     types: tuple[str, ...]
     doc: str
     absent: str = ""
+    shape: ShapeRule = unknown
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .function_text import parameter_shape, reshape, rows
 from .rows import AXIS, BLOCK_SIZE, SCALE
+from .shapes import two_terms
 from .spec import FLOATS, Family, Input, Operator, Signature
 
 
@@ -91,6 +92,7 @@ FAMILY = Family(
                     "The shape of `src`, with twice the length along `axis`: along the dimensions from `axis` on, all "
                     "codes, then all remainders. With blocks, too: `[..., K]` becomes `[..., 2 * K]`, K codes and then "
                     "K remainders.",
+                    shape=two_terms,
                 ),
                 SCALE,
             ),

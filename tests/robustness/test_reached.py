@@ -33,6 +33,7 @@ UNREACHED = {
     "*::_tables": "of results in notebooks: tests of each result",
     "rewriter/chains/dequantized_sums.py::*": "of sums that DequantizeLinear scales: test_corrections.py",
     "operators/encodings.py::text": "of documentation and of errors",
+    "operators/shapes.py::*": "of models that were rewritten before, and of tests: test_shapes.py",
     "operators/packing.py::*conv*": "of convolutions whose weights were rounded to float16: tests/verification",
     "operators/program.py::_fail": "of programs with an error",
     "operators/program.py::_source": "of programs with an error",

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, graphs, is_too_long, values_of
-from ...operators import DOMAIN
-from ...operators.program import OUTPUTS
+from ...operators import DOMAIN, OPERATORS
+from ...operators.shapes import Call
 from .folding import folded_values
-from .nodes import input_of, producer_of
+from .nodes import attributes_of, input_of, producer_of
 from .shape_arithmetic import Length, elements_of_shape, factors_of, known_lengths, product_of, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
@@ -342,62 +342,16 @@ def _infer_own_operators(model: ir.Model, found: set[ir.Value]) -> bool:
     before = len(found)
     for _, graph in graphs(model):
         for node in graph:
-            src = input_of(node, 0)
-            if node.domain != DOMAIN or src is None or src.shape is None:
+            operator = OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+            if operator is None:
                 continue
-            for i, output in enumerate(node.outputs):
-                if output.shape is None:
-                    output.shape = ir.Shape(_shape_of_own(node, i, list(src.shape)))
+            shapes = [None if each is None or each.shape is None else list(each.shape) for each in node.inputs]
+            call = Call(shapes, attributes_of(node))
+            for output, declared in zip(node.outputs, operator.outputs, strict=False):
+                if output.shape is None and (dims := declared.shape(call)) is not None:
+                    output.shape = ir.Shape([ir.SymbolicDim(None) if dim is None else dim for dim in dims])
                     found.add(output)
     return len(found) > before
-
-
-def _shape_of_own(node: ir.Node, output: int, src: Dims) -> Dims:
-    """Returns the shape of an output: src's shape, a product's, or one element for each row (ort_dynq/operators)."""
-    rank, axis = len(src), node.attributes.get_int("axis", -1)
-    begin = axis + rank if axis < 0 else axis
-    if node.op_type in ("ReduceAbsMax", "ReduceMinMax"):
-        run = range(begin, begin + node.attributes.get_int("count", 1))
-        reduces_others = node.attributes.get_int("reduce_others", 0) == 1
-        lengths = [dim if (i in run) == reduces_others else None for i, dim in enumerate(src)]
-        ones = node.attributes.get_int("keepdims", 1) == 1
-        return [1 if dim is None else dim for dim in lengths if ones or dim is not None]
-    if node.op_type.startswith(("QuantizedMatMul", "QuantizedConv")):
-        column_bias = input_of(node, 7)
-        bias = None if column_bias is None else column_bias.shape
-        channels = ir.SymbolicDim(None) if bias is None or not len(bias) else bias[-1]
-        if node.op_type.startswith("QuantizedMatMul"):
-            stack = [] if bias is None else list(bias[:-1])
-            return [*_broadcast(src[:-2], stack), *src[-2:-1], channels]
-        return [*src[:1], channels, *(ir.SymbolicDim(None) for _ in src[2:])]
-    if output > 0 and node.op_type == "DynamicQuantizeLinear":
-        return []
-    is_whole = output == 0
-    if node.op_type == "RowProgram":
-        name, is_whole = list(OUTPUTS.items())[output]
-        if not re.search(rf"(?:^|;)\s*{name}\s*=", node.attributes.get_string("program", "")):
-            return [0]
-    if node.op_type == "TwoTermQuantize" and is_whole:
-        return [*src[:begin], _times(src[begin], 2), *src[begin + 1 :]]
-    if (block_size := node.attributes.get_int("block_size", 0)) > 0 and not is_whole:
-        return [*src[:-1], _divided(src[-1], block_size)]
-    return src if is_whole else [dim if i < begin else 1 for i, dim in enumerate(src)]
-
-
-def _broadcast(lead: Dims, stack: Dims) -> Dims:
-    """Returns the leading dimensions of a product of an activation and stacked weights, whose dimensions are known."""
-    rank = max(len(lead), len(stack))
-    ones: Dims = [1] * rank
-    pairs = zip([*ones[len(lead) :], *lead], [*ones[len(stack) :], *stack], strict=True)
-    return [b if a == 1 or (b != 1 and not isinstance(a, int)) else a for a, b in pairs]
-
-
-def _times(length: _Dim, factor: int) -> _Dim:
-    return length * factor if isinstance(length, int) else ir.SymbolicDim(None)
-
-
-def _divided(length: _Dim, divisor: int) -> _Dim:
-    return length // divisor if isinstance(length, int) else ir.SymbolicDim(None)
 
 
 def _describe_initializers(graph: ir.Graph | ir.Function) -> None:
