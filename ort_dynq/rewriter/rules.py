@@ -18,6 +18,7 @@ from .chains import (
     repeated,
     rounding,
     scaled_bounds,
+    shifted_codes,
     truncation,
     written_parts,
 )
@@ -55,7 +56,7 @@ from .recurrent import dynamic_lstm
 PHASES = (
     (
         *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
-        *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE),
+        *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE, shifted_codes.RULE),
     ),
     (narrowing.RULE,),
     (truncation.RULE,),

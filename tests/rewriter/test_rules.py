@@ -166,6 +166,30 @@ EMBEDDING = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     }""")
 
 
+RELATIVE_BOUNDS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[8, 64] x) => (float[8, 64] y)
+    <int64[1] last = {-1}, float zero = {0}, float epsilon = {0.00001}, float most = {255}> {
+        least = ReduceMin(x, last)
+        low = Min(least, zero)
+        largest = ReduceMax(x, last)
+        high = Max(largest, zero)
+        difference = Sub(high, low)
+        width = Max(difference, epsilon)
+        inverse = Div(most, width)
+        end = Add(low, width)
+        below = Min(x, end)
+        inside = Max(below, low)
+        part = Sub(inside, low)
+        steps = Mul(part, inverse)
+        negative = Neg(low)
+        shift = Mul(negative, inverse)
+        zero_point = Round(shift)
+        moved = Sub(steps, zero_point)
+        codes = Round(moved)
+        y = Div(codes, inverse)
+    }""")
+
+
 ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     g (float[8, 64] x) => (float[8, 64] y) <float number = {12582912}, float least = {-128}, float most = {127}>
     { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
@@ -190,7 +214,7 @@ def test_match_changes_nothing() -> None:
         ),
     )
     texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, PAST
-    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, EMBEDDING))
+    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

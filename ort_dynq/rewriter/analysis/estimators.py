@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from .bounds import Bounded, all_bounds_of, constant_operand, magnitude_beside_sign
@@ -19,6 +20,7 @@ from .standard import BOUNDING, ROUNDING
 _LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
 _MODERATE = 2.0**20
 _SMALL = 2.0**10
+_ROUNDING = 2.0**-4  # of a difference of moderate numbers, at most
 _BETWEEN, _MOST_BETWEEN = ("Cast", "Mul"), 3  # nodes between a difference and its sum
 
 
@@ -95,6 +97,20 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
         return True
     is_around_0 = before.least <= 0 <= before.most and bounded.least <= 0 <= bounded.most
     return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known, _LARGEST))
+
+
+def rounded_apart(node: ir.Node, known: Callable[[ir.Value | None], AnyBounds]) -> tuple[float, float] | None:
+    """Returns the bounds of Round(x - z) + z, where z is an integer: those of x, rounded; None for others."""
+    for z, rounded in (node.inputs[:2], node.inputs[1::-1]):
+        rounding = producer_of(rounded, "Round")
+        difference = None if rounding is None else producer_of(rounding.inputs[0], "Sub")
+        if difference is None or difference.inputs[1] is not z or not known(z).is_integer:
+            continue
+        ends = [(each.low, each.high) for each in map(known, (difference.inputs[0], z))]
+        if max(abs(end) for pair in ends for end in pair) <= _MODERATE / 2:
+            low, high = ends[0]
+            return float(np.rint(low - _ROUNDING)), float(np.rint(high + _ROUNDING))
+    return None
 
 
 def _without_integer(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> ir.Value | None:

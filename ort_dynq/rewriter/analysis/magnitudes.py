@@ -25,7 +25,7 @@ from .constants import constant_scalar
 from .limits import CHAIN, OPERANDS
 from .nodes import input_of, producer_of
 from .shapes import axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
-from .standard import CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
+from .standard import BOUNDING, CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 SMALLEST_DIVISOR = 2.0**-100
@@ -168,6 +168,56 @@ def is_range(node: ir.Node) -> bool:
     return is_end(high, x, is_upper=True) and is_end(low, x, is_upper=False)
 
 
+class _Part(NamedTuple):
+    """u = clamp(x, low, low + range) - low."""
+
+    low: ir.Value
+    range: ir.Value
+
+
+def clamped_part(u: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> ir.Value | None:
+    """Returns r, if u is x clamped to [low, low + r], less low: from 0 to r, except for rounding; or None.
+
+    NNCF and OpenVINO write FakeQuantize so. low is not positive, and r at least -low: then low + r is at most r, and
+    each of the two roundings is at most 2**-24 of it.
+    """
+    part = _part_of(u)
+    if part is None or known(part.low).high > 0 or known(part.range).low < 0:
+        return None
+    cover = _Proof(part.low, 1, known, 0).cover(part.range)
+    return part.range if cover is not None and cover.below == 1 and not cover.is_scaled else None
+
+
+def _part_of(u: ir.Value) -> _Part | None:
+    """Returns the numbers of clamp(x, low, low + range) - low, where no other bound is beside them."""
+    node = producer_of(u, "Sub")
+    x, low = (None, None) if node is None else node.inputs
+    has_low, range_ = False, None
+    for _ in CHAIN.steps():
+        clamp = producer_of(x, *BOUNDING)
+        if clamp is None or low is None or len(clamp.inputs) != (3 if clamp.op_type == "Clip" else 2):
+            break
+        limits = clamp.inputs[1:] if clamp.op_type == "Clip" else clamp.inputs
+        ends = [end for each in limits if (end := _sum_with(each, low)) is not None]
+        is_lower, is_upper = any(each is low for each in limits), len(ends) == 1
+        if (is_lower, is_upper) != (clamp.op_type != "Min", clamp.op_type != "Max"):
+            break
+        has_low, range_ = has_low or is_lower, ends[0] if is_upper else range_
+        x = clamp.inputs[0]
+        if clamp.op_type != "Clip" and (x is low or _sum_with(x, low) is not None):
+            x = clamp.inputs[1]
+    return _Part(low, range_) if low is not None and range_ is not None and has_low else None
+
+
+def _sum_with(value: ir.Value | None, low: ir.Value) -> ir.Value | None:
+    """Returns r of low + r."""
+    node = producer_of(value, "Add")
+    for i in (0, 1) if node is not None else ():
+        if node is not None and node.inputs[i] is low:
+            return node.inputs[1 - i]
+    return None
+
+
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     """Yields x, and the values that it is a multiple of, each with the factor, whose magnitude is rounded up."""
     factor = 1.0
@@ -262,6 +312,8 @@ class _Proof:
     def _find(self, r: ir.Value, is_negated: bool, depth: int) -> _Cover | None:
         if r is self._signed:
             return _Cover(0, 1, None) if is_negated else _Cover(1, 0, None)
+        if not is_negated and clamped_part(self._signed, self._known) is r:
+            return _Cover(_ROUNDED * _ROUNDED, 1, None)
         if not is_negated and is_clamped_to(self._signed, r) and self._known(r).low >= 0:
             return _Cover(1, 1, None)
         node = r.producer()

@@ -21,11 +21,11 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from .bounds import all_bounds_of, power_of_remainder, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
-from .estimators import estimated, is_exact
+from .estimators import estimated, is_exact, rounded_apart
 from .evaluation import evaluate
 from .inference import Facts
 from .limits import CHAIN
-from .magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_magnitude, is_range, largest_quotient
+from .magnitudes import SMALLEST_DIVISOR, clamped_part, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
 from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, POOLS, RANGES, ROUNDING, SUMS
 
@@ -208,6 +208,10 @@ class Values:
                     found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
             if op_type == "Sub" and (difference_of_minimum(node) is not None or is_range(node)):
                 found = found.within(0, INF)
+            if op_type == "Sub" and clamped_part(value, self.known) is not None:
+                found = found.within(0, INF)
+            if op_type == "Add" and (rounded := rounded_apart(node, self.known)) is not None:
+                found = found.within(*rounded)
             if (divisor := power_of_remainder(node)) is not None and inputs[0].fits(
                 -_LARGEST_INTEGER, _LARGEST_INTEGER
             ):
