@@ -1,5 +1,5 @@
 // The interface of matrix products and convolutions by Strassen's algorithm, in Winograd's form: 7 products of halves
-// in place of 8. ort_dynq/docs/numerics.md has the proof that their sums are exact.
+// in place of 8. ort_dynq/docs/how-results-are-proved.md has the proof that their sums are exact.
 #pragma once
 
 #include <stdint.h>

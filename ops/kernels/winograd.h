@@ -1,6 +1,6 @@
 // The interface of the kernels of Winograd convolutions: stride 1, by F(4x4, 3x3) of integers, or F(4, 3) along rows if
 // the kernel has one row. They return the bits of the direct convolution (convolutions.h), and have a fourth or a half
-// of its products. docs/numerics.md has the proof that the sums are exact.
+// of its products. docs/how-results-are-proved.md has the proof that the sums are exact.
 //
 // A tile is 4x4 positions of the output, and the 6x6 codes that they depend on; or 1x4 and 1x6. The transform of its
 // codes and the transform of the weights have 36 or 6 elements, int16. The sums over the channels of their products,

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ort_dynq.__file__).parent
 DOCS = PACKAGE / "docs"
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
-PAGES = sorted([ROOT / "README.md", CONTRIBUTING, ROOT / "models" / "README.md", *DOCS.glob("*.md")])
+SECURITY, CONDUCT = (ROOT / ".github" / name for name in ("SECURITY.md", "CODE_OF_CONDUCT.md"))
+PAGES = sorted([ROOT / "README.md", CONTRIBUTING, SECURITY, CONDUCT, ROOT / "models" / "README.md", *DOCS.glob("*.md")])
 SOURCES = "\n".join(
     path.read_text()
     for folder in (PACKAGE, ROOT / "ops")
@@ -103,7 +104,9 @@ def test_site_lists_every_page() -> None:
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / ".ci" / "site.yml").read_text(), re.MULTILINE)
     pages = {path.relative_to(DOCS) for kind in ("*.md", "*.ipynb") for path in DOCS.rglob(kind)}
     names = {path.with_suffix(".md").as_posix() for path in pages}
-    assert sorted(listed) == sorted(names | {"index.md", "CONTRIBUTING.md", "RELEASING.md"})
+    assert sorted(listed) == sorted(
+        names | {"index.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"}
+    )
 
 
 def test_operators_page_is_up_to_date() -> None:
@@ -268,6 +271,7 @@ def test_tables_of_times_name_their_cpu(page: Path) -> None:
 
 def test_changelog_has_the_version() -> None:
     assert f"\n## {ort_dynq.__version__}\n" in (DOCS / "CHANGELOG.md").read_text()
+    assert f"\nversion: {ort_dynq.__version__}\n" in (ROOT / ".github" / "CITATION.cff").read_text()
 
 
 def test_diffs_in_contributing() -> None:
