@@ -35,6 +35,9 @@ EXACT = {
     "HardSigmoid by nodes": "m = Mul(x, tenth) a = Add(m, three) c = Clip(a, zero, six) y = Div(c, six)",
     "HardSwish and a sum": "h = HardSwish(x) y = Add(h, r)",
     "PRelu": "p = PRelu(x, slope) y = Mul(p, channel)",
+    "PRelu alone": "y = PRelu(x, slope)",
+    "LeakyRelu alone": "y = LeakyRelu<alpha = 0.3>(x)",
+    "HardSwish alone": "y = HardSwish(x)",
     "LeakyRelu": "p = LeakyRelu<alpha = 0.1>(x) y = Add(p, r)",
     "two sums": "s = Add(x, r) t = Relu(s) y = Add(t, r)",
     "gate": "s = Mul(x, g) y = Add(s, r)",
@@ -44,6 +47,8 @@ EXACT = {
     "BatchNormalization": "b = BatchNormalization(x, gain, shift, mean, variance) y = Relu(b)",
 }
 FUNCTIONS = {
+    "Softplus alone": "y = Softplus(x)",
+    "Selu alone": "y = Selu(x)",
     "Mish": "m = Mish(x) y = Add(m, r)",
     "Elu": "m = Elu(x) y = Mul(m, g)",
     "Sigmoid of a gate": "s = Sigmoid(x) t = Mul(s, r) y = Add(t, x)",
@@ -117,6 +122,8 @@ def test_without_fusions() -> None:
     [
         "y = Add(x, r)",  # one node
         "c = Conv<group = 6>(x, ones) a = Relu(c) y = Identity(a)",  # ONNX Runtime fuses Relu with Conv
+        "c = Conv<group = 6>(x, ones) a = HardSwish(c) y = Identity(a)",
+        "c = Conv<group = 6>(x, ones) a = LeakyRelu(c) y = Identity(a)",
         "k = HardSigmoid(g) l = Mul(k, number) y = Mul(x, l)",  # few numbers, then one node
     ],
 )

@@ -62,6 +62,9 @@ _MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # Zen 3: family 25, model 1).
 _FEWEST_PASSES_SAVED = 2  # by a program
 _FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
+# A program of one such node takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu, Celu), 0.54
+# (HardSwish, LeakyRelu), of the others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2).
+_SLOW_FUNCTIONS = ("Mish", "PRelu", "Softplus", "Elu", "Selu", "Celu", "HardSwish", "LeakyRelu")
 _FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
@@ -106,7 +109,8 @@ def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
         nodes: The nodes.
         count: The number of nodes that read or write a whole tensor.
     """
-    return len(nodes) >= 2 and count >= 2 and not _has_fewer_elements(x, _FEWEST_ELEMENTS_OF_FUNCTION)
+    is_slow = any(each.op_type in _SLOW_FUNCTIONS for each in nodes)
+    return (is_slow or min(len(nodes), count) >= 2) and not _has_fewer_elements(x, _FEWEST_ELEMENTS_OF_FUNCTION)
 
 
 def too_small(node: ir.Node) -> Unconverted | None:

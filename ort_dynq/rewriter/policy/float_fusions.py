@@ -32,7 +32,7 @@ def may_end_fusion(
         is_constant: Facts.is_constant().
         middles: The operators in the middle of the functions and normalizations that it fuses.
     """
-    if is_standard(node, *BENT):
+    if is_standard(node, *BENT, "HardSwish"):
         added = producer_of(node.inputs[0], "Add")
         return any(producer_of(each, *FUSIBLE_PRODUCTS) for each in (node.inputs[0], *(added.inputs if added else ())))
     values = [each for each in node.inputs if each is not None]
