@@ -32,6 +32,7 @@ from ort_dynq.rewriter.convolutions import batch_normalization
 from ort_dynq.rewriter.float16 import operands as float16_operands
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.metadata import ACTIVATION, SOURCE
+from ort_dynq.rewriter.products import dequantized_rows
 from ort_dynq.runtime import version
 
 # The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
@@ -95,6 +96,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1},
     "dynamic_quantize_expanded": PROGRAM,
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
+    "embedding_of_codes": {"ort_dynq.QuantizedMatMulProgram": 1},
     "encoder_tensor_s8": {
         "ort_dynq.RowProgram": 4,
         "ort_dynq.QuantizedMatMul": 4,
@@ -139,6 +141,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "masked_attention": PRODUCT,
     "joined_parts": {"ort_dynq.RowProgram": 11, "ort_dynq.QuantizedMatMul": 9, "ort_dynq.QuantizedConv": 2},
     "moved_codes": {"ort_dynq.RowProgram": 5, "ort_dynq.QuantizedMatMul": 10},
+    "masked_codes": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1, "ort_dynq.QuantizedMatMulProgram": 1},
     "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
     "ort_dynamic": DYNAMIC_PRODUCTS,
     "ort_dynamic_attention": {
@@ -188,8 +191,20 @@ EXPECTED: dict[str, dict[str, int]] = {
     "padded_images": convolutions(1, 1) | {"ort_dynq.DynamicQuantizeLinear": 1},
     "pt2e_dynamic": {"ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
     "qat_unfolded_weights": PRODUCT,
+    "positions": {"ort_dynq.ReduceAbsMax": 1, "ort_dynq.QuantizedMatMul": 2},
     "row_square": {"ort_dynq.RowProgram": 1},
     "row_zero_point": PROGRAM,
+    "relative_bounds": {
+        "ort_dynq.ReduceMinMax": 1,
+        "ort_dynq.RowProgram": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+        "ort_dynq.QuantizedMatMulProgram": 1,
+    },
+    "rounded_by_arithmetic": {
+        "ort_dynq.RowProgram": 2,
+        "ort_dynq.QuantizedMatMul": 2,
+        "ort_dynq.QuantizedMatMulProgram": 1,
+    },
     "saved_operators": {
         "ort_dynq.RowProgram": 1,
         "ort_dynq.DynamicQuantizeLinear": 1,
@@ -305,7 +320,8 @@ OF_1_32 = (
     *("image_decoder", "inverse_products", "straight_through", "weight_blocks", "image_parts", "masked_attention"),
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
     "joined_parts",
-    *("ort_dynamic_llama", "padded_images", "shared_scales"),
+    *("ort_dynamic_llama", "padded_images", "shared_scales", "embedding_of_codes", "masked_codes", "positions"),
+    *("relative_bounds", "rounded_by_arithmetic"),
 )
 
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
@@ -499,8 +515,8 @@ def test_operators(name: str) -> None:
     result, content = rewritten(name)
     model = onnx.ModelProto.FromString(content)
     assert operators(model) == expected_operators(name)
-    # These give operators inputs of float16, and steps to programs.
-    others = (float16_operands.RULE.name, batch_normalization.RULE.name)
+    # These give operators inputs of float16, steps to programs, and another order to standard operators.
+    others = (float16_operands.RULE.name, batch_normalization.RULE.name, dequantized_rows.RULE.name)
     rewritten_by = [finding for finding in result.report.rewritten if finding.rule not in others]
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in rewritten_by)
     # Weights, also those that are dequantized once; stock products of uint8 codes

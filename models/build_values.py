@@ -1,0 +1,138 @@
+"""Writes graphs whose codes are found by what values are: bounds and integers, in spellings that no exporter shares."""
+
+from __future__ import annotations
+
+import numpy as np
+from _common import Example, activations, int8_weights, main, parse
+
+CONSTANTS = {
+    "last": np.array([-1]),
+    "epsilon": np.float32(1e-5),
+    "zero": np.float32(0),
+    "c127": np.float32(127),
+    "c255": np.float32(255),
+    "low": np.float32(-127),
+}
+RANGE = """a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  r = Max(m, epsilon)  s = Div(r, c127)  v = Div(x, s)
+    q = Round(v)  c = Clip(q, low, c127)  d = Mul(c, s)
+"""
+
+
+def weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Returns float32 weights with one scale."""
+    codes = int8_weights(rng, *shape)
+    codes[0] = 127
+    return codes * np.float32(0.01)
+
+
+def rounded_by_arithmetic() -> Example:
+    """Codes without Round: a sum with 1.5 * 2^23, a remainder, and a Cast to int32 beside a scale of a power of 2."""
+    rng = np.random.default_rng(41)
+    model = parse(
+        """rounded (float[batch, tokens, 64] x) => (float[batch, tokens, 32] y) {
+            a = Abs(x)  m = ReduceMax<keepdims = 1>(a, last)  r = Max(m, epsilon)  s = Div(r, c127)  v = Div(x, s)
+            u = Add(v, large)  q1 = Sub(u, large)  d1 = Mul(q1, s)  y1 = MatMul(d1, w1)
+            t = Mod<fmod = 1>(v, one)  q2 = Sub(v, t)  d2 = Mul(q2, s)  y2 = MatMul(d2, w2)
+            i = Div(c127, r)  l = Log(i)  e = Div(l, log2)  n = Floor(e)  p = Pow(two, n)  b = Mul(x, p)
+            k = Cast<to = 6>(b)  q3 = Cast<to = 1>(k)  d3 = Div(q3, p)  y3 = MatMul(d3, w3)
+            y12 = Add(y1, y2)  y = Add(y12, y3)
+        }""",
+        21,
+        **{name: CONSTANTS[name] for name in ("last", "epsilon", "c127")},
+        large=np.float32(12582912),
+        one=np.float32(1),
+        two=np.float32(2),
+        log2=np.float32(np.log(2)),
+        w1=weights(rng, 64, 32),
+        w2=weights(rng, 64, 32),
+        w3=weights(rng, 64, 32),
+    )
+    return Example(model, [activations(2, 9, 64, zero_row=True)])
+
+
+def masked_codes() -> Example:
+    """A Where that leaves out tokens, and one that leaves out elements, beside codes."""
+    rng = np.random.default_rng(42)
+    model = parse(
+        f"""masked (float[batch, tokens, 64] x, bool[batch, tokens, 1] kept) => (float[batch, tokens, 32] y) {{
+            {RANGE}
+            e1 = Where(kept, d, zero)  y1 = MatMul(e1, w1)
+            small = Less(x, half)  e2 = Where(small, zero, d)  y2 = MatMul(e2, w2)
+            y = Add(y1, y2)
+        }}""",
+        21,
+        **{name: CONSTANTS[name] for name in ("last", "epsilon", "zero", "c127", "low")},
+        half=np.float32(0.5),
+        w1=weights(rng, 64, 32),
+        w2=weights(rng, 64, 32),
+    )
+    return Example(model, [activations(2, 9, 64, zero_row=True), rng.random((2, 9, 1)) < 0.7])
+
+
+def relative_bounds() -> Example:
+    """FakeQuantize as NNCF and as OpenVINO write it: x is clamped to [low, low + range] of its row."""
+    rng = np.random.default_rng(43)
+    model = parse(
+        """clamped (float[batch, tokens, 64] x) => (float[batch, tokens, 32] y) {
+            l0 = ReduceMin<keepdims = 1>(x, last)  l = Min(l0, zero)  h0 = ReduceMax<keepdims = 1>(x, last)
+            h = Max(h0, zero)  r0 = Sub(h, l)  r = Max(r0, epsilon)  k = Div(c255, r)
+            e = Add(l, r)  c0 = Min(x, e)  c = Max(c0, l)  u = Sub(c, l)  g = Mul(u, k)
+            q1 = Round(g)  b = Div(q1, k)  d1 = Add(b, l)  y1 = MatMul(d1, w1)
+            n = Neg(l)  t = Mul(n, k)  z = Round(t)  f = Sub(g, z)  q2 = Round(f)  d2 = Div(q2, k)  y2 = MatMul(d2, w2)
+            y = Add(y1, y2)
+        }""",
+        21,
+        **{name: CONSTANTS[name] for name in ("last", "epsilon", "zero", "c255")},
+        w1=weights(rng, 64, 32),
+        w2=weights(rng, 64, 32),
+    )
+    return Example(model, [activations(2, 9, 64, high=16.0, zero_row=True)])
+
+
+def positions() -> Example:
+    """A convolution of 1x1 with a scale for each position, and a product whose first factor is the weights."""
+    rng = np.random.default_rng(44)
+    body = RANGE.replace("(a, last)", "(a, channels)")
+    model = parse(
+        f"""positions (float[batch, 128, length] x) => (float[batch, 128, length] y) {{
+            {body}
+            y1 = Conv(d, w1, bias)  y2 = MatMul(w2, d)  y = Add(y1, y2)
+        }}""",
+        21,
+        **{name: CONSTANTS[name] for name in ("epsilon", "c127", "low")},
+        channels=np.array([1]),
+        w1=weights(rng, 128, 128, 1),
+        w2=weights(rng, 128, 128),
+        bias=rng.normal(0, 1, 128).astype(np.float32),
+    )
+    return Example(model, [np.ascontiguousarray(activations(2, 9, 128).transpose(0, 2, 1))])
+
+
+def embedding_of_codes() -> Example:
+    """A table of codes with a scale for each row before a product, and one that DequantizeLinear dequantizes."""
+    rng = np.random.default_rng(45)
+    model = parse(
+        """embedding (int64[batch, tokens] ids) => (float[batch, tokens, 32] y) {
+            c = Gather(table, ids)  s = Gather(scales, ids)  f = Cast<to = 1>(c)  d = Mul(f, s)  y1 = MatMul(d, w)
+            floats = DequantizeLinear(words, scale)  y2 = Gather(floats, ids)  y = Add(y1, y2)
+        }""",
+        21,
+        table=int8_weights(rng, 1024, 16),
+        scales=rng.uniform(0.01, 0.02, (1024, 1)).astype(np.float32),
+        w=weights(rng, 16, 32),
+        words=int8_weights(rng, 1024, 32),
+        scale=np.float32(0.013),
+    )
+    return Example(model, [rng.integers(0, 1024, (2, 9))])
+
+
+MODELS = {
+    "rounded_by_arithmetic": rounded_by_arithmetic,
+    "masked_codes": masked_codes,
+    "relative_bounds": relative_bounds,
+    "positions": positions,
+    "embedding_of_codes": embedding_of_codes,
+}
+
+if __name__ == "__main__":
+    main(MODELS)
