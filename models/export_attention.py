@@ -5,6 +5,10 @@ It needs torch, transformers and onnxscript, none of which is needed for the tes
     pip install torch==2.13.0 transformers==5.24.0 onnxscript onnx
     python models/export_attention.py
 
+With a folder, it writes two layers of networks of usual sizes there, which docs/performance.md times:
+
+    python models/export_attention.py large/
+
 The name of a file says who wrote it: `bert@dynamo`, `bert@dynamo23` (opset 23, operator Attention) or `bert@script`
 (TorchScript, opset 17). Each model has one layer with seeded weights; what tools say about sources is removed.
 """
@@ -12,6 +16,7 @@ The name of a file says who wrote it: `bert@dynamo`, `bert@dynamo23` (opset 23, 
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +119,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "segformer": ("Segformer", REDUCED, "script"),
     "conformer": ("Wav2Vec2Conformer", CONFORMER, "script"),
 }
+LARGE_BERT = {"vocab_size": 1000, "num_hidden_layers": 2, "num_attention_heads": 12, "max_position_embeddings": 512}
+LARGE_LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 2816, "pad_token_id": 0}
+LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "minilm": ("Bert", {**LARGE_BERT, "hidden_size": 384, "intermediate_size": 1536}, "dynamo script"),
+    "bert": ("Bert", {**LARGE_BERT, "hidden_size": 768, "intermediate_size": 3072}, "dynamo script"),
+    "gpt2": ("GPT2", {"vocab_size": 1000, "n_embd": 768, "n_layer": 2, "n_head": 12}, "dynamo script"),
+    "llama": ("Llama", {**LARGE_BERT, **LARGE_LLAMA, "hidden_size": 1024}, "dynamo script"),
+}
 DECODERS = ("gpt2", "bloom", "falcon", "llama", "gemma2", "qwen3", "xglm")
 BY_HAND = ("packed", "single", "channels", "einsum", "bmm", "softcap", "softmax", "mask", "tokens_first")
 
@@ -176,9 +189,11 @@ class ByHand(nn.Module):
         return self.o((p @ v).transpose(1, 2).reshape(batch, tokens, width))
 
 
-def export(network: nn.Module, inputs: tuple[torch.Tensor, ...], name: str, exporter: str) -> None:
+def export(
+    network: nn.Module, inputs: tuple[torch.Tensor, ...], name: str, exporter: str, folder: Path = FOLDER
+) -> None:
     """Writes one model; the first dimension of inputs, and the second of ids, masks and rows, have any length."""
-    path, names = FOLDER / f"{name}@{exporter}.onnx", ["x", "mask"][: len(inputs)]
+    path, names = folder / f"{name}@{exporter}.onnx", ["x", "mask"][: len(inputs)]
     axes = [{0: "batch"} if each.ndim == 4 else {0: "batch", 1: "tokens"} for each in inputs]
     given: dict[str, Any] = {"input_names": names, "output_names": ["y"]}
     if exporter.startswith("dynamo"):
@@ -207,14 +222,15 @@ def main() -> None:
     """Writes all models."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    FOLDER.mkdir(exist_ok=True)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    folder.mkdir(exist_ok=True)
     ids, mask = torch.arange(12).reshape(2, 6) % 15 + 1, torch.ones(2, 6, dtype=torch.int64)
     inputs: dict[str, Callable[[], tuple[torch.Tensor, ...]]] = {
         "image_size": lambda: (torch.randn(2, 3, 8, 8),),
         "conv_dim": lambda: (torch.randn(2, 64),),
         "vocab_size": lambda: (ids, mask),
     }
-    for name, (architecture, options, exporters) in ARCHITECTURES.items():
+    for name, (architecture, options, exporters) in (ARCHITECTURES if folder == FOLDER else LARGE).items():
         for exporter in exporters.split():
             torch.manual_seed(0)
             config = getattr(transformers, f"{architecture}Config")(**options)
@@ -225,8 +241,8 @@ def main() -> None:
                 network = kind._from_config(config, attn_implementation="eager")
             is_decoder = name in DECODERS
             whole = Hidden(network.eval(), is_decoder=is_decoder, decodes=name == "t5")
-            export(whole, next(make() for key, make in inputs.items() if key in options), name, exporter)
-    for spelling in BY_HAND:
+            export(whole, next(make() for key, make in inputs.items() if key in options), name, exporter, folder)
+    for spelling in BY_HAND if folder == FOLDER else ():
         torch.manual_seed(0)
         export(ByHand(spelling).eval(), (torch.randn(2, 6, 32), mask), f"by_hand_{spelling}", "dynamo")
 
