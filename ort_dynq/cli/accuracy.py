@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..tools.measuring.timing import Speed
     from ..tools.quantization.selection import Selection
 
+_LOW_SNR = 25.0  # decibels, below which results are seen to change
 _MOST_LAYERS = 12  # in a table; JSON has all
 _SECONDS = 0.25  # to measure the layers' shares of the time
 
@@ -114,6 +116,42 @@ def accuracy_verdict(accuracy: Accuracy | None) -> Iterator[str]:
 def accuracy_status(accuracy: Accuracy | None) -> int:
     """Returns the exit status of a comparison."""
     return 0 if accuracy is None else VERDICTS[accuracy.status][1]
+
+
+def warning_on(arguments: argparse.Namespace, accuracy: Accuracy | None, timed_snr_db: float | None) -> str:
+    """Returns a warning if results of a quantized model probably differ, with the command that keeps them.
+
+    Args:
+        arguments: They name the models and the data.
+        accuracy: The accuracy; None if it was not measured.
+        timed_snr_db: The smallest ratio of an output in the run that was timed; it counts if there is no accuracy.
+
+    Returns:
+        An empty text if an output has 25 dB and no decision changes on data of the user, or if these set limits.
+    """
+    data = arguments.data or "samples.npz"
+    command = f"ort-dynq quantize {arguments.model} -o {arguments.output} --data {data} --min-"
+    if accuracy is None:
+        if timed_snr_db is None or timed_snr_db >= _LOW_SNR:
+            return ""
+        text = f"an output has {timed_snr_db:.0f} dB on generated data, less than {_LOW_SNR:g}"
+        return f"{text}: see it on yours, and keep it, with `{command}snr 30`"
+    if accuracy.gates or accuracy.unchecked:
+        return ""
+    low = min((each for each in accuracy.outputs if each.snr_db is not None), key=_snr_of, default=None)
+    changed = max(accuracy.outputs, key=lambda each: each.changed, default=None)
+    texts, limit = [], ""
+    if low is not None and _snr_of(low) < _LOW_SNR:
+        texts.append(f"{low.name} has {_snr_of(low):.1f} dB, less than {_LOW_SNR:g}")
+        limit = "snr 30"
+    if changed is not None and changed.changed and not accuracy.data.is_generated:
+        texts.append(f"{changed.changed} decisions of {changed.name} change (agreement {changed.agreement:.4f})")
+        limit = limit or "agreement 1"
+    return f"{', and '.join(texts)}: `{command}{limit}` keeps more" if texts else ""
+
+
+def _snr_of(output: OutputAccuracy) -> float:
+    return math.inf if output.snr_db is None else output.snr_db
 
 
 def selection_text(selection: Selection, gates: Gates, cost: Speed | None) -> Iterator[RenderableType]:

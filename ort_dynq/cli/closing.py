@@ -105,6 +105,8 @@ class Closing(_Facts):
         shapes: The shapes of the inputs of that measurement.
         not_timed: Why the speed was not measured; empty if it was, or was not asked for.
         still_needed: The files with external data of the model that the new one needs as well.
+        timed_snr_db: The smallest signal-to-noise ratio of an output in that measurement, in decibels; None if it was
+            not measured, or nothing differs.
     """
 
     speed: float | None
@@ -112,6 +114,7 @@ class Closing(_Facts):
     shapes: Mapping[str, str]
     not_timed: str
     still_needed: tuple[str, ...] = ()
+    timed_snr_db: float | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -151,10 +154,10 @@ def closing_of(
         accuracy: The accuracy of a quantized model, if it was measured.
         data: What the models were compared on. Its first set is timed.
     """
-    speed, busy, shapes, not_timed = None, "", dict[str, str](), ""
+    speed, busy, shapes, not_timed, snr = None, "", dict[str, str](), "", None
     if arguments.timing and report.rewritten and not original.is_replaced:
         try:
-            speed, busy, shapes = _speed(arguments, original.path, target, data)
+            speed, busy, shapes, snr = _speed(arguments, original.path, target, data)
         except DynqError as error:
             not_timed = str(error)
     files = _data_files(target)
@@ -163,6 +166,7 @@ def closing_of(
     return Closing(
         *(original.bytes, size, *report.products, _finite_snr(accuracy), speed, busy, shapes, not_timed),
         still_needed=tuple(sorted(each.name for each in shared)),
+        timed_snr_db=snr,
     )
 
 
@@ -271,8 +275,8 @@ def _folder_speeds(arguments: argparse.Namespace, folder: Folder, ours: Folder) 
 
 def _speed(
     arguments: argparse.Namespace, source: Path, target: Path, data: Data | None
-) -> tuple[float | None, str, dict[str, str]]:
-    """Returns the speed, or that the machine was too busy, and the shapes of the inputs."""
+) -> tuple[float | None, str, dict[str, str], float | None]:
+    """Returns the speed, or that the machine was too busy, the shapes of the inputs, and the worst SNR of an output."""
     with working("timing both models"):
         from ..system import return_memory
         from ..tools.bench.models import bench_model
@@ -289,7 +293,7 @@ def _speed(
                 f"the sizes of the image {each.name} are open; give yours, such as --shape {each.name}={size}"
             )
     timing = found.timings[0]
-    return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}
+    return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}, timing.snr_db
 
 
 def _is_open_image(each: Input) -> bool:

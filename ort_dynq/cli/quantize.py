@@ -21,6 +21,7 @@ from .accuracy import (
     has_gates,
     reference_of,
     selection_text,
+    warning_on,
 )
 from .arguments import add_data, add_other_gates, add_page, add_require_plugin, check_data, check_target, decibels, rare
 from .closing import add_timing, closing_of, folder_closing_of, original_of
@@ -141,10 +142,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     if arguments.text:
         raise DynqError("--text is for folders of onnxruntime-genai, which have a tokenizer; use --data for a model")
     if arguments.only_if_faster and has_gates(arguments):
-        raise DynqError(
-            "--only-if-faster and --min-snr (or another limit) both choose the layers that stay in float; give one of "
-            "them"
-        )
+        raise DynqError("--only-if-faster and --min-snr both choose the layers that stay in float; give one of them")
     check_file(source)
     check_target(source, target, force=arguments.force)
     check_data(arguments)
@@ -176,7 +174,8 @@ def _run(arguments: argparse.Namespace) -> Outcome:
         "accuracy": None if accuracy is None else accuracy.to_dict(),
         "report": arguments.report if is_written else None,
     }
-    return _with_closing((source, target), gain, data, findings, closing, accuracy)
+    warning = "" if closing is None else warning_on(arguments, accuracy, closing.timed_snr_db)
+    return _with_closing((source, target), gain, data, findings, closing, accuracy, warning)
 
 
 _LARGE = 100_000_000  # bytes of a model whose layers are counted while they are quantized
@@ -316,6 +315,7 @@ def _with_closing(
     findings: Callable[[], Iterator[RenderableType]],
     closing: Closing | FolderClosing | None,
     accuracy: Accuracy | None,
+    warning: str = "",
 ) -> Outcome:
     """Returns the findings, the closing line, which is None if nothing was written, and the verdict on the accuracy."""
     from ..system import cpu_name
@@ -327,6 +327,8 @@ def _with_closing(
         if closing is not None:
             yield "\n" + one_line(cpu if closing.is_timed else f"{cpu}: {gain}")
             yield closing.text(source, target)
+            if warning:
+                yield one_line(f"WARNING: {warning}")
             yield from accuracy_verdict(accuracy)
         else:
             yield "\n" + one_line(f"FAILED: no layer is quantized, so {target} is not written; --allow-none writes it")
@@ -338,6 +340,7 @@ def _with_closing(
         "cpu": cpu,
         "gain": "" if closing is not None and closing.is_timed else gain,
         "closing": None if closing is None else closing.to_dict(),
+        "warning": warning,
     }
     return Outcome(found, text, FAILED if closing is None else accuracy_status(accuracy))
 

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
 """The line after accuracy figures that say little."""
-_STYLES = {"PASSED": "bold green", "FAILED": "bold red", "NOT CHECKED": "bold red", "GENERATED DATA": "bold red"}
+_STYLES = {
+    "PASSED": "bold green",
+    "FAILED": "bold red",
+    "NOT CHECKED": "bold red",
+    "GENERATED DATA": "bold red",
+    "WARNING": "bold yellow",
+}
 """Of a line that has only this text, or begins with it and a colon."""
 
 

@@ -188,6 +188,7 @@ def bench_chains(settings: Settings, *, track: Track = iter) -> list[ChainTiming
                     ours=ours,
                     ratio=found.ratio,
                     busy=found.busy,
+                    snr_db=None,
                     problem="",
                     rewritten=operator_counts(result.report),
                     nodes=len(model.graph.node),

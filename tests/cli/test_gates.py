@@ -15,7 +15,7 @@ from accuracy_models import K, floats, model_of, with_outlier
 import ort_dynq
 from ort_dynq import cli
 
-QUANTIZE_PAGE = Path(ort_dynq.__file__).parent / "docs" / "quantize.md"
+PAGE = Path(ort_dynq.__file__).parent / "docs" / "is-it-accurate-enough.md"
 VERIFY = ("verify", "float.onnx", "int8.onnx", "--data", "data.npz")
 
 
@@ -123,9 +123,37 @@ def test_min_ratio_on_a_busy_machine(capsys: pytest.CaptureFixture[str], monkeyp
     assert line.startswith("NOT CHECKED: --min-ratio 0.001: the machine is too busy")
 
 
+QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
+
+
+def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below 25 dB, or where decisions change on the user's data, unless the user sets limits."""
+    for given, text in (
+        ((), "an output has 9 dB on generated data, less than 25: see it on yours"),
+        (("--data", "data.npz"), "y has 10.1 dB, less than 25, and 1"),
+    ):
+        status, data, line = outcome(capsys, *QUANTIZE, *given)
+        assert (status, line) == (0, f"WARNING: {data['warning']}")
+        assert data["warning"].startswith(text)
+        command = data["warning"].split("`")[1].replace("samples.npz", "data.npz")
+        assert command.endswith("--data data.npz --min-snr 30")
+        status, data, line = outcome(capsys, *shlex.split(command)[1:])
+        assert (status, data["warning"]) == (0, "")
+
+
+def test_warning_of_changed_decisions(capsys: pytest.CaptureFixture[str]) -> None:
+    """With 41 dB, rows whose two largest elements are nearly equal may change."""
+    onnx.save(model_of("y = MatMul(x, w)", {"w": np.repeat(floats(K, K // 2), 2, axis=1)}), "float.onnx")
+    data = outcome(capsys, *QUANTIZE, "--no-timing")[1]
+    assert data["warning"] == ""
+    data = outcome(capsys, *QUANTIZE, "--no-timing", "--data", "data.npz")[1]
+    changed = data["accuracy"]["outputs"][0]["changed"]
+    assert bool(changed) == ("decisions of y change" in data["warning"])
+
+
 def test_the_documented_build() -> None:
-    """The commands of quantize.md, as a shell runs them in a build."""
-    section = QUANTIZE_PAGE.read_text().split("## Limits in a build\n")[1]
+    """The documented commands, as a shell runs them in a build."""
+    section = PAGE.read_text().split("## Limits in a build\n")[1]
     commands = section.split("```sh\n")[1].split("```")[0].splitlines()
     Path("data.npz").rename("samples.npz")
     assert [cli.main(shlex.split(each)[1:]) for each in commands] == [0, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ...errors import DynqError
 from ...formats import check_file, models_in
 from ...inputs import Array, Input, make_feeds, resolve_inputs
 from ...rewriter import Report, rewrite
+from ...signals import Noise
 from ...storage import load
 from ...system import return_memory
 from ..measuring import sessions
@@ -19,6 +21,7 @@ from ..measuring.data import read_tensors
 from ..measuring.progress import Track, tracked
 from ..measuring.timing import (
     FIVE_SECONDS,
+    Contender,
     ContenderError,
     Latency,
     Settings,
@@ -50,6 +53,8 @@ class ModelTiming:
         rewritten: The number of calls of each of ort_dynq's operators that the rewriter made; None if the second model
             was given.
         busy: That the machine is too busy to compare the medians; empty if it is not.
+        snr_db: The smallest signal-to-noise ratio of an output of floats to that of stock ONNX Runtime, in decibels;
+            None if none was compared, or nothing differs.
     """
 
     name: str
@@ -60,6 +65,7 @@ class ModelTiming:
     problem: str
     rewritten: Mapping[str, int] | None
     busy: str
+    snr_db: float | None
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,13 @@ class Samples:
         ours: The runs of the model with the plugin.
         stock: The runs of the model in stock ONNX Runtime; None if it does not run.
         problem: Why it does not run; empty if it does.
+        snr_db: The smallest signal-to-noise ratio of an output of floats, in decibels; None if none was compared.
     """
 
     ours: Array
     stock: Array | None
     problem: str
+    snr_db: float | None = None
 
 
 def bench_model(
@@ -172,7 +180,7 @@ def _time_recorded(folder: Path, settings: Settings, threads: int) -> ModelTimin
         result = rewrite(model, **settings.arguments, inputs=feeds)
         return time_model(folder.name, model, result.model, result.report, feeds, settings, threads)
     except DynqError as error:
-        return ModelTiming(folder.name, threads, None, None, None, str(error), None, "")
+        return ModelTiming(folder.name, threads, None, None, None, str(error), None, "", None)
 
 
 def recorded_inputs(folder: Path) -> dict[str, Array]:
@@ -208,7 +216,19 @@ def sample(name: str, a: Model, b: Model, feeds: Mapping[str, Array], settings: 
     except ContenderError as error:
         problem = str(error)
     ours, *stock = interleave(contenders, settings, threads)
-    return Samples(ours, stock[0] if stock else None, problem)
+    return Samples(ours, stock[0] if stock else None, problem, _snr_of(*contenders) if stock else None)
+
+
+def _snr_of(b: Contender, a: Contender) -> float | None:
+    """Returns the smallest finite signal-to-noise ratio of the outputs of the last runs of B to those of A."""
+    ratios = []
+    for name, exact in a.outputs.items():
+        found = b.outputs.get(name)
+        if found is not None and (found.shape, found.dtype) == (exact.shape, exact.dtype) and exact.dtype.kind == "f":
+            noise = Noise()
+            noise.add(exact, found)
+            ratios.append(noise.decibels)
+    return min((each for each in ratios if each is not None and math.isfinite(each)), default=None)
 
 
 def time_model(
@@ -243,6 +263,7 @@ def time_model(
         samples.problem,
         None if report is None else operator_counts(report),
         found.busy,
+        samples.snr_db,
     )
 
 

@@ -17,7 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -122,12 +122,14 @@ class Contender:
         arrays: The arrays that `run` reads and writes. A binding of a session does not keep them alive.
         repeats: How often one call of `run` does the work.
         has_threads: Whether `run` may work on other threads than the calling one, also if it was given one thread.
+        outputs: The arrays that `run` writes, by the name of the output; not those that each run allocates.
     """
 
     run: Callable[[], object]
     arrays: Sequence[Array]
     repeats: int = 1
     has_threads: bool = False
+    outputs: Mapping[str, Array] = field(default_factory=dict)
 
 
 class ContenderError(DynqError):
@@ -261,13 +263,14 @@ def session_contender(
         for key, array in feeds.items():
             binding.bind_ortvalue_input(key, value(key, array))
         results = four_bits.run_of(session)(None, dict(feeds)) if outputs is None else outputs
-        unbound = []
+        unbound, bound = [], dict[str, Array]()
         for output, result in zip(session.get_outputs(), results, strict=True):
             numeric = isinstance(result, np.ndarray) and result.dtype.kind in "biuf"
             if numeric and _fits(output.shape, result.shape):
                 if output.name in in_place:
                     result = feeds[in_place[output.name]]
                 arrays.append(aligned(result) if outputs is None and output.name not in in_place else result)
+                bound[output.name] = arrays[-1]
                 binding.bind_ortvalue_output(output.name, value(output.name, arrays[-1]))
             else:
                 binding.bind_output(output.name)
@@ -284,14 +287,14 @@ def session_contender(
         run = inspect.unwrap(run)  # stock ONNX Runtime does not pay for the check that backends/extensions.py adds
     call = functools.partial(run, session, binding)
     if not unbound:
-        return Contender(call, arrays)
+        return Contender(call, arrays, outputs=bound)
 
     def rebind_and_call() -> None:
         for output in unbound:  # a run binds the array that it allocated
             binding.bind_output(output)
         call()
 
-    return Contender(rebind_and_call, arrays)
+    return Contender(rebind_and_call, arrays, outputs=bound)
 
 
 def _fits(declared: Sequence[int | str | None], shape: Sequence[int]) -> bool:
