@@ -23,7 +23,7 @@ from bench.cached_decoder import export as export_decoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_FEWEST_WEIGHTS = 100
+_MIN_WEIGHTS = 100
 
 
 def export(
@@ -64,7 +64,7 @@ def export(
             )
             assert program is not None
             if not fold:
-                limits = {"input_size_limit": _FEWEST_WEIGHTS, "output_size_limit": _FEWEST_WEIGHTS}
+                limits = {"input_size_limit": _MIN_WEIGHTS, "output_size_limit": _MIN_WEIGHTS}
                 onnxscript.optimizer.optimize(program.model, **limits)
             return Example(program.model_proto, inputs)
         with tempfile.TemporaryDirectory() as folder:

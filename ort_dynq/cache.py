@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 FOLDER = "ORT_DYNQ_CACHE"
 """The environment variable that names the folder; ``0`` turns the cache off."""
 
-MOST_BYTES = 8 << 30
+MAX_BYTES = 8 << 30
 """The size from which on the entries that were not used for the longest time are deleted."""
 
 _TOOLS = ("onnx", "onnx-ir")
@@ -201,7 +201,7 @@ class Entry:
     def _write(self, result: Result, is_rewritten: bool, hashes: dict[str, str]) -> None:
         from .storage import tensors
 
-        if is_rewritten and (size := sum(tensor.nbytes for tensor in tensors(result.model))) > MOST_BYTES:
+        if is_rewritten and (size := sum(tensor.nbytes for tensor in tensors(result.model))) > MAX_BYTES:
             raise DynqError(f"it has {size} bytes")
         self._make_folder()
         with replacing_folder(self._path) as entry:
@@ -356,7 +356,7 @@ def _entries(cache: Path) -> list[tuple[float, int, Path]]:
 
 
 def _delete_oldest(cache: Path) -> None:
-    """Deletes entries, those first that were not used for the longest time, until MOST_BYTES are left.
+    """Deletes entries, those first that were not used for the longest time, until MAX_BYTES are left.
 
     What processes that were killed have left is deleted, too.
     """
@@ -365,7 +365,7 @@ def _delete_oldest(cache: Path) -> None:
     entries = sorted(_entries(cache))
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:
-        if total <= MOST_BYTES:
+        if total <= MAX_BYTES:
             break
         shutil.rmtree(entry, ignore_errors=True)
         entry.with_suffix(_NOTE).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from .system import try_lock, unlock
 
 _SUFFIX = ".saving"
 _LOCK, _CONTENT, _REPLACED = "lock", "content", "replaced"
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1  # seconds between two attempts to get a lock
+_SHORTEST_PAUSE, _MAX_PAUSE = 0.005, 0.1  # seconds between two attempts to get a lock
 _OTHER_FOLDER = "free some space there, or set the environment variable TMPDIR to another folder"
 
 _locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
@@ -219,7 +219,7 @@ def _locked_file(path: Path) -> tuple[BinaryIO, bool]:
         file.close()
         if not is_locked:
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
 
 def delete_unlocked(folder: Path, pattern: str) -> None:

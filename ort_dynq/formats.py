@@ -32,7 +32,7 @@ _FORMATS = (
     (0, bytes(64), f"zeros; {_AGAIN}"),
 )
 _SAMPLE = 4096
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 def check_file(path: str | os.PathLike[str], role: str = "") -> None:
@@ -62,7 +62,7 @@ def models_in(folder: str | os.PathLike[str]) -> str:
     found = sorted(root.glob("*.onnx")) or sorted(root.glob("*/*.onnx"))
     if not found:
         return "give a model, a .onnx file; there is none in it"
-    names = ", ".join(map(str, found[:_MOST_NAMES])) + (", ..." if len(found) > _MOST_NAMES else "")
+    names = ", ".join(map(str, found[:_MAX_NAMES])) + (", ..." if len(found) > _MAX_NAMES else "")
     return f"give the model in it: {names}" if len(found) == 1 else f"give one of the models in it: {names}"
 
 

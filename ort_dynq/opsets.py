@@ -32,11 +32,11 @@ OPSET = 13
 """The oldest opset that the rules know: the first in which axes are inputs and QuantizeLinear takes an axis."""
 
 _IR, _OLDEST_IR = 8, 3  # versions of the model format that every onnxruntime opens
-_MOST_COPIED = 1 << 10  # the elements of the largest initializer that the converter sees; adapters read axes and shapes
+_MAX_COPIED = 1 << 10  # the elements of the largest initializer that the converter sees; adapters read axes and shapes
 _SEEDS = (0, 1)
 # Of the batch and of other dynamic dimensions: states may have a batch of 1, networks for images and sound large sizes.
 _SIZES = tuple((batch, other) for batch in (2, 1) for other in (8, 64, 512))
-_MOST_SETS = 4  # of given inputs
+_MAX_SETS = 4  # of given inputs
 
 
 def opset_of(model: ir.Model) -> int:
@@ -156,7 +156,7 @@ def _without_weights(model: ir.Model) -> dict[str, tuple[ir.TensorProtocol, bool
     graph, weights = model.graph, dict[str, tuple[ir.TensorProtocol, bool]]()
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or (tensor.size <= _MOST_COPIED and not isinstance(tensor, ir.ExternalTensor)):
+        if tensor is None or (tensor.size <= _MAX_COPIED and not isinstance(tensor, ir.ExternalTensor)):
             continue
         weights[name] = tensor, value.is_graph_input()
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
@@ -203,7 +203,7 @@ def check_equal(older: ir.Model, newer: ir.Model, given: Sequence[Given] = ()) -
     """
     sessions = [_session(older, "it"), _session(newer, f"in opset {OPSET}, it")]
     names = [output.name for output in sessions[0].get_outputs()]
-    given = given[:_MOST_SETS] or (Given(),)
+    given = given[:_MAX_SETS] or (Given(),)
     are_complete = all({each.name for each in sessions[0].get_inputs()} <= set(one.inputs) for one in given)
     for one, seed in itertools.product(given, _SEEDS[:1] if are_complete else _SEEDS):
         feeds, expected = _expected(sessions[0], names, one, seed)

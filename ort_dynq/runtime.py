@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .storage import Model
 
 OLDEST_ONNXRUNTIME = (1, 20)
-MOST_COPIED = 4096
+MAX_COPIED = 4096
 """The elements of the largest constant that the rewriter gives to a session as an initializer.
 
 A session copies initializers, so larger constants become inputs."""

@@ -23,10 +23,10 @@ Weights = dict[str, npt.NDArray[Any]]
 
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14  # fields of TensorProto
-_LARGEST_SHIFT = 63  # of a number of at most 64 bits
+_MAX_SHIFT = 63  # of a number of at most 64 bits
 _LENGTH_DELIMITED = 2
-_LONGEST_HEAD = 20  # bytes of the number and the length of a field
-_SMALLEST = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
+_MAX_HEAD_BYTES = 20  # bytes of the number and the length of a field
+_MIN_VALUE = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
 _WORTHWHILE = 1 << 20  # bytes of all large tensors of a model for a session
 _LOCATION = "-"
 # Serialized fields of TensorProto: external_data with a location, and data_location.
@@ -76,7 +76,7 @@ def _without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]
             fields = list(_fields(content, part.begin, part.end))
             raw = [each for each in fields if each.number == _RAW_DATA]
             is_inside = not any(each.number in (_EXTERNAL_DATA, _DATA_LOCATION) for each in fields)
-            if is_inside and len(raw) == 1 and raw[0].end - raw[0].begin > _SMALLEST:
+            if is_inside and len(raw) == 1 and raw[0].end - raw[0].begin > _MIN_VALUE:
                 tensor = b"".join((content[part.begin : raw[0].start], content[raw[0].end : part.end], _REFERENCE))
                 graph += (content[copied : part.start], _prefix(_INITIALIZER, len(tensor)), tensor)
                 copied = part.end
@@ -122,7 +122,7 @@ def fields_of(file: BinaryIO, number: int) -> Iterator[bytes]:
     end, position = file.seek(0, os.SEEK_END), 0
     while position < end:
         file.seek(position)
-        field = next(_fields(memoryview(file.read(_LONGEST_HEAD)), 0, end - position))
+        field = next(_fields(memoryview(file.read(_MAX_HEAD_BYTES)), 0, end - position))
         if field.number == number:
             file.seek(position + field.begin)
             yield file.read(field.end - field.begin)
@@ -136,7 +136,7 @@ def _varint(content: memoryview, position: int) -> tuple[int, int]:
         ValueError: The number has more than 64 bits.
     """
     number = shift = 0
-    while shift <= _LARGEST_SHIFT:
+    while shift <= _MAX_SHIFT:
         byte = content[position]
         position += 1
         number |= (byte & 0x7F) << shift
@@ -203,7 +203,7 @@ def lent_weights(model: ir.Model) -> Iterator[Weights]:
         name: (value, tensor)
         for name, value in read_initializers(model).items()
         if type(tensor := value.const_value) is ir.Tensor
-        and tensor.nbytes > _SMALLEST
+        and tensor.nbytes > _MIN_VALUE
         and isinstance(tensor.raw, np.ndarray)
         and tensor.raw.dtype in _DTYPES.values()
         and tensor.raw.dtype == tensor.dtype.numpy()

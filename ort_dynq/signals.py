@@ -11,11 +11,11 @@ import numpy as np
 from .inputs import Array
 
 _PART = 1 << 13  # elements, which stay in the caches; BLAS would use several threads for more than 10,000
-_FEWEST_CHANNELS = 8  # with fewer, one of them is not an outlier
-_FEWEST_CLASSES = 2
+_MIN_CHANNELS = 8  # with fewer, one of them is not an outlier
+_MIN_CLASSES = 2
 _DIMENSIONS_OF_ROWS, _DIMENSIONS_OF_SEQUENCES = 2, 3
-_FEWEST_TOKENS, _BLANK_SHARE = 16, 0.4  # of sequences of tokens with blanks between them
-_LARGEST_PROBABILITY = 1.001  # rounded
+_MIN_TOKENS, _BLANK_SHARE = 16, 0.4  # of sequences of tokens with blanks between them
+_MAX_PROBABILITY = 1.001  # rounded
 
 
 @dataclass
@@ -141,12 +141,12 @@ class Agreement:
         return self.agreeing / self.count if self.count else None
 
 
-LARGEST, HALF, TOKENS, EQUAL = "largest", "half", "tokens", "equal"
+MAX_FINITE, HALF, TOKENS, EQUAL = "largest", "half", "tokens", "equal"
 """Decisions: the largest element of each row, elements above one half, the tokens of sequences, equal elements."""
 
 
 def decisions_of(scores: Sequence[Array]) -> str:
-    """Returns what the scores of a classifier decide: LARGEST; HALF for probabilities that do not add up to 1.
+    """Returns what the scores of a classifier decide: MAX_FINITE; HALF for probabilities that do not add up to 1.
 
     Args:
         scores: The scores of each set of data, floats; the classes are the last axis.
@@ -154,16 +154,16 @@ def decisions_of(scores: Sequence[Array]) -> str:
     Returns:
         An empty text if they decide nothing.
     """
-    has_classes = all(each.ndim >= _DIMENSIONS_OF_ROWS and each.shape[-1] >= _FEWEST_CLASSES for each in scores)
+    has_classes = all(each.ndim >= _DIMENSIONS_OF_ROWS and each.shape[-1] >= _MIN_CLASSES for each in scores)
     adds_up = has_classes and all(np.allclose(each.sum(-1), 1, atol=1e-3) for each in scores)
     if are_probabilities(scores) and not adds_up:
         return HALF
-    return LARGEST if has_classes else ""
+    return MAX_FINITE if has_classes else ""
 
 
 def are_probabilities(scores: Sequence[Array]) -> bool:
     """Returns whether all numbers are between 0 and 1."""
-    return all(not each.size or bool(each.min() >= 0 and each.max() <= _LARGEST_PROBABILITY) for each in scores)
+    return all(not each.size or bool(each.min() >= 0 and each.max() <= _MAX_PROBABILITY) for each in scores)
 
 
 def blank_of(scores: Sequence[Array]) -> int | None:
@@ -172,7 +172,7 @@ def blank_of(scores: Sequence[Array]) -> int | None:
     The scores are [batch, places, classes]. It is the first or the last of 16 or more classes, and the largest in 40 %
     of the places.
     """
-    if not scores or any(each.ndim != _DIMENSIONS_OF_SEQUENCES or each.shape[-1] < _FEWEST_TOKENS for each in scores):
+    if not scores or any(each.ndim != _DIMENSIONS_OF_SEQUENCES or each.shape[-1] < _MIN_TOKENS for each in scores):
         return None
     largest = np.concatenate([each.argmax(-1).ravel() for each in scores])
     counts = {blank: int((largest == blank).sum()) for blank in (0, scores[0].shape[-1] - 1)}
@@ -185,7 +185,7 @@ class Decisions:
     """How often a and b decide the same.
 
     Attributes:
-        kind: LARGEST, HALF, TOKENS or EQUAL.
+        kind: MAX_FINITE, HALF, TOKENS or EQUAL.
         blank: With TOKENS, the class that means no token.
         parts: The agreement; of HALF, that of the elements above one half in a, and of the others, by themselves.
     """
@@ -197,7 +197,7 @@ class Decisions:
     def add(self, a: Array, b: Array) -> None:
         """Adds arrays of the same shape."""
         if not self.parts:
-            self.parts = [Agreement(self.kind == LARGEST) for _ in range(2 if self.kind == HALF else 1)]
+            self.parts = [Agreement(self.kind == MAX_FINITE) for _ in range(2 if self.kind == HALF else 1)]
         if self.kind == HALF:
             for part, chosen in zip(self.parts, (a >= 0.5, a < 0.5), strict=True):
                 part.add(a[chosen] >= 0.5, b[chosen] >= 0.5)
@@ -266,6 +266,6 @@ class Channels:
         None for fewer than 8 such channels.
         """
         used = self._largest[self._largest > 0]
-        if used.size < _FEWEST_CHANNELS:
+        if used.size < _MIN_CHANNELS:
             return None
         return int(self._largest.argmax()), float(self._largest.max() / np.median(used))

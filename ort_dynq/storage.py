@@ -34,7 +34,7 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 """The forms in which a model is given: a path, a serialized model, a ModelProto or an onnx_ir Model."""
 
 # A protocol buffer holds at most 2 GiB. Larger weights go to a file beside the model.
-_LARGEST_PROTO = 1 << 30
+_MAX_PROTO = 1 << 30
 _HASH_DIGITS = 12
 # Weights of these types become arrays: a tensor of onnx_ir copies its elements whenever they are read.
 _READ_AS_THEY_ARE = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -404,11 +404,11 @@ def is_large(model: ir.Model) -> bool:
     """Returns whether the tensors in memory are too large for one protocol buffer."""
     with _writable():
         in_memory = [tensor for tensor in tensors(model) if not isinstance(tensor, ir.ExternalTensor)]
-        if sum(tensor.nbytes for tensor in in_memory) <= _LARGEST_PROTO:
+        if sum(tensor.nbytes for tensor in in_memory) <= _MAX_PROTO:
             return False
         # It may be smaller than it declares.
         sizes = (each.nbytes if isinstance(each, ComputedTensor) else each.numpy().nbytes for each in in_memory)
-        return sum(sizes) > _LARGEST_PROTO
+        return sum(sizes) > _MAX_PROTO
 
 
 def size(path: str | os.PathLike[str]) -> int:

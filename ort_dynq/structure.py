@@ -20,7 +20,7 @@ from .graphs import is_too_long, new_name, proto_graphs, values_of, with_subgrap
 from .serialized import reference
 
 _LARGE = 1 << 14  # bytes: smaller tensors may be lengths and axes, from which ONNX Runtime infers shapes
-_LARGEST = 1 << 30  # bytes of what stays
+_MAX_VALUE = 1 << 30  # bytes of what stays
 _KEPT = (ir.DataType.UNDEFINED, ir.DataType.STRING)
 # A session may have them from another library.
 _UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered for")
@@ -52,7 +52,7 @@ def structure_of(model: ir.Model) -> bytes:
                     if stand_in is not tensor:
                         held.append((value, tensor))
                         value.const_value = stand_in
-        serialized: bytes = b"" if size > _LARGEST else ir.to_proto(model).SerializeToString()
+        serialized: bytes = b"" if size > _MAX_VALUE else ir.to_proto(model).SerializeToString()
         return serialized
     except FileNotFoundError:
         return b""

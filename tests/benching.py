@@ -38,7 +38,7 @@ def run_developers(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def take_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products multiply by two weights in turn instead of 64 MB of them, and threads read these only once."""
-    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 2)
+    monkeypatch.setattr(product_contenders, "_MAX_COPIES", 2)
     monkeypatch.setattr(product_contenders, "_LONG_READ_BYTES", 1)
 
 

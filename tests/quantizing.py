@@ -22,7 +22,7 @@ K, N = 160, 320  # enough weights for a quantization to pay, also of one row; K 
 @contextmanager
 def every_size() -> Iterator[None]:
     """Layers of every size are quantized within the block, however little it saves."""
-    sizes = [name for name in vars(cost) if name.startswith("_FEWE") and name != "_FEWEST_PASSES_SAVED"]
+    sizes = [name for name in vars(cost) if name.startswith("_FEWE") and name != "_MIN_PASSES_SAVED"]
     with mock.patch.multiple(cost, **dict.fromkeys(sizes, 0)):
         yield
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..tools.quantization.selection import Selection
 
 _LOW_SNR = 25.0  # decibels, below which results are seen to change
-_MOST_LAYERS = 12  # in a table; JSON has all
+_MAX_LAYERS = 12  # in a table; JSON has all
 _SECONDS = 0.25  # to measure the layers' shares of the time
 
 
@@ -64,7 +64,7 @@ def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Res
     """Compares a quantized model with its float model: what the table of layers shows, or all for JSON."""
     from ..tools.accuracy import measure
 
-    seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MOST_LAYERS
+    seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MAX_LAYERS
     with progress() as track:
         return measure(
             *(reference, result.model),
@@ -185,7 +185,7 @@ def selection_text(selection: Selection, gates: Gates, cost: Speed | None) -> It
     if names := selection.not_measured:
         yield one_line(
             f"not measured: {len(names)} quantized layer{'s' if len(names) > 1 else ''} that no data reached: "
-            f"{', '.join([*names[:_MOST_LAYERS], *(['...'] if len(names) > _MOST_LAYERS else [])])}"
+            f"{', '.join([*names[:_MAX_LAYERS], *(['...'] if len(names) > _MAX_LAYERS else [])])}"
         )
 
 
@@ -242,13 +242,13 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
             Figure(None if each.share is None else 100 * each.share, 1),
             *("-" if each.channel is None else each.channel, Figure(each.range_ratio, 1)),
         )
-        for each in layers[:_MOST_LAYERS]
+        for each in layers[:_MAX_LAYERS]
     ]
     head = ("layer", "operator", "own dB", "outputs dB", "% time", "channel", "x median")  # fits 80 columns
     yield table(head, rows, style=lambda row: "yellow" if row[0] in outliers else "")
-    if len(layers) > _MOST_LAYERS:
+    if len(layers) > _MAX_LAYERS:
         measured = sum(each.output_snr_db is not None for each in layers)
-        more = len(layers) - _MOST_LAYERS
+        more = len(layers) - _MAX_LAYERS
         others = f"... and {more} layer{'s' if more != 1 else ''}"
         if measured < len(layers):
             others += f". The effect on the outputs was measured for the {measured} layers with the worst own SNR"

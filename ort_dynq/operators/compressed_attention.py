@@ -10,9 +10,9 @@ from .program_body import power
 from .shapes import attention
 from .spec import Family, Input, Operator, Signature, flag
 
-LARGEST_WORD = 32512
+MAX_WORD = 32512
 _BLOCK = 256  # keys whose weights share a step
-_SMALLEST_STEP = 2.0**-126
+_MIN_STEP = 2.0**-126
 _POWER_UNIT = 2.0**23
 _LOWEST = 126  # powers of 2 below 2^-126 are 0
 CODE_TYPES = ("uint8", "int8", "uint4", "int4")
@@ -31,8 +31,8 @@ def word_constants() -> str:
     minus_infinity = Div(minus_one, zero)
     infinity = Neg(minus_infinity)
     nan = Sub(infinity, infinity)
-    largest_word = Constant<value_float = {LARGEST_WORD}.0>()
-    smallest_step = Constant<value_float = {_SMALLEST_STEP!r}>()"""
+    largest_word = Constant<value_float = {MAX_WORD}.0>()
+    smallest_step = Constant<value_float = {_MIN_STEP!r}>()"""
 
 
 def words(name: str, value: str, opset: int) -> str:

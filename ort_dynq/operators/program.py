@@ -43,13 +43,13 @@ OUTPUTS = {"codes": True, "zero_point": False, "dst": True, "dst_2": True, "scal
 
 OPERANDS, TAIL_OPERANDS = 4, 3
 """The number of operands, besides x, of RowProgram and of products with a program."""
-MOST_GATES, COLUMNS = 4, 3
-RECURRENT_OPERANDS = MOST_GATES + 1 + COLUMNS
+MAX_GATES, COLUMNS = 4, 3
+RECURRENT_OPERANDS = MAX_GATES + 1 + COLUMNS
 """The operands of recurrent layers: the gates, the second state, numbers of the elements of a state."""
 
-MOST_STEPS = 64
-_MOST_REDUCTIONS = 4  # of one pass over the elements
-_MOST_CHARACTERS = 8192
+MAX_STEPS = 64
+_MAX_REDUCTIONS = 4  # of one pass over the elements
+_MAX_CHARACTERS = 8192
 _TEXT = re.compile(r"[\w .,;=()+-]*", re.ASCII)
 INPUT = re.compile(rf"x|(row|column|tensor)([1-{RECURRENT_OPERANDS}])")
 _VECTORS = ("x", "column", "tensor")
@@ -101,11 +101,11 @@ class Program:
             raise DynqError(f"{operator} has one number for each row, expected a vector")
         step = Step(operator, operands)
         if step not in self.steps:
-            if len(self.steps) == MOST_STEPS:
-                raise DynqError(f"a program has more than {MOST_STEPS} steps")
-            if operator in (*REDUCTIONS, SUM) and (passes := self._passes(step)).count(passes[-1]) > _MOST_REDUCTIONS:
+            if len(self.steps) == MAX_STEPS:
+                raise DynqError(f"a program has more than {MAX_STEPS} steps")
+            if operator in (*REDUCTIONS, SUM) and (passes := self._passes(step)).count(passes[-1]) > _MAX_REDUCTIONS:
                 raise DynqError(
-                    f"a program has more than {_MOST_REDUCTIONS} reductions that do not depend on each other"
+                    f"a program has more than {_MAX_REDUCTIONS} reductions that do not depend on each other"
                 )
             self.steps.append(step)
         return f"v{self.steps.index(step)}"
@@ -233,8 +233,8 @@ def parse(text: str, operands: int = OPERANDS) -> Program:
 
 
 def _parse(text: str, operands: int) -> Program:
-    if len(text) > _MOST_CHARACTERS:
-        raise DynqError(f"the text has {len(text)} characters, expected at most {_MOST_CHARACTERS}")
+    if len(text) > _MAX_CHARACTERS:
+        raise DynqError(f"the text has {len(text)} characters, expected at most {_MAX_CHARACTERS}")
     if not _TEXT.fullmatch(text):
         raise DynqError("the text has characters that no program has, expected name = Operator(...); ...")
     try:

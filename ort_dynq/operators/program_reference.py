@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .program import MOST_STEPS, OPERANDS, TAIL_OPERANDS
+from .program import MAX_STEPS, OPERANDS, TAIL_OPERANDS
 
 DOC = f"""\
 A program computes the outputs from each row of `src`. A row consists of the elements along the dimensions from `axis`
@@ -17,7 +17,7 @@ scale = r1
 Here, each statement has a line; in the attribute, `;` separates them. A statement gives a name to an expression: a
 number, a name, or a step of expressions. A name is given once, before it is used. All values are float32, and each step
 is one operation. A value is a vector, with one number for each element of a row, or one number for each row. A program
-has at most {MOST_STEPS} steps.
+has at most {MAX_STEPS} steps.
 
 | name | value |
 |---|---|

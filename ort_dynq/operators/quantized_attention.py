@@ -11,7 +11,7 @@ from .spec import Attribute, Family, Input, Operator, Signature, flag
 _TYPES = ("float32", "float16", "bfloat16")
 _POWER = (627.170166015625, 3664.630859375, 15744.6220703125, 45423.734375, 65534.953125)
 _LOWEST = 64  # differences of scores below -64 * log(2) count as that
-_LEAST_WEIGHT = 2.0**-90
+_MIN_WEIGHT = 2.0**-90
 
 
 def _codes(name: str, opset: int) -> str:
@@ -147,7 +147,7 @@ def _body(opset: int) -> str:
     part = Constant<value_float = 0.00390625>()
     unit = Constant<value_float = {2.0**-16!r}>()
     largest_code = Constant<value_float = 65535.0>()
-    least_weight = Constant<value_float = {_LEAST_WEIGHT!r}>()
+    least_weight = Constant<value_float = {_MIN_WEIGHT!r}>()
     last = Constant<value_ints = [-1]>()
     end = Constant<value_ints = [{2**63 - 1}]>()
     one_behind = Constant<value = int64[8] {{0, 0, 0, 0, 0, 0, 0, 1}}>()

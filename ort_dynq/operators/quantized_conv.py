@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .encodings import AutoPad, QuadAxis, ScaleOrder
 from .function_text import cast_like, integer, integers, reshape, scaled, select, unsigned_codes
-from .quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM, TERM_RATIO
+from .quantized_matmul import MAX_SUM_LENGTH, MAX_SYMMETRIC_SUM_LENGTH, TERM_RATIO
 from .row_program import tail_text, with_program
 from .shapes import convolution
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
@@ -260,7 +260,7 @@ _INPUTS = (
 QUANTIZED_CONV = Operator(
     "QuantizedConv",
     "A convolution of codes by packed weights. The integer sums are exact: a sum so long that int32 might "
-    f"overflow is an error (C / group * k1 * ... * kr over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for "
+    f"overflow is an error (C / group * k1 * ... * kr over {MAX_SUM_LENGTH}; over {MAX_SYMMETRIC_SUM_LENGTH} for "
     "weights without zero points). The kernel must fit in src with its pads. The formula is for one output "
     "channel; its group has C / group input channels. With two `terms`, each sample of `src` has C channels of codes, "
     "then C channels of codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them for `axis` 1. "

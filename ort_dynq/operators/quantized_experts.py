@@ -14,7 +14,7 @@ from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
 from .two_term import terms_of
 
 _IDENTITY = "dst = x"
-_LEAST_WEIGHT = 1e-8
+_MIN_WEIGHT = 1e-8
 
 QUANTIZATION = (
     "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); "
@@ -144,7 +144,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     minus_infinity = Div(minus_one, zero)
     low_base = Constant<value = int32 {{16}}>()
     byte_base = Constant<value = int32 {{256}}>()
-    least = Constant<value_float = {_LEAST_WEIGHT}>()
+    least = Constant<value_float = {_MIN_WEIGHT}>()
     bits = Constant<value_int: int = @bits>()
     four = Constant<value_int = 4>()
     is_4bit = Equal(bits, four)
@@ -285,7 +285,7 @@ _OPERATOR = Operator(
     "-infinity.\n"
     "weight = router_weight; with `normalize`, divided by the sum of the k weights; without router_weight, the softmax "
     "of the k scores\n"
-    f"Experts whose weight is not above {_LEAST_WEIGHT} are left out.\n"
+    f"Experts whose weight is not above {_MIN_WEIGHT} are left out.\n"
     "y = program(quantize(src) * weight_1 + bias_1)\n"
     "dst = 0 + weight * (quantize(y) * weight_2 + bias_2) + ..., in the order of the experts",
     (

@@ -15,8 +15,8 @@ GROUP_UNIT = 16
 TERM_RATIO = 254  # of the scales of both terms
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
 # points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
-LONGEST_SUM = (2**31 - 1) // (255 * 255)
-LONGEST_SYMMETRIC_SUM = (2**31 - 1) // (255 * 128)
+MAX_SUM_LENGTH = (2**31 - 1) // (255 * 255)
+MAX_SYMMETRIC_SUM_LENGTH = (2**31 - 1) // (255 * 128)
 
 
 def _body(opset: int, programs: Sequence[str] = ()) -> str:
@@ -293,7 +293,7 @@ _INPUTS = (
 QUANTIZED_MATMUL = Operator(
     "QuantizedMatMul",
     "Multiplies codes by packed weights. The integer sums are exact: a sum so long that int32 might overflow "
-    f"is an error (K or group_size over {LONGEST_SUM}; over {LONGEST_SYMMETRIC_SUM} for 8-bit weights without "
+    f"is an error (K or group_size over {MAX_SUM_LENGTH}; over {MAX_SYMMETRIC_SUM_LENGTH} for 8-bit weights without "
     "zero points). With `group_size`, K is cut into groups, and the groups' sums are added as float32, in "
     "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "

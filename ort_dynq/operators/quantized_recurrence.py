@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from .encodings import Direction, LastGate
 from .function_text import integer, integers, reshape, select
-from .program import COLUMNS, MOST_GATES, RECURRENT_OPERANDS, parse
-from .quantized_matmul import LONGEST_SYMMETRIC_SUM
+from .program import COLUMNS, MAX_GATES, RECURRENT_OPERANDS, parse
+from .quantized_matmul import MAX_SYMMETRIC_SUM_LENGTH
 from .row_program import ROW_PROGRAM, selected
 from .shapes import final_state, second_state, states
 from .spec import Attribute, Family, Input, Operator, Signature
 
 _IDENTITY = "dst = x"
-FIRST_COLUMN = MOST_GATES + 2
+FIRST_COLUMN = MAX_GATES + 2
 """The number of the first operand of `columns`; the one before it is the second state."""
 
 
@@ -63,8 +63,8 @@ def _product(codes: str, to: str, columns: str) -> str:
 
 def _operands(gates: str, prefix: str) -> str:
     """Sets the operands of a program, with this prefix, to the gates, the second state and the columns."""
-    lines = [f"{prefix}{i + 1} = Slice({gates}, gate_{i}, gate_{i + 1}, last)" for i in range(MOST_GATES)]
-    lines.append(f"{prefix}{MOST_GATES + 1} = Identity(c)")
+    lines = [f"{prefix}{i + 1} = Slice({gates}, gate_{i}, gate_{i + 1}, last)" for i in range(MAX_GATES)]
+    lines.append(f"{prefix}{MAX_GATES + 1} = Identity(c)")
     lines += [f"{prefix}{FIRST_COLUMN + i} = Identity(column_{i})" for i in range(COLUMNS)]
     return "\n".join(lines)
 
@@ -75,7 +75,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     flat = reshape(opset)
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(4))
     bounds = "\n".join(
-        f"times_{i} = Constant<value_ints = [{i}]>()\ngate_{i} = Mul(size, times_{i})" for i in range(MOST_GATES + 1)
+        f"times_{i} = Constant<value_ints = [{i}]>()\ngate_{i} = Mul(size, times_{i})" for i in range(MAX_GATES + 1)
     )
     columns = "\n".join(
         f"columns_{i} = Slice(all_columns, gate_{i}, gate_{i + 1}, last)\ncolumn_{i} = Unsqueeze(columns_{i}, n1)"
@@ -165,7 +165,7 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     first = Expand(state_no_zero, shape)
     state_2_no_zero = Add(state_2, zero)
     first_2 = Expand(state_2_no_zero, shape)
-    gate_space = Concat<axis = 0>(directions, batch, gate_{MOST_GATES})
+    gate_space = Concat<axis = 0>(directions, batch, gate_{MAX_GATES})
     no_gates = Expand(zero, gate_space)
 
     step_count = Squeeze(some_steps)
@@ -295,7 +295,7 @@ QUANTIZED_RECURRENCE = Operator(
     ),
     (
         *ROW_PROGRAM.attributes[:2],
-        Attribute("hidden_size", 1, f"H, at most {LONGEST_SYMMETRIC_SUM}."),
+        Attribute("hidden_size", 1, f"H, at most {MAX_SYMMETRIC_SUM_LENGTH}."),
         Attribute("direction", Direction.FORWARD, "The order of the steps.", Direction),
         Attribute("last_gate", LastGate.SUM, "The last gate.", LastGate),
     ),

@@ -28,7 +28,7 @@ NBITS = ("MatMulNBits", "QMoE")
 OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 RANK_OF_TABLE = 2  # of embeddings
-_MOST_NAMES = 3  # in a message
+_MAX_NAMES = 3  # in a message
 
 
 class Forms(NamedTuple):
@@ -109,7 +109,7 @@ class Options:
         names = list(dict.fromkeys(map(label, layers)))
         for pattern in self.exclude if names else ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                some = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+                some = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])])
                 raise DynqError(f"no layer matches {pattern}; names of layers are {some}")
 
 

@@ -18,8 +18,8 @@ from ..rewriter.weights.grid import QuantizedWeights
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
-_LARGEST_CODE = np.float32(127)
-_LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
+_MAX_CODE = np.float32(127)
+_LOWEST_CODE_OF_4_BITS, _MAX_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
 _CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
 """The shares of a group's largest magnitude at which the search clips; smaller ones and more of them gain little."""
@@ -87,12 +87,12 @@ def grid_of_columns(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
     codes, scale = np.empty((depth, columns), np.int8), np.empty((1, columns), np.float32)
     for block in _blocks(columns):
         part = weights[:, block]
-        scales = _largest(np.maximum(part.max(0), -part.min(0))) / _LARGEST_CODE
+        scales = _largest(np.maximum(part.max(0), -part.min(0))) / _MAX_CODE
         scales[scales == 0] = 1
         scale[0, block] = scales
         quotients = part / scales
         # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
-        codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_LARGEST_CODE, _LARGEST_CODE, out=quotients)
+        codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_MAX_CODE, _MAX_CODE, out=quotients)
     return QuantizedWeights(codes, np.zeros(1, np.int8), scale)
 
 
@@ -112,12 +112,12 @@ def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.ND
     for block in _blocks(len(table)):
         part = table[block].astype(np.float32)
         largest = _largest(np.abs(part).max(1, keepdims=True))
-        scale = (largest / _LARGEST_CODE).astype(table.dtype)
+        scale = (largest / _MAX_CODE).astype(table.dtype)
         scale[scale == 0] = 1
         scales[block] = scale
         part /= scale.astype(np.float32)
         # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
-        codes[block] = np.clip(np.rint(part, out=part), -_LARGEST_CODE, _LARGEST_CODE, out=part)
+        codes[block] = np.clip(np.rint(part, out=part), -_MAX_CODE, _MAX_CODE, out=part)
     return codes, scales
 
 
@@ -181,7 +181,7 @@ def _rounded(
 ) -> npt.NDArray[np.float32]:
     """Returns the 4-bit codes of numbers times a factor, from -8 to 7, in the array `codes`."""
     np.rint(np.multiply(numbers, factor, out=codes), out=codes)
-    return np.clip(codes, _LOWEST_CODE_OF_4_BITS, _LARGEST_CODE_OF_4_BITS, out=codes)
+    return np.clip(codes, _LOWEST_CODE_OF_4_BITS, _MAX_CODE_OF_4_BITS, out=codes)
 
 
 def _largest(magnitudes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

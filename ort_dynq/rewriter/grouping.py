@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .report import Finding
 
-_LONGEST_PROGRAM = 80
+_MAX_PROGRAM_LENGTH = 80
 _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
 
 
@@ -64,7 +64,7 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 def brief(program: str) -> str:
     """Returns a program, or the number of its steps if its text is long."""
     steps = program.count("(")
-    return program if len(program) <= _LONGEST_PROGRAM else f"{steps} steps"
+    return program if len(program) <= _MAX_PROGRAM_LENGTH else f"{steps} steps"
 
 
 def program_pattern(programs: Sequence[str]) -> str:

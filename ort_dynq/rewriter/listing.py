@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..operators import OPERATORS
-from ..operators.program import COLUMNS, MOST_GATES, OPERANDS, OUTPUTS, RECURRENT_OPERANDS, parse
+from ..operators.program import COLUMNS, MAX_GATES, OPERANDS, OUTPUTS, RECURRENT_OPERANDS, parse
 from ..operators.quantized_recurrence import FIRST_COLUMN, QUANTIZED_RECURRENCE
 from ..operators.row_program import ROW_PROGRAM
 from ..storage import load
@@ -21,10 +21,10 @@ from .programs.tails import axis_of_rows
 if TYPE_CHECKING:
     from ..storage import Model
 
-_MOST_NAMES = 8  # of nodes in an error
+_MAX_NAMES = 8  # of nodes in an error
 _OF_STEP = {
-    **{f"tensor{i}": f"gate {i}" for i in range(1, MOST_GATES + 1)},
-    f"tensor{MOST_GATES + 1}": "the second state",
+    **{f"tensor{i}": f"gate {i}" for i in range(1, MAX_GATES + 1)},
+    f"tensor{MAX_GATES + 1}": "the second state",
     **{f"column{FIRST_COLUMN + i}": f"part {i + 1} of columns" for i in range(COLUMNS)},
 }
 """What a program of QuantizedRecurrence reads besides the state."""
@@ -100,8 +100,8 @@ def listing_of(
         if label(node) == name:
             return _listing(node, path)
     names = [label(node) for _, node in having]
-    further = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    others = f"nodes with programs: {', '.join(names[:_MOST_NAMES])}{further}" if names else "no node has a program"
+    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    others = f"nodes with programs: {', '.join(names[:_MAX_NAMES])}{further}" if names else "no node has a program"
     became = {each.node: each.operator for each in result.report.rewritten}
     operator = next((node.op_type for _, node in nodes if label(node) == name), became.get(name))
     if operator is None:

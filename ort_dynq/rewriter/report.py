@@ -30,7 +30,7 @@ _INTEGER = STATIC_PRODUCTS | {"DynamicQuantizeLSTM", "QAttention"}
 _QUANTIZED = NBITS_PRODUCTS | _INTEGER
 _PRODUCTS = FLOAT_PRODUCTS - {"Einsum"} | MADE_PRODUCTS
 _FLOAT = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"nchwc.Conv"}
-_MOST_NAMES = 3  # of products in a line
+_MAX_NAMES = 3  # of products in a line
 _REMEDY = "remedy: rewrite without --keep-fused; of constant scales: ort-dynq quantize --from-static"
 
 
@@ -207,8 +207,8 @@ class Report(Shown):
         lines, saturating = [], self.cpu.saturating
         if saturating:
             counts = _listed(Counter(each.op_type for each in saturating))
-            more = ", ..." if len(saturating) > _MOST_NAMES else ""
-            names = ", ".join(each.node for each in saturating[:_MOST_NAMES])
+            more = ", ..." if len(saturating) > _MAX_NAMES else ""
+            names = ", ".join(each.node for each in saturating[:_MAX_NAMES])
             lines.append(
                 f"wrong on x86 CPUs without VNNI, where sums saturate: {counts} of uint8 by int8 ({names}{more}); "
                 f"{_REMEDY}"

@@ -50,7 +50,7 @@ from .onnx_text import parse, tensor_type
 _FEW_ROWS = 16
 _FEW_ROWS_BYTES = 64 * 2**20, 128 * 2**20  # at least and at most
 _MANY_ROWS_BYTES = 8 * 2**20
-_MOST_COPIES = 512  # of small weights: a session with more products takes seconds to open
+_MAX_COPIES = 512  # of small weights: a session with more products takes seconds to open
 _LONG_READ_BYTES = 2**28
 
 _SCALE, _ZERO_POINT, _COLUMN_SCALE = np.float32(0.02), np.uint8(128), np.float32(0.01)
@@ -174,7 +174,7 @@ def cold_bytes(rows: int) -> int:
 
 def copies(rows: int, size: int) -> int:
     """The number of weights of `size` bytes that a contender multiplies by in turn."""
-    return min(_MOST_COPIES, -(-cold_bytes(rows) // size))
+    return min(_MAX_COPIES, -(-cold_bytes(rows) // size))
 
 
 def _last_cache() -> int:

@@ -149,7 +149,7 @@ def test_wrong_results_are_found(is_ours: bool, name: str, monkeypatch: pytest.M
 
 def test_sessions_hold_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of them to exceed the caches: a product of each, in one run."""
-    monkeypatch.setattr(product_contenders, "_MOST_COPIES", 512)
+    monkeypatch.setattr(product_contenders, "_MAX_COPIES", 512)
     monkeypatch.setattr(product_contenders, "cold_bytes", lambda rows: 10 * 64 * 48)
     opened = []
     real = session_contender

@@ -86,7 +86,7 @@ def test_closing_line_times_the_data_of_a_choice(
 def test_effects_of_the_layers_of_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accuracy, "_MOST_LAYERS", 2)
+    monkeypatch.setattr(accuracy, "_MAX_LAYERS", 2)
     onnx.save(with_three_forms(), "float.onnx")
     text = text_of(capsys, *QUANTIZE, "--verify")
     assert "and 1 layer. The effect on the outputs was measured for the 2 layers with the worst own SNR; " in text

@@ -16,7 +16,7 @@ from ort_dynq.operators import OPERATORS
 
 OPSETS = (13, 18)  # a Reshape of opset 13 takes no dimension of 0 literally
 CASES_OF_AN_OPERATOR = 200
-MOST = 10
+MAX_COUNT = 10
 """Empty cases of an operator."""
 
 
@@ -48,7 +48,7 @@ def test_kernels_and_functions_agree_on_empty_tensors(operator: str, opset: int)
         for inputs in emptied(case):
             shapes = tuple(array.shape for array in inputs)
             key = (tuple(given.items()) if operator.startswith("Quantized") else given.get("axis"), shapes)
-            if key in seen or count == MOST:
+            if key in seen or count == MAX_COUNT:
                 continue
             seen.add(key)
             try:

@@ -13,13 +13,13 @@ from ort_dynq.operators import OPERATORS, Operator
 from ort_dynq.operators.shapes import Call, Dims
 from ort_dynq.opsets import OPSET
 
-_MOST = 12  # cases of an operator
+_MAX_COUNT = 12  # cases of an operator
 
 
 def _cases(operator: Operator) -> Iterator[tuple[Case, dict[str, object]]]:
     cases = [*CASES[operator.name](OPSET)]
     defaults = {attribute.name: attribute.default for attribute in operator.attributes}
-    for case in cases[:: max(1, len(cases) // _MOST)]:
+    for case in cases[:: max(1, len(cases) // _MAX_COUNT)]:
         yield case, defaults | case.attributes
 
 

@@ -177,7 +177,7 @@ SUITE = suite()
 @pytest.mark.parametrize("name", SUITE)
 def test_backend_suite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights of a case are one number, so that their quantization is exact; it is too small to pay."""
-    monkeypatch.setattr(cost, "_FEWEST_WEIGHTS_OF_RECURRENCE", 0)
+    monkeypatch.setattr(cost, "_MIN_WEIGHTS_OF_RECURRENCE", 0)
     case = SUITE[name]
     model = onnx.ModelProto()
     model.CopyFrom(case.model)

@@ -19,7 +19,7 @@ from ort_dynq.rewriter import inspect
 
 F = np.float32
 H, D, E, G = 2, 32, 24, 8
-LEAST_SNR = 74
+MIN_SNR = 74
 NUMBERS = (
     "root = Constant<value = float {5.65685425}>() ninf = Constant<value = float {-inf}>() "
     "lowest = Constant<value = float {-3.4028234663852886e38}>() nought = Constant<value = float {0}>()"
@@ -170,7 +170,7 @@ def count(model: onnx.ModelProto, operator: str) -> int:
 )
 def test_forms(form: str, mask: str) -> None:
     heads = 2 * H if form == "shared_heads" else H
-    check(model_of(FORMS[form], mask, f"float[B, {heads}, S, {E}] y"), LEAST_SNR)
+    check(model_of(FORMS[form], mask, f"float[B, {heads}, S, {E}] y"), MIN_SNR)
 
 
 @pytest.mark.parametrize("mask", ["additive", "lowest"])

@@ -393,9 +393,9 @@ def test_folded_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = form.model()
     add_product(model)
     size = 4 * form.depth * form.columns
-    monkeypatch.setattr(dequantized_matmul, "_MOST_BYTES", size)
+    monkeypatch.setattr(dequantized_matmul, "_MAX_BYTES", size)
     assert len(ort_dynq.rewrite(model).report.rewritten) == 2
-    monkeypatch.setattr(dequantized_matmul, "_MOST_BYTES", size - 1)
+    monkeypatch.setattr(dequantized_matmul, "_MAX_BYTES", size - 1)
     assert ["more than 1 GB" in each.reason for each in ort_dynq.rewrite(model).report.unconverted] == [True, True]
 
 

@@ -11,7 +11,7 @@ from test_products import F, K, codes_of, model_of, scales_of
 from ort_dynq.rewriter import rewrite
 
 WEIGHTS: dict[str, Array] = {"w": (codes_of() * scales_of()).astype(F), "one": np.array([-1]), "half": F(0.5)}
-SMALLEST = float(np.finfo(F).tiny)
+MIN = float(np.finfo(F).tiny)
 ENDS = "mx = ReduceMax<keepdims = 1>(x, one)\n mn = ReduceMin<keepdims = 1>(x, one)\n r = Sub(mx, mn)\n"
 EXPANDED = ENDS.replace("r = Sub(mx, mn)", "shape = Shape(x)\n wide = Expand(mx, shape)\n r = Sub(wide, mn)")
 CODES = "u = Sub(x, mn)\n v = Div(u, r)\n t = Mul(v, c255)\n n = Round(t)\n"
@@ -38,7 +38,7 @@ def test_float_offset(form: str) -> None:
     """The product is one of integers; rows that are not finite are those of the model."""
     model, x = model_of(FORMS[form], WEIGHTS), data()
     check(model, {"x": x}, exact=True)
-    is_normal = np.isfinite(x).all(-1) & (np.ptp(np.nan_to_num(x), -1) > SMALLEST)
+    is_normal = np.isfinite(x).all(-1) & (np.ptp(np.nan_to_num(x), -1) > MIN)
     check_products(model, {"x": x[is_normal][None]})
     result = rewrite(model)
     assert products(result.report) == ["QuantizedMatMul"]
@@ -50,7 +50,7 @@ def test_float_offset(form: str) -> None:
         assert 0 < (~finite).all(-1).sum() < x.shape[0] * x.shape[1]
         assert np.isnan(actual[~finite]).all()
         # The model divides by 255 and multiplies by the range; range / 255 is a few denormal steps.
-        assert np.abs(actual - expected)[~is_normal & finite.all(-1)].max() < SMALLEST
+        assert np.abs(actual - expected)[~is_normal & finite.all(-1)].max() < MIN
 
 
 NEAR_MISSES = {

@@ -29,8 +29,8 @@ DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
 @pytest.fixture(autouse=True)
 def _small_products_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_cost.py tests which ones stay."""
-    monkeypatch.setattr(cost, "_FEWEST_PRODUCTS_OF_GROUPS", 0)
-    monkeypatch.setattr(cost, "_FEWEST_PRODUCTS_OF_RESHAPED_GROUPS", 0)
+    monkeypatch.setattr(cost, "_MIN_PRODUCTS_OF_GROUPS", 0)
+    monkeypatch.setattr(cost, "_MIN_PRODUCTS_OF_RESHAPED_GROUPS", 0)
 
 
 def in_groups(text: str, size: int, *, shape: str) -> str:

@@ -92,7 +92,7 @@ def test_weights_become_integers(
     name: str, convert: Callable[[onnx.ModelProto], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is, bit for bit, that of the loop whose body reads the weights from the graph around it."""
-    monkeypatch.setattr(cost, "_FEWEST_WEIGHTS", SIZE * SIZE)
+    monkeypatch.setattr(cost, "_MIN_WEIGHTS", SIZE * SIZE)
     carrying, reading = (model_of(form, STEPS[convert]) for form in FORMS[name])
     model = convert(carrying).to_proto()
     onnx.checker.check_model(model, full_check=True)

@@ -303,7 +303,7 @@ def external(tmp_path: Path) -> Path:
 def test_weights_in_a_file(external: Path, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read when the rewritten model is written, so that they are never all in memory."""
     if is_large:
-        monkeypatch.setattr(storage, "_LARGEST_PROTO", 1000)
+        monkeypatch.setattr(storage, "_MAX_PROTO", 1000)
     case = make(depth=100)
     result = ort_dynq.rewrite(external)
     computed = [each for each in storage.tensors(result.model) if isinstance(each, storage.ComputedTensor)]

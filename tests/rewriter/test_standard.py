@@ -14,7 +14,7 @@ from ort_dynq.rewriter.analysis import standard
 
 _REWRITER = Path(ort_dynq.rewriter.__file__).parent
 _NAMES = {schema.name for schema in state.get_all_operator_schema()} | set(OPERATORS)
-_MOST = 2  # names of a pair, such as the two that differ from a set
+_MAX_COUNT = 2  # names of a pair, such as the two that differ from a set
 _SETS = {name: each for name, each in vars(standard).items() if isinstance(each, frozenset)}
 
 
@@ -36,7 +36,7 @@ def test_no_other_module_lists_operators() -> None:
         for path in sorted(_REWRITER.rglob("*.py"))
         if path.name != "standard.py"
         for line, names in _lists(path)
-        if len(names) > _MOST
+        if len(names) > _MAX_COUNT
     ]
     assert not found, "name sets of analysis/standard.py in place of these operators"
 

@@ -28,7 +28,7 @@ CONSTANTS = """zero = Constant<value_float = 0.0>() three = Constant<value_float
     six = Constant<value_float = 6.0>() minus = Constant<value_float = -0.0>()
     slope = Constant<value_float = 0.25>()
 """
-LARGEST = "3.4028234663852886e+38"
+MAX_FINITE = "3.4028234663852886e+38"
 
 
 def model(inputs: str, body: str, constants: dict[str, Array]) -> onnx.ModelProto:
@@ -84,8 +84,8 @@ TAILS = {
     "y = Relu(a)": "dst = Clip(x, 0.0, inf)",
     "y = Clip(a, zero, six)": "dst = Clip(x, 0.0, 6.0)",
     "y = Clip(a, minus, six)": "dst = Clip(x, -0.0, 6.0)",
-    "y = Clip(a, zero)": f"dst = Clip(x, 0.0, {LARGEST})",  # as ONNX Runtime does without a bound
-    "y = Clip(a)": f"dst = Clip(x, -{LARGEST}, {LARGEST})",
+    "y = Clip(a, zero)": f"dst = Clip(x, 0.0, {MAX_FINITE})",  # as ONNX Runtime does without a bound
+    "y = Clip(a)": f"dst = Clip(x, -{MAX_FINITE}, {MAX_FINITE})",
     "h = Relu(a) y = Relu(h)": "dst = Clip(Clip(x, 0.0, inf), 0.0, inf)",
     "h = Relu(a) y = Add(h, a)": "dst = Add(Clip(x, 0.0, inf), x)",
     "y = LeakyRelu<alpha = 0.125>(a)": "dst = LeakyRelu(x, 0.125)",

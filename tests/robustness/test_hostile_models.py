@@ -435,7 +435,7 @@ def test_a_full_disk(external: bool, folder: Path) -> None:
 @pytest.fixture
 def small_protos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowers the limit of protocol buffers from 2 GB to 100 bytes."""
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 100)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 100)
 
 
 @pytest.mark.usefixtures("small_protos")

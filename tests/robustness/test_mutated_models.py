@@ -20,7 +20,7 @@ from rewriting import FOLDERS, MODELS, WHOLE_CHAIN, check, found, parse, rows, t
 from ort_dynq import DynqError
 from ort_dynq.rewriter import rewrite
 
-_LARGEST = 1 << 24  # bytes: a mutation may make results huge
+_MAX_VALUE = 1 << 24  # bytes: a mutation may make results huge
 
 
 def outputs_of(session: ort.InferenceSession, inputs: dict[str, Array]) -> list[Any] | None:

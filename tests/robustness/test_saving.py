@@ -68,7 +68,7 @@ def names(folder: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def _small_protos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowers the limit of protocol buffers from 1 GB to 1000 bytes: weights become external data."""
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 1000)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 1000)
 
 
 # Killed processes
@@ -78,7 +78,7 @@ import builtins, json, os, shutil, sys
 from pathlib import Path
 import test_saving as t
 from ort_dynq import storage
-storage._LARGEST_PROTO = 1000
+storage._MAX_PROTO = 1000
 
 def die_at(point):
     calls = 0
@@ -274,12 +274,12 @@ def test_a_link_into_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ort_dynq.DynqError, match=f"is a link into another folder.*choose {tmp_path}/there/new.onnx"):
         save(2, Path("link.onnx"))
     assert not names(Path("there"))
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 1 << 30)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 1 << 30)
     save(2, Path("link.onnx"))
     assert weight_of(Path("link.onnx")) == 2
     assert Path("link.onnx").is_symlink()
     Path("folder").symlink_to("there")  # the folder itself may be a link
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 1000)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 1000)
     save(3, Path("folder/new.onnx"))
     assert weight_of(Path("folder/new.onnx")) == 3
 
@@ -329,7 +329,7 @@ def test_commands_keep_links(command: tuple[str, ...], tmp_path: Path, monkeypat
     onnx.save(product(), "model.onnx")
     Path("there").mkdir()
     Path("link").symlink_to("there/out")
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 1 << 30)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 1 << 30)
     options = ("--seconds", "0.01") if command[0] == "bench" else ()
     assert cli.main([*command, "link", *options]) == 0
     assert Path("link").is_symlink()

@@ -42,7 +42,7 @@ def test_a_full_folder(tmp_path: Path) -> None:
 
 def test_a_full_folder_for_a_large_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A session of a model beyond 2 GB in memory is opened from a temporary file."""
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 100)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 100)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = ir.load(FLOAT)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -80,7 +80,7 @@ def of_a_large_model() -> object:
 
 @pytest.mark.parametrize("use", [of_float16, of_a_large_model])
 def test_a_missing_folder(use: Callable[[], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 100)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 100)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(ort_dynq.DynqError) as caught:
         use()

@@ -75,7 +75,7 @@ def test_data_that_would_be_copied_elsewhere(
 
 def test_a_session_of_a_large_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is opened from a temporary folder, two folders below the victim."""
-    monkeypatch.setattr(storage, "_LARGEST_PROTO", 1000)
+    monkeypatch.setattr(storage, "_MAX_PROTO", 1000)
     monkeypatch.setenv("TMPDIR", str(place / "more"))
     monkeypatch.setattr("tempfile.tempdir", None)
     before = everything(place)

@@ -181,7 +181,7 @@ def test_any_error_of_the_cache(
 
 
 def test_models_larger_than_the_cache_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_BYTES", 10)
+    monkeypatch.setattr(cache, "MAX_BYTES", 10)
     ort_dynq.InferenceSession(MODEL)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -212,7 +212,7 @@ def test_oldest_models_are_deleted(rewrites: list[object], tmp_path: Path, monke
     (entry,) = (tmp_path / "cache").iterdir()
     os.utime(entry / "entry.json", (0, 0))
     size = sum(file.stat().st_size for file in entry.iterdir())
-    monkeypatch.setattr(cache, "MOST_BYTES", size + 100)
+    monkeypatch.setattr(cache, "MAX_BYTES", size + 100)
     ort_dynq.InferenceSession(MODEL, exact=True)
     assert not entry.exists()
     assert "models 1," in cache.describe()

@@ -11,7 +11,7 @@ from ort_dynq.rewriter import rewrite
 from spellings.check import check, converted, problem_of
 from spellings.generator import near_miss, spelling
 
-_FEWEST = 0.95
+_MIN_SHARE = 0.95
 """The part of the spellings that has to become an integer product. It only ever rises."""
 _PARTS, _SPELLINGS, _NEAR_MISSES = 5, 6, 3
 _MANY, _LONGER = 40, 15  # parts of an exhaustive run, and how many times as many seeds each of them has
@@ -51,7 +51,7 @@ def test_most_spellings_have_the_integer_product() -> None:
     demanded = [each for each in made if each.expected]
     outcomes = [(each, converted(each)[1]) for each in demanded]
     left = [each for each, outcome in outcomes if outcome.products < each.products and not outcome.is_fused]
-    assert len(demanded) - len(left) >= _FEWEST * len(demanded), (
+    assert len(demanded) - len(left) >= _MIN_SHARE * len(demanded), (
         f"{len(left)} of {len(demanded)} have no integer product"
     )
 

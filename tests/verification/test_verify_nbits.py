@@ -40,7 +40,7 @@ def verified(case: Case, model: onnx.ModelProto, x: Array | None = None) -> Prod
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_correct(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nbits, "_MOST_WEIGHTS", 1000)
+    monkeypatch.setattr(nbits, "_MAX_WEIGHTS", 1000)
     case = make(**given)
     model = rewritten(case, **options_of(given))
     product = verified(case, model)

@@ -19,7 +19,7 @@ from .nodes import producer_of
 from .shapes import does_not_grow
 from .standard import ORDERINGS
 
-LARGEST = float(np.finfo(np.float32).max)
+MAX_FINITE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def bounds_of(value: ir.Value) -> Bounded | None:
     """
     if (node := producer_of(value, "Clip")) is not None and node.inputs[0] is not None:
         low, high = [*node.inputs[1:], None, None][:2]
-        least = -LARGEST if low is None else constant_scalar(low)
-        most = LARGEST if high is None else constant_scalar(high)
+        least = -MAX_FINITE if low is None else constant_scalar(low)
+        most = MAX_FINITE if high is None else constant_scalar(high)
         if least is None or most is None or least > most:
             return None
         return Bounded(node.inputs[0], least, most)

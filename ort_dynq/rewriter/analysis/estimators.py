@@ -17,11 +17,11 @@ from .magnitudes import AnyBounds, largest_quotient
 from .nodes import producer_of, rounded_to_float16
 from .standard import BOUNDING, ROUNDING
 
-_LARGEST = 2.0**24  # that abs(x) may be in case 1 of the proof
+_MAX_VALUE = 2.0**24  # that abs(x) may be in case 1 of the proof
 _MODERATE = 2.0**20
 _SMALL = 2.0**10
 _ROUNDING = 2.0**-4  # of a difference of moderate numbers, at most
-_BETWEEN, _MOST_BETWEEN = ("Cast", "Mul"), 3  # nodes between a difference and its sum
+_BETWEEN, _MAX_BETWEEN = ("Cast", "Mul"), 3  # nodes between a difference and its sum
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -41,7 +41,7 @@ def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 def is_added_back(difference: ir.Value, x: ir.Value | None) -> bool:
     """Returns whether y - x is added to x, or to x within bounds of any kind, through Casts and products or not."""
     nodes = [use.node for use in difference.uses()]
-    for _ in range(_MOST_BETWEEN):
+    for _ in range(_MAX_BETWEEN):
         later = [[use.node for use in each.outputs[0].uses()] if each.op_type in _BETWEEN else [each] for each in nodes]
         nodes = [node for found in later for node in found]
     of = _before(x, "Cast")
@@ -96,7 +96,7 @@ def is_exact(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBou
     if before.value is given and bounded.value is y:
         return True
     is_around_0 = before.least <= 0 <= before.most and bounded.least <= 0 <= bounded.most
-    return is_around_0 and (_is_at_most(_LARGEST, known(x)) or _is_finite_quotient(x, known, _LARGEST))
+    return is_around_0 and (_is_at_most(_MAX_VALUE, known(x)) or _is_finite_quotient(x, known, _MAX_VALUE))
 
 
 def rounded_apart(node: ir.Node, known: Callable[[ir.Value | None], AnyBounds]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ...runtime import MOST_COPIED, open_session, session_options
+from ...runtime import MAX_COPIED, open_session, session_options
 from .constants import constant_array
 from .folding import static_shape
 from .inference import Facts
@@ -70,7 +70,7 @@ def _run(
     graph.output.append(onnx.ValueInfoProto(name=value.name))
     inputs = {}
     for name, elements in constants.items():
-        if elements.size > MOST_COPIED and elements.dtype.isbuiltin == 1:
+        if elements.size > MAX_COPIED and elements.dtype.isbuiltin == 1:
             inputs[name] = elements
             type_ = onnx.helper.np_dtype_to_tensor_dtype(elements.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, type_, elements.shape))

@@ -21,7 +21,7 @@ from .standard import ARITHMETIC, EXTREMES, PADDING, REPEATING
 _Dim: TypeAlias = "int | ir.SymbolicDim"
 Dims: TypeAlias = "list[_Dim]"
 _RESIZING = REPEATING | PADDING | {"Reshape"}
-_MOST_ROUNDS = 4  # of inference: lengths from which others are computed become known one after the other
+_MAX_ROUNDS = 4  # of inference: lengths from which others are computed become known one after the other
 _BROADCASTING = ARITHMETIC | EXTREMES | {"Pow", "Where"}
 
 
@@ -140,7 +140,7 @@ class Facts:
         inference.run()
         resized: list[tuple[ir.Value, ir.TypeProtocol | None, ir.Shape]] = []
         solved: dict[_Dim, int] = {}
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             solved |= (now := solved_lengths(self.model.graph, _names_of_inputs(self.model)))
             new = [] if now else [(value, value.type, shape) for value, shape in _resized(self.model)]
             if not new and not now:

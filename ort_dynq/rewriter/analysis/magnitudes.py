@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from .bounds import LARGEST, all_bounds_of, constant_operand
+from .bounds import MAX_FINITE, all_bounds_of, constant_operand
 from .constants import constant_scalar
 from .limits import CHAIN, OPERANDS
 from .nodes import input_of, producer_of
@@ -28,7 +28,7 @@ from .shapes import axes_of, before_split, has_one_element, is_shape_of_rows, li
 from .standard import BOUNDING, CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
-SMALLEST_DIVISOR = 2.0**-100
+MIN_DIVISOR = 2.0**-100
 _KEPT = ("keepdims", "noop_with_empty_axes")
 _MINIMA = ("ReduceMin",)
 _POWERS = {"Floor": (0.5, 1.0), "Ceil": (1.0, 2.0), "Round": (0.5**0.5, 2.0**0.5)}
@@ -77,7 +77,7 @@ class _Cover(NamedTuple):
 
 
 def largest_quotient(
-    node: ir.Node, known: Callable[[ir.Value | None], AnyBounds], smallest: float = SMALLEST_DIVISOR
+    node: ir.Node, known: Callable[[ir.Value | None], AnyBounds], smallest: float = MIN_DIVISOR
 ) -> float | None:
     """Returns a bound of the magnitude of a Div or Mul, if it divides x by a range of x; else None.
 
@@ -85,7 +85,7 @@ def largest_quotient(
         node: The node.
         known: Returns the bounds of a value.
         smallest: What the divisor must be known to be at least. The bound may be exceeded where it is less than
-            SMALLEST_DIVISOR.
+            MIN_DIVISOR.
     """
     a, b = node.inputs[:2]
     if a is None or b is None:
@@ -100,7 +100,7 @@ def largest_ratio(
     x: ir.Value,
     scale: ir.Value,
     known: Callable[[ir.Value | None], AnyBounds],
-    smallest: float = SMALLEST_DIVISOR,
+    smallest: float = MIN_DIVISOR,
     *,
     is_inverse: bool = False,
 ) -> float | None:
@@ -321,7 +321,7 @@ class _Proof:
             return None
         bounded = all_bounds_of(r)
         if bounded.value is not r:
-            is_free = bounded.least <= -LARGEST if is_negated else bounded.most >= LARGEST
+            is_free = bounded.least <= -MAX_FINITE if is_negated else bounded.most >= MAX_FINITE
             return self.cover(bounded.value, is_negated=is_negated, depth=depth) if is_free else None
         inputs, op_type = node.inputs, node.op_type
         if op_type in (*RESHAPES, "Expand") or (op_type == "Relu" and not is_negated):

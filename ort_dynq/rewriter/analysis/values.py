@@ -25,14 +25,14 @@ from .estimators import estimated, is_exact, rounded_apart
 from .evaluation import evaluate
 from .inference import Facts
 from .limits import CHAIN
-from .magnitudes import SMALLEST_DIVISOR, clamped_part, difference_of_minimum, is_magnitude, is_range, largest_quotient
+from .magnitudes import MIN_DIVISOR, clamped_part, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
 from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, POOLS, RANGES, ROUNDING, SUMS
 
 INF = math.inf
 _LAST_DIGITS = 2.0**-20  # more than the errors of Log and Pow, which are not rounded correctly
-_LARGEST_INTEGER = 2**24  # float32 represents integers up to this one
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
+_MAX_INTEGER = 2**24  # float32 represents integers up to this one
+_MIN_NORMAL = float(np.finfo(np.float32).tiny)  # its reciprocal is finite
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Values:
     They hold for finite inputs of the model: the quotient of an infinity by a range may be infinite.
     """
 
-    _inputs_are_finite, _smallest_divisor = True, SMALLEST_DIVISOR
+    _inputs_are_finite, _smallest_divisor = True, MIN_DIVISOR
 
     def __init__(self, facts: Facts) -> None:
         """Visits all nodes in their order, so that no later question goes deep."""
@@ -138,7 +138,7 @@ class Values:
         inputs = [self.known(each) for each in node.inputs]
         divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
-        if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _SMALLEST_NORMAL):
+        if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _MIN_NORMAL):
             found = replace(found, is_regular=is_bounded)
         if (not found.is_regular or node.op_type == "Where") and (constant := self._of_finite_constant(value)):
             found = constant
@@ -212,14 +212,12 @@ class Values:
                 found = found.within(0, INF)
             if op_type == "Add" and (rounded := rounded_apart(node, self.known)) is not None:
                 found = found.within(*rounded)
-            if (divisor := power_of_remainder(node)) is not None and inputs[0].fits(
-                -_LARGEST_INTEGER, _LARGEST_INTEGER
-            ):
+            if (divisor := power_of_remainder(node)) is not None and inputs[0].fits(-_MAX_INTEGER, _MAX_INTEGER):
                 found = found.within(0, divisor - 1)
             if op_type == "Mul" and (magnitude := signed_magnitude_of(value)) is not None:
                 found = self._with_sign(magnitude)
             is_float = value.dtype is None or value.dtype.is_floating_point()
-            if not is_float and max(-found.low, found.high) >= _LARGEST_INTEGER:
+            if not is_float and max(-found.low, found.high) >= _MAX_INTEGER:
                 return Interval(is_integer=True)  # the bounds were rounded, or the integers wrap around
             return replace(found, is_integer=op_type != "Div" and all(each.is_integer for each in inputs))
         return Interval()

@@ -19,7 +19,7 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 _WIDE = (ir.DataType.INT32, ir.DataType.INT64)
-_SMALLEST_SUM = 2.0**22  # the distance of float32 numbers is 1/2 from here on
+_MIN_SUM = 2.0**22  # the distance of float32 numbers is 1/2 from here on
 
 
 def _match(node: ir.Node, context: Context) -> None:
@@ -61,7 +61,7 @@ def _arithmetic(node: ir.Node) -> tuple[ir.Value, str] | None:
     if value is not None and remainder is not None and remainder.inputs[0] is value:
         return (value, "rounded by Mod") if constant_scalar(remainder.inputs[1]) == 1 else None
     added, number = producer_of(value, "Add"), constant_scalar(other)
-    if added is None or number is None or abs(number) < _SMALLEST_SUM:
+    if added is None or number is None or abs(number) < _MIN_SUM:
         return None
     terms = [each for each in added.inputs if each is not None and constant_scalar(each) != number]
     return (terms[0], f"rounded by adding and subtracting {number:.0f}") if len(terms) == 1 else None

@@ -55,7 +55,7 @@ _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
 _ROOT_TYPES = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | INTEGER_PRODUCTS | OWN_PRODUCTS | RECURRENT | {"Attention"}
 PRODUCTS |= {"MatMulIntegerToFloat", "MatMulNBits"}
-_LARGEST_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
+_MAX_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
 _CLIP = "clip the codes before it"
@@ -255,7 +255,7 @@ class AffineForms(OfOnePhase):
         if source.dtype == ir.DataType.FLOAT16 and form.is_rounded:
             return replace(form, value=value) if to == ir.DataType.FLOAT else self._lose(node)
         if to == ir.DataType.FLOAT16:
-            if known.fits(-_LARGEST_FLOAT16_INTEGER, _LARGEST_FLOAT16_INTEGER):
+            if known.fits(-_MAX_FLOAT16_INTEGER, _MAX_FLOAT16_INTEGER):
                 return form.mapped(value, lambda _, param: param.of("Cast", to=int(to)))
             is_product = form.scale is not None and form.offset is None and source.dtype == ir.DataType.FLOAT
             return replace(form, value=value, is_rounded=True) if is_product else self._lose(node)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from ..analysis.bounds import LARGEST, all_bounds_of
+from ..analysis.bounds import MAX_FINITE, all_bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.magnitudes import is_end, largest_ratio
 from ..analysis.nodes import is_standard, producer_of
@@ -24,7 +24,7 @@ from .affine_form import Affine, Scaled, scaled_value
 from .terms import Param
 
 _CODES_OF_DYNAMIC = 255  # the largest abs(x) / scale of DynamicQuantizeLinear
-_LARGEST_RATIO = 2  # of abs(x) to the number of codes times the scale
+_MAX_RATIO = 2  # of abs(x) to the number of codes times the scale
 
 
 def is_estimate(form: Affine, x: ir.Value, values: Values) -> bool:
@@ -42,7 +42,7 @@ def is_estimate(form: Affine, x: ir.Value, values: Values) -> bool:
     scale = scaled_value(form.scale.term)
     if scale is None or scale.number <= 0:
         return False
-    largest = _LARGEST_RATIO * (form.high - form.low + 1) * scale.number
+    largest = _MAX_RATIO * (form.high - form.low + 1) * scale.number
     node = unreshaped(scale.value).producer()
     if node is not None and _quantizes(node, x):
         return largest >= _CODES_OF_DYNAMIC and not scale.is_inverse
@@ -91,7 +91,7 @@ def _spans_range(form: Affine, scale: Scaled, x: ir.Value, largest: float) -> bo
     Its lowest code stands for the minimum, and the scale is at least the range divided by a number of codes.
     """
     bounded, zero = all_bounds_of(scale.value), None if form.zero_point is None else form.zero_point.term
-    part = scaled_value(bounded.value) if bounded.most >= LARGEST and not scale.is_inverse else None
+    part = scaled_value(bounded.value) if bounded.most >= MAX_FINITE and not scale.is_inverse else None
     range_ = None if part is None or part.is_inverse else producer_of(part.value, "Sub")
     if part is None or range_ is None or form.moves or not isinstance(zero, ir.Value) or part.number * largest < 1:
         return False

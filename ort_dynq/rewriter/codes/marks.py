@@ -34,7 +34,7 @@ from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN, VISITED
-from ..analysis.magnitudes import SMALLEST_DIVISOR, difference_of_minimum, is_clamped_to
+from ..analysis.magnitudes import MIN_DIVISOR, difference_of_minimum, is_clamped_to
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import REDUCES_BY_INPUT, before_split, unreshaped
 from ..analysis.standard import ARITHMETIC, CHOOSING, RESHAPES, SCALING, SIGNS
@@ -204,7 +204,7 @@ def _is_finite_factor(term: Term, values: Values, *, is_divisor: bool) -> bool:
     if not isinstance(term, ir.Value):
         return False
     known = values.known(term)
-    return known.low >= SMALLEST_DIVISOR if is_divisor else math.isfinite(known.high)
+    return known.low >= MIN_DIVISOR if is_divisor else math.isfinite(known.high)
 
 
 def _range_of(term: Term, x: ir.Value, *, is_divisor: bool) -> ir.Value | None:

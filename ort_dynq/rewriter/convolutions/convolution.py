@@ -19,7 +19,7 @@ from ..reasons import Reason, Unconverted
 from ..weights.channels import Channels
 from ..weights.grid import QuantizedWeights, check_sums, grid_of
 
-_MOST_SPATIAL_RANK = 3
+_MAX_SPATIAL_RANK = 3
 _AUTO_PADS = {
     "NOTSET": AutoPad.EXPLICIT,
     "VALID": AutoPad.EXPLICIT,
@@ -118,8 +118,8 @@ def check_rank(rank: int) -> None:
     Raises:
         Unconverted: It does not.
     """
-    if not 3 <= rank <= 2 + _MOST_SPATIAL_RANK:
-        raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MOST_SPATIAL_RANK}")
+    if not 3 <= rank <= 2 + _MAX_SPATIAL_RANK:
+        raise Unconverted(Reason.WEIGHTS_RANK, rank=rank, expected=f"3 to {2 + _MAX_SPATIAL_RANK}")
 
 
 def unpadded(x: ir.Value, spatial_rank: int) -> tuple[ir.Value, list[int]]:

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from ...files import temporary_folder, unwritable
 from ...graphs import STANDARD_DOMAINS, graphs, proto_subgraphs, values_of, with_subgraphs
-from ...runtime import MOST_COPIED, can_open, open_session, session_options
+from ...runtime import MAX_COPIED, can_open, open_session, session_options
 from ...storage import load, to_proto
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
@@ -144,7 +144,7 @@ def saved_by_onnxruntime(model: ir.Model) -> onnx.GraphProto | None:
     """
     small = ir.Model(model.graph.clone(), ir_version=model.ir_version, functions=list(model.functions.values()))
     for name, value in list(small.graph.initializers.items()):
-        if value.const_value is None or value.const_value.size <= MOST_COPIED:
+        if value.const_value is None or value.const_value.size <= MAX_COPIED:
             continue
         value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
         del small.graph.initializers[name]

@@ -26,7 +26,7 @@ PREFIX = "InsertedPrecisionFreeCast_"
 """The prefix of the names of Casts that ONNX Runtime inserts, and of their values."""
 KEEPING = BOUNDING | RESHAPES - {"Flatten"} | {"Expand", "Identity"} | {"Round"}
 """Nodes that select elements of their inputs or round them to integers."""
-_LARGEST_EXACT = 2048.0  # float16 represents all integers up to here
+_MAX_EXACT = 2048.0  # float16 represents all integers up to here
 _WAS_FLOAT16 = "was float16"  # in the meta of a node that may return a zero of the other sign than in float16
 
 
@@ -309,5 +309,5 @@ class GraphCasts:
 
 def _has_exact_bounds(clip: ir.Node) -> bool:
     bounds = [constant_scalar(bound) for bound in clip.inputs[1:]]
-    is_exact = [bound is not None and abs(bound) <= _LARGEST_EXACT and bound.is_integer() for bound in bounds]
+    is_exact = [bound is not None and abs(bound) <= _MAX_EXACT and bound.is_integer() for bound in bounds]
     return len(bounds) == 2 and all(is_exact)

@@ -38,7 +38,7 @@ _Function = Callable[..., _Elements]
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _ANCHORS = SIGMOIDS | {"Exp"} | {"Gelu", "Swish"}
-_MOST_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
+_MAX_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
 
 
 class _ActivationFunction(NamedTuple):
@@ -235,7 +235,7 @@ def _candidates(anchor: ir.Node, facts: Facts) -> list[ir.Value]:
         for value in node.inputs:
             if value is not None and value not in found and not facts.is_constant(value):
                 found.append(value)
-        if len(found) >= _MOST_CANDIDATES:
+        if len(found) >= _MAX_CANDIDATES:
             break
     return found
 

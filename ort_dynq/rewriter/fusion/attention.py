@@ -29,11 +29,11 @@ from ..analysis.standard import ATTENTION, RESHAPES
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .attention_build import FEWEST_QUERIES, FLOAT, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
+from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import operator_attention
 from .causal import number_of_later_keys
 from .score_steps import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     Added,
     Masked,
     Scalar,
@@ -47,7 +47,7 @@ from .scores import Attention, Source, attention_of, is_float_cast, shapes_of, s
 from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 
 _MOVES = ("Concat", "Expand", "Transpose", "Cast", *RESHAPES)
-_FEWEST_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
+_MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
 
 
 def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match | None:
@@ -89,7 +89,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     few: Match | None = None
     if quantizes and has_past and count is None:
         few = _exported(found, context, quantizes=False, is_choice=True)
-    is_quantized = quantizes and (not has_past or few is not None or (count or 0) >= FEWEST_QUERIES)
+    is_quantized = quantizes and (not has_past or few is not None or (count or 0) >= MIN_QUERIES)
     if not is_quantized and not is_choice and found.product.op_type in ATTENTION:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
@@ -115,7 +115,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     masks = [step for step in steps if isinstance(step, Masked)]
     is_exactly_masked = is_quantized and bool(masks) and len(masks) == len(steps)
     for mask in masks if not is_exactly_masked else ():
-        if mask.number > LARGEST_NUMBER:
+        if mask.number > MAX_NUMBER:
             raise Unconverted(Reason.ATTENTION_SCORES, value=mask.value.name)
     has_operator = is_float and not softcap and factor != 0  # MultiHeadAttention takes 0 for its default
     is_faster = is_choice or _is_faster(steps, layout, is_safe=found.is_safe)
@@ -310,7 +310,7 @@ def _is_faster(steps: Steps, layout: Layout, *, is_safe: bool) -> bool:
     if not steps:
         return True
     s, t = length_of(layout.queries), length_of(layout.keys)
-    is_small = s is not None and t is not None and s * t < _FEWEST_SCORES
+    is_small = s is not None and t is not None and s * t < _MIN_SCORES
     return not is_small and (is_safe or len(steps) > 1 or isinstance(steps[0], Masked))
 
 

@@ -21,7 +21,7 @@ from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention
 _FEW = "few_queries"  # the name of a graph
-FEWEST_QUERIES = 48  # over cached keys: fewer take less time in floats than it takes to quantize the keys (Zen 5)
+MIN_QUERIES = 48  # over cached keys: fewer take less time in floats than it takes to quantize the keys (Zen 5)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Match:
         is_quantized: Whether products of integers take the place of the products.
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
             views whose values have their lengths.
-        few: What takes its place in runs with fewer queries than FEWEST_QUERIES; None: nothing does.
+        few: What takes its place in runs with fewer queries than MIN_QUERIES; None: nothing does.
         later: The number by which the steps are known to hide all keys behind a query; None: they are not.
     """
 
@@ -197,8 +197,8 @@ def is_of_few_queries(node: ir.Node) -> bool:
 
 
 def has_many_queries(count: ir.Value, edit: Edit, *, before: ir.Node) -> ir.Value:
-    """Returns whether a number, one element, is at least FEWEST_QUERIES."""
-    fewest = edit.add_constant(np.array([FEWEST_QUERIES - 1]), before=before)
+    """Returns whether a number, one element, is at least MIN_QUERIES."""
+    fewest = edit.add_constant(np.array([MIN_QUERIES - 1]), before=before)
     return edit.insert(ir.node("Greater", [count, fewest]), before=before)
 
 

@@ -20,7 +20,7 @@ from .score_steps import Added, Masked, Step
 from .scores import skip_casts
 from .views import Axis, dims_of, leaves
 
-_LARGEST = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0
+_MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0
 
 
 def number_of_later_keys(step: Step, queries: Axis, keys: Axis) -> float | None:
@@ -38,7 +38,7 @@ def number_of_later_keys(step: Step, queries: Axis, keys: Axis) -> float | None:
         number = step.number if _is_lower(step.value, holds=step.keeps) else None
     elif not step.subtracts:
         number = _number_in(skip_casts(step.value))
-    return number if number is not None and number <= _LARGEST else None
+    return number if number is not None and number <= _MAX_VALUE else None
 
 
 def _number_in(value: ir.Value) -> float | None:
@@ -51,7 +51,7 @@ def _number_in(value: ir.Value) -> float | None:
         return None
     for i in (1, 2):
         number = constant_scalar(where.inputs[i])
-        if number is not None and number <= _LARGEST and _is_lower(where.inputs[0], holds=i == 2):
+        if number is not None and number <= _MAX_VALUE and _is_lower(where.inputs[0], holds=i == 2):
             return number
     return None
 

@@ -32,7 +32,7 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .score_steps import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     Added,
     Masked,
     Scalar,
@@ -53,8 +53,8 @@ _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT
 _MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}  # of the codes
 _MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"} | {"Concat", "Expand"} | {"Transpose"}
 _CODES = tuple(_MIDDLES)
-_LEAST_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
-_LARGEST_MASK_OF_FLOAT16 = -6e4  # such a number absorbs a score of float16, which is far from it
+_MIN_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
+_MAX_MASK_OF_FLOAT16 = -6e4  # such a number absorbs a score of float16, which is far from it
 _LOWEST = -1e38  # takes the place of lower masks of float16: it absorbs scores of float32, too
 
 
@@ -210,8 +210,8 @@ def _least_bias(steps: Steps, values: Values) -> float | None:
     """Returns the number below which finite sums of the steps absorb scores, or must not stay; None: no sum is."""
     added = [step for step in steps if isinstance(step, Added)]
     lows = [-known.high if step.subtracts else known.low for step in added for known in [values.known(step.value)]]
-    if any(step.is_half and low < _LARGEST_MASK_OF_FLOAT16 for step, low in zip(added, lows, strict=True)):
-        return _LARGEST_MASK_OF_FLOAT16
+    if any(step.is_half and low < _MAX_MASK_OF_FLOAT16 for step, low in zip(added, lows, strict=True)):
+        return _MAX_MASK_OF_FLOAT16
     if not added:  # numbers of masks are constants
         return None
     low = [min(each, 0) for each in lows]
@@ -244,7 +244,7 @@ def _fits(step: Step, scores: list[Dim]) -> bool:
     dims = dims_of(step.value)
     return (
         step.value.shape is not None
-        and not (isinstance(step, Masked) and step.number > LARGEST_NUMBER)
+        and not (isinstance(step, Masked) and step.number > MAX_NUMBER)
         and all(
             each == 1
             or each == of_scores
@@ -408,7 +408,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
             return None
         has_rows = all(each[1] == 1 and _is_length(each[0], blocks[0]) for each in (parts, *points))
         copies = shape is not None and not shape.all()  # a dimension of the rows
-        if not has_rows or copies or width < min(_LEAST_GROUP, size):
+        if not has_rows or copies or width < min(_MIN_GROUP, size):
             return None
         return _Operand(codes.value, codes, code_shape=target, groups=size // width)
     if len(whole) != 4 or not all(len(each) == 5 for each in (blocks, parts, *points)):
@@ -425,7 +425,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
             [*parts[: at + 1], *parts[at + 2 :]],
             [[*each[: at + 1], *each[at + 2 :]] for each in points],
             axis,
-            blocks[at] if at == axis and size >= _LEAST_GROUP else None,
+            blocks[at] if at == axis and size >= _MIN_GROUP else None,
         )
         if is_per_channel is not None:
             return _Operand(codes.value, codes, squeezed=at + 1, code_shape=target, is_per_channel=is_per_channel)
@@ -457,7 +457,7 @@ def _is_per_channel(
     if not isinstance(size, int) or not isinstance(groups, int) or groups < 1 or size % groups:
         return None
     is_of_groups = token_groups is not None and is_equal(parts[axis], token_groups)
-    tokens = _LEAST_GROUP if is_of_groups else _tokens_of_group(parts[axis], whole[axis])
+    tokens = _MIN_GROUP if is_of_groups else _tokens_of_group(parts[axis], whole[axis])
     if tokens is None or not all(is_equal(parts[i], whole[i]) or parts[i] == 1 for i in (0, 1)):
         return None
     if not all(
@@ -466,9 +466,9 @@ def _is_per_channel(
         for i, (a, b) in enumerate(zip(each, parts, strict=True))
     ):
         return None
-    if size // groups >= min(_LEAST_GROUP, size):
+    if size // groups >= min(_MIN_GROUP, size):
         return False
-    return True if tokens >= _LEAST_GROUP else None
+    return True if tokens >= _MIN_GROUP else None
 
 
 def _tokens_of_group(groups: Dim, tokens: Dim) -> float | None:

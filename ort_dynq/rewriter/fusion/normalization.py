@@ -19,7 +19,7 @@ from ..programs.region import Region, region_of
 from ..programs.steps import ROW_SUMS
 from ..rule import Context, Rule
 
-_FEWEST_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul
+_MIN_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
@@ -45,7 +45,7 @@ def _multiplies_by_root(node: ir.Node, region: Region) -> bool:
     steps = region.program.steps
     has_root = any(step.operator == "Sqrt" for step in steps)
     inverts = any(step.operator == "Reciprocal" or step[:1] + step.operands[:1] == ("Div", "1.0") for step in steps)
-    return not is_norm(node) and len(region.nodes) >= _FEWEST_NODES and has_root and inverts
+    return not is_norm(node) and len(region.nodes) >= _MIN_NODES and has_root and inverts
 
 
 RULE = Rule("normalization", OPSET, _match, build, fuses=True)

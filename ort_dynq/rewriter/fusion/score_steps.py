@@ -14,8 +14,8 @@ from ..analysis.values import Values
 from ..edit import Edit
 from .views import Axes
 
-LARGEST_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
-LARGEST_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys
+MAX_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+MAX_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys
 _ABSORBING = -1e30  # in place of larger numbers of masks: rows without keys become means of all values, as in the model
 
 
@@ -189,4 +189,4 @@ def sum_of(steps: Steps, edit: Edit, *, is_exact: bool = False) -> ir.Value:
 
 def absorbing(number: float) -> float:
     """Returns a number of a mask that absorbs all scores to which it is added, as the mask replaces them."""
-    return number if number <= LARGEST_MASK else _ABSORBING
+    return number if number <= MAX_MASK else _ABSORBING

@@ -21,7 +21,7 @@ from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
 from ..analysis.standard import ARITHMETIC, COMMUTATIVE
-from .score_steps import LARGEST_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
+from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
 from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -301,7 +301,7 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
     if number is None or not number < 0 or not does_not_grow(_unexpanded(other, value), value):
         return None
     if node.op_type == "Max":
-        return Floor(number) if number <= LARGEST_NUMBER else None
+        return Floor(number) if number <= MAX_NUMBER else None
     condition = None if node.inputs[0] is None else _unexpanded(node.inputs[0], value)
     found = None if condition is None else _broadcast(condition, value, axes)
     return None if condition is None or found is None else Masked(condition, index == 1, number, *found)

@@ -17,64 +17,64 @@ from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
 
 # A call of a custom operator costs 0.1 us more than a call of a vectorized node, and saves 0.04 ns for each element.
-_FEWEST_ELEMENTS = 2048
-_FEWEST_PRODUCTS = 4096
-_FEWEST_PRODUCTS_OF_GROUPS = 8192
-_FEWEST_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
-_FEWEST_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
-_FEWEST_WEIGHTS_OF_TWO_TERMS = 65536
+_MIN_ELEMENTS = 2048
+_MIN_PRODUCTS = 4096
+_MIN_PRODUCTS_OF_GROUPS = 8192
+_MIN_PRODUCTS_OF_RESHAPED_GROUPS = 131072  # five nodes reshape the activation's scales and zero points
+_MIN_PRODUCTS_OF_NBITS = 65536  # MatMulNBits quantizes the activation in the same call
+_MIN_WEIGHTS_OF_TWO_TERMS = 65536
 # Of a matrix whose scales vary along the sums. A constant one may be dequantized once, which smaller parts gain less
 # from: `python tests/bench compressed` compares.
-_FEWEST_CODES_OF_INPUTS, _FEWEST_COLUMNS_OF_PART, _FEWEST_COLUMNS_OF_CONSTANT_PART = 2048, 16, 32
-_FEWEST_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
-_FEWEST_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
-_LEAST_SHARE_OF_WEIGHTS = 0.75
-_FEWEST_PRODUCTS_OF_CONVOLUTION = 262144
+_MIN_CODES_OF_INPUTS, _MIN_COLUMNS_OF_PART, _MIN_COLUMNS_OF_CONSTANT_PART = 2048, 16, 32
+_MIN_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
+_MIN_PRODUCTS_OF_INTERLEAVED = 512  # for each element; measured without VNNI, where integers gain least
+_MIN_SHARE_OF_WEIGHTS = 0.75
+_MIN_PRODUCTS_OF_CONVOLUTION = 262144
 # Of a product of floats. On AMD EPYC, Zen 3 (family 25, model 1), 64x256 and 128x128 weights take 1.0 to 1.4 of float's
 # time with 1 to 128 rows, 32x1024 and 1024x32 0.95 to 1.25. 48x1024 and 120x240 take 0.87 to 1.02 with 16 rows or more,
 # but 1.04 to 1.2 with one: its calls cost more than it saves, with VNNI, too. Only with VNNI, many rows of smaller
 # matrices would gain.
-_FEWEST_WEIGHTS, _FEWEST_ROWS_OR_COLUMNS = 24576, 48
-_FEWEST_WEIGHTS_OF_A_ROW = 49152
+_MIN_WEIGHTS, _MIN_ROWS_OR_COLUMNS = 24576, 48
+_MIN_WEIGHTS_OF_A_ROW = 49152
 # Codes and scales of each term are outputs of the program that else has the sum: with 256x256 weights, the product
 # takes 0.95 to 1.9 of the time with a float product, with 512x512 0.68 to 0.87 (AMD EPYC, Zen 5: family 26, model 2).
-_FEWEST_WEIGHTS_OF_SUM = 262144
-_FEWEST_ROWS_OF_TABLE = 1024  # twice as many as tokens that a text usually has
-_FEWEST_WEIGHTS_OF_TRANSPOSED = 16384
-_FEWEST_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
+_MIN_WEIGHTS_OF_SUM = 262144
+_MIN_ROWS_OF_TABLE = 1024  # twice as many as tokens that a text usually has
+_MIN_WEIGHTS_OF_TRANSPOSED = 16384
+_MIN_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # Kernels multiply 16 positions at once, also of several samples. A single position is a product of a matrix and a
 # vector, which is as fast in float. Windows of a signal have few positions, but there are many windows, and the
 # positions of all are rows of one product: with VNNI (AMD EPYC, Zen 5: family 26, model 2), a voice detector (that of
 # silero-vad, 1 to 5 positions) takes 0.87 of float's time for one window, 0.47 for 4 and 0.31 for 312.
-_FEWEST_POSITIONS = 8
-_FEWEST_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
+_MIN_POSITIONS = 8
+_MIN_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
 # Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights and 1.03 to
 # 1.4 with 5x5, with 32 or 64 output channels and stride 1 or 2. 4x4 weights with stride 4 take 1.6 with 32 output
 # channels and 1.0 to 1.06 with 96; 7x7 weights 0.86 to 0.93, 16x16 weights 0.9 to 1.05.
-_FEWEST_PRODUCTS_OF_AN_INPUT, _FEWEST_PRODUCTS_OF_AN_OUTPUT = 40, 32
+_MIN_PRODUCTS_OF_AN_INPUT, _MIN_PRODUCTS_OF_AN_OUTPUT = 40, 32
 # Likewise 1x1 weights of 16 channels with any number of output channels: 1.1 to 1.2; of 32 channels with 16 output
 # channels, or with 64 and stride 2: 1.0 to 1.3. Of 24 to 72 and 144 channels, 32 to 32 and 64, and 64 to 24 they take
 # 0.85 to 1.07.
-_FEWEST_PRODUCTS_OF_ANY_OUTPUT = 20
+_MIN_PRODUCTS_OF_ANY_OUTPUT = 20
 _FEWER_PRODUCTS_OF_AN_INPUT, _MORE_PRODUCTS_OF_AN_OUTPUT = 24, 64
-_MOST_CHANNELS_OF_AN_IMAGE, _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
+_MAX_CHANNELS_OF_AN_IMAGE, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # Div, Round and Mul of 8 elements take 1.09 times the time of their program, of 128x768 elements 2.0 times (AMD EPYC,
 # Zen 3: family 25, model 1).
-_FEWEST_PASSES_SAVED = 2  # by a program
+_MIN_PASSES_SAVED = 2  # by a program
 _FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
 # A program of one such node takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu, Celu), 0.54
 # (HardSwish, LeakyRelu), of the others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2).
 _SLOW_FUNCTIONS = ("Mish", "PRelu", "Softplus", "Elu", "Selu", "Celu", "HardSwish", "LeakyRelu")
-_FEWEST_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
+_MIN_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
-_FEWEST_NUMBERS_OF_TABLE, _FEWEST_COLUMNS_OF_TABLE = 131072, 128
+_MIN_NUMBERS_OF_TABLE, _MIN_COLUMNS_OF_TABLE = 131072, 128
 ASSUMED = 8
 """The length of a dimension that is not fixed, as in verification."""
 
 
 def has_few_elements(x: ir.Value) -> bool:
     """Returns whether a tensor is known to be so small that one vectorized node is as fast as a custom operator."""
-    return _has_fewer_elements(x, _FEWEST_ELEMENTS)
+    return _has_fewer_elements(x, _MIN_ELEMENTS)
 
 
 def _has_fewer_elements(x: ir.Value, count: int) -> bool:
@@ -83,7 +83,7 @@ def _has_fewer_elements(x: ir.Value, count: int) -> bool:
 
 def saves_passes(count: int) -> bool:
     """Returns whether a program saves enough: the number of nodes that read or write a whole tensor in its place."""
-    return count - 1 >= _FEWEST_PASSES_SAVED
+    return count - 1 >= _MIN_PASSES_SAVED
 
 
 def saves_with_function(function: ir.Node, count: int) -> bool:
@@ -98,7 +98,7 @@ def saves_with_function(function: ir.Node, count: int) -> bool:
         count: The number of nodes that read or write a whole tensor in its place.
     """
     fewest = 3 if function.op_type in _FAST_FUNCTIONS else 2
-    return count >= fewest and not _has_fewer_elements(function.outputs[0], _FEWEST_ELEMENTS_OF_FUNCTION)
+    return count >= fewest and not _has_fewer_elements(function.outputs[0], _MIN_ELEMENTS_OF_FUNCTION)
 
 
 def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
@@ -110,7 +110,7 @@ def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
         count: The number of nodes that read or write a whole tensor.
     """
     is_slow = any(each.op_type in _SLOW_FUNCTIONS for each in nodes)
-    return (is_slow or min(len(nodes), count) >= 2) and not _has_fewer_elements(x, _FEWEST_ELEMENTS_OF_FUNCTION)
+    return (is_slow or min(len(nodes), count) >= 2) and not _has_fewer_elements(x, _MIN_ELEMENTS_OF_FUNCTION)
 
 
 def too_small(node: ir.Node) -> Unconverted | None:
@@ -137,7 +137,7 @@ def too_small(node: ir.Node) -> Unconverted | None:
     else:
         is_quick = len(scale.shape) == 0 or tuple(scale.shape) == (1,) or (not quantizes and axis in (0, -rank))
     has_kernels = scale.dtype == ir.DataType.FLOAT and code_type(node) in CODE_TYPES  # which ONNX Runtime fuses
-    if elements >= _FEWEST_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
+    if elements >= _MIN_ELEMENTS or (has_kernels and (not is_quick or is_next_to_fused(node))):
         return None
     assumed = f", with {ASSUMED} for each dynamic dimension" if unknown else ""
     return Unconverted(Reason.TENSOR_TOO_SMALL, elements=elements, assumed=assumed)
@@ -157,7 +157,7 @@ def is_tiny_product_of_rows(source: ir.Node | None, columns: int) -> bool:
         return False
     if x is None or x.shape is None or not x.shape.is_static():
         return False
-    return math.prod(x.shape.numpy()) * columns < _FEWEST_PRODUCTS
+    return math.prod(x.shape.numpy()) * columns < _MIN_PRODUCTS
 
 
 def is_short_table(rows: int, picked: int | None) -> bool:
@@ -167,7 +167,7 @@ def is_short_table(rows: int, picked: int | None) -> bool:
         rows: The rows of the table.
         picked: The number of rows that are picked; None if it is not known.
     """
-    return rows < (_FEWEST_ROWS_OF_TABLE if picked is None else 2 * picked)
+    return rows < (_MIN_ROWS_OF_TABLE if picked is None else 2 * picked)
 
 
 def is_tiny_sum(size: int) -> bool:
@@ -176,7 +176,7 @@ def is_tiny_sum(size: int) -> bool:
     Args:
         size: The number of weights.
     """
-    return size < _FEWEST_WEIGHTS_OF_SUM
+    return size < _MIN_WEIGHTS_OF_SUM
 
 
 def is_tiny_transposed_product(depth: int, columns: int) -> bool:
@@ -184,7 +184,7 @@ def is_tiny_transposed_product(depth: int, columns: int) -> bool:
 
     On AMD EPYC, Zen 5 (family 26, model 2), weights of 64x64 take 0.95 to 1.2 of float's time, 128x160 take 0.77.
     """
-    return depth * columns < _FEWEST_WEIGHTS_OF_TRANSPOSED
+    return depth * columns < _MIN_WEIGHTS_OF_TRANSPOSED
 
 
 def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
@@ -198,7 +198,7 @@ def is_tiny_product_of_groups(activation: ir.Value, columns: int) -> bool:
         return False
     elements = math.prod(dim if isinstance(dim, int) else ASSUMED for dim in activation.shape)
     is_reshaped = bool(reshapes_of(activation))
-    fewest = _FEWEST_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _FEWEST_PRODUCTS_OF_GROUPS
+    fewest = _MIN_PRODUCTS_OF_RESHAPED_GROUPS if is_reshaped else _MIN_PRODUCTS_OF_GROUPS
     return elements * columns < fewest
 
 
@@ -213,11 +213,11 @@ def is_tiny_nbits(activation: ir.Value, depth: int, columns: int, terms: int) ->
             time that is saved depends on the weights.
     """
     if terms > 1:
-        return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS
+        return depth * columns < _MIN_WEIGHTS_OF_TWO_TERMS
     if activation.shape is None:
         return False
     rows = math.prod(dim if isinstance(dim, int) else ASSUMED for dim in list(activation.shape)[:-1])
-    return rows * depth * columns < _FEWEST_PRODUCTS_OF_NBITS
+    return rows * depth * columns < _MIN_PRODUCTS_OF_NBITS
 
 
 def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool) -> bool:
@@ -229,8 +229,8 @@ def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool
         is_constant: Whether the matrix is constant: it may be dequantized once.
     """
     if is_constant:
-        return depth * columns < _FEWEST_WEIGHTS_OF_TWO_TERMS or size < _FEWEST_COLUMNS_OF_CONSTANT_PART
-    return depth * columns < _FEWEST_CODES_OF_INPUTS or size < _FEWEST_COLUMNS_OF_PART
+        return depth * columns < _MIN_WEIGHTS_OF_TWO_TERMS or size < _MIN_COLUMNS_OF_CONSTANT_PART
+    return depth * columns < _MIN_CODES_OF_INPUTS or size < _MIN_COLUMNS_OF_PART
 
 
 def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
@@ -241,8 +241,8 @@ def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
         columns: The number of output channels.
         terms: The codes that an element of the activation gets.
     """
-    fewest = _FEWEST_WEIGHTS if terms == 1 else _FEWEST_WEIGHTS_OF_TWO_TERMS
-    return depth * columns < fewest or min(depth, columns) < _FEWEST_ROWS_OR_COLUMNS
+    fewest = _MIN_WEIGHTS if terms == 1 else _MIN_WEIGHTS_OF_TWO_TERMS
+    return depth * columns < fewest or min(depth, columns) < _MIN_ROWS_OR_COLUMNS
 
 
 def is_tiny_row(activation: ir.Value, depth: int, columns: int) -> bool:
@@ -255,7 +255,7 @@ def is_tiny_row(activation: ir.Value, depth: int, columns: int) -> bool:
     """
     shape = activation.shape
     is_row = shape is not None and shape.is_static() and math.prod(shape.numpy()) == depth
-    return is_row and depth * columns < _FEWEST_WEIGHTS_OF_A_ROW
+    return is_row and depth * columns < _MIN_WEIGHTS_OF_A_ROW
 
 
 def is_slow_transposed_convolution(
@@ -272,12 +272,12 @@ def is_slow_transposed_convolution(
         taps: The shape of the kernels of the convolution. They have more weights if strides do not divide the kernel.
     """
     depth = channels * math.prod(kernel) / math.prod(strides)  # products of an element of the output
-    if depth < max(_FEWEST_PRODUCTS_OF_INTERLEAVED, _LEAST_SHARE_OF_WEIGHTS * channels * math.prod(taps)):
+    if depth < max(_MIN_PRODUCTS_OF_INTERLEAVED, _MIN_SHARE_OF_WEIGHTS * channels * math.prod(taps)):
         return True
     shape = node.outputs[0].shape
     if shape is None or not shape.is_static():
         return False
-    return math.prod(shape.numpy()) * depth < _FEWEST_PRODUCTS_OF_CONVOLUTION
+    return math.prod(shape.numpy()) * depth < _MIN_PRODUCTS_OF_CONVOLUTION
 
 
 def has_short_sums(shape: Sequence[int]) -> bool:
@@ -288,7 +288,7 @@ def has_short_sums(shape: Sequence[int]) -> bool:
     Args:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
     """
-    return shape[1] == 1 and math.prod(shape[2:]) < _FEWEST_WEIGHTS_OF_A_CHANNEL
+    return shape[1] == 1 and math.prod(shape[2:]) < _MIN_WEIGHTS_OF_A_CHANNEL
 
 
 def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -> bool:
@@ -302,23 +302,23 @@ def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -
     if group > 1:
         return False
     of_an_output, of_an_input = math.prod(shape[1:]), shape[0] * math.prod(shape[2:]) / math.prod(strides)
-    if shape[1] <= _MOST_CHANNELS_OF_AN_IMAGE:
-        return of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
-    if of_an_output < _FEWEST_PRODUCTS_OF_ANY_OUTPUT:
+    if shape[1] <= _MAX_CHANNELS_OF_AN_IMAGE:
+        return of_an_output < _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
+    if of_an_output < _MIN_PRODUCTS_OF_ANY_OUTPUT:
         return True
     if of_an_input < _FEWER_PRODUCTS_OF_AN_INPUT:
         return of_an_output < _MORE_PRODUCTS_OF_AN_OUTPUT
-    return of_an_output < _FEWEST_PRODUCTS_OF_AN_OUTPUT and of_an_input < _FEWEST_PRODUCTS_OF_AN_INPUT
+    return of_an_output < _MIN_PRODUCTS_OF_AN_OUTPUT and of_an_input < _MIN_PRODUCTS_OF_AN_INPUT
 
 
 def has_short_sums_for_two_terms(depth: int) -> bool:
     """Returns whether a convolution of two terms takes more time than in float: its sums have `depth` products."""
-    return depth < _FEWEST_PRODUCTS_OF_TWO_TERMS
+    return depth < _MIN_PRODUCTS_OF_TWO_TERMS
 
 
 def is_small_table(rows: int, columns: int) -> bool:
     """Returns whether 8 bits for the numbers of a table of embeddings save too few bytes."""
-    return rows * columns < _FEWEST_NUMBERS_OF_TABLE or columns < _FEWEST_COLUMNS_OF_TABLE
+    return rows * columns < _MIN_NUMBERS_OF_TABLE or columns < _MIN_COLUMNS_OF_TABLE
 
 
 def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
@@ -330,7 +330,7 @@ def is_tiny_recurrence(x: ir.Value, depth: int, columns: int) -> bool:
         columns: The gates times the elements of a state.
     """
     is_one_step = x.shape is not None and len(x.shape) == 3 and x.shape[0] == 1
-    return depth * columns < _FEWEST_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
+    return depth * columns < _MIN_WEIGHTS_OF_RECURRENCE * (3 if is_one_step else 1)
 
 
 def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8], *, has_scales_of_samples: bool = False) -> bool:
@@ -349,6 +349,6 @@ def is_tiny_convolution(node: ir.Node, weights: npt.NDArray[np.int8], *, has_sca
         return False  # samples of unknown number are windows of a signal: see above
     batch = shape[0] if isinstance(shape[0], int) else 1
     positions = math.prod(lengths)
-    if positions == 1 or positions * (1 if has_scales_of_samples or weights.ndim > 4 else batch) < _FEWEST_POSITIONS:
+    if positions == 1 or positions * (1 if has_scales_of_samples or weights.ndim > 4 else batch) < _MIN_POSITIONS:
         return True
-    return batch * weights.size * positions < _FEWEST_PRODUCTS_OF_CONVOLUTION
+    return batch * weights.size * positions < _MIN_PRODUCTS_OF_CONVOLUTION

@@ -18,11 +18,11 @@ from ..analysis.nodes import is_standard
 from ..reasons import Reason, Unconverted
 from .cost import ASSUMED
 
-_SMALLEST_BLOCK = 16
+_MIN_BLOCK = 16
 _BITS_8 = ("INT8", "UINT8")
 _CODES = (*_BITS_8, "INT4", "UINT4", "INT2", "UINT2")
 _OF_A_WEIGHT = 8  # products take the time in which ONNX Runtime dequantizes a weight
-_LEAST_SHARE = 0.01  # of the products of all convolutions: less is not seen in the time of a run
+_MIN_SHARE = 0.01  # of the products of all convolutions: less is not seen in the time of a run
 
 
 class Convolutions:
@@ -46,7 +46,7 @@ class Convolutions:
             return None
         rows = math.prod(dim if isinstance(dim, int) else ASSUMED for dim in list(activation.shape)[:-1])
         share = (rows + _OF_A_WEIGHT) * math.prod(weights.shape.numpy()) / self.products
-        return None if share >= _LEAST_SHARE else Unconverted(Reason.DEQUANTIZED_LITTLE, percent=f"{100 * share:.2g}")
+        return None if share >= _MIN_SHARE else Unconverted(Reason.DEQUANTIZED_LITTLE, percent=f"{100 * share:.2g}")
 
 
 def _products_of_convolution(node: ir.Node) -> int:
@@ -96,6 +96,6 @@ def _has_scales(dq: ir.Node, moves: Sequence[ir.Node]) -> bool:
     if moves and codes.dtype.name not in _BITS_8:
         return False
     if size:
-        return not moves and axis in (0, -2) and size >= _SMALLEST_BLOCK and size & (size - 1) == 0
+        return not moves and axis in (0, -2) and size >= _MIN_BLOCK and size & (size - 1) == 0
     is_of_tensor = all(length == 1 for length in scale.shape)
     return is_of_tensor or axis in ((0, -2) if moves else (1, -1))

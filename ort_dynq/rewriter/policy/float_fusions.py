@@ -19,7 +19,7 @@ from .ort_fusions import is_fused_with_neighbors
 _MIDDLES = SIGMOIDS | {"Exp", "Pow"} | {"ReduceMean", "Softmax"}
 WITHOUT_SIGMOID = _MIDDLES - {"Sigmoid"}
 """The middles after the rules for activation functions: a Sigmoid that they left is none."""
-_MOST_STEPS = 5  # from the end of a normalization to its middle
+_MAX_STEPS = 5  # from the end of a normalization to its middle
 
 
 def may_end_fusion(
@@ -41,7 +41,7 @@ def may_end_fusion(
     is_bias = is_standard(node, "Add") and any(map(is_constant, values))
     if is_bias and any(producer_of(each, *FUSIBLE_PRODUCTS) for each in values):
         return True
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         producers = {producer for each in values if (producer := each.producer()) is not None}
         if any(is_standard(each, *middles) for each in producers):
             return True

@@ -35,7 +35,7 @@ from ..analysis.standard import (
 )
 from .ort_fusions import saturating_weights
 
-_LARGEST_WEIGHT = 64  # 2 * 255 * 64 = 32640 fits int16
+_MAX_WEIGHT = 64  # 2 * 255 * 64 = 32640 fits int16
 
 
 class Operands(NamedTuple):
@@ -76,7 +76,7 @@ _ROUNDING |= NORMALIZATIONS | ADDING | {"CumSum", "ReduceLogSumExp"} | ADDING_PO
 
 def may_saturate(weights: npt.NDArray[Any]) -> bool:
     """Returns whether a pair of products of uint8 codes by these int8 weights may exceed int16."""
-    return bool(np.abs(weights.astype(np.int32)).max(initial=0) > _LARGEST_WEIGHT)
+    return bool(np.abs(weights.astype(np.int32)).max(initial=0) > _MAX_WEIGHT)
 
 
 def key_of(node: ir.Node) -> tuple[str, str]:

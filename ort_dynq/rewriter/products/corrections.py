@@ -35,7 +35,7 @@ from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
 from ..weights.channels import Channels
 
-_LARGEST = 2**31
+_MAX_VALUE = 2**31
 EXACT_IN_FLOAT = 2**24
 """float32 holds all integers of at most this magnitude."""
 
@@ -58,7 +58,7 @@ def terms_of(value: ir.Value, channels: Channels, facts: Facts, depth: int = 0) 
         Unconverted: Its constants exceed int32, or a float32 value is not known to be an integer without roundings.
     """
     numbers, terms = channels.vector(value, None, facts), _computed(value, channels, facts, depth)
-    if numbers is not None and np.abs(numbers, dtype=float).max() < _LARGEST and (numbers == np.rint(numbers)).all():
+    if numbers is not None and np.abs(numbers, dtype=float).max() < _MAX_VALUE and (numbers == np.rint(numbers)).all():
         terms = {(): numbers.astype(np.int64)}
     elif terms is None:
         terms = {(_row_sums_of(value) or narrow(value) or value,): np.ones(channels.size, np.int64)}
@@ -105,7 +105,7 @@ def added(terms: Terms, others: Terms, sign: int = 1) -> Terms:
     total = dict(terms)
     for factors, numbers in others.items():
         total[factors] = total.get(factors, 0) + sign * numbers
-        if np.abs(total[factors]).max(initial=0) >= _LARGEST:
+        if np.abs(total[factors]).max(initial=0) >= _MAX_VALUE:
             raise Unconverted(Reason.ADDED_NUMBERS)
     return total
 

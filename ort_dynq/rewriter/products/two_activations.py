@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
-from ...operators.quantized_matmul import LONGEST_SUM
+from ...operators.quantized_matmul import MAX_SUM_LENGTH
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs
@@ -129,7 +129,7 @@ def _lowest(factor: WideCodes) -> int:
 def _is_short(a: ir.Value) -> bool:
     """Returns whether the sums of a product by A, [..., M, K], are known to fit int32."""
     depth = None if a.shape is None or not len(a.shape) else a.shape[-1]
-    return isinstance(depth, int) and depth <= LONGEST_SUM
+    return isinstance(depth, int) and depth <= MAX_SUM_LENGTH
 
 
 def _has_rows(a: ir.Value) -> bool:
@@ -202,7 +202,7 @@ def _match_linear(node: ir.Node, context: Context) -> tuple[ir.Value, ...] | Non
     return tuple(values) if is_cheap and _is_worth_shifts(a, b) else None
 
 
-_FEWEST_PRODUCTS = 1 << 16  # with which the shifts of all codes take as long as they gain (Zen 3)
+_MIN_PRODUCTS = 1 << 16  # with which the shifts of all codes take as long as they gain (Zen 3)
 
 
 def _is_worth_shifts(a: ir.Value, b: ir.Value) -> bool:
@@ -212,7 +212,7 @@ def _is_worth_shifts(a: ir.Value, b: ir.Value) -> bool:
     sizes = (*a.shape, b.shape[-1])
     return a.shape[-2] != 1 and (
         not all(isinstance(each, int) for each in sizes)
-        or math.prod(each for each in sizes if isinstance(each, int)) >= _FEWEST_PRODUCTS
+        or math.prod(each for each in sizes if isinstance(each, int)) >= _MIN_PRODUCTS
     )
 
 

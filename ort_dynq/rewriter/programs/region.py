@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...graphs import name_in_model, values_read
-from ...operators.program import MOST_STEPS, OPERANDS, Program
+from ...operators.program import MAX_STEPS, OPERANDS, Program
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .rows import Kind, Rows
 from .steps import ROUNDINGS, Translation, elements_of, type_of
 
-_MOST_ALTERNATIVES = 8  # that are tried one by one
+_MAX_ALTERNATIVES = 8  # that are tried one by one
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
 _OPERANDS = {Kind.VECTOR: "tensor", Kind.NUMBER: "row", Kind.PART: "row", Kind.COLUMN: "column"}
 
@@ -85,7 +85,7 @@ def region_of(
     sequence = list(anchor.graph)
     order = {node: i for i, node in enumerate(sequence)}
     nodes, left = _grown(anchor, lambda node: node in order and rows.of_result(node) is not None and takes(node))
-    first = None if left is None else _reason(Reason.PROGRAM_TOO_LONG, left, most=MOST_STEPS)
+    first = None if left is None else _reason(Reason.PROGRAM_TOO_LONG, left, most=MAX_STEPS)
     while anchor in nodes:
         draft = _Draft(sorted(nodes, key=order.__getitem__), rows, translates, context, sequence, order)
         found = _attempt(draft)
@@ -115,7 +115,7 @@ def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> tuple[list[ir.N
             if other not in seen:
                 seen.add(other)
                 if takes(other):
-                    if len(nodes) == MOST_STEPS:
+                    if len(nodes) == MAX_STEPS:
                         return nodes, other
                     nodes.append(other)
     return nodes, None
@@ -134,7 +134,7 @@ def _cut(nodes: list[ir.Node], anchor: ir.Node, alternatives: list[list[ir.Node]
     """Returns the best part of a set without the nodes of one alternative, and without those before or after them."""
     members, before_anchor = set(nodes), set[ir.Node]()
     passes = {node for node in nodes if is_pass(node, rows)}
-    if len(alternatives) > _MOST_ALTERNATIVES:  # the farther half of them at once, each on its side of the anchor
+    if len(alternatives) > _MAX_ALTERNATIVES:  # the farther half of them at once, each on its side of the anchor
         alternatives.sort(key=lambda each: max(map(nodes.index, each)))
         alternatives = [[node for each in alternatives[len(alternatives) // 2 :] for node in each]]
         before_anchor = _closure([anchor], members, False)
@@ -205,7 +205,7 @@ class _Draft:
         translation = self._translates(names, self._context)
         if (failed := next((node for node in self._nodes if not translation.add(node)), None)) is not None:
             if translation.is_full:
-                raise _Problem([[failed]], Reason.PROGRAM_TOO_LONG, most=MOST_STEPS)
+                raise _Problem([[failed]], Reason.PROGRAM_TOO_LONG, most=MAX_STEPS)
             raise _Problem([[failed], *([each] for each in translation.of_unknown_sign())])
         outputs, code_type = self._outputs(translation)
         passes = sum(is_pass(node, self._rows) for node in self._nodes)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...operators import DOMAIN
 from ...operators.program import (
-    MOST_STEPS,
+    MAX_STEPS,
     OPERANDS,
     OUTPUTS,
     REDUCTIONS,
@@ -26,7 +26,7 @@ from ...operators.program import (
     literal,
     parse,
 )
-from ..analysis.bounds import LARGEST, bounds_of
+from ..analysis.bounds import MAX_FINITE, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of
@@ -50,7 +50,7 @@ ROW_SUMS = ADDING - {"ReduceL1"}
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
 """The steps that a Cast of numbers of this type is, if they fit the type."""
-_LARGEST_INTEGER = 2.0**24
+_MAX_INTEGER = 2.0**24
 _16_BITS = "-32768.0", "32767.0"
 _HARD_SIGMOID = (("alpha", 0.2), ("beta", 0.5))
 _ENDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
@@ -153,7 +153,7 @@ class Translation:
     @property
     def is_full(self) -> bool:
         """Whether the program has as many steps as it may have."""
-        return len(self.program.steps) == MOST_STEPS
+        return len(self.program.steps) == MAX_STEPS
 
     def of_unknown_sign(self) -> list[ir.Node]:
         """Returns the nodes whose zeros of unknown sign are divisors, so that a step of a quotient failed."""
@@ -220,7 +220,7 @@ class Translation:
     def _bounds(self, node: ir.Node) -> list[str]:
         """Returns the bounds of a Clip; without one, ONNX Runtime clips floats to the largest finite float."""
         is_float, found = type_of(node.outputs[0]) == ir.DataType.FLOAT, list[str]()
-        for value, absent in zip([*node.inputs[1:], None, None], (-LARGEST, LARGEST), strict=False):
+        for value, absent in zip([*node.inputs[1:], None, None], (-MAX_FINITE, MAX_FINITE), strict=False):
             number = constant_scalar(value)
             if value is None:
                 number = absent if is_float else math.copysign(math.inf, absent)
@@ -331,7 +331,7 @@ class Translation:
             numbers = (
                 [real] if op_type not in _ADDITIVE else [output, *(self._casts.get(each, each) for each in integers)]
             )
-            limit = _LARGEST_INTEGER if op_type in _ADDITIVE else math.inf
+            limit = _MAX_INTEGER if op_type in _ADDITIVE else math.inf
             if not all(self._values.known(each).fits(-limit, limit) for each in numbers):
                 raise _NoStepError
         of_nan = [each for each in integers if each in self._casts or each in self._sums or each in self._truncated]
@@ -347,7 +347,7 @@ class Translation:
                 raise _NoStepError
             number = next((each for each in elements if each not in of_nan), None)
             self._sums[output] = self._casts[of_nan[0]], number if op_type == "Add" else None
-        elif op_type not in _BOUNDS - {"Min"} or self._least(node, of_nan) < -_LARGEST_INTEGER:
+        elif op_type not in _BOUNDS - {"Min"} or self._least(node, of_nan) < -_MAX_INTEGER:
             raise _NoStepError
 
     def _least(self, node: ir.Node, unbounded: list[ir.Value]) -> float:

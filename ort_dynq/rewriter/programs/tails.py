@@ -36,7 +36,7 @@ from .steps import ELEMENTWISE, Translation, elements_of
 _PRODUCTS = ("QuantizedConv", "QuantizedMatMul")
 _BIAS = 7  # the input with one element for each output channel
 _DST = list(OUTPUTS).index("dst")
-_MOST_NODES = 24
+_MAX_NODES = 24
 _FLOAT16_BOUNDS = 2048.0  # float16 represents all integers up to here
 
 
@@ -176,7 +176,7 @@ def _match(node: ir.Node, context: Context) -> _Tail | None:
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     region, found = _Region(node, context), None
-    while len(region.nodes) < _MOST_NODES and region.add_next():
+    while len(region.nodes) < _MAX_NODES and region.add_next():
         last = region.last()
         if last is not None and last is region.inside()[-1] and last.dtype == ir.DataType.FLOAT:
             program = region.program()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...operators.quantized_matmul import LONGEST_SUM, LONGEST_SYMMETRIC_SUM
+from ...operators.quantized_matmul import MAX_SUM_LENGTH, MAX_SYMMETRIC_SUM_LENGTH
 from ..analysis.constants import is_float16
 from ..reasons import Reason, Unconverted
 from .rounded_scales import float16_scales
@@ -29,14 +29,14 @@ _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
 _FEW_ROWS = 4  # they reject most candidates for a scale
-_LARGEST_ROUNDING = 2.0**-13
-_FEWEST_ROUNDED_ROWS = 8  # fewer numbers of float16, or nearly, are multiples of some scale by chance
-LARGEST_ROUNDING_OF_ALL = 2.0**-23  # of 2 * code / n - 1, relative to the largest weight
-_LARGEST_DISTANCE = 2.0**-21  # of a weight to the grid, relative: w + (c - w) has an error of 2**-24 * (|c - w| + |c|)
+_MAX_ROUNDING = 2.0**-13
+_MIN_ROUNDED_ROWS = 8  # fewer numbers of float16, or nearly, are multiples of some scale by chance
+MAX_ROUNDING_OF_ALL = 2.0**-23  # of 2 * code / n - 1, relative to the largest weight
+_MAX_DISTANCE = 2.0**-21  # of a weight to the grid, relative: w + (c - w) has an error of 2**-24 * (|c - w| + |c|)
 _BLOCK = 1 << 22  # elements per step: the temporary arrays take many times their size
 # Candidates for the code of the largest magnitude: 1 of ternary weights, 127, which is the most frequent one and prime,
 # then the others from small to large, since a multiple of the true code would make multiples of all codes.
-_LARGEST_CODES = (1, 127, *range(2, 127), *range(128, 256))
+_MAX_CODES = (1, 127, *range(2, 127), *range(128, 256))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class QuantizedWeights:
         bits: 8 or 4.
         group_size: The number of adjacent k that share a scale; 0 if all do.
         is_rounded: Whether the weights have roundings that verification has to know.
-        is_near: Whether these are relative to the largest weight, at most LARGEST_ROUNDING_OF_ALL of it.
+        is_near: Whether these are relative to the largest weight, at most MAX_ROUNDING_OF_ALL of it.
         stack: The leading dimensions of stacked matrices; empty for one matrix. The N columns are those of the first
             matrix, then those of the second one, and so on.
     """
@@ -130,14 +130,14 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Quant
     if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size:
         return None
     depth = len(weights)
-    for is_exact in (True, False) if may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS else (True,):
+    for is_exact in (True, False) if may_be_rounded and depth >= _MIN_ROUNDED_ROWS else (True,):
         search = _EXACT if is_exact else _ROUNDED if is_float16(weights) else _NEAR
         for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
             found = _numbers(weights, group_size or depth, search)
             if found is not None:
                 grid = _grid(*found, group_size)
                 return None if grid is None else replace(grid, is_rounded=search is _ROUNDED)
-    return _grid_of_all(weights) if may_be_rounded and depth >= _FEWEST_ROUNDED_ROWS else None
+    return _grid_of_all(weights) if may_be_rounded and depth >= _MIN_ROUNDED_ROWS else None
 
 
 def _grid_of_all(weights: npt.NDArray[np.float32]) -> QuantizedWeights | None:
@@ -237,7 +237,7 @@ def _has_scale(column: npt.NDArray[np.float32], is_grid: _Comparison, fits: _Fil
     """Returns whether some scale fits a sample of one column: all candidates at once."""
     largest = np.abs(column).max()
     sample = column[:: max(1, len(column) // _PROBED_ROWS), None]
-    codes = np.array(_LARGEST_CODES, np.float32)
+    codes = np.array(_MAX_CODES, np.float32)
     return largest == 0 or any(
         (fits(scale, codes, largest) & is_grid(sample, scale)).any() for scale in _candidates(largest, codes)
     )
@@ -250,7 +250,7 @@ def _scales(weights: npt.NDArray[np.float32], is_grid: _Comparison, fits: _Filte
     todo = np.flatnonzero(largest)
     few, sample = (weights[:: max(1, len(weights) // rows)] for rows in (_FEW_ROWS, _PROBED_ROWS))
     ratios = np.abs(few[:, todo]) / largest[todo]
-    for code in map(np.float32, _LARGEST_CODES):
+    for code in map(np.float32, _MAX_CODES):
         near = _near_integers(ratios, code)
         if not near.size:
             continue
@@ -280,7 +280,7 @@ def _near_integers(ratios: npt.NDArray[np.float32], code: np.float32) -> npt.NDA
     found = np.arange(ratios.shape[1])
     for row in ratios:
         products = (row if len(found) == len(row) else row[found]) * code
-        found = found[np.abs(products - np.rint(products)) < _LARGEST_ROUNDING]
+        found = found[np.abs(products - np.rint(products)) < _MAX_ROUNDING]
     return found
 
 
@@ -308,13 +308,13 @@ def _is_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -
 def _is_nearly_grid(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         distance = np.abs(np.rint(weights / scale) * scale - weights)
-        return np.asarray((distance <= _LARGEST_DISTANCE * np.abs(weights)).all(0))
+        return np.asarray((distance <= _MAX_DISTANCE * np.abs(weights)).all(0))
 
 
 def _is_near_with_largest(weights: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         codes = np.rint(weights / scale)
-        is_near = np.abs(codes * scale - weights) <= LARGEST_ROUNDING_OF_ALL * np.abs(weights).max(0)
+        is_near = np.abs(codes * scale - weights) <= MAX_ROUNDING_OF_ALL * np.abs(weights).max(0)
         return np.asarray((is_near & ((codes != 0) | (weights == 0))).all(0))  # small weights are not left out
 
 
@@ -341,8 +341,8 @@ _OF_ALL = _Search(
     functools.partial(_fitted_scales, is_grid=_is_near_with_largest),
 )
 _ROUNDED = _Search(
-    lambda column: float16_scales(column[:, None], _LARGEST_CODES) is not None,
-    lambda weights: float16_scales(weights, _LARGEST_CODES),
+    lambda column: float16_scales(column[:, None], _MAX_CODES) is not None,
+    lambda weights: float16_scales(weights, _MAX_CODES),
 )
 
 
@@ -366,5 +366,5 @@ def check_sums(length: int, zero_point: npt.NDArray[np.int8] | None) -> None:
         Unconverted: It may not.
     """
     is_symmetric = zero_point is not None and zero_point.size == 1 and not zero_point.any()
-    if length > (LONGEST_SYMMETRIC_SUM if is_symmetric else LONGEST_SUM):
+    if length > (MAX_SYMMETRIC_SUM_LENGTH if is_symmetric else MAX_SUM_LENGTH):
         raise Unconverted(Reason.SUMS_OVERFLOW, length=length)

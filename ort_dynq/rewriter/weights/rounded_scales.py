@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 _FEW_ROWS = 4  # enough to reject most candidates for a scale
 _SOME_ROWS = 64
-_LARGEST_ROUNDING = 2.0**-10  # relative, of the quotient of two weights that are rounded to float16
+_MAX_ROUNDING = 2.0**-10  # relative, of the quotient of two weights that are rounded to float16
 _SUBNORMAL_ROUNDING = 2.0**-24  # absolute, of two subnormal weights
 
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ def float16_scales(weights: npt.NDArray[np.float32], largest_codes: Sequence[int
         if not todo.size:
             break
         near = largest[todo] / code
-        steps, rounding = few[:, todo] / near, code * _LARGEST_ROUNDING + _SUBNORMAL_ROUNDING / near
+        steps, rounding = few[:, todo] / near, code * _MAX_ROUNDING + _SUBNORMAL_ROUNDING / near
         found = todo[(np.abs(steps - np.rint(steps)) <= rounding).all(0)]
         for rows in (some, weights):
             scale, fits = _within(rows[:, found].astype(np.float64), largest[found] / code)

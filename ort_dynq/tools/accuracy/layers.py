@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
-_MOST_RECORDED = 1 << 29  # bytes of their values: further sets are left out then
+_MAX_RECORDED = 1 << 29  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
 
@@ -232,7 +232,7 @@ def _record(
         errors: dict[str, Array] = {}
         for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
             errors |= each.add(known, quantized) or {}
-        if number < _DISTURBED_SETS and (number == 0 or size < _MOST_RECORDED):
+        if number < _DISTURBED_SETS and (number == 0 or size < _MAX_RECORDED):
             read = {name for part in recorded.parts for name in part.reads}
             recorded.sets.append(({name: known[name] for name in read}, errors))
             size += sum(array.nbytes for arrays in recorded.sets[-1] for array in arrays.values())

@@ -22,7 +22,7 @@ from ...rewriter.grouping import pattern, pattern_key
 
 INPUT, OUTPUT = "input", "output"
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Recurrence", "Einsum", "MoE", "Experts")
-_MOST_BOXES = 40
+_MAX_BOXES = 40
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def _merged(labels: Sequence[tuple[str, str]], edges: Collection[tuple[int, int]
     box = {each: number for number, group in enumerate(members.values()) for each in group}
     boxes = [Box(labels[group[0]][0], len(group), labels[group[0]][1]) for group in members.values()]
     joined = {(box[a], box[b]) for a, b in edges}
-    omitted = sum(each.count for each in boxes[_MOST_BOXES:] if each.kind)
-    shown = sorted(pair for pair in joined if max(pair) < _MOST_BOXES)
-    return Diagram(tuple(boxes[:_MOST_BOXES]), tuple(shown), nodes, omitted)
+    omitted = sum(each.count for each in boxes[_MAX_BOXES:] if each.kind)
+    shown = sorted(pair for pair in joined if max(pair) < _MAX_BOXES)
+    return Diagram(tuple(boxes[:_MAX_BOXES]), tuple(shown), nodes, omitted)
 
 
 def _neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

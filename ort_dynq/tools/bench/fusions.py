@@ -35,7 +35,7 @@ _OPERATORS = (
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 _MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")
 _PROGRAMS = ("QuantizedMatMulProgram", "QuantizedConvProgram")
-_FARTHEST = 64
+_MAX_DISTANCE = 64
 
 IN_PRODUCT = "a part of the product's program, which has one time"
 NOT_THERE = "ONNX Runtime's optimized graph of the original lacks a value that it computes"
@@ -197,7 +197,7 @@ class _Graphs:
                 producer = value.producer()
                 if value.name in self._names:
                     reads.add(value.name)
-                elif producer is None or producer.domain == DOMAIN or len(nodes) > _FARTHEST:
+                elif producer is None or producer.domain == DOMAIN or len(nodes) > _MAX_DISTANCE:
                     raise _NotAttributed(READS_OTHERS)
                 elif producer not in nodes and not is_standard(producer, "Constant"):
                     nodes.append(producer)
@@ -246,7 +246,7 @@ class _Graphs:
         """Adds a node, and those before it back to given values; returns whether it depends on these."""
         if node not in found:
             found[node] = False
-            if len(found) > _FARTHEST:
+            if len(found) > _MAX_DISTANCE:
                 raise _NotAttributed(FUSED_WITH_OTHERS)
             if node.op_type != "Shape":
                 depends = {self._reaches(value, given, found) for value in node.inputs if value is not None}

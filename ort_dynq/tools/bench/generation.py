@@ -21,7 +21,7 @@ from ...files import temporary_folder
 from ...inputs import Array
 from ...rewriter import Report
 from ..genai import Folder, decoder_feeds, open_folder, rewrite_folder, shared_outputs
-from ..genai.decoding import GENERATED, MOST_TOKENS, Decoder, GreedyTokens, alike, greedy_tokens
+from ..genai.decoding import GENERATED, MAX_TOKENS, Decoder, GreedyTokens, alike, greedy_tokens
 from ..genai.text import read_tokens
 from ..measuring.plain import plain
 from ..measuring.progress import Track, tracked
@@ -159,7 +159,7 @@ def bench_generation(
     check_backend(settings.backend)
     folder = open_folder(path)
     lengths = _lengths(folder, prompts, contexts)
-    tokens = _tokens(folder, text, max(MOST_TOKENS, *(new + context for new, context in lengths)), seed)
+    tokens = _tokens(folder, text, max(MAX_TOKENS, *(new + context for new, context in lengths)), seed)
     cases = [GenerationCase(*each, threads) for threads in settings.threads for each in lengths]
     with temporary_folder() as temporary:
         if rewritten is None:

@@ -59,7 +59,7 @@ FLOAT, DYNAMIC, OURS = "float", "quantize_dynamic", "ort_dynq"
 REWRITTEN = f"{OURS} rewrite"
 TOKENS = (1, 16, 128)
 _GROUP = 32
-_LARGEST_PROTOBUF = 2**31 - 2**20  # bytes; a larger model needs external data
+_MAX_PROTOBUF = 2**31 - 2**20  # bytes; a larger model needs external data
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def _writers(given: Sequence[Given]) -> dict[str, _Writer]:
         def write(source: Path, target: Path) -> None:
             from onnxruntime.quantization import quantize_dynamic
 
-            options = {"per_channel": per_channel, "use_external_data_format": _bytes(source) > _LARGEST_PROTOBUF}
+            options = {"per_channel": per_channel, "use_external_data_format": _bytes(source) > _MAX_PROTOBUF}
             try:
                 quantize_dynamic(source, target, **options)
             except ValueError:  # weights that are no initializers, as Paddle's converter writes them
@@ -338,7 +338,7 @@ def _write_nbits(source: Path, target: Path, bits: int) -> None:
     quantizer.process()
     if not any(node.op_type == "MatMulNBits" for node in quantizer.model.model.graph.node):
         raise DynqError("it quantizes no layer of this model")
-    quantizer.model.save_model_to_file(str(target), _bytes(source) > _LARGEST_PROTOBUF)
+    quantizer.model.save_model_to_file(str(target), _bytes(source) > _MAX_PROTOBUF)
 
 
 def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:

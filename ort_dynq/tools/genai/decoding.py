@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WINDOW, STEP = 512, 256
 PROMPTS, PROMPT, GENERATED = 16, 64, 32
-MOST_TOKENS = 2048
+MAX_TOKENS = 2048
 _LOGITS = "logits"
 
 
@@ -291,7 +291,7 @@ def compare_on_text(
     Raises:
         DynqError: The text is too short, or a model does not run.
     """
-    tokens = tokens[:MOST_TOKENS]
+    tokens = tokens[:MAX_TOKENS]
     prompt, generated, window = lengths(folder, tokens)
     first, second = Decoder(folder, a, "A"), Decoder(folder, b, "B", backend=backend)
     surprises, agreement, noise = [0.0, 0.0], Agreement(is_argmax=True), Noise()

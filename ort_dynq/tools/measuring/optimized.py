@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...storage import Model
 
 _WEIGHTS = "weights.bin"
-_SMALLEST_WEIGHT = "1024"  # bytes
+_MIN_WEIGHT = "1024"  # bytes
 
 
 def optimized(model: Model) -> ir.Model:
@@ -35,9 +35,7 @@ def optimized(model: Model) -> ir.Model:
         path = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_min_size_in_bytes", _SMALLEST_WEIGHT
-        )
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _MIN_WEIGHT)
         try:
             runtime.open_session(model, options)
             return ir.from_proto(onnx.load(path, load_external_data=False))

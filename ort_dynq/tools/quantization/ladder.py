@@ -16,7 +16,7 @@ from ..measuring.profile import Profile
 
 # What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
 _TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
-_LEAST_COST = 1e-9  # of a step that takes no time, so that its noise alone decides
+_MIN_COST = 1e-9  # of a step that takes no time, so that its noise alone decides
 _FUSED = ("/", "_nchwc")  # what ONNX Runtime appends to the name of a node that it fuses or moves to another layout
 
 
@@ -101,7 +101,7 @@ def _climb(layer: LayerAccuracy, better: Mapping[str, Mapping[str, LayerAccuracy
                 continue
             left = 0.0 if on_rung is None else min(harm, _harm(on_rung))
             total = _cost(layer, each, times)
-            step = Step((*order, rung), layer.name, each, max(harm - left, 0.0), max(total - cost, _LEAST_COST))
+            step = Step((*order, rung), layer.name, each, max(harm - left, 0.0), max(total - cost, _MIN_COST))
             found.append((step, number, left, (order if on_rung is None else on_rung.order), total))
         # The nearest one if several are worth the same: what follows may be worth it too.
         step, rung, harm, order, cost = max(found, key=lambda each: (each[0].worth, -each[1]))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...storage import Model
 
 _KEEPS_EVERY = 4  # of the sets of data, one in so many is kept back
-_MOST_ATTEMPTS = 3  # to reach the limits on the data that were kept back, too
+_MAX_ATTEMPTS = 3  # to reach the limits on the data that were kept back, too
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class _Search:
         """
         found: tuple[Result, list[Step], Candidate] | None = None
         gates = self.gates
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             attempt = self._attempt(steps, has_idle, gates)
             if attempt is None:
                 break

@@ -16,7 +16,7 @@ from ..bench.changes import INPUT, OUTPUT, Diagram
 
 _BOX, _LAYER, _GAP, _MARGIN = 22, 40, 14, 6  # heights of a box and a layer, the least distance, the border
 _LETTER, _PADDING, _POINT = 7.2, 16, 4  # the width of a letter, around a text, and of a point that a line passes
-_LONGEST = 24  # letters of an operator
+_MAX_LENGTH = 24  # letters of an operator
 _SWEEPS = 8
 
 
@@ -69,7 +69,7 @@ def draw(diagram: Diagram) -> Drawing:
 
 
 def _text(op_type: str, count: int) -> str:
-    short = op_type if len(op_type) <= _LONGEST else f"{op_type[: _LONGEST - 1]}…"
+    short = op_type if len(op_type) <= _MAX_LENGTH else f"{op_type[: _MAX_LENGTH - 1]}…"
     return short if count == 1 or op_type in (INPUT, OUTPUT) else f"{count} × {short}"
 
 

@@ -27,7 +27,7 @@ from ..measuring.timing import FIVE_SECONDS, Latency, Settings, latency, speed
 from . import page
 from .drawing import draw
 
-_BINS, _TAIL, _FARTHEST = 60, 95, 3  # the histogram ends at this percentile, or at this multiple of the median
+_BINS, _TAIL, _MAX_DISTANCE = 60, 95, 3  # the histogram ends at this percentile, or at this multiple of the median
 _MAX_NODES = 15  # in the tables of the HTML page; JSON has all nodes
 _MAX_PICTURES = 8  # of kinds of changes
 _ENOUGH = 25.0  # dB, the default of `ort-dynq run`
@@ -214,7 +214,7 @@ def report_on(pair: Pair) -> ModelReport:
 
 def _distributions(samples: Samples) -> dict[str, Any]:
     both = [each / 1e6 for each in (samples.stock, samples.ours) if each is not None]
-    end = float(max(min(np.percentile(each, _TAIL), _FARTHEST * np.median(each)) for each in both))
+    end = float(max(min(np.percentile(each, _TAIL), _MAX_DISTANCE * np.median(each)) for each in both))
 
     def distribution(nanoseconds: Array) -> Distribution:
         ms = nanoseconds / 1e6

@@ -15,7 +15,7 @@ from ...errors import DynqError, printable
 from ...files import reason, replacing
 
 _FOLDER = Path(__file__).parent
-_LONGEST = 32  # letters of an operator's name
+_MAX_LENGTH = 32  # letters of an operator's name
 
 
 def render(template: str, *, script: str = "", **values: Any) -> str:
@@ -88,9 +88,9 @@ def _operator(name: str) -> str:
     """Writes an operator's name, which a table does not break, up to a length that fits; the title has all of it."""
     import markupsafe
 
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_LENGTH:
         return name
-    short = f"{name[: _LONGEST - 1]}…"
+    short = f"{name[: _MAX_LENGTH - 1]}…"
     return markupsafe.Markup('<span title="{}">{}</span>').format(printable(name), printable(short))
 
 

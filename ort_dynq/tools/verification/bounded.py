@@ -18,10 +18,10 @@ from ...inputs import Array
 
 UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 PRODUCT_ROUNDINGS = 8  # as products.FLOOR has them
-LARGEST_CODE = 255
+MAX_CODE = 255
 TOLERANCE = 1.02  # of a step: quotients and scales have float32 roundings
 _OF_FUNCTION = 1e-6  # the error of an activation function in both models: twice what docs/numerics.md says
-_SMALLEST = 2.0**-140  # the distance of denormal numbers, with many roundings
+_MIN_VALUE = 2.0**-140  # the distance of denormal numbers, with many roundings
 _OF_FLOAT16 = 2.0**-11, 2.0**-25  # half the distance of float16 numbers: relative, and of denormal ones
 
 
@@ -53,7 +53,7 @@ class Bounded(NamedTuple):
             found: The numbers.
             is_compared: Which of them are compared, if they also have a finite bound.
         """
-        relative, absolute = _OF_FLOAT16 if found.dtype == np.float16 else (0.0, _SMALLEST)
+        relative, absolute = _OF_FLOAT16 if found.dtype == np.float16 else (0.0, _MIN_VALUE)
         with np.errstate(all="ignore"):
             bound = self.error + relative * np.abs(self.value) + absolute
             ratio = np.abs(found.astype(np.float64) - self.value) / bound

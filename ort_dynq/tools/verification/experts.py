@@ -20,13 +20,13 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT, label
 from ...inputs import Array
 from ...rewriter.analysis.nodes import attributes_of, first_inputs
-from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
+from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
 from .nbits import half_step
 
 _OF_SOFTMAX = 1e-6  # the relative error of the weights of experts in both models
-_LEAST_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
-_LARGEST_SYMMETRIC_CODE = 127
+_MIN_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
+_MAX_SYMMETRIC_CODE = 127
 _NEAR = 8 * UNIT  # the relative error of a quotient
 _INPUTS = ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))  # codes, scales, biases and zero points of the products
 _ROUTER_WEIGHTS = 14
@@ -93,7 +93,7 @@ def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
 
 def _half_a_step(x: Bounded) -> Bounded:
     """A's values after rounding: its codes are symmetric or not, of blocks or of rows, or there are none."""
-    step = np.abs(x.value).max(-1, keepdims=True, initial=0) / _LARGEST_SYMMETRIC_CODE
+    step = np.abs(x.value).max(-1, keepdims=True, initial=0) / _MAX_SYMMETRIC_CODE
     return Bounded(x.value, np.asarray(x.error) + TOLERANCE * step / 2)
 
 
@@ -115,21 +115,21 @@ def _codes_of(x: Bounded, size: int) -> Bounded:
     widest = error.max(-1, keepdims=True)
     with np.errstate(all="ignore"):
         low, high = value.min(-1, keepdims=True).clip(max=0), value.max(-1, keepdims=True).clip(min=0)
-        scale = (high - low) / LARGEST_CODE
+        scale = (high - low) / MAX_CODE
         scale = np.where(scale == 0, 1, scale)
-        of_scale = np.asarray(2 * widest / LARGEST_CODE + _NEAR * scale)  # the error of the scale
-        zero, zero_error = -low / scale, widest / scale + LARGEST_CODE * of_scale / scale
+        of_scale = np.asarray(2 * widest / MAX_CODE + _NEAR * scale)  # the error of the scale
+        zero, zero_error = -low / scale, widest / scale + MAX_CODE * of_scale / scale
         quotient = value / scale
         quotient_error = error / scale + np.abs(quotient) * (of_scale / scale + _NEAR)
-        zero_point = np.rint(zero.clip(0, LARGEST_CODE))
+        zero_point = np.rint(zero.clip(0, MAX_CODE))
         unclipped = np.rint(quotient) + zero_point
-        codes = unclipped.clip(0, LARGEST_CODE)
+        codes = unclipped.clip(0, MAX_CODE)
 
         def is_near_tie(number: Array, tolerance: Array) -> Array:
             return np.asarray(np.abs(number - np.floor(number) - 0.5) <= tolerance)
 
         # Another zero point changes the codes that are clipped.
-        is_at_end = (unclipped <= 0) | (unclipped >= LARGEST_CODE)
+        is_at_end = (unclipped <= 0) | (unclipped >= MAX_CODE)
         may_differ = is_near_tie(quotient, quotient_error) | (is_near_tie(zero, zero_error) & is_at_end)
         real = (codes - zero_point) * scale
         bound = np.where(may_differ, scale, 0) + np.abs(codes - zero_point) * of_scale
@@ -183,10 +183,10 @@ class _Experts:
                 x = quantize(Bounded(self._x[rows], np.zeros((1, 1))))
                 y = self._product(1, expert, quantize(self._activation(expert, x)))
                 weights = self._weights[rows, expert][:, None]
-                part = np.where(weights > _LEAST_WEIGHT / 4, weights, 0) * y.value
+                part = np.where(weights > _MIN_WEIGHT / 4, weights, 0) * y.value
                 value[rows] += part
                 error[rows] += np.abs(weights) * y.error + (_OF_SOFTMAX + 8 * UNIT) * np.abs(part)
-                error[rows] += np.where(np.abs(weights) <= _LEAST_WEIGHT, _LEAST_WEIGHT * np.abs(y.value), 0)
+                error[rows] += np.where(np.abs(weights) <= _MIN_WEIGHT, _MIN_WEIGHT * np.abs(y.value), 0)
         return Bounded(value.reshape(self._shape), error.reshape(self._shape))
 
     def _activation(self, expert: int, x: Bounded) -> Bounded:

@@ -23,7 +23,7 @@ from ...rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
-_SMALLEST = 2.0**-149  # the smallest positive float32
+_MIN_VALUE = 2.0**-149  # the smallest positive float32
 
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -243,7 +243,7 @@ def errors_of(result: Array, reference: Array, magnitude: Array) -> tuple[Array,
     Returns:
         The errors in units, as :class:`ort_dynq.verification.products.Product` defines them.
     """
-    errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _SMALLEST))
+    errors = _finite(_distance(result, reference) / (_UNIT * magnitude + _MIN_VALUE))
     return errors, np.asarray(magnitude <= np.finfo(result.dtype).max)
 
 

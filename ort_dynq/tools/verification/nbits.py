@@ -30,12 +30,12 @@ from ...operators.quantized_matmul import TERM_RATIO
 from ...rewriter.analysis.nodes import first_inputs
 from .layers import name_of
 
-_MOST_WEIGHTS = 1 << 22  # that are dequantized at a time
-_LARGEST_CODE = 127
+_MAX_WEIGHTS = 1 << 22  # that are dequantized at a time
+_MAX_CODE = 127
 _ROUNDING = 1.02  # quotient, scale and remainder have float32 roundings: with two terms, 2**-7 of a step
-_LARGEST_NOISE = 0.25  # of A's result: the mean square, relative to that of a sum of independent terms
-_SMALLEST = 2.0**-142  # half the distance of denormal scales, times the largest code
-_LEAST_INVERTIBLE = _LARGEST_CODE / float(np.finfo(np.float32).max)  # below, 127 / max|x| is infinite
+_MAX_NOISE = 0.25  # of A's result: the mean square, relative to that of a sum of independent terms
+_MIN_VALUE = 2.0**-142  # half the distance of denormal scales, times the largest code
+_MIN_INVERTIBLE = _MAX_CODE / float(np.finfo(np.float32).max)  # below, 127 / max|x| is infinite
 
 
 def products_of(
@@ -51,7 +51,7 @@ def products_of(
         factors: Activations, [..., K], each with a function that is applied to the weights first.
     """
     depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
-    step = max(1, _MOST_WEIGHTS // depth)
+    step = max(1, _MAX_WEIGHTS // depth)
     parts: list[list[Array]] = [[] for _ in factors]
     for first in range(0, columns, step):
         weights = _weights_of(node, known, slice(first, first + step))
@@ -127,11 +127,11 @@ def half_step(largest: Array, terms: int) -> Array:
         terms: The codes of an element.
     """
     finer = TERM_RATIO ** (terms - 1)
-    allowed = _ROUNDING * largest / _LARGEST_CODE / finer / 2 + _SMALLEST * finer
+    allowed = _ROUNDING * largest / _MAX_CODE / finer / 2 + _MIN_VALUE * finer
     if terms == 1:
         return np.asarray(allowed)
-    of_any_codes = largest * (1 + 1 / TERM_RATIO) + _SMALLEST * finer
-    return np.asarray(np.where(largest <= _LEAST_INVERTIBLE, of_any_codes, allowed))
+    of_any_codes = largest * (1 + 1 / TERM_RATIO) + _MIN_VALUE * finer
+    return np.asarray(np.where(largest <= _MIN_INVERTIBLE, of_any_codes, allowed))
 
 
 def is_within_steps(activation: Array, x: Array, block_size: int, terms: int, rounding: Array | float = 0.0) -> bool:
@@ -173,4 +173,4 @@ def is_noise(error: Array, reference: Array, of_squares: Array, epsilon: float) 
         of_squares: The product of the squares of the activation and of the weights.
         epsilon: The relative distance of the numbers of the result's type.
     """
-    return float(np.square(error).sum()) <= float((_LARGEST_NOISE * of_squares + np.square(reference * epsilon)).sum())
+    return float(np.square(error).sum()) <= float((_MAX_NOISE * of_squares + np.square(reference * epsilon)).sum())

@@ -17,7 +17,7 @@ from .float64 import FloatProduct
 from .layers import name_of
 from .rounded import StoredWeights, dequantized, rounded_weights_of, stored_weights_of
 
-_FARTHEST = 4  # units in the last place
+_MAX_DISTANCE = 4  # units in the last place
 
 
 def changed_operand(
@@ -40,7 +40,7 @@ def changed_operand(
     x, activation = known[name_of(of_a.activation)], dequantized(node, values, of_b)
     if activation is None or activation.shape != x.shape:
         return ""
-    # Steps of a few denormal numbers are rounded, see LEAST in products.py.
+    # Steps of a few denormal numbers are rounded, see MIN_VALUE in products.py.
     with np.errstate(all="ignore"):
         differs = np.isfinite(x) & np.isfinite(activation) & (activation.astype(np.float32) != x)
         if (differs & (np.abs(activation - x) > 2.0**-142)).any():
@@ -73,7 +73,7 @@ def _has_wrong_scale(stored: StoredWeights, weights: Array, is_transposed: bool)
         return False
     wrong = ~equal(stored.scale)
     lower = higher = stored.scale
-    for _ in range(_FARTHEST if wrong.any() else 0):
+    for _ in range(_MAX_DISTANCE if wrong.any() else 0):
         lower, higher = np.nextafter(lower, np.float32(-np.inf)), np.nextafter(higher, np.float32(np.inf))
         if (wrong & (equal(lower) | equal(higher))).any():
             return True

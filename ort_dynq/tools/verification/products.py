@@ -58,7 +58,7 @@ so far, the unit is relative to the sum of absolute values. With weights of both
 for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
 A's float32 product then has a similar error, and FACTOR decides.
 """
-LEAST = 2.0**-121
+MIN_VALUE = 2.0**-121
 """What an element of the activation counts as at least. Scales of a few denormal steps are rounded to whole steps, and
 codes that the model does not clip exceed 8 bits then: an element may be 128 steps of 2**-149 off. That is FLOOR units
 of this number."""
@@ -447,7 +447,7 @@ def _judge_exact(
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):
             return replace(product, problem="B's activation, rounded to float16, is not A's")
     size = np.abs(x) if offset is None else np.abs(x) + 2 * np.abs(offset)  # at least |codes * scale| + |offset|
-    size = np.maximum(size, LEAST)
+    size = np.maximum(size, MIN_VALUE)
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
         reference, magnitude = of_a.reference(x, weights, known, size)
         a_errors, a_compared = errors_of(expected, reference, magnitude)

@@ -24,7 +24,7 @@ from ...graphs import label
 from ...inputs import Array
 from ...rewriter.analysis.nodes import first_inputs
 from ...rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
-from .bounded import LARGEST_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
+from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
 from .layers import Layers, name_of
 from .rounded import codes_of, dequantized
 
@@ -77,12 +77,12 @@ def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
 
 def _step(array: Array) -> float:
     """Returns the step of DynamicQuantizeLinear."""
-    return float(array.max(initial=0) - array.min(initial=0)) / LARGEST_CODE
+    return float(array.max(initial=0) - array.min(initial=0)) / MAX_CODE
 
 
 def _codes_of(states: Array) -> Bounded:
     """Returns states, [batch, elements], as QuantizedRecurrence has their codes, which are computed in float32."""
-    x, zero, largest = states.astype(np.float32), np.float32(0), np.float32(LARGEST_CODE)
+    x, zero, largest = states.astype(np.float32), np.float32(0), np.float32(MAX_CODE)
     low, high = x.min(-1, keepdims=True, initial=0), x.max(-1, keepdims=True, initial=0)
     scale = (high - low) / largest
     scale = np.where(scale == 0, np.float32(1), scale)

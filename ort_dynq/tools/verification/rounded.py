@@ -16,7 +16,7 @@ from ...operators import DOMAIN
 from ...operators.packing import packed_conv_shape, unpack, unpack_conv
 from ...operators.quantized_matmul import TERM_RATIO
 from ...rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
-from ...rewriter.weights.grid import LARGEST_ROUNDING_OF_ALL
+from ...rewriter.weights.grid import MAX_ROUNDING_OF_ALL
 from .layers import name_of
 
 
@@ -60,7 +60,7 @@ class StoredWeights:
         """
         found = self.like(weights, is_transposed)
         if self.node.metadata_props[ROUNDED_WEIGHTS] == NEAR:
-            most = 2 * LARGEST_ROUNDING_OF_ALL * np.abs(weights).max()
+            most = 2 * MAX_ROUNDING_OF_ALL * np.abs(weights).max()
             return found.shape == weights.shape and bool((np.abs(found - weights) <= most).all())
         return any(np.array_equal(each.astype(np.float16), weights) for each in (found, found.astype(np.float32)))
 
