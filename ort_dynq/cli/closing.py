@@ -87,10 +87,12 @@ class _Facts:
         return asdict(self)
 
     def _facts(self, source: Path, target: Path) -> list[str]:
+        from ..tools.measuring.plain import size_of_noise
+
         return [
             f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}",
             f"products: {self.integer_products} integer, {self.float_products} float",
-            *([] if self.snr_db is None else [f"{self.snr_db:.0f} dB"]),
+            *([] if self.snr_db is None else [f"outputs within {size_of_noise(self.snr_db)}: {self.snr_db:.0f} dB"]),
         ]
 
 

@@ -1,4 +1,4 @@
-"""Turns results into plain data for JSON."""
+"""Turns results into plain data for JSON, and decibels into plain words."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def size_of_noise(snr_db: float) -> str:
+    """Returns a signal-to-noise ratio as the size of the noise: its root mean square, in percent of the signal's."""
+    return f"{100 * 10 ** (-snr_db / 20):.2g} %"

@@ -21,7 +21,7 @@ from ..accuracy import Accuracy
 from ..bench.changes import is_product
 from ..bench.models import Samples
 from ..bench.pair import Pair, measure_pair
-from ..measuring.plain import plain
+from ..measuring.plain import plain, size_of_noise
 from ..measuring.profile import NodeTime, Profile
 from ..measuring.timing import FIVE_SECONDS, Latency, Settings, latency, speed
 from . import page
@@ -276,12 +276,7 @@ def _difference(accuracy: Accuracy) -> str:
         return ""
     if math.isinf(accuracy.snr_db):
         return "The same outputs"
-    return f"Outputs within {_percent(accuracy.snr_db)} of the float model’s"
-
-
-def _percent(snr_db: float) -> str:
-    """Returns a signal-to-noise ratio as the size of the noise: its root mean square, in percent of the signal's."""
-    return f"{100 * 10 ** (-snr_db / 20):.2g} %"
+    return f"Outputs within {size_of_noise(accuracy.snr_db)} of the float model’s"
 
 
 def _meaning(accuracy: Accuracy) -> list[str]:
@@ -291,8 +286,8 @@ def _meaning(accuracy: Accuracy) -> list[str]:
     if math.isinf(accuracy.snr_db):
         return ["Every output equals the float model’s."]
     found = [
-        f"The outputs differ from the float model’s by {_percent(accuracy.snr_db)} of their size (root mean square, of "
-        f"the worst output: {accuracy.snr_db:.1f} dB)."
+        f"The outputs differ from the float model’s by {size_of_noise(accuracy.snr_db)} of their size (root mean "
+        f"square, of the worst output: {accuracy.snr_db:.1f} dB)."
     ]
     cosine = min((each.cosine_worst for each in accuracy.outputs if each.cosine_worst is not None), default=None)
     if cosine is not None:
