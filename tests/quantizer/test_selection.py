@@ -14,6 +14,7 @@ from helpers import Array, assert_same, make_session, stock_session
 from onnx import numpy_helper
 
 import ort_dynq
+import ort_dynq.accuracy
 from ort_dynq import DynqError
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
@@ -303,6 +304,40 @@ def test_times_of_layers() -> None:
         NodeTime("x", "Add", 1, 3.0),
     )
     assert times_of_layers(Profile(9, 10.0, nodes), layers) == {"a": 8.0, "b": 2.0}
+
+
+def test_a_metric_of_the_user() -> None:
+    """It gets the inputs and both models' outputs by name, of all sets but those that are kept back, then of these."""
+    model, sets, seen = with_outlier(), [{"x": floats(20, K, seed=seed)} for seed in range(4)], set[int]()
+
+    def worst(inputs: Any, a: Any, b: Any) -> float:
+        assert len(inputs) == len(a) == len(b)
+        assert [each.keys() for each in (inputs[0], a[0], b[0])] == [{"x"}, {"y"}, {"y"}]
+        seen.add(len(inputs))
+        return -max(float(np.abs(p["y"] - q["y"]).max()) for p, q in zip(a, b, strict=True))
+
+    before = ort_dynq.accuracy.compare(model, ort_dynq.quantize(model).model, sets)
+    result = ort_dynq.quantize(model, metric=worst, min_metric=-0.2, data=sets)
+    assert floats_of(result) == ["to_c"]
+    assert seen == {1, 3}
+    gates = Gates(metric=worst, min_metric=-0.2)
+    after = ort_dynq.accuracy.compare(model, result.model, sets, gates=gates)
+    assert (after.status, after.gates[0].value) == ("passed", pytest.approx(-(after.outputs[0].max_abs or 0)))
+    assert (before.outputs[0].max_abs or 0) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": len}, "metric and min_metric belong together"),
+        ({"min_metric": 1}, "metric and min_metric belong together"),
+        ({"metric": lambda *_: "no", "min_metric": 1}, "metric fails or returns no number"),
+        ({"metric": lambda *_: math.nan, "min_metric": 1}, "min_metric needs an output that it measures"),
+    ],
+)
+def test_wrong_metrics(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DynqError, match=message):
+        ort_dynq.quantize(with_outlier(), data=DATA, **arguments)
 
 
 def test_times_are_measured() -> None:

@@ -18,7 +18,7 @@ from ..measuring.plain import plain
 from ..measuring.profile import profile
 from .gates import Gate, Gates, Status, verdict_on, worst_status
 from .layers import LayerAccuracy, measure_layers
-from .outputs import OutputAccuracy, is_compared, measure_outputs, running, worst_snr
+from .outputs import OutputAccuracy, compare_outputs, is_compared, results_of, running, worst_snr
 from .reference import Reference
 
 if TYPE_CHECKING:
@@ -162,14 +162,14 @@ def measure(
         DynqError: B does not run, or its inputs or outputs differ from the float model's.
     """
     with running():
-        outputs = measure_outputs(reference, b, backend=backend)
+        outputs, found = _outputs(reference, b, backend, gates)
         model = named(inlined_if_possible(load(b)))
         shares = _shares(model, reference, backend, seconds, threads) if seconds else {}
         return_memory()
         layers, unreachable = measure_layers(
             reference, model, backend=backend, shares=shares, effects=effects, track=track
         )
-    return Accuracy(reference.data, outputs, layers, unreachable, gates.check(outputs) if gates else ())
+    return Accuracy(reference.data, outputs, layers, unreachable, found)
 
 
 def compare_models(
@@ -184,8 +184,17 @@ def compare_models(
         DynqError: B does not run, or its inputs or outputs differ from the float model's.
     """
     with running():
-        outputs = measure_outputs(reference, b, backend=backend)
-    return Accuracy(reference.data, outputs, gates=gates.check(outputs) if gates else ())
+        outputs, found = _outputs(reference, b, backend, gates)
+    return Accuracy(reference.data, outputs, gates=found)
+
+
+def _outputs(
+    reference: Reference, b: Model, backend: Backend, gates: Gates | None
+) -> tuple[tuple[OutputAccuracy, ...], tuple[Gate, ...]]:
+    """Returns the comparison of each output, and of the limits."""
+    results = results_of(reference, b, backend=backend)
+    outputs = compare_outputs(reference, results)
+    return outputs, () if gates is None else gates.check(outputs, gates.measured(reference, results))
 
 
 def _shares(model: ir.Model, reference: Reference, backend: Backend, seconds: float, threads: int) -> dict[str, float]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...errors import DynqError
+from ...errors import DynqError, message
+from ...inputs import Array
 from ..measuring.plain import plain
 from .outputs import OutputAccuracy
+from .reference import Reference
 
 Status = Literal["passed", "failed", "unchecked"]
+Metric = Callable[[Sequence[Mapping[str, Array]], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], float]
+"""What users measure: a function of the inputs, the float model's outputs and the quantized model's. Each has a mapping
+by name for each set of data. More is better."""
 
 _FIELDS = {"min_snr": "snr_db", "min_agreement": "agreement", "min_cosine": "cosine_worst"}
 """What each limit is compared with, of an output."""
@@ -20,6 +25,7 @@ _UNITS = {
     "min_agreement": "agreement {:.4f}",
     "min_cosine": "cosine {:.6f}",
     "min_ratio": "ratio {:.2f}",
+    "min_metric": "{:.6g}",
 }
 _ABSENT = {"min_agreement": "no output decides anything", "min_cosine": "no output has rows of finite floats"}
 STATUSES: tuple[Status, ...] = ("passed", "unchecked", "failed")
@@ -31,7 +37,7 @@ class Gate:
     """A limit, and the output that is the worst by it.
 
     Attributes:
-        name: "min_snr", "min_agreement" or "min_cosine"; "min_ratio" of a benchmark.
+        name: "min_snr", "min_agreement", "min_cosine" or "min_metric"; "min_ratio" of a benchmark.
         limit: The limit.
         value: The worst value; None if no output has one.
         output: The name of this output; of a benchmark, that of the model.
@@ -94,18 +100,27 @@ class Gates:
         min_snr: Of the signal-to-noise ratio of each output of floats, in decibels.
         min_agreement: Of the share of the same decisions of each output that decides something.
         min_cosine: Of the cosine of each row of each output of floats.
+        min_metric: Of the number that `metric` returns.
+        metric: What users measure, see :data:`Metric`.
     """
 
     min_snr: float | None = None
     min_agreement: float | None = None
     min_cosine: float | None = None
+    min_metric: float | None = None
+    metric: Metric | None = None
 
     def __post_init__(self) -> None:
         """Checks the limits.
 
         Raises:
-            DynqError: One is not finite, or a share is not from 0 to 1, or a cosine not from -1 to 1.
+            DynqError: One is not finite, or a share is not from 0 to 1, or a cosine not from -1 to 1; a metric has no
+                limit, or a limit no metric.
         """
+        if (self.metric is None) != (self.min_metric is None):
+            raise DynqError(
+                "metric and min_metric belong together: the function, and the smallest number it may return"
+            )
         if self.min_snr is not None and not math.isfinite(self.min_snr):
             raise DynqError(f"min_snr is {self.min_snr}, expected a number of decibels")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
@@ -116,33 +131,56 @@ class Gates:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
-        return {name: limit for name in _FIELDS if (limit := getattr(self, name)) is not None}
+        return {name: limit for name in (*_FIELDS, "min_metric") if (limit := getattr(self, name)) is not None}
 
     @property
     def wanted(self) -> str:
         """The limits as a text."""
         return " and ".join(each.wanted for each in self.check(()))
 
-    def check(self, outputs: Sequence[OutputAccuracy]) -> tuple[Gate, ...]:
+    def measured(self, reference: Reference, results: Sequence[Sequence[Any]]) -> float | None:
+        """Returns what the metric says of the outputs of a model; None without a metric.
+
+        Args:
+            reference: The float model's outputs.
+            results: The outputs of the other model for each set, as :func:`results_of` returns them.
+
+        Raises:
+            DynqError: The metric returns no number.
+        """
+        if self.metric is None:
+            return None
+        a, b = ([dict(zip(reference.names, each, strict=True)) for each in of] for of in (reference.outputs, results))
+        try:
+            return float(self.metric(reference.data.sets, a, b))
+        except (TypeError, ValueError) as error:
+            raise DynqError(f"metric fails or returns no number: {message(error)}") from error
+
+    def check(self, outputs: Sequence[OutputAccuracy], metric: float | None = None) -> tuple[Gate, ...]:
         """Compares the worst output with each limit.
 
         Args:
             outputs: The outputs, as :func:`measure_outputs` returns them.
+            metric: What :meth:`measured` returns.
         """
-        return tuple(_gate(name, limit, outputs) for name, limit in self.limits.items())
+        found = [_gate(name, limit, outputs) for name, limit in self.limits.items() if name != "min_metric"]
+        if self.min_metric is not None:
+            value = None if metric is None or math.isnan(metric) else metric
+            found.append(Gate("min_metric", self.min_metric, value, "all outputs", "the metric is not a number"))
+        return tuple(found)
 
     def stricter(self, found: Sequence[Gate]) -> Gates:
         """Returns limits that are stricter by what was missing to some limits; of agreements and cosines at most 1."""
-        changed = dict(self.limits)
+        changed: dict[str, Any] = dict(self.limits)
         for each in found:
             if each.status == "failed" and each.value is not None and math.isfinite(each.value):
                 limit = changed[each.name] + each.limit - each.value
-                changed[each.name] = limit if each.name == "min_snr" else min(1.0, limit)
-        return Gates(**changed)
+                changed[each.name] = limit if each.name in ("min_snr", "min_metric") else min(1.0, limit)
+        return replace(self, **changed)
 
-    def hold(self, outputs: Sequence[OutputAccuracy]) -> bool:
-        """Returns whether all limits are reached."""
-        return all(each.status == "passed" for each in self.check(outputs))
+    def hold(self, outputs: Sequence[OutputAccuracy], metric: float | None = None) -> bool:
+        """Returns whether all limits are reached; see :meth:`check`."""
+        return all(each.status == "passed" for each in self.check(outputs, metric))
 
 
 def _gate(name: str, limit: float, outputs: Sequence[OutputAccuracy]) -> Gate:

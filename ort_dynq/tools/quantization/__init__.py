@@ -15,6 +15,7 @@ from ..measuring.sessions import open_session
 
 if TYPE_CHECKING:
     from ...storage import Model
+    from ..accuracy.gates import Metric
     from ..measuring.data import Source
 
 __all__ = ["quantize"]
@@ -33,6 +34,8 @@ def quantize(
     min_snr: float | None = None,
     min_agreement: float | None = None,
     min_cosine: float | None = None,
+    metric: Metric | None = None,
+    min_metric: float | None = None,
     data: Source | None = None,
     fuse: bool = True,
     attention: str = "int8",
@@ -65,6 +68,9 @@ def quantize(
         min_agreement: The same for the share of equal decisions of each output that decides something: the largest
             element of each row, probabilities above one half, or the tokens of sequences (CTC).
         min_cosine: The same for the cosine of each row of each output.
+        metric: What you measure: a function of the inputs, the float model's outputs and the quantized model's. Each is
+            a list with a mapping by name for each set of data. It returns a number, of which more is better.
+        min_metric: The smallest number that `metric` may return for the new model.
         data: The data for these limits, of which every fourth set is kept back to check what was chosen, and on which
             the outputs of a model are compared that is converted from an opset before 13: the path of an NPZ file or of
             a folder with input_0.pb, test_data_set_0 or NPZ files; arrays by the name of the input; or a list of these.
@@ -86,7 +92,10 @@ def quantize(
             is of an old opset that cannot be converted, or has no float weights; an option is wrong; a pattern matches
             no layer; the data do not fit the model, or the outputs do not reach a limit.
     """
-    chooses_forms = not min_snr is min_agreement is min_cosine is None
+    from ..accuracy.gates import Gates
+
+    gates = Gates(min_snr, min_agreement, min_cosine, min_metric, metric)
+    chooses_forms = bool(gates.limits)
     given = weights, group, activations, symmetric, exclude
     options = checked(
         *given,
@@ -101,10 +110,9 @@ def quantize(
         sets = () if data is None else load_data(data, open_session(model, "A").get_inputs()).sets
         result = quantize_layers(model, options, [*map(Given, sets)])
         return result.require_plugin() if require_plugin else result
-    from ..accuracy import Gates, Reference
+    from ..accuracy import Reference
     from .selection import select
 
-    gates = Gates(min_snr, min_agreement, min_cosine)
     reference = Reference(model, data)
 
     def with_forms(forms: Forms) -> Result:

@@ -80,6 +80,7 @@ class Candidate:
         outputs: The outputs on the data of the selection.
         unseen: The outputs on the data that were kept back; empty if none were.
         ms: The median time of a run on the first set of data with one thread; None if it was not measured.
+        metric, unseen_metric: What the metric of the user says on both parts of the data; None without one.
     """
 
     name: str
@@ -87,12 +88,15 @@ class Candidate:
     outputs: tuple[OutputAccuracy, ...]
     unseen: tuple[OutputAccuracy, ...] = ()
     ms: float | None = None
+    metric: float | None = None
+    unseen_metric: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the worst output by each measure."""
         worst = {f"{name}": plain(value) for name, value in worst_of(self.outputs).items()}
         unseen = {f"unseen_{name}": plain(value) for name, value in worst_of(self.unseen).items()}
-        return {"name": self.name, **worst, **unseen, "ms": self.ms}
+        metrics = {"metric": plain(self.metric), "unseen_metric": plain(self.unseen_metric)}
+        return {"name": self.name, **worst, **unseen, **metrics, "ms": self.ms}
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class _Search:
         next(start)
         first = self.quantize(Forms())
         candidate = self._candidate("8 bits", first.model)
-        found = self._check(self.gates, candidate)
+        found = self.gates.check(candidate.outputs, candidate.metric)
         if missing := next((each for each in found if each.status == "unchecked"), None):
             what = {"min_snr": "has finite floats", "min_agreement": "decides anything", "min_cosine": "has rows"}
             raise DynqError(
@@ -208,10 +212,10 @@ class _Search:
             )
         idle = _idle_layers(self.seen, first.model)
         next(start, None)
-        if self._holds(self.gates, candidate):
+        if self.gates.hold(candidate.outputs, candidate.metric) and self._holds_unseen(candidate):
             return self._selection(first, (), idle, candidate, (candidate,))
         floats = self._candidate(FLOAT.name, self.seen.model)
-        if failed := [each for each in self._check(self.gates, floats) if each.status != "passed"]:
+        if failed := [each for each in self.gates.check(floats.outputs, floats.metric) if each.status != "passed"]:
             raise GateError(
                 f"{failed[0].name} is {failed[0].limit:g}, but the float model itself does not reach it between ONNX "
                 f"Runtime's optimization levels: {failed[0].text}; choose a smaller one"
@@ -246,8 +250,8 @@ class _Search:
             worst_snr(first.outputs),
             worst_snr(last.outputs),
             candidates,
-            self._check(self.gates, last),
-            self.gates.check(last.unseen) if self.kept is not None else (),
+            self.gates.check(last.outputs, last.metric),
+            self._unseen(last),
             0 if self.kept is None else len(self.kept.data.sets),
         )
 
@@ -256,15 +260,19 @@ class _Search:
         with running():
             results = results_of(self.reference, model, backend=None if name == FLOAT.name else self.backend)
         seen, kept = self.reference.split_results(results, _KEEPS_EVERY)
-        unseen = () if self.kept is None else compare_outputs(self.kept, kept)
-        return Candidate(name, model, compare_outputs(self.seen, seen), unseen)
+        metric = self.gates.measured(self.seen, seen)
+        outputs = compare_outputs(self.seen, seen)
+        if self.kept is None:
+            return Candidate(name, model, outputs, metric=metric)
+        unseen = compare_outputs(self.kept, kept)
+        return Candidate(name, model, outputs, unseen, None, metric, self.gates.measured(self.kept, kept))
 
-    def _check(self, gates: Gates, candidate: Candidate) -> tuple[Gate, ...]:
-        return gates.check(candidate.outputs)
+    def _unseen(self, candidate: Candidate) -> tuple[Gate, ...]:
+        """Checks a model on the data that were kept back."""
+        return () if self.kept is None else self.gates.check(candidate.unseen, candidate.unseen_metric)
 
-    def _holds(self, gates: Gates, candidate: Candidate) -> bool:
-        """Returns whether a model reaches limits, and those of the user on the data that were kept back."""
-        return gates.hold(candidate.outputs) and (self.kept is None or self.gates.hold(candidate.unseen))
+    def _holds_unseen(self, candidate: Candidate) -> bool:
+        return all(each.status == "passed" for each in self._unseen(candidate))
 
     def _forms(
         self, first: Result
@@ -325,9 +333,9 @@ class _Search:
             if attempt is None:
                 break
             found = attempt
-            if self.kept is None or self.gates.hold(found[2].unseen):
+            if self._holds_unseen(found[2]):
                 break
-            gates = gates.stricter(self.gates.check(found[2].unseen))
+            gates = gates.stricter(self._unseen(found[2]))
         if found is None:
             raise GateError(
                 f"the outputs reach {self.gates.wanted} only if every layer stays in float; choose a smaller one"
@@ -343,7 +351,7 @@ class _Search:
             nonlocal found
             result = self.quantize(forms_of(some))
             candidate = self._candidate("selected", result.model)
-            if gates.hold(candidate.outputs):
+            if gates.hold(candidate.outputs, candidate.metric):
                 found = result, candidate
                 return True
             return False
