@@ -32,6 +32,7 @@ from .fusion import (
     compressed_attention,
     elementwise,
     normalization,
+    pooling,
     quantized_activations,
     rotary,
 )
@@ -91,6 +92,7 @@ LAST_FUSIONS = (
     (normalization.RULE,),
     (quantized_activations.RULE, batch_normalization.FLOATS),
     (elementwise.RULE,),
+    (pooling.RULE,),
 )
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
 

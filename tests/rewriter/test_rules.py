@@ -195,6 +195,10 @@ ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 
     { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
 
 
+POOLED = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[8, 64, 9, 9] x) => (float[8, 64, 1, 1] y) { h = HardSwish(x)  y = GlobalAveragePool(h) }""")
+
+
 def test_match_changes_nothing() -> None:
     """Every rule meets every node of some models, before and after each phase, and concerns one of them.
 
@@ -214,7 +218,7 @@ def test_match_changes_nothing() -> None:
         ),
     )
     texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, PAST
-    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING))
+    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING, POOLED))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

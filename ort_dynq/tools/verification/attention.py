@@ -14,6 +14,8 @@ An error of e * size(s) in each score changes y by at most e * (size(y) - p @ |v
 CompressedAttention rounds queries and weights p * scale of v to words: multiples of 1/32512 of the largest number of
 their group. Its size(s) and size(y) have the largest sums of these roundings as well, in units of 2^-20: a sixteenth of
 the 2^-24 of the others, of which verification allows 16. So it is for CompressedMatMul, whose size is |x| @ |w|.
+
+The size of the mean of a channel is the mean of |x|.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...inputs import Array
 from ...operators import DOMAIN
+from ...rewriter.analysis.nodes import is_standard
 
 _WORD = 2.0**20 / (2 * 32512)
 _BLOCK = 256  # of CompressedMatMul: products whose words share a step
@@ -35,9 +38,9 @@ _BIAS = 5  # the inputs of MultiHeadAttention are query, key, value, bias, key_p
 
 def has_size(node: ir.Node) -> bool:
     """Returns whether :func:`size_of` has the size of a node's result."""
-    return (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") or (
-        node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul")
-    )
+    if (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") or is_standard(node, "ReduceMean"):
+        return True
+    return node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul")
 
 
 def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
@@ -50,6 +53,8 @@ def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
     """
     if node.op_type == "CompressedMatMul":
         return _size_of_product(*inputs)
+    if node.op_type == "ReduceMean" and inputs[0] is not None:  # of the positions of each channel
+        return np.asarray(np.abs(inputs[0]).mean(tuple(range(2, inputs[0].ndim)), np.float64, keepdims=True))
     if node.op_type == "CompressedAttention":
         return _size_of_compressed(node, inputs)
     heads = node.attributes.get_int("num_heads", 1)
