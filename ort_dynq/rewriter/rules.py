@@ -58,6 +58,7 @@ PHASES = (
     (
         *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
         *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE, shifted_codes.RULE),
+        dequantized_rows.RULE,
     ),
     (narrowing.RULE,),
     (truncation.RULE,),
@@ -74,7 +75,7 @@ PHASES = (
     (row_program.RULE,),
     (qdq.QUANTIZE, qdq.DEQUANTIZE),
     (
-        *(float_weights.RULE, dequantized_rows.RULE, dequantization.RULE, reductions.RULE),
+        *(float_weights.RULE, dequantization.RULE, reductions.RULE),
         *(dynamic_quantize_linear.RULE, saturating_products.RULE),
     ),
     (unconverted.RULE, float16_operands.RULE),

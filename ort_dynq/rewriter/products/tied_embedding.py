@@ -1,6 +1,7 @@
-"""The rule for GatherBlockQuantized of the weights of a product: a tied embedding.
+"""The rule for embeddings of the weights of a product: tied embeddings.
 
 GatherBlockQuantized    -> GatherND of packed weights, Gather of scales and zero points, DynamicDequantize
+Gather of 8-bit codes   -> GatherND of packed weights
 
 The product has become QuantizedMatMul, whose packed weights are in another order. The rows are gathered from these, so
 that the model stores them once. The result has the same bits.
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...opsets import OPSET
+from ..analysis.nodes import is_standard
 from ..edit import Edit, call
 from ..packed_rows import gathered_codes
 from ..rule import Context, Rule
+from ..weights.dequantized_weights import is_rows_of
 from ..weights.tied_tables import TiedTable, TiedTables, root_of
 
 
@@ -27,7 +31,9 @@ class _Rows:
     dtype: ir.DataType
 
 
-def _match(node: ir.Node, context: Context) -> _Rows | None:
+def _match(node: ir.Node, context: Context) -> _Rows | TiedTable | None:
+    if is_standard(node, "Gather"):
+        return _match_codes(node, context)
     if node.domain != MICROSOFT or node.op_type != "GatherBlockQuantized":
         return None
     data, ids, scales = node.inputs[:3]
@@ -38,7 +44,10 @@ def _match(node: ir.Node, context: Context) -> _Rows | None:
     return _Rows(ids, table, scales.dtype)
 
 
-def _build(match: _Rows, edit: Edit) -> None:
+def _build(match: _Rows | TiedTable, edit: Edit) -> None:
+    if isinstance(match, TiedTable):
+        _build_codes(match, edit)
+        return
     node, table, ids = edit.node, match.table, match.ids
     assert ids.shape is not None
     rank = len(ids.shape)
@@ -62,4 +71,24 @@ def _build(match: _Rows, edit: Edit) -> None:
     edit.note = "rows of the packed weights of a product"
 
 
-RULE = Rule("tied embedding", OPSET, _match, _build)
+def _match_codes(node: ir.Node, context: Context) -> TiedTable | None:
+    root = node.inputs[0]
+    table = None if root is None else context.shared(TiedTables).found.get(root)
+    return table if table is not None and root is not None and is_rows_of(node, root) else None
+
+
+def _build_codes(table: TiedTable, edit: Edit) -> None:
+    node, ids, result = edit.node, edit.node.inputs[1], edit.node.outputs[0]
+    assert ids is not None
+    codes = gathered_codes(table.packed, ids, table.columns, table.depth, table.bits, edit)
+    edit.facts.note(codes, ir.DataType.INT8, result.shape)
+    edit.operator, edit.note = "GatherND", "rows of the packed weights of a product"
+    if result.dtype == ir.DataType.UINT8:  # packed weights are 128 smaller
+        wide = edit.insert(ir.node("Cast", [codes], {"to": int(ir.DataType.INT32)}), before=node)
+        number = edit.add_constant(np.int32(128), before=node)
+        larger = edit.insert(ir.node("Add", [wide, number]), before=node)
+        codes = edit.insert(ir.node("Cast", [larger], {"to": int(ir.DataType.UINT8)}), before=node)
+    edit.replace(result, codes)
+
+
+RULE: Rule[_Rows | TiedTable] = Rule("tied embedding", OPSET, _match, _build)

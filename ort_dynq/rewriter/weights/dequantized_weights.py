@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.inference import Facts
-from ..analysis.nodes import input_of, producer_of
+from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.standard import RESHAPES
+from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .grid import check_sums
 from .matrix_product import MatrixProduct, matrix_product_of
@@ -155,7 +156,13 @@ def dequantized_weights_of(
     is_default = bool((zero_points == 1 << bits - 1).all())
     packed_zeros = None if is_default else ir.tensor(bytes_of(zero_points, bits))
     weights = NBits(depth, columns, bits, size, stored, ir.tensor(np.ascontiguousarray(scales)), packed_zeros, root)
-    return weights, (product.b, is_transposed, split)
+    others = (*dequantizer.node.inputs[1:], _text(dequantizer.node), *map(_text, dequantizer.moves))
+    return weights, (root, *others, is_transposed, split)
+
+
+def _text(node: ir.Node) -> str:
+    """Returns what a node does, without what it reads."""
+    return f"{node.op_type}{sorted((name, str(each.value)) for name, each in node.attributes.items())}"
 
 
 def _check_parameters(
@@ -243,13 +250,58 @@ def _as_matrix(elements: _Elements, moves: Sequence[ir.Node], is_transposed: boo
 
 
 def _is_read_by_others(root: ir.Value, dequantizer: Dequantizer, product: MatrixProduct) -> bool:
-    """Returns whether nodes that are no products of these weights also read the codes, or what is made of them."""
+    """Returns whether nodes that are no products of these weights also read the codes, or what is made of them.
+
+    Nodes that gather rows of a table, which are the columns of the weights, do not count: they can gather them from the
+    packed weights (tied_embedding.py). Nor do products that dequantize the same codes in another node, as in a branch.
+    """
     chain = [root, dequantizer.node.outputs[0], *(node.outputs[0] for node in dequantizer.moves)]
     own = {dequantizer.node, *dequantizer.moves}
     readers = [use for value in chain for use in value.uses() if use.node not in own]
+    readers = [use for use in readers if not _is_tied(use.node, root, dequantizer, product)]
     if any(value.is_graph_output() for value in chain):
         return True
     return any(use.idx != 1 or not _multiplies_like(use.node, product) for use in readers)
+
+
+def _is_tied(node: ir.Node, root: ir.Value, dequantizer: Dequantizer, product: MatrixProduct) -> bool:
+    """Returns whether a node gathers rows of the codes that are columns, or is another DequantizeLinear of them."""
+    if is_rows_of(node, root):
+        return _has_rows_as_columns(dequantizer, product)
+    if not is_standard(node, "DequantizeLinear") or _text(node) != _text(dequantizer.node):
+        return False
+    if list(node.inputs) != list(dequantizer.node.inputs) or node.outputs[0].is_graph_output():
+        return False
+    value, moves = node.outputs[0], list[ir.Node]()
+    for move in dequantizer.moves:
+        use = only_use(value)
+        if use is None or use.idx != 0 or _text(use.node) != _text(move):
+            return False
+        moves.append(use.node)
+        value = use.node.outputs[0]
+    uses = [(use.node, use.idx) for use in value.uses()]
+    like = MatrixProduct(product.a, value, has_transposed_b=product.has_transposed_b)
+    return all(index == 1 and _multiplies_like(user, like) for user, index in uses)
+
+
+def _has_rows_as_columns(dequantizer: Dequantizer, product: MatrixProduct) -> bool:
+    """Returns whether each row of the codes is a column of the weights, without padding."""
+    codes = dequantizer.node.inputs[0]
+    shape = None if codes is None else codes.shape
+    if shape is None or not shape.is_static() or len(shape) != 2 or codes is None or codes.dtype not in CODE_TYPES:
+        return False
+    moves = [each for each in dequantizer.moves if each.op_type != "Cast"]
+    is_turned = [each.op_type for each in moves] == ["Transpose"]
+    is_known = is_turned or not moves
+    return is_known and is_turned != product.has_transposed_b and shape.numpy()[1] % GROUP_UNIT == 0
+
+
+def is_rows_of(node: ir.Node, table: ir.Value) -> bool:
+    """Returns whether a node gathers rows of a table, by numbers of known rank."""
+    if not is_standard(node, "Gather") or node.inputs[0] is not table or node.attributes.get_int("axis", 0) != 0:
+        return False
+    ids = node.inputs[1]
+    return ids is not None and ids.shape is not None and len(ids.shape) > 0
 
 
 def _multiplies_like(node: ir.Node, other: MatrixProduct) -> bool:

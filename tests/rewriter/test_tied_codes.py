@@ -1,0 +1,131 @@
+"""Decoders as they are published: one table of 8-bit codes for the embedding and the head, merged by If."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import make_session, stock_session
+from onnx import helper, numpy_helper
+from rewriting import F, nodes_of, products
+
+import ort_dynq
+from ort_dynq.rewriter import Result, rewrite
+
+WORDS, WIDTH = 2048, 64
+
+
+def branch(prefix: str, *, past: bool, half: bool, dequantizes_first: bool) -> str:
+    """The nodes of a decoder: an embedding, a layer of quantize_dynamic, and the head; with the keys before or not."""
+    rows = "{0}c = Gather(table, ids) {0}e = DequantizeLinear({0}c, scale, zero)"
+    if dequantizes_first:
+        rows = "{0}w0 = DequantizeLinear(table, scale, zero) {0}e = Gather({0}w0, ids)"
+    text = rows + (" {0}f = Cast<to = 1>({0}e)" if half else " {0}f = Identity({0}e)")
+    text += " {0}v = Concat<axis = 1>(past, {0}f)" if past else " {0}v = Identity({0}f)"
+    text += """ {0}q, {0}s, {0}z = DynamicQuantizeLinear({0}v) {0}i = MatMulInteger({0}q, layer, {0}z, layer_zero)
+        {0}j = Cast<to = 1>({0}i) {0}m = Mul({0}s, layer_scale) {0}g = Mul({0}j, {0}m) {0}r = Relu({0}g)
+        {0}h = Add({0}v, {0}r) {0}d = DequantizeLinear(table, scale, zero) {0}t = Transpose<perm = [1, 0]>({0}d)"""
+    text += " {0}u = Cast<to = 1>({0}t)" if half else " {0}u = Identity({0}t)"
+    return (text + " {0}logits = MatMul({0}h, {0}u) {0}present = Identity({0}v)").format(prefix)
+
+
+def decoder(
+    dtype: type, *, half: bool = False, merged: bool = True, dequantizes_first: bool = False
+) -> onnx.ModelProto:
+    rng, given = np.random.default_rng(0), {"half": half, "dequantizes_first": dequantizes_first}
+    outputs = f"(float[B, L, {WORDS}] {{0}}logits, float[B, L, {WIDTH}] {{0}}present)"
+    inputs = f"int64[B, T] ids, float[B, P, {WIDTH}] past"
+    body = branch("", past=True, **given)
+    if merged:
+        inputs += ", bool use"
+        branches = [branch(prefix, past=prefix == "a_", **given) for prefix in ("a_", "b_")]
+        body = (
+            f"logits, present = If (use) <then_branch = a () => {outputs.format('a_')} {{ {branches[0]} }},"
+            f" else_branch = b () => {outputs.format('b_')} {{ {branches[1]} }}>"
+        )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 19]> g ({inputs}) => {outputs.format("")} {{ {body} }}'
+    )
+    ends = np.iinfo(dtype)
+    arrays = {
+        "table": rng.integers(ends.min, ends.max + 1, (WORDS, WIDTH)).astype(dtype),
+        "scale": np.array(0.01, np.float16 if half else F),
+        "zero": np.array(3 if dtype == np.int8 else 131, dtype),
+        "layer": rng.integers(-127, 128, (WIDTH, WIDTH)).astype(np.int8),
+        "layer_scale": np.array(0.002, F),
+        "layer_zero": np.array(1, np.int8),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+def data(*, use: bool | None, tokens: int = 5) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    found = {"ids": rng.integers(-WORDS, WORDS, (1, tokens)), "past": rng.normal(0, 0.5, (1, 7, WIDTH)).astype(F)}
+    return found if use is None else found | {"use": np.array(use)}
+
+
+def tables(result: Result) -> list[str]:
+    """Returns the initializers as large as the table."""
+    return [each.name for each in result.to_proto().graph.initializer if np.prod(each.dims) >= WORDS * WIDTH]
+
+
+@pytest.mark.parametrize("dequantizes_first", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("merged", [False, True])
+def test_one_packed_copy_of_the_table(merged: bool, dtype: type, half: bool, dequantizes_first: bool) -> None:
+    """Embedding and head share it, also those of both branches; tokens are those of the model."""
+    if half and dequantizes_first:
+        pytest.skip("the table of float16 is dequantized as it is")
+    model = decoder(dtype, half=half, merged=merged, dequantizes_first=dequantizes_first)
+    result = rewrite(model)
+    assert not result.report.unconverted
+    assert sorted(products(result.report)) == ["QuantizedMatMul"] * (4 if merged else 2)
+    assert len(tables(result)) == 1
+    converted = result.to_proto()
+    assert "DequantizeLinear" not in [node.op_type for node in nodes_of(converted.graph) if "table" in node.input]
+    for use in (True, False) if merged else (None,):
+        inputs = data(use=use)
+        expected = stock_session(model).run(None, inputs)
+        for session in (stock_session(converted), make_session(converted, "native")):
+            actual = session.run(None, inputs)
+            assert np.array_equal(actual[0].argmax(-1), expected[0].argmax(-1))
+            assert np.array_equal(actual[1], expected[1])  # the rows of the embedding, bit for bit
+            noise = np.square(actual[0] - expected[0]).sum() / np.square(expected[0]).sum()
+            assert noise < 1e-6
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_exact_tokens(merged: bool) -> None:
+    model = decoder(np.uint8, merged=merged)
+    converted = rewrite(model, exact=True).to_proto()
+    for use in (True, False) if merged else (None,):
+        for tokens in (1, 16):
+            inputs = data(use=use, tokens=tokens)
+            for actual, expected in zip(
+                make_session(converted, "native").run(None, inputs), stock_session(model).run(None, inputs), strict=True
+            ):
+                assert np.array_equal(actual, expected)
+
+
+def test_verification(tmp_path: Path) -> None:
+    model = decoder(np.int8, merged=False)
+    result = rewrite(model)
+    found = ort_dynq.verify(model, result.to_proto(), inputs=data(use=None))
+    assert found.passed, found
+    assert [each.name for each in found.products] == ["logits"]
+
+
+def test_a_table_that_others_read_too_stays() -> None:
+    """An output of the codes, and columns of the table, need it as it is."""
+    for node, kind in (("Gather<axis = 1>(table, ids)", None), ("Identity(table)", None)):
+        model = decoder(np.int8, merged=False)
+        text = node.split("(")[0].split("<")[0]
+        inputs = ["table", "ids"] if text == "Gather" else ["table"]
+        attributes = {"axis": 1} if text == "Gather" else {}
+        model.graph.node.append(helper.make_node(text, inputs, ["more"], **attributes))
+        model.graph.output.append(helper.make_tensor_value_info("more", onnx.TensorProto.INT8, kind))
+        assert [each.op_type for each in rewrite(model).report.unconverted] == ["MatMul"]
