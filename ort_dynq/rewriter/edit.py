@@ -118,6 +118,15 @@ class Edit:
         """Records a Constant node; returns its output."""
         return self.insert(constant(np.asarray(elements)), before=before, origin=origin)
 
+    def cast(
+        self, value: ir.Value, dtype: ir.DataType | None, *, before: ir.Node, of: ir.DataType | None = None
+    ) -> ir.Value:
+        """Returns a value with elements of a type, by a Cast if needed; `of`: its own, if the value does not say it."""
+        assert dtype is not None
+        if dtype == (of or value.dtype):
+            return value
+        return self.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+
     def add_row_program(
         self,
         src: ir.Value,

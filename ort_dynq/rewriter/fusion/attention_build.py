@@ -150,7 +150,7 @@ def _operator(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir
 
     def placed(operand: Operand) -> ir.Value:
         value = arranged(operand.view, operand.axes, edit, before=before, lengths=known)
-        return _cast(value, dtype, edit, before, of=operand.view.value.dtype)
+        return edit.cast(value, dtype, before=before, of=operand.view.value.dtype)
 
     q, k, v = map(placed, (match.query, match.key, match.value))
     by_row = [each for each in match.scalars if not has_one_element(each.value, 3)]
@@ -270,18 +270,10 @@ def _place(y: View, dtype: ir.DataType, match: Match, edit: Edit) -> None:
     if reshape is not None and len(y.axes) == 3 and 0 not in (known_lengths(reshape.inputs[1]) or [0] * 3)[2:]:
         # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew
         # them, took three times as long as Add and LayerNormalization (1.32, Zen 4).
-        edit.replace_input(reshape, 0, _cast(y.value, result.value.dtype, edit, before, of=dtype))
+        edit.replace_input(reshape, 0, edit.cast(y.value, result.value.dtype, before=before, of=dtype))
         return
     value = arranged(y, result.axes, edit, before=before, lengths=match.views)
-    edit.replace(result.value, _cast(value, result.value.dtype, edit, before, of=dtype))
-
-
-def _cast(
-    value: ir.Value, dtype: ir.DataType | None, edit: Edit, before: ir.Node, *, of: ir.DataType | None
-) -> ir.Value:
-    """Returns a value, which has elements of the type `of`, with elements of another type."""
-    assert dtype is not None
-    return value if dtype == of else edit.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+    edit.replace(result.value, edit.cast(value, result.value.dtype, before=before, of=dtype))
 
 
 class _Biases:
@@ -391,7 +383,7 @@ def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
         target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
         value = arranged(view, target, edit, before=edit.node, lengths=ends)
     if step.value.dtype not in (FLOAT, ir.DataType.BOOL):
-        value = _cast(value, FLOAT, edit, edit.node, of=step.value.dtype)
+        value = edit.cast(value, FLOAT, before=edit.node, of=step.value.dtype)
     return replace(step, value=value)
 
 
@@ -399,7 +391,7 @@ def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> i
     """Returns what is added to the scores of keys that are padding, and 0 for others: [B or 1, 1, S or 1, T]."""
     before = edit.node
     if step.more is None:
-        view = View(_cast(step.value, ir.DataType.BOOL, edit, before, of=step.value.dtype), step.axes)
+        view = View(edit.cast(step.value, ir.DataType.BOOL, before=before, of=step.value.dtype), step.axes)
         target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
         keeps = arranged(view, target, edit, before=before, lengths=ends)
     else:
@@ -409,7 +401,7 @@ def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> i
         tokens = shape_of(scores[3:], ends, edit, before=before)
         length = edit.insert(ir.node("Reshape", [tokens, scalar]), before=before)
         keys = edit.insert(ir.node("Range", [zero, length, one]), before=before)
-        counts = _cast(step.value, ir.DataType.INT64, edit, before, of=step.value.dtype)
+        counts = edit.cast(step.value, ir.DataType.INT64, before=before, of=step.value.dtype)
         counts = edit.insert(ir.node("Add", [counts, more]), before=before)
         counts = edit.insert(ir.node("Reshape", [counts, column]), before=before)
         keeps = edit.insert(ir.node("Less", [keys, counts]), before=before)

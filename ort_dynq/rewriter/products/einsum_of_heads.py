@@ -8,6 +8,7 @@ The sums are the same integers. Einsums of floats stay, since sums of another or
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import only_use
+from ..analysis.nodes import is_standard, only_use
 from ..analysis.types import WIDE_TYPES
 from ..edit import Edit
+from ..reasons import Unconverted
 from ..rule import Context, Rule
+from .einsum import einsum_of
 
 
 @dataclass(frozen=True)
@@ -41,37 +43,24 @@ class _EinsumOfHeads:
 
 
 def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type != "Einsum" or len(node.inputs) != 2:
+    if not is_standard(node, "Einsum") or len(node.inputs) != 2:
         return None
     a, b = node.inputs
     if a is None or b is None or a.dtype not in WIDE_TYPES or not context.facts.is_constant(b):
         return None
-    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    left, arrow, out = equation.partition("->")
-    labels, comma, of_weights = left.partition(",")
-    if (
-        not arrow
-        or not comma
-        or "." in equation
-        or any(len({*each}) != len(each) for each in (labels, of_weights, out))
-    ):
+    try:
+        found = einsum_of(node)
+    except Unconverted:
         return None
-    inner = [label for label in of_weights if label in labels]
-    rows = labels[: len(labels) - len(inner)]
-    inner = list(labels[len(rows) :])  # in the order of the activation
-    columns = out[len(rows) :]
-    if sorted(inner + list(columns)) != sorted(of_weights) or out != rows + columns or not rows or not columns:
-        return None
-    if not inner or len(inner) + len(columns) < 3:  # a matrix: products read it as it stands
+    are_in_order = all(list(each) == sorted(each) for each in (found.order, found.of_result))
+    if found.stack or not are_in_order or len(found.of_weights) < 3:  # a matrix: products read it as it stands
         return None
     elements = evaluate(b, context.facts)
-    if elements is None or elements.ndim != len(of_weights) or not elements.size:
+    if elements is None or not elements.size:
         return None
-    ordered = elements.transpose([of_weights.index(label) for label in (*inner, *columns)])
-    depths, lengths = ordered.shape[: len(inner)], ordered.shape[len(inner) :]
-    if a.shape is None or list(a.shape)[len(rows) :] != list(depths):  # Einsum repeats a dimension of 1
-        return None
-    return _EinsumOfHeads(ordered.reshape(int(np.prod(depths)), -1), len(rows), len(inner) > 1, lengths)
+    weights = elements.transpose(found.of_weights).reshape(math.prod(found.depths), -1)
+    rows = len(found.order) - len(found.depths)
+    return _EinsumOfHeads(weights, rows, len(found.depths) > 1, found.columns)
 
 
 def _build(match: _EinsumOfHeads, edit: Edit) -> None:
