@@ -5,6 +5,7 @@ More than 450 lines: all tests share the forms of these products.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -393,9 +394,9 @@ def test_folded_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = form.model()
     add_product(model)
     size = 4 * form.depth * form.columns
-    monkeypatch.setattr(dequantized_matmul, "_MAX_BYTES", size)
+    monkeypatch.setattr(dequantized_matmul, "FOLDED", dataclasses.replace(dequantized_matmul.FOLDED, most=size))
     assert len(ort_dynq.rewrite(model).report.rewritten) == 2
-    monkeypatch.setattr(dequantized_matmul, "_MAX_BYTES", size - 1)
+    monkeypatch.setattr(dequantized_matmul, "FOLDED", dataclasses.replace(dequantized_matmul.FOLDED, most=size - 1))
     assert ["more than 1 GB" in each.reason for each in ort_dynq.rewrite(model).report.unconverted] == [True, True]
 
 
