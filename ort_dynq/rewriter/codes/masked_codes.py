@@ -1,6 +1,6 @@
 """Affine forms of values of which a Where leaves out rows or elements, as masks of tokens do.
 
-Example: Where(mask, s * (q - 3), 0) with a mask for each row has the scale Where(mask, s, 0); with a mask for each
+So Where(mask, s * (q - 3), 0) with a mask for each row has the scale Where(mask, s, 0); with a mask for each
 element it has the codes Where(mask, q, 3).
 """
 

@@ -46,7 +46,7 @@ from .score_steps import (
 from .scores import Attention, Source, attention_of, is_float_cast, shapes_of, sources_of
 from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 
-_MOVES = ("Concat", "Expand", "Transpose", "Cast", *RESHAPES)
+_MOVES = RESHAPES | {"Concat", "Expand"} | {"Cast", "Transpose"}
 _MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
 
 

@@ -15,11 +15,12 @@ from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import COPIES, RESHAPES
 from .score_steps import Added, Masked, Step
 from .scores import skip_casts
 from .views import Axis, dims_of, leaves
 
+_KEEPING = COPIES - {"Dropout"} | {"Cast", "Expand"}
 _MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0
 
 
@@ -82,9 +83,7 @@ def _is_lower(value: ir.Value | None, *, holds: bool, distance: int = 0) -> bool
     if is_standard(node, "Equal") and not holds and constant_scalar(node.inputs[1]) == 0:
         return _is_lower(source, holds=True, distance=distance + 1)
     starts = known_lengths(input_of(node, 1)) if is_standard(node, "Slice") and input_of(node, 4) is None else None
-    if is_standard(node, "Expand", "Cast", "Identity") or (
-        starts is not None and not any(each != 0 for each in starts)
-    ):
+    if is_standard(node, *_KEEPING) or (starts is not None and not any(each != 0 for each in starts)):
         return _is_lower(source, holds=holds, distance=distance + 1)
     if is_standard(node, "Unsqueeze"):  # of axes in front
         dims = [] if source is None else dims_of(source)

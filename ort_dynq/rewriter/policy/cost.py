@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import reshapes_of
-from ..analysis.standard import SIGMOIDS
+from ..analysis.standard import ELUS, SIGMOIDS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
@@ -64,7 +64,7 @@ _MIN_PASSES_SAVED = 2  # by a program
 _FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
 # A program of one such node takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu, Celu), 0.54
 # (HardSwish, LeakyRelu), of the others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2).
-_SLOW_FUNCTIONS = ("Mish", "PRelu", "Softplus", "Elu", "Selu", "Celu", "HardSwish", "LeakyRelu")
+_SLOW_FUNCTIONS = ELUS | {"HardSwish", "LeakyRelu"} | {"PRelu"}
 _MIN_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _MIN_NUMBERS_OF_TABLE, _MIN_COLUMNS_OF_TABLE = 131072, 128
