@@ -146,6 +146,21 @@ class Hidden(nn.Module):
         return self.network(**{name: x}, **more, return_dict=True)[0]
 
 
+class Cached(nn.Module):
+    """A decoder of one layer that appends keys and values to those of earlier runs, which are inputs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Any, ...]:
+        cache = transformers.DynamicCache()
+        cache.update(k, v, 0)
+        found = self.network(input_ids=x, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True)
+        (layer,) = found.past_key_values.layers
+        return found[0], layer.keys, layer.values
+
+
 class ByHand(nn.Module):
     """A layer of attention in one of the spellings of tutorials."""
 
@@ -193,9 +208,14 @@ def export(
     network: nn.Module, inputs: tuple[torch.Tensor, ...], name: str, exporter: str, folder: Path = FOLDER
 ) -> None:
     """Writes one model; the first dimension of inputs, and the second of ids, masks and rows, have any length."""
-    path, names = folder / f"{name}@{exporter}.onnx", ["x", "mask"][: len(inputs)]
+    path, names = folder / f"{name}@{exporter}.onnx", ["x", "mask", "k", "v"][: len(inputs)]
     axes = [{0: "batch"} if each.ndim == 4 else {0: "batch", 1: "tokens"} for each in inputs]
-    given: dict[str, Any] = {"input_names": names, "output_names": ["y"]}
+    if len(inputs) == 4:
+        axes[1:] = [{0: "batch", 1: "total"}, *({0: "batch", 2: "past"} for _ in range(2))]
+    given: dict[str, Any] = {
+        "input_names": names,
+        "output_names": ["y", "k_out", "v_out"][: 3 if len(inputs) == 4 else 1],
+    }
     if exporter.startswith("dynamo"):
         shapes = tuple(dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in axes)
         given |= {"opset_version": 23} if exporter == "dynamo23" else {}
@@ -242,6 +262,17 @@ def main() -> None:
             is_decoder = name in DECODERS
             whole = Hidden(network.eval(), is_decoder=is_decoder, decodes=name == "t5")
             export(whole, next(make() for key, make in inputs.items() if key in options), name, exporter, folder)
+    for name, heads in (("gpt2", 2), ("llama", 2)) if folder == FOLDER else ():
+        architecture, options, _ = ARCHITECTURES[name]
+        length = {"n_positions": 64} if name == "gpt2" else {"max_position_embeddings": 64}
+        config = getattr(transformers, f"{architecture}Config")(**{**options, **length})
+        size = config.hidden_size // config.num_attention_heads
+        past = tuple(torch.randn(2, heads, 3, size) for _ in range(2))
+        for exporter in ("dynamo", "script"):
+            torch.manual_seed(0)
+            network = getattr(transformers, f"{architecture}Model")._from_config(config, attn_implementation="sdpa")
+            longer = torch.ones(2, 9, dtype=torch.int64)
+            export(Cached(network.eval()), (ids, longer, *past), f"{name}_past", exporter, folder)
     for spelling in BY_HAND if folder == FOLDER else ():
         torch.manual_seed(0)
         export(ByHand(spelling).eval(), (torch.randn(2, 6, 32), mask), f"by_hand_{spelling}", "dynamo")

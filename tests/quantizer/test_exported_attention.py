@@ -16,7 +16,9 @@ from helpers import Array, assert_same, make_session, stock_session
 import ort_dynq
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "attention"
-MODELS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+EXPORTED = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+PAST = [name for name in EXPORTED if "_past" in name]
+MODELS = [name for name in EXPORTED if name not in PAST]
 SEVERAL = {"t5@script": 3, "swin@script": 2}
 TOKENS = 10
 
@@ -63,6 +65,32 @@ def test_attention_becomes_integer(name: str) -> None:
     (expected,) = stock_session(ort_dynq.quantize(model, attention="float").to_proto()).run(None, given)
     noise = ((result - expected).astype(np.float64) ** 2).sum()
     assert 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 35
+
+
+@pytest.mark.parametrize("name", PAST)
+def test_past_keys(name: str) -> None:
+    """A decoder whose past keys are inputs: few tokens have the bits of attention of floats, many are near them."""
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    quantized = ort_dynq.quantize(model).to_proto()
+    floats = ort_dynq.quantize(model, attention="float").to_proto()
+    (choice,) = (each for each in quantized.graph.node if each.op_type == "If")
+    operators = [node.op_type for each in choice.attribute for node in each.g.node]
+    assert operators == ["QuantizedAttention", "MultiHeadAttention"]
+    sessions = [make_session(quantized, "native"), stock_session(quantized), make_session(floats, "native")]
+    heads, size = (model.graph.input[2].type.tensor_type.shape.dim[i].dim_value for i in (1, 3))
+    rng = np.random.default_rng(0)
+    for tokens, past in ((1, 5), (47, 0), (50, 10)):
+        mask = np.ones((2, tokens + past), np.int64)
+        mask[1, :3] = tokens < 2
+        cache = {key: rng.standard_normal((2, heads, past, size)).astype(np.float32) for key in "kv"}
+        given = {"x": rng.integers(1, 16, (2, tokens)), "mask": mask, **cache}
+        (result, *present), of_bodies, (expected, *past_and_new) = (each.run(None, given) for each in sessions)
+        assert_same(result, of_bodies[0])
+        for a, b in zip(present, past_and_new, strict=True):
+            assert_same(a, b)
+        noise = ((result - expected).astype(np.float64) ** 2).sum()
+        assert (noise == 0) == (tokens < 48)
+        assert noise == 0 or 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 35
 
 
 def _runs_opset_23() -> bool:
