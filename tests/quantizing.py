@@ -22,7 +22,8 @@ K, N = 160, 320  # enough weights for a quantization to pay, also of one row; K 
 @contextmanager
 def every_size() -> Iterator[None]:
     """Layers of every size are quantized within the block, however little it saves."""
-    sizes = [name for name in vars(cost) if name.startswith("_FEWE") and name != "_MIN_PASSES_SAVED"]
+    others = ("_MIN_PASSES_SAVED", "_MIN_SHARE_OF_WEIGHTS")
+    sizes = [name for name in vars(cost) if name.startswith(("_MIN_", "_FEWER_")) and name not in others]
     with mock.patch.multiple(cost, **dict.fromkeys(sizes, 0)):
         yield
 
