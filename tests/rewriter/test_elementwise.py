@@ -121,6 +121,7 @@ def test_without_fusions() -> None:
     "body",
     [
         "y = Add(x, r)",  # one node
+        "f = Transpose<perm = [0, 1, 3, 2]>(x) y = BatchNormalization(f, gain, shift, mean, variance)",
         "c = Conv<group = 6>(x, ones) a = Relu(c) y = Identity(a)",  # ONNX Runtime fuses Relu with Conv
         "c = Conv<group = 6>(x, ones) a = HardSwish(c) y = Identity(a)",
         "c = Conv<group = 6>(x, ones) a = LeakyRelu(c) y = Identity(a)",
