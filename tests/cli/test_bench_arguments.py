@@ -98,7 +98,7 @@ def check_error(capsys: pytest.CaptureFixture[str], arguments: list[str], messag
 @pytest.mark.parametrize(
     ("command", "examples"),
     [
-        ("bench", ("bench models/", "bench float.onnx int8.onnx")),
+        ("bench", ("bench model.onnx", "bench float.onnx int8.onnx")),
         ("bench-quantize", ("bench-quantize ddddocr",)),
         ("bench-generate", ("bench-generate phi/ --rewritten fast/",)),
     ],
