@@ -96,13 +96,12 @@ def positions() -> Example:
     model = parse(
         f"""positions (float[batch, 128, length] x) => (float[batch, 128, length] y) {{
             {body}
-            y1 = Conv(d, w1, bias)  y2 = MatMul(w2, d)  y = Add(y1, y2)
+            y1 = Conv(d, w1, bias)  w2 = Flatten(w1)  y2 = MatMul(w2, d)  y = Add(y1, y2)
         }}""",
         21,
         **{name: CONSTANTS[name] for name in ("epsilon", "c127", "low")},
         channels=np.array([1]),
         w1=weights(rng, 128, 128, 1),
-        w2=weights(rng, 128, 128),
         bias=rng.normal(0, 1, 128).astype(np.float32),
     )
     return Example(model, [np.ascontiguousarray(activations(2, 9, 128).transpose(0, 2, 1))])

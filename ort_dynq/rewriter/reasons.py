@@ -90,6 +90,9 @@ class Reason(Enum):
         "a convolution needs one scale and one zero point for its whole activation, or for each sample; one of 1x1 "
         "with strides of 1 and without pads may have a scale for each position"
     )
+    ACTIVATION_FEW_BITS = (
+        "the codes of its activation are {dtype}, and integer products take 8 bits; quantize it to int8"
+    )
     ACTIVATION_TYPE = "the activation is {dtype}, expected float32"
     ACTIVATION_TYPE_NOT_KNOWN = "the type of the activation is not known"
     ACTIVATION_NOT_QUANTIZED = "the activation is not quantized by DynamicQuantizeLinear"

@@ -397,7 +397,7 @@ def adds_float16() -> bool:
 
 def expected_operators(name: str) -> dict[str, int]:
     """The calls of operators that a rewritten model must have on this CPU."""
-    expected = (EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name]
+    expected = dict((EXPECTED | EXPECTED_WITH_FLOAT16 if adds_float16() else EXPECTED)[name])  # tests add to it
     if name == "compressed_bert_half" and version() < (1, 30):  # it truncates quotients of float16
         return {operator: count for operator, count in expected.items() if operator != "ort_dynq.DynamicQuantize"}
     return expected
@@ -405,7 +405,7 @@ def expected_operators(name: str) -> dict[str, int]:
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
-    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 4_500_000
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 5_400_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 

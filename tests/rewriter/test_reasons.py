@@ -153,6 +153,11 @@ CASES: dict[Reason, Case] = {
         f"{FAKE} t = Transpose<perm = [1, 0]>(f) y = MatMul(turned, t)", "float[tokens, 48] x"
     ),
     Reason.PRODUCT_TOO_SMALL_FOR_A_SUM: Case(f"{FAKE} g = Neg(f) h = Add(f, g) y = MatMul(h, grid)"),
+    Reason.ACTIVATION_FEW_BITS: Case(
+        "q = QuantizeLinear<output_dtype = 22>(x, t) f = DequantizeLinear(q, t) y = MatMul(f, grid)",
+        "float[64, 48] x, float t",
+        opset=21,
+    ),
     Reason.RANK_NOT_KNOWN: Case(
         f"{LINEAR} f = DequantizeLinear(q, s, z) v = DequantizeLinear(stack, ws) y = MatMul(f, v)", "float[] x"
     ),

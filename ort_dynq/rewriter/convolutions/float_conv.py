@@ -79,7 +79,8 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if parts:
         return _Match(tuple(_of_parts(parts, w, bias, more_pads, node, context)), a)
     if form is None or not _is_of_samples(form, a):
-        raise Unconverted(Reason.ACTIVATION_OF_SAMPLES)
+        is_depthwise = node.op_type == "Conv" and w.shape is not None and w.shape[1] == 1
+        raise Unconverted(Reason.CONV_SINGLE_CHANNELS if is_depthwise else Reason.ACTIVATION_OF_SAMPLES)
     weights, grid = _weights(w, node, context)
     activation = activation_of(form, forms.values, is_image=True)
     if not _is_of_samples(activation.form, a):  # marks may be of rows of codes

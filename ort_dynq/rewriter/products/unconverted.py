@@ -22,7 +22,7 @@ from ..codes.affine import AffineForms
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from ..weights.dequantized_weights import dequantizer_of, is_dequantized
+from ..weights.dequantized_weights import dequantizer_of, is_dequantized, quantized_weights
 from .integer_product import is_static
 
 _FLOAT_PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | {"MatMulNBits", "TransposeMatMul"}
@@ -72,12 +72,22 @@ def _check(node: ir.Node, context: Context) -> None:
         raise _reason(node, activation, lost, context)
     if forms.lost(weights) is not None or forms.of(weights) is not None:
         raise Unconverted(Reason.ONLY_WEIGHTS_QUANTIZED)
+    if (few := _few_bits(activation)) is not None:
+        raise Unconverted(Reason.ACTIVATION_FEW_BITS, dtype=few.name.lower())
     if weights is None or dequantizer_of(weights, context.facts) is None:
         return
     if not is_dequantized(activation):
         raise Unconverted(Reason.WEIGHTS_DEQUANTIZED)
     if node.op_type == "MatMul" and _is_of_plain_int8(activation):
         raise Unconverted(Reason.CODES_DEQUANTIZED)
+
+
+def _few_bits(activation: ir.Value | None) -> ir.DataType | None:
+    """Returns the type of the codes that QuantizeLinear made of an activation, if it has less than 8 bits; or None."""
+    dequantizer = quantized_weights(activation)
+    codes = None if dequantizer is None else dequantizer.node.inputs[0]
+    is_few = codes is not None and codes.dtype is not None and codes.dtype.itemsize < 1
+    return codes.dtype if codes is not None and is_few and producer_of(codes, "QuantizeLinear") is not None else None
 
 
 def _is_of_plain_int8(activation: ir.Value | None) -> bool:
