@@ -94,50 +94,81 @@ def activation_of(
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
+    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value, depth=depth)
+    form = _checked(form, values)
+    form, quotient, may_be_nan = _with_mark(form, values, is_image=is_image, has_marks_of_rows=has_marks_of_rows)
+    if form.nan is not None and has_marks_of_rows and not is_image and form.scale is not None:
+        form = replace(form, scale=combined("Add", form.scale, like(form.nan, form.scale)), nan=None)
+    number, is_code = _zero_point_of(form, values)
+    found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
+    if (
+        form.zero_point is not None
+        and quotient is None
+        and form.scale is not None
+        and _is_of_infinite_range(form.scale)
+    ):
+        # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
+        infinite = combined("Add", form.scale, form.scale.of("Sub", form.scale.term))
+        found = replace(found, form=replace(form, scale=infinite))
+    if found.has_offset and form.is_rounded:
+        raise Unconverted(Reason.OFFSET_ROUNDED)
+    return found
+
+
+def _checked(form: Affine, values: Values) -> Affine:
+    """Returns a form with as many zero points as scales, which a product can have as its activation.
+
+    Raises:
+        Unconverted: It cannot.
+    """
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
-    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value, depth=depth)
     if form.scale is None and form.mark is not None and _has_nan(form, values):  # the mark makes it NaN
         form = replace(form, scale=Param(np.ones((), np.float32)))
     form = _with_runs(form)
     if form.divisor is not None and not _is_scaled_by(form, form.divisor):
         raise Unconverted(Reason.NAN_CODES)
-    may_be_nan = _has_nan(form, values) or _has_nan_zero_points(form, values)
-    quotient = None
-    if may_be_nan and not has_marks_of_rows and form.mark is not None and form.scale is not None:
-        quotient = form.quotient
-    marked_form = (
-        form if quotient is not None else _with_marked_scale(form, values, is_image=is_image) if may_be_nan else None
-    )
-    if marked_form is not None:
-        form, may_be_nan = marked_form, False
-    if may_be_nan and (form.is_rounded or values.known(form.root).overflows):
-        raise Unconverted(Reason.NAN_CODES)
     if form.value.dtype not in (ir.DataType.FLOAT, None):
         raise Unconverted(Reason.ACTIVATION_TYPE, dtype=str(form.value.dtype).lower())
-    blocks = {param.block for param in form.params if not param.is_one}
-    if len(blocks) > 1:
+    if len({param.block for param in form.params if not param.is_one}) > 1:
         raise Unconverted(Reason.ACTIVATION_SCALES)
-    zero, number, is_code = form.zero_point, None, True
-    if zero is not None:
-        known = _known(zero.term, values)
-        is_code = known.fits(-form.shift, 255 - form.shift)
-        if is_code and known.low == known.high:
-            number = int(known.low)
-    if marked_form is None and _may_be_infinite(form, values):
-        assert form.mark is not None
-        quotient = None if has_marks_of_rows else form.quotient
-        if quotient is None and form.scale is not None:
-            form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
-    if form.nan is not None and has_marks_of_rows and not is_image and form.scale is not None:
-        form = replace(form, scale=combined("Add", form.scale, like(form.nan, form.scale)), nan=None)
-    if zero is not None and quotient is None and form.scale is not None and _is_of_infinite_range(form.scale):
-        # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
-        form = replace(form, scale=combined("Add", form.scale, form.scale.of("Sub", form.scale.term)))
-    found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
-    if found.has_offset and form.is_rounded:
-        raise Unconverted(Reason.OFFSET_ROUNDED)
-    return found
+    return form
+
+
+def _with_mark(
+    form: Affine, values: Values, *, is_image: bool, has_marks_of_rows: bool
+) -> tuple[Affine, Quotient | None, bool]:
+    """Returns a form whose scale is NaN where the model's row is; what its codes are rounded from, if some of a row may
+    be NaN; and whether codes may still be NaN.
+
+    Raises:
+        Unconverted: It is not known where codes are NaN.
+    """
+    may_be_nan = _has_nan(form, values) or _has_nan_zero_points(form, values)
+    is_marked = form.mark is not None and form.scale is not None and form.quotient is not None
+    if may_be_nan and is_marked and not has_marks_of_rows:
+        return form, form.quotient, False
+    marked_form = _with_marked_scale(form, values, is_image=is_image) if may_be_nan else None
+    if marked_form is not None:
+        return marked_form, None, False
+    if may_be_nan and (form.is_rounded or values.known(form.root).overflows):
+        raise Unconverted(Reason.NAN_CODES)
+    if not _may_be_infinite(form, values):
+        return form, None, may_be_nan
+    assert form.mark is not None
+    quotient = None if has_marks_of_rows else form.quotient
+    if quotient is None and form.scale is not None:
+        form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
+    return form, quotient, may_be_nan
+
+
+def _zero_point_of(form: Affine, values: Values) -> tuple[int | None, bool]:
+    """Returns the zero point, if it is a constant that is a code, else None; and whether it is known to be a code."""
+    if form.zero_point is None:
+        return None, True
+    known = _known(form.zero_point.term, values)
+    is_code = known.fits(-form.shift, 255 - form.shift)
+    return int(known.low) if is_code and known.low == known.high else None, is_code
 
 
 def _with_runs(form: Affine) -> Affine:
