@@ -17,7 +17,7 @@ from .analysis.nodes import is_standard, program_of
 from .copies import without_copies
 from .edit import Edit
 from .functions import declare_functions
-from .metadata import RULE
+from .metadata import ALTERNATIVES, RULE
 from .policy.saturation import cpu_dependence
 from .reasons import Reason, Unconverted
 from .report import Finding, Report
@@ -272,9 +272,13 @@ def _declare_ranks(model: ir.Model, facts: Facts) -> None:
 
 
 def op_counts(model: ir.Model) -> Counter[str]:
-    """Counts the nodes of each operator in all graphs; the names of operators of other domains include the domain."""
+    """Counts the nodes of each operator in all graphs, of two branches that compute the same in one.
+
+    The names of operators of other domains include the domain.
+    """
     return Counter(  # names that are not UTF-8 are bytes
         f"{node.op_type}" if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
         for _, graph in graphs(model)
+        if graph.name not in ALTERNATIVES
         for node in graph
     )

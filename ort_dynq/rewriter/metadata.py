@@ -31,6 +31,9 @@ functions either."""
 SOURCE = "ort_dynq.source"
 """On a model that was made from a file: the SHA-256 of this file, without external data, in hexadecimal digits."""
 
+ALTERNATIVES = ("few_queries", "rows_without_keys")
+"""The names of branches that compute the same as the other branch of their node: reports count one of the two."""
+
 EXACT = "ort_dynq.exact"
 """On the model, if something was converted: "1" if all results equal those of the original bit for bit, else "0"."""
 

@@ -56,8 +56,10 @@ def test_attention_becomes_integer(name: str) -> None:
     model = onnx.load(FOLDER / f"{name}.onnx")
     if model.opset_import[0].version > 21 and not _runs_opset_23():
         pytest.skip("this version of ONNX Runtime has no operator Attention")
-    quantized = ort_dynq.quantize(model).to_proto()
+    result_and_report = ort_dynq.quantize(model)
+    quantized = result_and_report.to_proto()
     assert count(quantized, "QuantizedAttention") == SEVERAL.get(name, 1)
+    assert result_and_report.report.after["ort_dynq.QuantizedAttention"] == SEVERAL.get(name, 1)
     assert count(quantized, "Softmax", "Attention", "MultiHeadAttention") == 0
     given = feeds(model)
     (result,) = make_session(quantized, "native").run(None, given)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...operators.encodings import HeadLayout
+from .. import metadata
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
@@ -20,7 +21,7 @@ from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves
 
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention
-_FEW = "few_queries"  # the name of a graph
+FEW, _WITHOUT_KEYS = metadata.ALTERNATIVES  # names of graphs
 MIN_QUERIES = 48  # over cached keys: fewer take less time in floats than it takes to quantize the keys (Zen 5)
 
 
@@ -129,7 +130,7 @@ def build(match: Match, edit: Edit) -> None:
         for each in (many, few):
             edit.facts.note(each.outputs[0], dtype, None)
         has_many = edit.shared(_Conditions).of(match, edit)
-        main = chosen(has_many, ("many_queries", [many], many.outputs[:1]), (_FEW, [few], few.outputs[:1]))
+        main = chosen(has_many, ("many_queries", [many], many.outputs[:1]), (FEW, [few], few.outputs[:1]))
         edit.facts.note(main.outputs[0], dtype, None)
     elif match.later is not None and match.later > -np.inf:
         main = _without_later_keys(main, match.later, dtype, edit, before=before)
@@ -193,7 +194,7 @@ def _operator(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir
 
 def is_of_few_queries(node: ir.Node) -> bool:
     """Returns whether a node runs only for few queries, which floats take less time for."""
-    return node.graph is not None and node.graph.name == _FEW
+    return node.graph is not None and node.graph.name == FEW
 
 
 def has_many_queries(count: ir.Value, edit: Edit, *, before: ir.Node) -> ir.Value:
@@ -228,7 +229,7 @@ def _without_later_keys(
         edit.facts.note(each.outputs[0], dtype, None)
     edit.operator = operator.op_type
     condition = edit.shared(_Biases).have_keys(bias, number, edit, before=before)
-    branches = [(name, [node], node.outputs) for name, node in (("causal", causal), ("rows_without_keys", operator))]
+    branches = [(name, [node], node.outputs) for name, node in (("causal", causal), (_WITHOUT_KEYS, operator))]
     return chosen(condition, *branches)
 
 

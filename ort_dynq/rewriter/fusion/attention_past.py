@@ -20,7 +20,7 @@ from ...opsets import OPSET
 from ..analysis.nodes import input_of, is_standard
 from ..edit import Edit, constant
 from ..rule import Context, Rule
-from .attention_build import FLOAT, chosen, has_many_queries, is_of_few_queries
+from .attention_build import FEW, FLOAT, chosen, has_many_queries, is_of_few_queries
 from .views import Dim, dims_of
 
 _ATTENTION = {"past": 4, "mask": 3}  # the first input of past keys and values, and that of the mask or bias
@@ -141,7 +141,7 @@ def _build(match: _Cached, edit: Edit) -> None:
     for new in few.outputs:
         edit.facts.note(new, FLOAT, None)
     edit.operator = "QuantizedAttention"
-    branches = ("many_queries", many.nodes, [y, *present]), ("few_queries", [few], few.outputs)
+    branches = ("many_queries", many.nodes, [y, *present]), (FEW, [few], few.outputs)
     main = chosen(has_many_queries(count, edit, before=node), *branches)
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
