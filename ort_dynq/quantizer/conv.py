@@ -43,7 +43,7 @@ from .weights import check_constant, floats_of, grid_of_columns, release
 
 
 @dataclass(frozen=True)
-class _FloatConv:
+class _FloatConvLayer:
     activation: ir.Value
     weights: Weights
     geometry: Geometry
@@ -51,7 +51,7 @@ class _FloatConv:
     options: Options
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _FloatConv | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _FloatConvLayer | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type != "Conv":
         return None
     if (operands := operands_of(node, context, options)) is None:
@@ -66,17 +66,17 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConv | No
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
-    return _FloatConv(a, weights, geometry, past_factors(epilogue, facts), options)
+    return _FloatConvLayer(a, weights, geometry, past_factors(epilogue, facts), options)
 
 
-def _build(match: _FloatConv, edit: Edit) -> None:
+def _build(match: _FloatConvLayer, edit: Edit) -> None:
     codes = codes_of_images(match.activation, edit, match.options)
     build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
     edit.note = note_on(codes, match.options)
 
 
-def rule(options: Options) -> Rule[_FloatConv]:
+def rule(options: Options) -> Rule[_FloatConvLayer]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized convolution", OPSET, match, _build, reports_opset=True)

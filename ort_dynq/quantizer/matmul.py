@@ -39,7 +39,7 @@ _RANK = 2  # of a matrix
 
 
 @dataclass(frozen=True)
-class _FloatProduct:
+class _FloatLayer:
     activation: ir.Value
     is_transposed: bool  # the activation
     grid: QuantizedWeights
@@ -48,7 +48,7 @@ class _FloatProduct:
     note: str
 
 
-def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct | None:
+def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | None:
     if node.op_type == "Einsum" and not _has_weights(node, context.facts):
         return None
     product = matrix_product_of(node)
@@ -76,7 +76,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatProduct |
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
     epilogue = dataclasses.replace(epilogue, merges_rows=merged is not None)
-    return _FloatProduct(a, product.has_transposed_a, grid, epilogue, options, note)
+    return _FloatLayer(a, product.has_transposed_a, grid, epilogue, options, note)
 
 
 def _before_merging(a: ir.Value) -> ir.Value | None:
@@ -100,7 +100,7 @@ def _has_weights(einsum: ir.Node, facts: Facts) -> bool:
     return len(einsum.inputs) == _FACTORS and any(map(facts.is_constant, einsum.inputs))
 
 
-def _build(match: _FloatProduct, edit: Edit) -> None:
+def _build(match: _FloatLayer, edit: Edit) -> None:
     a = match.activation
     if match.is_transposed:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
@@ -111,7 +111,7 @@ def _build(match: _FloatProduct, edit: Edit) -> None:
     edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 
-def rule(options: Options) -> Rule[_FloatProduct]:
+def rule(options: Options) -> Rule[_FloatLayer]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
     return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True)

@@ -52,7 +52,7 @@ from .quantized_matmul import build_quantized_matmul, quantized_matmul
 
 
 @dataclass(frozen=True)
-class _FloatProduct:
+class _FloatMatMul:
     activation: Activation
     grid: QuantizedWeights
     epilogue: Epilogue
@@ -68,7 +68,7 @@ class _Match:
         value: The activation.
     """
 
-    parts: tuple[_FloatProduct, ...]
+    parts: tuple[_FloatMatMul, ...]
     value: ir.Value
 
 
@@ -122,7 +122,7 @@ def _part_of(
     context: Context,
     *,
     is_whole: bool,
-) -> _FloatProduct:
+) -> _FloatMatMul:
     """Returns a product of an activation, or of one of its terms.
 
     Args:
@@ -165,12 +165,12 @@ def _part_of(
             raise Unconverted(Reason.EINSUM_ROWS)
         order = einsum.order if einsum.moves_rows else ()
         activation = replace(activation, order=order, shape=einsum.rows_shape)
-        return _FloatProduct(activation, grid, epilogue, einsum)
+        return _FloatMatMul(activation, grid, epilogue, einsum)
     if activation.has_offset or not is_whole:
-        return _FloatProduct(activation, grid, epilogue)
+        return _FloatMatMul(activation, grid, epilogue)
     if not activation.is_scaled and bias is None:  # a scale may follow
         epilogue = (epilogue.past_casts() if grid.has_int32_sums else epilogue).past_scales(a, facts)
-    return _FloatProduct(activation, grid, epilogue if bias is not None else epilogue.past_bias(facts))
+    return _FloatMatMul(activation, grid, epilogue if bias is not None else epilogue.past_bias(facts))
 
 
 def _build(match: _Match, edit: Edit) -> None:

@@ -59,7 +59,7 @@ from .quantized_matmul import build_quantized_matmul
 
 
 @dataclass(frozen=True)
-class _IntegerProduct:
+class _IntegerMatMul:
     """A product of integers that becomes QuantizedMatMul.
 
     Attributes:
@@ -79,7 +79,7 @@ class _IntegerProduct:
     has_vector: bool = False
 
 
-def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct | None:
+def _match(node: ir.Node, context: Context) -> _IntegerMatMul | UnsignedProduct | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in MATRIX_PRODUCTS - {"Gemm"} | {"MatMulInteger"}:
         return None
     (codes, weights), facts = first_inputs(node, 2), context.facts
@@ -92,7 +92,7 @@ def _match(node: ir.Node, context: Context) -> _IntegerProduct | UnsignedProduct
     return match_product(node, facts, lambda: _match_integer(node, codes, weights, context))
 
 
-def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _IntegerProduct | None:
+def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: Context) -> _IntegerMatMul | None:
     """Recognizes a MatMulInteger.
 
     Raises:
@@ -123,7 +123,7 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
     return _match_product(codes, WideCodes(codes, zero_point, codes), grid, epilogue)
 
 
-def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
+def _build(match: _IntegerMatMul | UnsignedProduct, edit: Edit) -> None:
     if isinstance(match, UnsignedProduct):
         build_unsigned_product(match, edit)
         return
@@ -141,7 +141,7 @@ def _build(match: _IntegerProduct | UnsignedProduct, edit: Edit) -> None:
     build_quantized_matmul(match.epilogue, found, match.grid, edit, match.correction)
 
 
-RULE: Rule[_IntegerProduct | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
+RULE: Rule[_IntegerMatMul | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
 
 
 def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:
@@ -161,7 +161,7 @@ def _columns(codes: ir.Value, weights: ir.Value) -> Channels:
     return columns_of(columns * math.prod(lead), stack_beside(tuple(lead), codes), codes)
 
 
-def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _IntegerProduct | None:
+def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts) -> _IntegerMatMul | None:
     """Recognizes a MatMul, or an Einsum like it, of int32 or int64 integers, which contain codes.
 
     Raises:
@@ -183,7 +183,7 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     return match
 
 
-def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, epilogue: Epilogue) -> _IntegerProduct:
+def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, epilogue: Epilogue) -> _IntegerMatMul:
     """Recognizes a product with known weights and an epilogue.
 
     Raises:
@@ -210,7 +210,7 @@ def _match_product(factor: ir.Value, codes: WideCodes, grid: QuantizedWeights, e
         or (epilogue.row is not None and not epilogue.is_row_moved and _are_of_rows((value, epilogue.row), codes.shape))
     ):
         raise Unconverted(Reason.ACTIVATION_ZERO_POINT)
-    return _IntegerProduct(factor, codes.codes.dtype == ir.DataType.INT8, grid, epilogue, correction, has_vector)
+    return _IntegerMatMul(factor, codes.codes.dtype == ir.DataType.INT8, grid, epilogue, correction, has_vector)
 
 
 def _is_vector_of_rows(value: int | ir.Value | None, codes: ir.Value, epilogue: Epilogue) -> bool:
