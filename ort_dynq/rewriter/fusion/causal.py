@@ -3,7 +3,7 @@
 The mask itself stays: it may hide other keys, too. If it hides them with a finite number, rows without keys are means
 of all values, also of those behind.
 
-Example: Where(And(LessOrEqual(Range(0, T), Range(0, S) as a column), padding), 0, -inf).
+For instance, Where(And(LessOrEqual(Range(0, T), Range(0, S) as a column), padding), 0, -inf).
 """
 
 from __future__ import annotations
