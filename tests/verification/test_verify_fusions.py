@@ -24,7 +24,7 @@ FUSED = {
     "ort_dynamic_attention": 3,
     "ort_dynamic_llama": 1,
     "ort_half_optimized": 2,
-    "ort_optimized": 2,
+    "ort_optimized": 3,
     "torch_encoder_s8": 2,
     "torch_encoder_u8": 2,
 }

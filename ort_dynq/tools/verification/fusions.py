@@ -110,10 +110,31 @@ class RotaryEmbedding(OpRun):
         return (np.concatenate([low * c - high * s, high * c + low * s], -1),)
 
 
+class FusedMatMul(OpRun):
+    """ONNX Runtime's operator of this name."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self,
+        a: Array,
+        b: Array,
+        alpha: float = 1.0,
+        transA: int = 0,
+        transB: int = 0,
+        transBatchA: int = 0,
+        transBatchB: int = 0,
+    ) -> tuple[Array, ...]:
+        factors = [(a, transA, transBatchA), (b, transB, transBatchB)]
+        batched = [(np.moveaxis(each, 0, -2) if batch else each, turn) for each, turn, batch in factors]
+        left, right = (each.swapaxes(-1, -2) if turn and each.ndim > 1 else each for each, turn in batched)
+        return (left @ right * alpha,)
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _OPERATORS = [
     *(SimplifiedLayerNormalization, SkipLayerNormalization, SkipSimplifiedLayerNormalization),
-    *(Gelu, BiasGelu, FastGelu, QuickGelu, RotaryEmbedding),
+    *(Gelu, BiasGelu, FastGelu, QuickGelu, RotaryEmbedding, FusedMatMul),
 ]
 
 
