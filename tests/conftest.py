@@ -50,13 +50,14 @@ def _short_timing() -> Iterator[None]:
         yield  # no test times anything
         return
     from ort_dynq import system
-    from ort_dynq.cli import closing
+    from ort_dynq.cli import closing, render
     from ort_dynq.tools.accuracy import measure
     from ort_dynq.tools.measuring import timing
     from ort_dynq.tools.quantization import selection, speed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "_SECONDS", 1e-3)
+        patch.setattr(render, "_LOG_SECONDS", math.inf)  # a busy machine prints no line of progress
         # Each collection visits the models that tests keep.
         patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
         for function in (measure, selection.timed, speed.select_faster):

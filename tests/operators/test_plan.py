@@ -86,7 +86,7 @@ CONVS = {
 CHOSEN_CONVS = {
     "portable": ("direct",) * 4,
     "avx2": ("Winograd", "Strassen", "rows", "direct"),
-    "avx512vnni": ("direct",) * 4,
+    "avx512vnni": ("direct", "direct", "rows", "direct"),
     "amx": (*("direct, tiles",) * 3, "direct"),
 }
 

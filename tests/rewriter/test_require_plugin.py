@@ -66,7 +66,7 @@ def test_other_commands(folder: Path, capsys: pytest.CaptureFixture[str], monkey
         "verify fast.onnx fast.onnx",
         "inspect fast.onnx",
         f"bench {MODEL} fast.onnx --seconds 0.01",
-        f"report {MODEL} -o report.html --seconds 0.01",
+        f"bench {MODEL} fast.onnx --report report.html --seconds 0.01",
     ):
         status = cli.main(command.split())
         printed = capsys.readouterr()

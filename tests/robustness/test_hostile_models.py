@@ -161,7 +161,7 @@ def test_functions_that_expand(kind: str, folder: Path, capsys: pytest.CaptureFi
         "bench model.onnx",
         "bench plain.onnx model.onnx",
         "bench-quantize model.onnx",
-        "report model.onnx -o out.html",
+        "bench model.onnx --report out.html",
     ):
         assert text in refused(capsys, *command.split())
     for given in (model, model.SerializeToString(), ir.from_proto(model)):
