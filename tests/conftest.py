@@ -57,7 +57,7 @@ def _short_timing() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "_SECONDS", 1e-3)
-        patch.setattr(render, "_LOG_SECONDS", math.inf)  # a busy machine prints no line of progress
+        patch.setattr(render, "_LOG_SECONDS", 1e6)  # a busy machine prints no line of progress
         # Each collection visits the models that tests keep.
         patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
         for function in (measure, selection.timed, speed.select_faster):

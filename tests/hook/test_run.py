@@ -144,7 +144,13 @@ def test_signals_reach_the_program(name: str) -> None:
         "time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "ort_dynq", "run", "-q", written(text)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup and jobs in the background ignore some
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
