@@ -74,7 +74,7 @@ def test_files(wheel: Path) -> None:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     library = content.pop("ort_dynq/libort_dynq.so")
     assert library.startswith(b"\x7fELF")
-    kinds = (".py", ".typed", ".html", ".css", ".js", ".md", ".ipynb", ".cc", ".pbtxt")
+    kinds = (".py", ".typed", ".html", ".css", ".js", ".json", ".md", ".png", ".ipynb", ".cc", ".pbtxt")
     sources = [path for path in ROOT.glob("ort_dynq/**/*") if f".{path.name.rpartition('.')[2]}" in kinds]
     assert content == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
 
