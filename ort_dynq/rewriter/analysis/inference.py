@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS, graphs, is_too_long, values_of
+from ...graphs import STANDARD_DOMAINS, Graph, graphs, is_too_long, values_of
 from ...operators import DOMAIN, OPERATORS
 from ...operators.shapes import Call
 from .folding import folded_values
-from .nodes import attributes_of, input_of, producer_of
+from .nodes import attributes_of, input_of, is_standard, producer_of
 from .shape_arithmetic import Length, elements_of_shape, factors_of, known_lengths, product_of, solved_lengths
 from .shape_inference import ShapeInference
 from .shared import Shared
@@ -62,8 +62,20 @@ class Facts:
                 self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
                 if is_too_long(value.shape):
                     value.shape = None
+            self._declare_sources(graph)
         self._infer()
         self._folded = folded_values(self.model)
+
+    def _declare_sources(self, graph: Graph) -> None:
+        """Declares the shapes of Identities for what they copy, if nothing is declared: nodes read that in their place.
+
+        Only for what the same graph computes: a branch says nothing of other runs.
+        """
+        for node in reversed(graph):
+            source = node.inputs[0] if is_standard(node, "Identity") else None
+            producer = None if source is None or source.is_graph_output() else source.producer()
+            if source is not None and producer is not None and producer.graph is graph and source.shape is None:
+                self._saved[source] = self._saved[node.outputs[0]]
 
     @property
     def opset(self) -> int:

@@ -97,8 +97,19 @@ def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
     given = {value.name for value in model.graph.inputs}
     for _, copy in copies:
         _fold_integers(copy, given)
+        _read_sources(copy)
     add_stand_ins(proto, model, copies)
     return proto
+
+
+def _read_sources(graph: ProtoGraph) -> None:
+    """Lets the nodes of a graph read what an Identity copies: data_prop does not follow it. The Identities stay."""
+    sources: dict[str, str] = {}
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = sources.get(name, name)
+        if node.op_type == "Identity" and node.domain in STANDARD_DOMAINS and node.input:
+            sources[node.output[0]] = node.input[0]
 
 
 _INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
