@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .rewriter import rewrite
     from .session import InferenceSession
     from .tools.quantization import quantize
-    from .tools.verification import verify
+    from .tools.verification.verification import verify
 else:
     _MODULES = {
         "InferenceSession": "session",
@@ -34,7 +34,7 @@ else:
         "register": "backends.register",
         "rewrite": "rewriter",
         "uninstall": "hook",
-        "verify": "tools.verification",
+        "verify": "tools.verification.verification",
     }
 
     def __getattr__(name: str) -> object:

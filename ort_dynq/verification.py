@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from .tools.verification import Comparison, Difference, Input, Product, Verification, verify
+from .inputs import Input
+from .tools import packages  # noqa: F401
+from .tools.verification.comparison import Comparison, Difference
+from .tools.verification.products import Product
+from .tools.verification.verification import Verification, verify
 
 __all__ = ["Comparison", "Difference", "Input", "Product", "Verification", "verify"]

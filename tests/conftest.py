@@ -50,8 +50,8 @@ def _short_timing() -> Iterator[None]:
         yield  # no test times anything
         return
     from ort_dynq import system
+    from ort_dynq.accuracy import measure
     from ort_dynq.cli import closing, render
-    from ort_dynq.tools.accuracy import measure
     from ort_dynq.tools.measuring import timing
     from ort_dynq.tools.quantization import selection, speed
 

@@ -15,7 +15,7 @@ import genai_folders
 import numpy as np
 
 from ort_dynq import kernels
-from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.genai import rewrite_folder
 from ort_dynq.tools.genai.decoding import Decoder
 from ort_dynq.tools.genai.folder import open_folder
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     from ..inputs import Array
     from ..rewriter import Result
-    from ..tools.accuracy import Accuracy, Gates, LayerAccuracy, OutputAccuracy, Reference
+    from ..tools.accuracy.accuracy import Accuracy
+    from ..tools.accuracy.gates import Gates
+    from ..tools.accuracy.layers import LayerAccuracy
+    from ..tools.accuracy.outputs import OutputAccuracy
+    from ..tools.accuracy.reference import Reference
     from ..tools.measuring.timing import Speed
     from ..tools.quantization.selection import Selection
 
@@ -39,7 +43,7 @@ def reference_of(
     check_data(arguments)
     shapes, inputs = given_inputs(arguments)
     with working("running the float model"):
-        from ..tools.accuracy import Reference
+        from ..tools.accuracy.reference import Reference
 
         # Modules have most objects: without them, the collections that free sessions take half the time. Collections
         # between these free nothing large.
@@ -50,7 +54,7 @@ def reference_of(
 
 def gates_of(arguments: argparse.Namespace) -> Gates:
     """Returns the limits that the arguments of :func:`.arguments.add_gates` set."""
-    from ..tools.accuracy import Gates
+    from ..tools.accuracy.gates import Gates
 
     return Gates(arguments.min_snr, arguments.min_agreement, arguments.min_cosine)
 
@@ -62,7 +66,7 @@ def has_gates(arguments: argparse.Namespace) -> bool:
 
 def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
     """Compares a quantized model with its float model: what the table of layers shows, or all for JSON."""
-    from ..tools.accuracy import measure
+    from ..tools.accuracy.accuracy import measure
 
     seconds, effects = _SECONDS if arguments.timing else 0, None if arguments.json else _MAX_LAYERS
     with progress() as track:

@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     for folder in folders:
         if not Path(folder).is_dir():
             raise DynqError(f"{folder} is not a folder" if Path(folder).exists() else f"there is no folder {folder}")
-    from ..tools.genai import CONFIG
+    from ..tools.genai.folder import CONFIG
 
     for folder in folders:
         if not Path(folder, CONFIG).is_file():  # that of open_folder advises to give a model, which this command cannot

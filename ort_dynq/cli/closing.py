@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from ..inputs import Input
     from ..rewriter import Report
     from ..storage import ModelFile
-    from ..tools.accuracy import Accuracy
-    from ..tools.genai import Folder, FolderResult
+    from ..tools.accuracy.accuracy import Accuracy
+    from ..tools.genai import FolderResult
     from ..tools.genai.decoding import TextAccuracy
+    from ..tools.genai.folder import Folder
     from ..tools.measuring.data import Data
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
@@ -239,7 +240,7 @@ def folder_closing_of(
         accuracy: The accuracy of the decoder on generated tokens, if it was measured.
         on_text: The comparison on text, if there is one.
     """
-    from ..tools.genai import open_folder
+    from ..tools.genai.folder import open_folder
 
     ours, speeds, busy, not_timed = open_folder(target), dict[str, float](), "", ""
     if arguments.timing and any(each.report.rewritten for each in found.results.values()):

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from ..quantizer.options import Forms, Options
     from ..rewriter import Finding, Report, Result
-    from ..tools.accuracy import Accuracy, Reference
+    from ..tools.accuracy.accuracy import Accuracy
+    from ..tools.accuracy.reference import Reference
     from ..tools.genai import FolderResult
     from ..tools.measuring.data import Data
     from ..tools.measuring.timing import Speed
@@ -261,8 +262,9 @@ def _quantize_folder(arguments: argparse.Namespace, source: Path, target: Path) 
     if arguments.text:
         check_text(arguments.text)  # before libraries are loaded
     from ..tools import genai
+    from ..tools.genai.folder import open_folder
 
-    folder = genai.open_folder(source)  # a folder of another kind is the first thing to say
+    folder = open_folder(source)  # a folder of another kind is the first thing to say
     gain = _gain()
     genai.check_target(source, target, force=arguments.force)
     tokens = tokens_of(arguments, folder) if arguments.text else None
@@ -348,7 +350,7 @@ def _with_closing(
 def _decoder_accuracy(arguments: argparse.Namespace, found: FolderResult) -> Accuracy | None:
     """Compares the decoders on generated tokens; None if the decoder is a pipeline, or was not quantized."""
     from ..tools import genai
-    from ..tools.accuracy import Reference
+    from ..tools.accuracy.reference import Reference
 
     folder, decoder = found.folder, found.folder.decoder
     if decoder is None or decoder not in found.results:

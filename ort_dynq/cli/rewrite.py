@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..rewriter import Report
     from ..tools.genai import FolderResult
-    from ..tools.verification import Verification
+    from ..tools.verification.verification import Verification
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,8 +108,9 @@ def _rewrite_folder(arguments: argparse.Namespace, source: Path, target: Path) -
     if not arguments.verify and (arguments.input or arguments.shape):
         raise DynqError("--input and --shape are the data of a verification; give --verify as well")
     from ..tools import genai
+    from ..tools.genai.folder import open_folder
 
-    genai.open_folder(source)  # a folder of another kind is the first thing to say
+    open_folder(source)  # a folder of another kind is the first thing to say
     genai.check_target(source, target, force=arguments.force)
     with working(f"rewriting {source}"):
         found = genai.rewrite_folder(source, **RewriteOptions.from_arguments(arguments).arguments)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..inputs import Array
-    from ..tools.genai import Folder, FolderResult
+    from ..tools.genai import FolderResult
     from ..tools.genai.decoding import TextAccuracy
+    from ..tools.genai.folder import Folder
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..storage import Model, ModelFile
-    from ..tools.verification import Comparison, Difference, Verification
+    from ..tools.verification.comparison import Comparison, Difference
+    from ..tools.verification.verification import Verification
 
 _STATUSES = list(VERDICTS)
 
@@ -114,7 +115,7 @@ def compare(arguments: argparse.Namespace, a: Any, b: Any) -> tuple[Verification
     """
     shapes, inputs = given_inputs(arguments)
     with working("running both models"):
-        from ..tools.verification import verify
+        from ..tools.verification.verification import verify
 
         sets = given_sets(arguments, a) or (inputs,)
         found = [

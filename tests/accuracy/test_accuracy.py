@@ -13,8 +13,8 @@ from accuracy_models import F, K, floats, model_of, two_layers, with_outlier
 from helpers import Array, make_session, parse, stock_session
 
 import ort_dynq
+from ort_dynq.accuracy import Accuracy, Reference, measure
 from ort_dynq.signals import Agreement, Channels, Cosines, Noise
-from ort_dynq.tools.accuracy import Accuracy, Reference, measure
 from ort_dynq.tools.accuracy.reference import is_classifier
 
 INF = math.inf

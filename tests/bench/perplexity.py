@@ -24,10 +24,10 @@ import numpy as np
 
 from ort_dynq import quantize
 from ort_dynq.errors import DynqError
+from ort_dynq.genai import Folder, open_folder
 from ort_dynq.inputs import Array
 from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.signals import Agreement, Noise
-from ort_dynq.tools.genai import Folder, open_folder
 from ort_dynq.tools.genai.decoding import STEP, WINDOW, Decoder, Window, alike, prompts, surprise, windows
 from ort_dynq.tools.measuring.plain import plain
 from ort_dynq.tools.measuring.progress import Track

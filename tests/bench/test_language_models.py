@@ -15,9 +15,9 @@ import pytest
 
 from bench import cli, perplexity, texts, training
 from bench.perplexity import FLOAT, Form, bench_perplexity
+from ort_dynq.genai import decoder_feeds, open_folder
 from ort_dynq.inputs import Array
 from ort_dynq.rewriter import rewrite
-from ort_dynq.tools.genai import decoder_feeds, open_folder
 from ort_dynq.tools.genai.decoding import Decoder, alike, prompts, surprise, windows
 
 GENAI = Path(__file__).parents[1] / "genai"

@@ -18,8 +18,8 @@ from rich.console import Console
 import ort_dynq
 from ort_dynq import DynqError, cli
 from ort_dynq.cli import bench_generate
+from ort_dynq.genai import decoder_feeds, open_folder, rewrite_folder, shared_outputs
 from ort_dynq.tools.bench import generation, opening
-from ort_dynq.tools.genai import decoder_feeds, open_folder, rewrite_folder, shared_outputs
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ort_dynq import cli
+from ort_dynq.accuracy import Gates, LayerAccuracy
 from ort_dynq.cli import accuracy
 from ort_dynq.cli.command import UNCHECKED
 from ort_dynq.cli.render import SMOKE_TEST
 from ort_dynq.rewriter import rewrite
-from ort_dynq.tools.accuracy import Gates, LayerAccuracy
 from ort_dynq.tools.measuring import timing
 from ort_dynq.tools.measuring.profile import profile
 from ort_dynq.tools.quantization.selection import Layer, Selection

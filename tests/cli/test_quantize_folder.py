@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 import ort_dynq
 from ort_dynq import cli, library
+from ort_dynq.genai import open_folder, quantize_folder
 from ort_dynq.tools import genai
-from ort_dynq.tools.genai import open_folder, quantize_folder
 from ort_dynq.tools.genai.decoding import Decoder, alike, compare_on_text
 from ort_dynq.tools.genai.text import read_tokens
 

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_dynq
 from ort_dynq import cli, files, library, rewriter
 from ort_dynq.errors import DynqError
-from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.genai import rewrite_folder
 
 LIBRARY = Path(library.get_library_path()).name
 

@@ -24,7 +24,7 @@ from onnxruntime.quantization import quantize_dynamic
 
 import ort_dynq
 from ort_dynq import kernels
-from ort_dynq.tools.accuracy import Reference, measure_outputs
+from ort_dynq.accuracy import Reference, measure_outputs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = Path(ort_dynq.__file__).parent / "docs" / "examples"

@@ -21,7 +21,7 @@ import pytest
 from genai_folders import LLAMA
 from rewriting import FOLDERS, data_sets, rewritten
 
-from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.genai import rewrite_folder
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "ops" / "kernels"

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 from quantizing import F, K, N, activations, by_definition, floats, model_of, operators, reasons, weights_by_definition
 
 import ort_dynq
+from ort_dynq.accuracy import Reference, measure
 from ort_dynq.rewriter import Result
 from ort_dynq.rewriter.float16 import casts
-from ort_dynq.tools.accuracy import Reference, measure
 
 H = np.float16
 X = activations(9, K).astype(H)

@@ -16,11 +16,11 @@ from onnx import numpy_helper
 import ort_dynq
 import ort_dynq.accuracy
 from ort_dynq import DynqError
+from ort_dynq.accuracy import Gates, LayerAccuracy, Reference
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
-from ort_dynq.tools.accuracy import Gates, LayerAccuracy, Reference
 from ort_dynq.tools.measuring.profile import NodeTime, Profile
 from ort_dynq.tools.quantization.ladder import steps_of, times_of_layers
 from ort_dynq.tools.quantization.selection import Selection, select

@@ -26,10 +26,10 @@ from quantizing import (
 
 import ort_dynq
 from ort_dynq import DynqError
+from ort_dynq.accuracy import Reference, measure
 from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer.weights import grid_of_groups
 from ort_dynq.rewriter import Result
-from ort_dynq.tools.accuracy import Reference, measure
 
 K, N = 288, 240  # enough weights for two terms to pay; K is a multiple of 32
 W, BIAS = floats(K, N, seed=3), floats(N, seed=4)

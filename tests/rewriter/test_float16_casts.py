@@ -22,7 +22,7 @@ from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 from ort_dynq.rewriter.normal_form import inlined
 from ort_dynq.runtime import version
 from ort_dynq.storage import load
-from ort_dynq.tools.verification import verify
+from ort_dynq.verification import verify
 
 RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one)"
 CHAINS = {

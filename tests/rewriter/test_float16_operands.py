@@ -17,7 +17,7 @@ from ort_dynq.rewriter import Report, rewrite
 from ort_dynq.rewriter.analysis.standard import FLOAT16_MOVES
 from ort_dynq.rewriter.float16.casts import saved_by_onnxruntime
 from ort_dynq.rewriter.float16.operands import RULE
-from ort_dynq.tools.verification import verify
+from ort_dynq.verification import verify
 
 CODES = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, limit) d = Div(x, s) r = Round(d)"
 CODES += " c = Clip(r, low, limit) q = Cast<to = 3>(c)"

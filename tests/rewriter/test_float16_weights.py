@@ -14,7 +14,7 @@ from test_float16_casts import CHAINS, model_of, rows
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
-from ort_dynq.tools.verification import verify
+from ort_dynq.verification import verify
 
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 DEPTH, COLUMNS = 257, 24

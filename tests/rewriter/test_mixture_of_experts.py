@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from qmoe import EXPERTS, GPT_OSS, HIDDEN, INNER, Case, feeds_of, make
 
 import ort_dynq
-from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.genai import rewrite_folder
 
 HAS_LEVELS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 pytestmark = pytest.mark.skipif(not HAS_LEVELS, reason="QMoE has no accuracy_level before ONNX Runtime 1.32")

@@ -14,7 +14,7 @@ from rewriting import F, found, tails
 from ort_dynq import quantize
 from ort_dynq.rewriter import Result, rewrite
 from ort_dynq.rewriter.reasons import Reason
-from ort_dynq.tools.verification import verify
+from ort_dynq.verification import verify
 
 K, N = 160, 160
 CHAIN = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) q = Div(x, s) r = Round(q) c = Clip(r, low, high)

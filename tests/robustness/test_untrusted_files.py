@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_dynq
 from ort_dynq import cli, files, storage
+from ort_dynq.genai import rewrite_folder
 from ort_dynq.rewriter import rewrite
-from ort_dynq.tools.genai import rewrite_folder
 
 LOCATION = "a/../../../data"
 """Inside of the model's folder, where `a` is a link to s/s/s/s; two folders above a folder where `a` is a folder."""

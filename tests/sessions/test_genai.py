@@ -16,7 +16,7 @@ import pytest
 from genai_folders import FOLDERS, LLAMA, VOCABULARY, edit_config, read_config
 
 import ort_dynq
-from ort_dynq.tools.genai import rewrite_folder
+from ort_dynq.genai import rewrite_folder
 
 genai = pytest.importorskip("onnxruntime_genai", reason="`pip install onnxruntime-genai`, which needs onnxruntime 1.31")
 

@@ -12,9 +12,9 @@ from genai_folders import LLAMA
 from rewriting import MODELS
 
 import ort_dynq
+from ort_dynq.accuracy import Reference, measure
 from ort_dynq.rewriter import Finding
 from ort_dynq.tools import genai
-from ort_dynq.tools.accuracy import Reference, measure
 
 TORCHAO = MODELS / "torchao_8da8w" / "model.onnx"
 

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_dynq
+from ort_dynq.accuracy import Reference
 from ort_dynq.operators import VERSION
-from ort_dynq.tools.accuracy import Reference
-from ort_dynq.tools.verification import Comparison
+from ort_dynq.verification import Comparison
 
 DTYPES = {
     np.float16: TensorProto.FLOAT16,

@@ -10,7 +10,8 @@ import pytest
 from rewriting import FOLDERS, data_sets, load, programs, tails
 
 from ort_dynq import rewrite
-from ort_dynq.tools.verification import fusions, verify
+from ort_dynq.tools.verification import fusions
+from ort_dynq.verification import verify
 
 FUSED = {
     "compressed_causal": 1,

@@ -20,8 +20,8 @@ from ort_dynq import cli
 from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter import EXACT
 from ort_dynq.rewriter.metadata import ACTIVATION
-from ort_dynq.tools.verification import Verification
 from ort_dynq.tools.verification.products import FLOOR
+from ort_dynq.verification import Verification
 
 SIZES = {"layers": 1, "hidden": 24, "heads": 2}
 EXACT_FORMS = ("float", "token_integer")  # the rewriter makes no integer products of these

@@ -20,8 +20,10 @@ from ...errors import DynqError
 from ...files import temporary_folder
 from ...inputs import Array
 from ...rewriter import Report
-from ..genai import Folder, decoder_feeds, open_folder, rewrite_folder, shared_outputs
+from ..genai import rewrite_folder
 from ..genai.decoding import GENERATED, MAX_TOKENS, Decoder, GreedyTokens, alike, greedy_tokens
+from ..genai.feeds import decoder_feeds, shared_outputs
+from ..genai.folder import Folder, open_folder
 from ..genai.text import read_tokens
 from ..measuring.plain import plain
 from ..measuring.progress import Track, tracked

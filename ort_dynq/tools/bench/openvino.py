@@ -27,7 +27,7 @@ from ...signals import Cosines, Noise
 from ..measuring.timing import Contender, ContenderError, aligned
 
 if TYPE_CHECKING:
-    from ..accuracy import Reference
+    from ..accuracy.reference import Reference
 
 _DEFAULT_GROUP = 32
 _VECTOR = 16  # a group is a multiple of it

@@ -19,14 +19,15 @@ from ...rewrite_options import RewriteOptions
 from ...rewriter.analysis.nodes import program_of
 from ...rewriter.loop import op_counts
 from ...storage import load, size, size_of
-from ..accuracy import Accuracy, Reference, measure
+from ..accuracy.accuracy import Accuracy, measure
+from ..accuracy.reference import Reference
 from ..measuring.optimized import optimized
 from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
 from ..measuring.timing import Machine, Settings, latency, machine
-from ..verification import Verification, verify
+from ..verification.verification import Verification, verify
 from .changes import Change, changes
 from .fusions import FusionTime, fusion_times, has_fusions
 from .models import Samples, sample

@@ -35,7 +35,8 @@ from ...inputs import Array, Given
 from ...quantizer import checked, quantize_layers
 from ...rewriter import rewrite
 from ...runtime import open_session, session_options
-from ..accuracy import Reference, compare_outputs, is_compared, results_of, worst_snr
+from ..accuracy.outputs import compare_outputs, is_compared, results_of, worst_snr
+from ..accuracy.reference import Reference
 from ..measuring.data import Data
 from ..measuring.plain import plain
 from ..measuring.progress import Track

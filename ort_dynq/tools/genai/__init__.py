@@ -25,28 +25,14 @@ from ...rewriter import Result, rewrite
 from ...shown import Shown, Table
 from ...storage import data_files, save
 from ..measuring.sessions import SessionError, open_session, run
-from ..verification import Verification, verify
-from .feeds import decoder_feeds, shared_outputs
+from ..verification.verification import Verification, verify
+from .feeds import decoder_feeds
 from .folder import CONFIG, Folder, open_folder
 
 if TYPE_CHECKING:
     from ...backends.options import Backend
 
 _TOKENS = 8  # of a verification: new ones, and earlier ones
-
-__all__ = [
-    "CONFIG",
-    "Folder",
-    "FolderResult",
-    "check_target",
-    "decoder_feeds",
-    "open_folder",
-    "quantize_folder",
-    "rewrite_folder",
-    "shared_outputs",
-    "verification_feeds",
-    "verify_folder",
-]
 
 
 @dataclass(frozen=True, repr=False)

@@ -110,7 +110,7 @@ def quantize(
         sets = () if data is None else load_data(data, open_session(model, "A").get_inputs()).sets
         result = quantize_layers(model, options, [*map(Given, sets)])
         return result.require_plugin() if require_plugin else result
-    from ..accuracy import Reference
+    from ..accuracy.reference import Reference
     from .selection import select
 
     reference = Reference(model, data)

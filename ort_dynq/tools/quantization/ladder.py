@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...quantizer.options import Forms
-from ..accuracy import LayerAccuracy
+from ..accuracy.layers import LayerAccuracy
 from ..measuring.profile import Profile
 
 # What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.

@@ -17,9 +17,10 @@ from ...quantizer.options import Forms
 from ...rewriter import Result
 from ...rewriter.normal_form import inlined_if_possible
 from ...storage import load
-from ..accuracy import Gate, Gates, LayerAccuracy, OutputAccuracy, Reference, worst_snr
-from ..accuracy.layers import is_layer, measure_layers, product_of
-from ..accuracy.outputs import compare_outputs, results_of, running
+from ..accuracy.gates import Gate, Gates
+from ..accuracy.layers import LayerAccuracy, is_layer, measure_layers, product_of
+from ..accuracy.outputs import OutputAccuracy, compare_outputs, results_of, running, worst_snr
+from ..accuracy.reference import Reference
 from ..measuring.plain import plain
 from ..measuring.profile import computing_nodes, profile
 from ..measuring.progress import Track

@@ -17,7 +17,7 @@ from ...inputs import Array
 from ...operators import OPERATORS
 from ...rewriter.grouping import Group, grouped, pattern, pattern_key
 from .. import doctor
-from ..accuracy import Accuracy
+from ..accuracy.accuracy import Accuracy
 from ..bench.changes import is_product
 from ..bench.models import Samples
 from ..bench.pair import Pair, measure_pair
