@@ -61,7 +61,7 @@ def gates_of(arguments: argparse.Namespace) -> Gates:
 
 def has_gates(arguments: argparse.Namespace) -> bool:
     """Returns whether the arguments set a limit."""
-    return not arguments.min_snr is arguments.min_agreement is arguments.min_cosine is None
+    return any(each is not None for each in (arguments.min_snr, arguments.min_agreement, arguments.min_cosine))
 
 
 def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
@@ -179,13 +179,12 @@ def selection_text(selection: Selection, gates: Gates, cost: Speed | None) -> It
         rows = [(each.name, each.form, *_ratios(each.one_term), *_ratios(each.two_terms)) for each in selection.layers]
         head = ("layer, worst first", "becomes", "own dB", "outputs dB", "own, two", "outputs, two")
         yield table(head, rows)
-        if selection.candidates:
-            yield from _candidates(selection, has_cosine=gates.min_cosine is not None)
+        yield from _candidates(selection, has_cosine=gates.min_cosine is not None)
     if selection.kept_back:
-        yield one_line(
-            f"unseen: {selection.kept_back} of the sets of data, kept back from the choice: "
-            + "; ".join(f"{each.text}, {each.status}" for each in selection.unseen)
-        )
+        what = f"{selection.kept_back} of the sets of data were kept back"
+        if selection.attempts > 1:
+            what += ", and made the limits stricter after a choice that failed on them, so they are not quite unseen"
+        yield one_line(f"unseen: {what}: " + "; ".join(f"{each.text}, {each.status}" for each in selection.unseen))
     if names := selection.not_measured:
         yield one_line(
             f"not measured: {len(names)} quantized layer{'s' if len(names) > 1 else ''} that no data reached: "

@@ -51,6 +51,31 @@ def selected(
     return select(Reference(model, data), quantize, Gates(min_snr), backend=backend)
 
 
+def test_limits_become_stricter_for_data_that_were_kept_back() -> None:
+    """to_y is the noisier layer on all sets but the fourth, where to_h is.
+
+    So two terms of to_y suffice without the fourth set. With it, to_y becomes float, and then to_h gets two terms.
+    """
+    large, sets = np.ones(WIDE, F), [{"x": floats(20, WIDE, seed=seed)} for seed in range(4)]
+    large[5], constants = 100, {name: floats(WIDE, WIDE, seed=seed) / F(WIDE**0.5) for seed, name in enumerate("wv")}
+    constants["w"][3] /= 100
+    constants["v"][5] /= 100
+    sets[3]["x"][:, 3] *= 100
+    body = "h = MatMul(x, w) s = Mul(h, large) y = MatMul(s, v)"
+    model = model_of(body, {**constants, "large": large}, width=WIDE)
+    options = checked("int8", None, "token", False, (), chooses_forms=True)
+
+    def quantize(forms: Forms) -> Result:
+        return quantize_layers(model, replace(options, forms=forms))
+
+    first, found = (select(Reference(model, data), quantize, Gates(25), seconds=0) for data in (sets[:3], sets))
+    assert (two_terms_of(first.result), first.kept_back, first.attempts) == (["to_y"], 0, 1)
+    assert (two_terms_of(found.result), floats_of(found.result)) == (["to_h"], ["to_y"])
+    assert (found.kept_back, found.attempts) == (1, 3)
+    assert [each.status for each in (*found.gates, *found.unseen)] == ["passed", "passed"]
+    assert snr_of(model, found.result, sets[3]["x"]) > 25
+
+
 def two_terms_of(result: Result) -> list[str]:
     """The layers whose product has two terms."""
     terms = {each.name: {a.name: a.i for a in each.attribute}.get("terms", 1) for each in result.to_proto().graph.node}

@@ -169,12 +169,22 @@ class Gates:
             found.append(Gate("min_metric", self.min_metric, value, "all outputs", "the metric is not a number"))
         return tuple(found)
 
-    def stricter(self, found: Sequence[Gate]) -> Gates:
-        """Returns limits that are stricter by what was missing to some limits; of agreements and cosines at most 1."""
+    def stricter(self, unseen: Sequence[Gate], seen: Sequence[Gate]) -> Gates:
+        """Returns limits for the data of a selection that is to be repeated.
+
+        A limit that the other data did not reach becomes stricter by what was missing there, and more than what was
+        reached here, so that the same selection does not suffice again. Agreements and cosines are at most 1.
+
+        Args:
+            unseen: The limits on the other data.
+            seen: The limits on the data of the selection.
+        """
         changed: dict[str, Any] = dict(self.limits)
-        for each in found:
+        for each, here in zip(unseen, seen, strict=True):
             if each.status == "failed" and each.value is not None and math.isfinite(each.value):
                 limit = changed[each.name] + each.limit - each.value
+                if here.value is not None:
+                    limit = max(limit, math.nextafter(here.value, math.inf))
                 changed[each.name] = limit if each.name in ("min_snr", "min_metric") else min(1.0, limit)
         return replace(self, **changed)
 

@@ -94,7 +94,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the worst output by each measure."""
-        worst = {f"{name}": plain(value) for name, value in worst_of(self.outputs).items()}
+        worst = {name: plain(value) for name, value in worst_of(self.outputs).items()}
         unseen = {f"unseen_{name}": plain(value) for name, value in worst_of(self.unseen).items()}
         metrics = {"metric": plain(self.metric), "unseen_metric": plain(self.unseen_metric)}
         return {"name": self.name, **worst, **unseen, **metrics, "ms": self.ms}
@@ -108,25 +108,33 @@ class Selection:
         result: The model and its report.
         layers: The layers that get another form for it, the worst first.
         not_measured: The names of the layers that no data reached. They are quantized as the options say.
-        all_quantized: The model with all layers quantized as the options say.
-        all_snr_db: The smallest ratio of an output of that model, in decibels.
-        snr_db: The smallest ratio of an output of the result, in decibels.
-        candidates: What each form of all layers gives, and the selected forms; one if no layer changes.
+        candidates: What each form of all layers gives, that of the options first; the selected forms are last. One if
+            no layer changes.
         gates: The limits on the data of the selection.
         unseen: The limits on the data that were kept back; empty if none were.
         kept_back: The number of these sets of data.
+        attempts: How often forms were selected. If more than once, the data that were kept back have made the limits
+            stricter, and are not quite unseen.
     """
 
     result: Result
     layers: tuple[Layer, ...]
     not_measured: tuple[str, ...]
-    all_quantized: ir.Model
-    all_snr_db: float
-    snr_db: float
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...]
     gates: tuple[Gate, ...] = ()
     unseen: tuple[Gate, ...] = ()
     kept_back: int = 0
+    attempts: int = 1
+
+    @property
+    def all_snr_db(self) -> float:
+        """The smallest ratio of an output with all layers quantized as the options say, in decibels."""
+        return worst_snr(self.candidates[0].outputs)
+
+    @property
+    def snr_db(self) -> float:
+        """The smallest ratio of an output of the result, in decibels."""
+        return worst_snr(self.candidates[-1].outputs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the names of the layers and the ratios."""
@@ -136,6 +144,7 @@ class Selection:
             **{name: plain(getattr(self, name)) for name in ("all_snr_db", "snr_db")},
             "candidates": [each.to_dict() for each in self.candidates],
             "kept_back": self.kept_back,
+            "attempts": self.attempts,
             "gates": [each.to_dict() for each in self.gates],
             "unseen": [each.to_dict() for each in self.unseen],
         }
@@ -166,7 +175,7 @@ def select(
     Those that no data reached keep their form.
 
     With four sets of data or more, every fourth one is kept back. If the selected forms do not reach the limits there,
-    they are selected again with stricter limits.
+    they are selected again with stricter limits; then these sets have had a part in the selection.
 
     Args:
         reference: The outputs of the float model.
@@ -214,7 +223,7 @@ class _Search:
         idle = _idle_layers(self.seen, first.model)
         next(start, None)
         if self.gates.hold(candidate.outputs, candidate.metric) and self._holds_unseen(candidate):
-            return self._selection(first, (), idle, candidate, (candidate,))
+            return self._selection(first, (), idle, (candidate,))
         floats = self._candidate(FLOAT.name, self.seen.model)
         if failed := [each for each in self.gates.check(floats.outputs, floats.metric) if each.status != "passed"]:
             raise GateError(
@@ -224,36 +233,33 @@ class _Search:
         layers, better, models = self._forms(first)
         times = self._times(first.model, models, layers) if self.seconds else None
         steps = steps_of([each for name, each in layers.items() if name not in idle], better, times)
-        result, kept, chosen = self._search(steps, bool(idle))
+        result, kept, chosen, attempts = self._search(steps, bool(idle))
         changed = {step.name: step.rung.name for step in sorted(kept, key=lambda step: step.order)}
         selected = tuple(
             Layer(form, _by_form(layers[name], {rung: found[name] for rung, found in better.items() if name in found}))
             for name, form in changed.items()
         )
         others = tuple(self._candidate(name, model) for name, model in models.items())
-        return self._selection(result, selected, idle, candidate, (candidate, *others, floats, chosen))
+        return self._selection(result, selected, idle, (candidate, *others, floats, chosen), attempts)
 
     def _selection(
         self,
         result: Result,
         layers: tuple[Layer, ...],
         idle: tuple[str, ...],
-        first: Candidate,
         candidates: tuple[Candidate, ...],
+        attempts: int = 1,
     ) -> Selection:
         last = candidates[-1]
-        first_model = first.model
         return Selection(
             result,
             layers,
             idle,
-            load(first_model),
-            worst_snr(first.outputs),
-            worst_snr(last.outputs),
             candidates,
             self.gates.check(last.outputs, last.metric),
             self._unseen(last),
             0 if self.kept is None else len(self.kept.data.sets),
+            attempts,
         )
 
     def _candidate(self, name: str, model: Model) -> Candidate:
@@ -321,22 +327,23 @@ class _Search:
             times[name] = times_of_layers(found, list(layers.values()))
         return times
 
-    def _search(self, steps: Sequence[Step], has_idle: bool) -> tuple[Result, list[Step], Candidate]:
-        """Returns the model with the fewest steps that reaches the limits, and one step for each layer.
+    def _search(self, steps: Sequence[Step], has_idle: bool) -> tuple[Result, list[Step], Candidate, int]:
+        """Returns the model with the fewest steps that reaches the limits, one step for each layer, and the attempts.
 
         Raises:
             GateError: None does.
         """
-        found: tuple[Result, list[Step], Candidate] | None = None
+        found: tuple[Result, list[Step], Candidate, int] | None = None
         gates = self.gates
-        for _ in range(_MAX_ATTEMPTS):
+        for number in range(1, _MAX_ATTEMPTS + 1):
             attempt = self._attempt(steps, has_idle, gates)
             if attempt is None:
                 break
-            found = attempt
+            found = (*attempt, number)
             if self._holds_unseen(found[2]):
                 break
-            gates = gates.stricter(self._unseen(found[2]))
+            chosen = found[2]
+            gates = gates.stricter(self._unseen(chosen), self.gates.check(chosen.outputs, chosen.metric))
         if found is None:
             raise GateError(
                 f"the outputs reach {self.gates.wanted} only if every layer stays in float; choose a smaller one"
