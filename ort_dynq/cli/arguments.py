@@ -34,6 +34,13 @@ def rare(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return next(found, None) or parser.add_argument_group(RARE)
 
 
+def add_output(parser: argparse.ArgumentParser, *, takes_folders: bool = True) -> None:
+    """Adds --output and --force."""
+    model, replaced = ("the new model or folder", "IN, or a folder") if takes_folders else ("the new model", "IN")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help=model)
+    parser.add_argument("--force", action="store_true", help=f"allow OUT to replace {replaced}")
+
+
 def add_exact(parser: argparse._ActionsContainer) -> None:
     """Adds --exact."""
     parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..formats import check_file
-from .arguments import check_target
+from .arguments import add_output, check_target
 from .command import Command, Outcome
 from .render import one_line, table, working
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a quantized model")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new model")
-    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN")
+    add_output(parser, takes_folders=False)
     parser.add_argument(
         "--weights",
         choices=("float", "qdq"),

@@ -14,6 +14,7 @@ from ..rewrite_options import RewriteOptions
 from .arguments import (
     add_changes,
     add_data,
+    add_output,
     add_page,
     add_require_plugin,
     check_data,
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a model, or a folder of onnxruntime-genai with models")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new model or folder")
-    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN, or a folder")
+    add_output(parser)
     parser.add_argument(
         "--verify", action="store_true", help="write OUT only if it equals IN as `verify` says; input data imply it"
     )
