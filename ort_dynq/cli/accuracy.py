@@ -7,7 +7,7 @@ import gc
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import check_data, given_inputs
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..inputs import Array
+    from ..quantizer.options import Forms
     from ..rewriter import Result
     from ..tools.accuracy.accuracy import Accuracy
     from ..tools.accuracy.gates import Gates
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ..tools.accuracy.outputs import OutputAccuracy
     from ..tools.accuracy.reference import Reference
     from ..tools.measuring.timing import Speed
-    from ..tools.quantization.selection import Selection
+    from ..tools.quantization.outcome import Selection
 
 _LOW_SNR = 25.0  # decibels, below which results are seen to change
 _MAX_LAYERS = 12  # in a table; JSON has all
@@ -62,6 +63,20 @@ def gates_of(arguments: argparse.Namespace) -> Gates:
 def has_gates(arguments: argparse.Namespace) -> bool:
     """Returns whether the arguments set a limit."""
     return any(each is not None for each in (arguments.min_snr, arguments.min_agreement, arguments.min_cosine))
+
+
+def selection_of(
+    arguments: argparse.Namespace, reference: Reference, quantize: Callable[[Forms], Result]
+) -> tuple[Selection, Speed | None]:
+    """Returns the selection for the limits, and its cost, a ratio of times; None if all layers have one form."""
+    from ..tools.quantization.selection import select, timed
+
+    with progress() as track:
+        selection = select(reference, quantize, gates_of(arguments), backend=arguments.backend, track=track)
+    if not selection.layers:
+        return selection, None
+    with working("timing the model with and without these forms"):
+        return timed(selection, reference, backend=arguments.backend)
 
 
 def accuracy_of(arguments: argparse.Namespace, reference: Reference, result: Result) -> Accuracy:
@@ -203,7 +218,7 @@ def _changes(selection: Selection) -> str:
 
 def _candidates(selection: Selection, *, has_cosine: bool) -> Iterator[RenderableType]:
     """Renders what each form of all layers gives, and the selected forms."""
-    from ..tools.quantization.selection import worst_of
+    from ..tools.quantization.outcome import worst_of
 
     measures = {"snr_db": ("dB", 1), "agreement": ("agreement", 4)} | ({"cosine": ("cosine", 5)} if has_cosine else {})
     floats = next((each.ms for each in selection.candidates if each.ms is not None and each.name == "float"), None)

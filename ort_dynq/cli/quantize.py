@@ -20,10 +20,21 @@ from .accuracy import (
     gates_of,
     has_gates,
     reference_of,
+    selection_of,
     selection_text,
     warning_on,
 )
-from .arguments import add_data, add_other_gates, add_page, add_require_plugin, check_data, check_target, decibels, rare
+from .arguments import (
+    add_data,
+    add_other_gates,
+    add_output,
+    add_page,
+    add_require_plugin,
+    check_data,
+    check_target,
+    decibels,
+    rare,
+)
 from .closing import add_timing, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .page import check_report, write_page
@@ -37,19 +48,17 @@ if TYPE_CHECKING:
     from ..quantizer.options import Forms, Options
     from ..rewriter import Finding, Report, Result
     from ..tools.accuracy.accuracy import Accuracy
-    from ..tools.accuracy.reference import Reference
     from ..tools.genai import FolderResult
     from ..tools.measuring.data import Data
     from ..tools.measuring.timing import Speed
-    from ..tools.quantization.selection import Selection
+    from ..tools.quantization.outcome import Selection
     from ..tools.quantization.speed import FasterLayers
     from .closing import Closing, FolderClosing, Original
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a float model, or a folder of onnxruntime-genai with models")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the new model or folder")
-    parser.add_argument("--force", action="store_true", help="allow OUT to replace IN, or a folder")
+    add_output(parser)
     parser.add_argument(
         "--weights",
         choices=("int8", "int4"),
@@ -238,7 +247,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
             result = quantize(note=note if model.size > _LARGE else None)
     else:
         with named_as(source, target):
-            selection, cost = _select(reference, quantize, arguments)
+            selection, cost = selection_of(arguments, reference, quantize)
         result = selection.result
     result.check()
     is_written = bool(result.report.quantized) or arguments.allow_none
@@ -384,20 +393,6 @@ def _report_dict(report: Report) -> dict[str, Any]:
         "before": dict(report.before),
         "after": dict(report.after),
     }
-
-
-def _select(
-    reference: Reference, quantize: Callable[[Forms], Result], arguments: argparse.Namespace
-) -> tuple[Selection, Speed | None]:
-    """Returns the selection for the limits, and its cost, a ratio of times; None if all layers have one form."""
-    from ..tools.quantization.selection import select, timed
-
-    with progress() as track:
-        selection = select(reference, quantize, gates_of(arguments), backend=arguments.backend, track=track)
-    if not selection.layers:
-        return selection, None
-    with working("timing the model with and without these forms"):
-        return timed(selection, reference, backend=arguments.backend)
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:

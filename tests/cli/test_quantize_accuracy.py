@@ -23,7 +23,7 @@ from ort_dynq.cli.render import SMOKE_TEST
 from ort_dynq.rewriter import rewrite
 from ort_dynq.tools.measuring import timing
 from ort_dynq.tools.measuring.profile import profile
-from ort_dynq.tools.quantization.selection import Candidate, Layer, Selection
+from ort_dynq.tools.quantization.outcome import Candidate, Layer, Selection
 
 QUANTIZE = ("quantize", "float.onnx", "-o", "int8.onnx")
 

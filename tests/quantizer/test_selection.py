@@ -23,7 +23,8 @@ from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
 from ort_dynq.tools.measuring.profile import NodeTime, Profile
 from ort_dynq.tools.quantization.ladder import steps_of, times_of_layers
-from ort_dynq.tools.quantization.selection import Selection, select
+from ort_dynq.tools.quantization.outcome import Selection
+from ort_dynq.tools.quantization.selection import select
 
 DATA = {"x": floats(20, K, seed=7)}
 
