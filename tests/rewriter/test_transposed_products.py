@@ -20,7 +20,9 @@ ASYMMETRIC = """l0 = ReduceMin<keepdims = 1>(x, axis) l = Min(l0, zero) h0 = Red
 K, N = 128, 128
 WEIGHTS = (np.arange(N * K).reshape(N, K) * 37 % 255 - 127).astype(F) * F(0.01)
 BIAS = np.linspace(-9, 9, N, dtype=F)
-SHAPES = {"float[B, 128, 9] x": (2, K, 9), "float[B, 128, H, 5] x": (2, K, 3, 5), "float[128, T] x": (K, 7)}
+SAMPLES = "float[B, 128, 9] x", (2, K, 9)
+IMAGES = "float[B, 128, H, 5] x", (2, K, 3, 5)
+MATRIX = "float[128, T] x", (K, 7)
 
 
 def model_of(body: str, inputs: str, **arrays: np.ndarray) -> onnx.ModelProto:
@@ -38,14 +40,16 @@ def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:
 
 
 @pytest.mark.parametrize("chain", [PLAIN, NO_EPSILON, ASYMMETRIC])
-@pytest.mark.parametrize("product", ["Conv(d, w)", "Conv(d, w, bias)", "MatMul(w, d)"])
-@pytest.mark.parametrize("inputs", SHAPES)
-def test_products(inputs: str, product: str, chain: str) -> None:
-    shape, is_conv = SHAPES[inputs], "Conv" in product
-    if (is_conv and len(shape) < 3) or (not is_conv and len(shape) > 3):
-        pytest.skip("no product of this rank")
-    axis = 1 if len(shape) > 2 else 0
-    weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if is_conv else WEIGHTS
+@pytest.mark.parametrize(
+    ("product", "inputs", "shape"),
+    [
+        *((product, *each) for product in ("Conv(d, w)", "Conv(d, w, bias)") for each in (SAMPLES, IMAGES)),
+        *(("MatMul(w, d)", *each) for each in (SAMPLES, MATRIX)),
+    ],
+)
+def test_products(product: str, inputs: str, shape: tuple[int, ...], chain: str) -> None:
+    axis = shape.index(K)
+    weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if "Conv" in product else WEIGHTS
     model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     check_products(model, {"x": data(shape, axis)})
