@@ -141,12 +141,12 @@ class Agreement:
         return self.agreeing / self.count if self.count else None
 
 
-MAX_FINITE, HALF, TOKENS, EQUAL = "largest", "half", "tokens", "equal"
+LARGEST, HALF, TOKENS, EQUAL = "largest", "half", "tokens", "equal"
 """Decisions: the largest element of each row, elements above one half, the tokens of sequences, equal elements."""
 
 
 def decisions_of(scores: Sequence[Array]) -> str:
-    """Returns what the scores of a classifier decide: MAX_FINITE; HALF for probabilities that do not add up to 1.
+    """Returns what the scores of a classifier decide: LARGEST; HALF for probabilities that do not add up to 1.
 
     Args:
         scores: The scores of each set of data, floats; the classes are the last axis.
@@ -158,7 +158,7 @@ def decisions_of(scores: Sequence[Array]) -> str:
     adds_up = has_classes and all(np.allclose(each.sum(-1), 1, atol=1e-3) for each in scores)
     if are_probabilities(scores) and not adds_up:
         return HALF
-    return MAX_FINITE if has_classes else ""
+    return LARGEST if has_classes else ""
 
 
 def are_probabilities(scores: Sequence[Array]) -> bool:
@@ -185,7 +185,7 @@ class Decisions:
     """How often a and b decide the same.
 
     Attributes:
-        kind: MAX_FINITE, HALF, TOKENS or EQUAL.
+        kind: LARGEST, HALF, TOKENS or EQUAL.
         blank: With TOKENS, the class that means no token.
         parts: The agreement; of HALF, that of the elements above one half in a, and of the others, by themselves.
     """
@@ -197,7 +197,7 @@ class Decisions:
     def add(self, a: Array, b: Array) -> None:
         """Adds arrays of the same shape."""
         if not self.parts:
-            self.parts = [Agreement(self.kind == MAX_FINITE) for _ in range(2 if self.kind == HALF else 1)]
+            self.parts = [Agreement(self.kind == LARGEST) for _ in range(2 if self.kind == HALF else 1)]
         if self.kind == HALF:
             for part, chosen in zip(self.parts, (a >= 0.5, a < 0.5), strict=True):
                 part.add(a[chosen] >= 0.5, b[chosen] >= 0.5)

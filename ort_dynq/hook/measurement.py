@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..inputs import Array
-from ..signals import HALF, MAX_FINITE, Agreement, Noise, are_probabilities, decisions_of
+from ..signals import HALF, LARGEST, Agreement, Noise, are_probabilities, decisions_of
 from .options import Options
 
 _MAX_TIME_RATIO = 1.1
@@ -118,7 +118,7 @@ class Measurement:
             for side, chosen in (("above half", a >= 0.5), ("below half", a < 0.5)):
                 same = self.agreement.setdefault(f"{name}, {side}", Agreement(is_argmax=False))
                 same.add(a[chosen] >= 0.5, b[chosen] >= 0.5)
-        elif kind == MAX_FINITE:
+        elif kind == LARGEST:
             self.agreement.setdefault(name, Agreement(is_argmax=True)).add(a, b)
 
     def verdict(self, options: Options) -> Verdict | None:

@@ -9,7 +9,7 @@ import pytest
 
 from ort_dynq.accuracy import Gates, OutputAccuracy
 from ort_dynq.errors import DynqError
-from ort_dynq.signals import EQUAL, HALF, MAX_FINITE, TOKENS, Decisions, blank_of, decisions_of, edit_distance
+from ort_dynq.signals import EQUAL, HALF, LARGEST, TOKENS, Decisions, blank_of, decisions_of, edit_distance
 
 F = np.float32
 
@@ -17,7 +17,7 @@ F = np.float32
 def test_what_scores_decide() -> None:
     logits = np.array([[1, 5], [-2, 3]], F)
     shares = np.array([[0.25, 0.75], [1, 0]], F)
-    assert decisions_of([logits]) == decisions_of([shares]) == MAX_FINITE
+    assert decisions_of([logits]) == decisions_of([shares]) == LARGEST
     assert decisions_of([shares, np.array([[0.9, 0.9]], F)]) == HALF
     assert decisions_of([np.array([[0.9], [0.2]], F)]) == HALF
     assert decisions_of([np.array([[9.0], [0.2]], F)]) == ""

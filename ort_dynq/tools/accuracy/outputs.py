@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DynqError
-from ...signals import EQUAL, MAX_FINITE, TOKENS, Cosines, Decisions, Noise, blank_of, decisions_of
+from ...signals import EQUAL, LARGEST, TOKENS, Cosines, Decisions, Noise, blank_of, decisions_of
 from ...system import return_memory
 from ..measuring.sessions import SessionError, check_shapes, check_signature, open_session, run, signature
 from .reference import Reference
@@ -187,5 +187,5 @@ def _output(name: str, a: Sequence[Any], b: Sequence[Any], *, classifies: bool, 
 def _decisions(scores: Sequence[Array], reads_tokens: bool) -> Decisions | None:
     """Returns what the scores of a classifier decide; None if nothing. A model that reads tokens decides on each."""
     kind = decisions_of(scores)
-    blank = blank_of(scores) if kind == MAX_FINITE and not reads_tokens else None
+    blank = blank_of(scores) if kind == LARGEST and not reads_tokens else None
     return Decisions(TOKENS, blank) if blank is not None else Decisions(kind) if kind else None
