@@ -14,12 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..rewriter.analysis.constants import constant_scalar
-from ..rewriter.analysis.evaluation import evaluate
-from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, is_standard, producer_of
 from ..rewriter.codes.affine import AffineForms
 from ..rewriter.edit import Edit
 from ..rewriter.products.epilogue import Epilogue, epilogue_of
+from ..rewriter.products.integer_product import stored_weights_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
@@ -47,7 +46,7 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
     if found is None:
         raise Unconverted(Reason.NO_FLOAT_FORM, what="its activation is not known to be quantized from floats")
     x, scale = found
-    elements, zeros = _weights_of(node, context.facts)
+    elements, zeros = stored_weights_of(node, context.facts)
     is_conv = node.op_type == "ConvInteger"
     if not is_conv and elements.ndim != _RANK_OF_MATRIX:
         raise Unconverted(Reason.WEIGHTS_RANK, rank=elements.ndim, expected=_RANK_OF_MATRIX)
@@ -82,17 +81,6 @@ def rounded_from(codes: ir.Value, context: Context) -> tuple[ir.Value, ir.Value]
     if quotient is None or quotient.zero_points or quotient.node.op_type != "Div":
         return None
     return (quotient.x, quotient.number.term) if isinstance(quotient.number.term, ir.Value) else None
-
-
-def _weights_of(node: ir.Node, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the codes and the zero points of the weights."""
-    given = first_inputs(node, 4)
-    elements, zeros = (
-        None if each is None or not facts.is_constant(each) else evaluate(each, facts) for each in (given[1], given[3])
-    )
-    if elements is None or (given[3] is not None and zeros is None):
-        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
-    return elements, np.zeros((), elements.dtype) if zeros is None else zeros
 
 
 def _build(match: _Product, edit: Edit) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import MICROSOFT
-from ..rewriter.analysis.evaluation import evaluate
-from ..rewriter.analysis.inference import Facts
+from ..rewriter.analysis.evaluation import evaluate_if_constant
 from ..rewriter.analysis.nodes import first_inputs
 from ..rewriter.edit import Edit
 from ..rewriter.reasons import Reason, Unconverted
@@ -44,7 +42,7 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
     if x is None or x.dtype not in FLOATS:
         raise Unconverted(Reason.NO_FLOAT_FORM, what="its activation is not known to be float32 or float16")
     blocks = -(-depth // block_size)
-    stored, of_blocks, zeros = (_constant(each, context.facts) for each in (codes, scales, zero_points))
+    stored, of_blocks, zeros = (evaluate_if_constant(each, context.facts) for each in (codes, scales, zero_points))
     if stored is None or of_blocks is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     rows = np.ascontiguousarray(unpacked(stored.reshape(columns, -1), bits)[:, :depth].T)
@@ -58,10 +56,6 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
         reals = zeros.reshape(columns, blocks).T.astype(np.float32)
         return _Product((rows.astype(np.float32) - reals[indices]) * scale[indices], x.dtype, form)
     return _Product(StoredWeights(rows, zero_point, scale, 0, block_size, bits), x.dtype, form)
-
-
-def _constant(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
-    return None if value is None or not facts.is_constant(value) else evaluate(value, facts)
 
 
 def _build(match: _Product, edit: Edit) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..rewriter.analysis.evaluation import evaluate
-from ..rewriter.analysis.nodes import first_inputs
+from ..rewriter.analysis.evaluation import evaluate_if_constant
+from ..rewriter.analysis.nodes import first_inputs, input_of
 from ..rewriter.edit import Edit
+from ..rewriter.products.integer_product import stored_weights_of
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from ..rewriter.rule import Context, Rule
@@ -35,16 +36,10 @@ def _match(node: ir.Node, context: Context, form: str) -> _Lstm | None:
         return None
     found = []
     for at, scale_at in ((1, 8), (2, 10)):
-        values = [first_inputs(node, 12)[i] for i in (at, scale_at, scale_at + 1)]
-        arrays = [
-            evaluate(each, context.facts) if each is not None and context.facts.is_constant(each) else None
-            for each in values
-        ]
-        codes, scale, zero_point = arrays
-        if codes is None or scale is None or (values[2] is not None and zero_point is None):
+        codes, zeros = stored_weights_of(node, context.facts, (at, scale_at + 1))
+        scale = evaluate_if_constant(input_of(node, scale_at), context.facts)
+        if scale is None:
             raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
-        zeros = np.zeros((), codes.dtype) if zero_point is None else zero_point
-
         zeros, scale = (each if each.size == 1 else each.reshape(len(codes), 1, -1) for each in (zeros, scale))
         reals = (codes.astype(np.int32) - zeros.astype(np.int32)) * scale
         found.append(np.ascontiguousarray(reals.astype(np.float32).transpose(0, 2, 1)))

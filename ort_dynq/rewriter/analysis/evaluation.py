@@ -61,6 +61,11 @@ def evaluate(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
         return None
 
 
+def evaluate_if_constant(value: ir.Value | None, facts: Facts) -> npt.NDArray[Any] | None:
+    """Computes a value as :func:`evaluate` does; None if it is absent or no constant."""
+    return evaluate(value, facts) if facts.is_constant(value) else None
+
+
 def _run(
     nodes: list[ir.Node], constants: dict[str, npt.NDArray[Any]], value: ir.Value, model: ir.Model
 ) -> npt.NDArray[Any]:

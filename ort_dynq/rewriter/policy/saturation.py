@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT, RUNTIME_DOMAINS, STANDARD_DOMAINS, graphs, label
-from ..analysis.evaluation import evaluate
+from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of
 from ..analysis.standard import (
@@ -187,7 +187,7 @@ def _has_type(value: ir.Value | None, dtype: ir.DataType) -> bool:
 
 def _is_small(weights: ir.Value | None, facts: Facts) -> bool:
     """Returns whether int8 weights are known to be so small that no sum saturates."""
-    elements = evaluate(weights, facts) if weights is not None and facts.is_constant(weights) else None
+    elements = evaluate_if_constant(weights, facts)
     return elements is not None and not may_saturate(elements)
 
 

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.evaluation import evaluate
+from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_shape_of_rows, same_shape
@@ -262,7 +262,7 @@ def _grid_of_integers(weights: ir.Value, facts: Facts, is_transposed: bool) -> Q
     Raises:
         Unconverted: They are not known, or do not fit 8 bits.
     """
-    elements = evaluate(weights, facts) if facts.is_constant(weights) else None
+    elements = evaluate_if_constant(weights, facts)
     if elements is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     elements = elements.swapaxes(-1, -2) if is_transposed else elements

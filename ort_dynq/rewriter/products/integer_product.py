@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.evaluation import evaluate
+from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element
@@ -69,7 +69,7 @@ def _unsigned_product_of(node: ir.Node, facts: Facts) -> UnsignedProduct | None:
         raise Unconverted(Reason.WEIGHTS_TYPE_NOT_KNOWN)
     found: ir.Value | npt.NDArray[np.int8] | None = None
     if weights.dtype == ir.DataType.INT8 and (is_signed or node.op_type == "MatMulInteger"):
-        elements = evaluate(weights, facts) if facts.is_constant(weights) else None
+        elements = evaluate_if_constant(weights, facts)
         if elements is None:
             found = weights
         elif may_saturate(elements):
@@ -130,17 +130,30 @@ def weights_of(
     Raises:
         Unconverted: They are not known.
     """
+    elements, zeros = stored_weights_of(node, facts, positions)
+    return _as_signed(elements), _as_signed(zeros)
+
+
+def stored_weights_of(
+    node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Returns the weights of a product and their zero points as the model has them; without any, one zero point of 0.
+
+    Args:
+        node, facts, positions: As for :func:`weights_of`.
+
+    Raises:
+        Unconverted: They are not known, or have different types.
+    """
     values = [input_of(node, i) for i in positions]
-    elements, zeros = (
-        evaluate(each, facts) if each is not None and facts.is_constant(each) else None for each in values
-    )
+    elements, zeros = (evaluate_if_constant(each, facts) for each in values)
     if elements is None or (values[1] is not None and zeros is None):
         raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
     if zeros is None:
         zeros = np.zeros(1, elements.dtype)
     if zeros.dtype != elements.dtype:
         raise Unconverted(Reason.WEIGHTS_ZERO_POINT_TYPE)
-    return _as_signed(elements), _as_signed(zeros)
+    return elements, zeros
 
 
 def grid_of_weights(node: ir.Node, facts: Facts, positions: tuple[int, int] = (1, 3)) -> QuantizedWeights:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.evaluation import evaluate
+from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, producer_of
 from ..codes.unsigned_codes import UnsignedCodes, unsigned_array
@@ -107,7 +107,7 @@ def _build(match: _SaturatingNode, edit: Edit) -> None:
 def _unsigned(value: ir.Value | None, edit: Edit) -> ir.Value:
     """Returns the uint8 form of int8 weights or zero points."""
     assert value is not None
-    elements = evaluate(value, edit.facts) if edit.facts.is_constant(value) else None
+    elements = evaluate_if_constant(value, edit.facts)
     if elements is None:
         return edit.shared(UnsignedCodes).shifted(value, edit)
     return edit.shared(SharedInitializers).of(unsigned_array(elements), edit)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...operators.encodings import Direction
 from ...operators.packing import pack
-from ..analysis.evaluation import evaluate
+from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..codes.codes import Codes
@@ -90,7 +90,7 @@ def recurrence_of(
 
 def _floats(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
     """Returns a bias or peepholes."""
-    elements = evaluate(value, facts) if facts.is_constant(value) else None
+    elements = evaluate_if_constant(value, facts)
     if elements is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     if elements.dtype != np.float32:
