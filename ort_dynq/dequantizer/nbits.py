@@ -43,8 +43,8 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
         raise Unconverted(Reason.NO_FLOAT_FORM, what="its activation is not known to be float32 or float16")
     blocks = -(-depth // block_size)
     stored, of_blocks, zeros = (evaluate_if_constant(each, context.facts) for each in (codes, scales, zero_points))
-    if stored is None or of_blocks is None:
-        raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
+    if stored is None or of_blocks is None or (zero_points is not None and zeros is None):
+        raise Unconverted(Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME)
     rows = np.ascontiguousarray(unpacked(stored.reshape(columns, -1), bits)[:, :depth].T)
     scale = np.array(of_blocks.reshape(columns, blocks).T, np.float32, order="C")
     if zeros is None:

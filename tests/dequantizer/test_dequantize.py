@@ -209,6 +209,17 @@ def test_numbers_of_few_bits_are_those_of_the_product() -> None:
         assert any(np.array_equal(weights, each) for each in restored.values())
 
 
+def test_zero_points_of_run_time() -> None:
+    """Without their zero points, the weights of few bits are not known."""
+    model = onnx.load(MODELS / "ort_nbits" / "model.onnx")
+    (points,) = (each for each in model.graph.initializer if each.name == "w1_zero_points")
+    model.graph.initializer.remove(points)
+    model.graph.input.append(helper.make_tensor_value_info(points.name, points.data_type, points.dims))
+    found = dequantize(model).report.unconverted
+    reasons = [each.unconverted.reason for each in found if each.unconverted is not None]
+    assert reasons == [Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME]
+
+
 def test_what_stays_has_a_reason() -> None:
     report = dequantize(MODELS / "ort_mixture_of_experts" / "model.onnx").report
     assert report.summary == "0 nodes dequantized, 1 stay"
