@@ -95,13 +95,7 @@ def _build(match: _Product, edit: Edit) -> None:
         result = edit.insert_main(ir.node("Conv", inputs, dict(node.attributes)), before=before)
         edit.replace(epilogue.last, result)
         return
-    result = edit.insert_main(ir.node("MatMul", inputs), before=before)
-    if epilogue.merges_rows:
-        shape = edit.add_constant(np.array([-1, epilogue.channels.size]), before=before)
-        result = edit.insert(ir.node("Reshape", [result, shape]), before=before)
-    for move in epilogue.moves:
-        moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
-        result = edit.insert(moved, before=before, origin=move)
+    result = epilogue.moved(edit.insert_main(ir.node("MatMul", inputs), before=before), edit)
     if bias is not None:
         result = edit.insert(ir.node("Add", [result, bias]), before=before)
     edit.replace(epilogue.last, result)

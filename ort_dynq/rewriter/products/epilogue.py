@@ -24,6 +24,7 @@ from ..analysis.nodes import cast_to, only_use, producer_of
 from ..analysis.shapes import has_one_element, is_shape_of_rows
 from ..analysis.standard import RESHAPES
 from ..analysis.types import WIDE_TYPES
+from ..edit import Edit
 from ..reasons import Unconverted
 from ..weights.channels import Channels
 from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
@@ -101,6 +102,17 @@ class Epilogue:
             moves.append(use.node)
             use = only_use(moved)
         return None if use is None else Step(*use, tuple(moves))
+
+    def moved(self, result: ir.Value, edit: Edit) -> ir.Value:
+        """Returns the result of the new operator after the Reshapes that `last` has, before a bias or an offset."""
+        before = self.last_node
+        if self.merges_rows:
+            shape = edit.add_constant(np.array([-1, self.channels.size]), before=before)
+            result = edit.insert(ir.node("Reshape", [result, shape]), before=before)
+        for move in self.moves:
+            node = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
+            result = edit.insert(node, before=before, origin=move)
+        return result
 
     def past(self, step: Step, **found: Any) -> Epilogue:
         """Returns the epilogue up to the end of a step, with the fields that the step sets."""

@@ -38,13 +38,7 @@ def build_quantized_matmul(
         einsum: The Einsum that the product is part of, if it is one.
     """
     main, before = quantized_matmul(epilogue, codes, grid, edit, correction), epilogue.last_node
-    result = edit.insert_main(main, before=before)
-    if epilogue.merges_rows:
-        shape = edit.add_constant(np.array([-1, epilogue.channels.size]), before=before)
-        result = edit.insert(ir.node("Reshape", [result, shape]), before=before)
-    for move in epilogue.moves:
-        moved = ir.node(move.op_type, [result, *move.inputs[1:]], dict(move.attributes))
-        result = edit.insert(moved, before=before, origin=move)
+    result = epilogue.moved(edit.insert_main(main, before=before), edit)
     if codes.offset is not None:
         edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
