@@ -20,6 +20,7 @@ from ..operators import DOMAIN, OPERATORS
 from ..operators.program import OPERANDS
 from . import metadata
 from .analysis.inference import Facts
+from .analysis.shapes import REDUCES_BY_INPUT
 from .analysis.shared import Shared
 
 
@@ -126,6 +127,19 @@ class Edit:
         if dtype == (of or value.dtype):
             return value
         return self.insert(ir.node("Cast", [value], {"to": int(dtype)}), before=before)
+
+    def reduction(self, op_type: str, x: ir.Value, axes: Sequence[int], *, before: ir.Node) -> ir.Node:
+        """Returns ReduceMax, ReduceMean or ReduceMin along axes, which keeps them; it is not inserted yet.
+
+        Args:
+            op_type: The operator.
+            x: The tensor.
+            axes: The axes: an input from opset 18 on, which is recorded, and an attribute before.
+            before: The node before which new nodes are inserted.
+        """
+        if self.facts.opset >= REDUCES_BY_INPUT:
+            return ir.node(op_type, [x, self.add_constant(np.array(axes), before=before)])
+        return ir.node(op_type, [x], {"axes": [*axes]})
 
     def add_row_program(
         self,

@@ -14,7 +14,7 @@ from .. import metadata
 from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import REDUCES_BY_INPUT, has_one_element, is_equal, is_unnamed
+from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..edit import Edit, call
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
 from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
@@ -311,25 +311,17 @@ class _Biases:
     def have_keys(self, bias: ir.Value, number: float, edit: Edit, *, before: ir.Node) -> ir.Value:
         """Returns whether each row of a bias has a key that is not hidden by a number."""
         if bias not in self._have_keys:
-            largest = self._largest(bias, edit, before)
+            largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
             least = edit.insert(ir.node("ReduceMin", [largest], {"keepdims": 0}), before=before)
             bound = edit.add_constant(np.float32(number / 2), before=before)
             self._have_keys[bias] = edit.insert(ir.node("Greater", [least, bound]), before=before)
         return self._have_keys[bias]
 
-    @staticmethod
-    def _largest(bias: ir.Value, edit: Edit, before: ir.Node) -> ir.Value:
-        """Returns the largest number of each row."""
-        if edit.facts.opset >= REDUCES_BY_INPUT:
-            axes = edit.add_constant(np.array([-1]), before=before)
-            return edit.insert(ir.node("ReduceMax", [bias, axes]), before=before)
-        return edit.insert(ir.node("ReduceMax", [bias], {"axes": [-1]}), before=before)
-
     def safe(self, bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
         """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
         if bias not in self._safe:
             before = edit.node
-            largest = self._largest(bias, edit, before)
+            largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
             lowest = edit.add_constant(np.float32(-np.inf), before=before)
             has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
             zero = edit.add_constant(np.float32(0), before=before)

@@ -8,14 +8,12 @@ layout that the Conv writes.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard
-from ..analysis.shapes import REDUCES_BY_INPUT
 from ..edit import Edit
 from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
@@ -39,12 +37,7 @@ def _build(match: ir.Node, edit: Edit) -> None:
     x = match.inputs[0]
     assert x is not None
     assert x.shape is not None
-    axes = [*range(2, len(x.shape))]
-    if edit.facts.opset >= REDUCES_BY_INPUT:
-        given = edit.add_constant(np.array(axes, np.int64), before=match)
-        mean = ir.node("ReduceMean", [x, given], {"keepdims": 1})
-    else:
-        mean = ir.node("ReduceMean", [x], {"axes": axes, "keepdims": 1})
+    mean = edit.reduction("ReduceMean", x, range(2, len(x.shape)), before=match)
     edit.replace(match.outputs[0], edit.insert_main(mean, before=match))
 
 
