@@ -43,19 +43,19 @@ def write_page(
     shapes, inputs = given_inputs(arguments) if quantized is not None else given_data(arguments, source)
     with progress() as track, named_as(source, quantized or "the rewritten model"):
         from ..tools.bench.pair import measure_pair
+        from ..tools.measuring.timing import Settings
         from ..tools.report.model import report_on
 
+        how = RewriteOptions() if quantized is not None else RewriteOptions.from_arguments(arguments)
+        seconds = getattr(arguments, "seconds", None) or _SECONDS
         pair = measure_pair(
             source,
+            Settings((threads,), seconds, backend=arguments.backend, **how.arguments),
             quantized=quantized,
             data=arguments.data if quantized is not None else None,
             inputs=inputs,
             shapes=shapes,
             seed=arguments.seed,
-            backend=arguments.backend,
-            **(RewriteOptions.from_arguments(arguments).arguments if quantized is None else {}),
-            threads=threads,
-            seconds=getattr(arguments, "seconds", None) or _SECONDS,
             track=track,
         )
     found = report_on(pair)

@@ -38,6 +38,7 @@ from ort_dynq.tools.bench import pair as pairs
 from ort_dynq.tools.bench.changes import changes
 from ort_dynq.tools.bench.models import Samples
 from ort_dynq.tools.bench.pair import Pair, measure_pair
+from ort_dynq.tools.measuring.timing import Settings
 from ort_dynq.tools.report.model import ModelReport, report_on
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -48,7 +49,7 @@ CONTROL = "\x1b[31m\x07\x00\u202e"  # red on a terminal, a bell, the end of a te
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return measure_pair(ENCODER, seconds=0.1)
+    return measure_pair(ENCODER, Settings(seconds=0.1))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_sizes_are_those_of_the_files(report: ModelReport, tmp_path: Path) -> No
     (tmp_path / "folder").mkdir()
     apart = tmp_path / "folder" / "apart.onnx"
     onnx.save(onnx.load(ENCODER), apart, save_as_external_data=True, size_threshold=1000)
-    pair = measure_pair(apart, seconds=0.01)
+    pair = measure_pair(apart, Settings(seconds=0.01))
     assert pair.bytes == sum(path.stat().st_size for path in apart.parent.iterdir()) > apart.stat().st_size
     assert pair.new_bytes == pytest.approx(report.pair.new_bytes, rel=0.01)
 
@@ -184,7 +185,7 @@ def test_changes_are_those_of_the_models() -> None:
 )
 def test_report_on_special_models(name: str, title: str) -> None:
     """Models with subgraphs, without chains, and one that stock ONNX Runtime does not run at its default level."""
-    found = report_on(measure_pair(MODELS / name / "model.onnx", seconds=0.05))
+    found = report_on(measure_pair(MODELS / name / "model.onnx", Settings(seconds=0.05)))
     assert found.pair.verification.passed
     assert re.search(title, found.to_html())
     assert (
@@ -444,7 +445,7 @@ def test_page_contains_the_facts(report: ModelReport) -> None:
 
 
 def test_names_are_escaped(report: ModelReport, evil: Path) -> None:
-    text = report_on(measure_pair(evil, seconds=0.01)).to_html()
+    text = report_on(measure_pair(evil, Settings(seconds=0.01))).to_html()
     page = _Page(text)
     assert page.tags["script"] == 1  # the page's own
     assert page.tags["img"] == page.tags["b"] - _Page(report.to_html()).tags["b"] == 0
@@ -532,7 +533,7 @@ def test_layout_in_a_browser(width: int, scheme: Any, report: ModelReport, evil:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("there is no chromium: `apt-get install chromium`")
-    pages = {"r.html": report, "evil.html": report_on(measure_pair(evil, seconds=0.05))}
+    pages = {"r.html": report, "evil.html": report_on(measure_pair(evil, Settings(seconds=0.05)))}
     if (width == 390) == (scheme == "dark"):
         pages |= {f"{count}.html": with_layers(report, count) for count in (0, 1000)}
     with sync_api.sync_playwright() as playwright:

@@ -60,7 +60,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "verify": lambda: ort_dynq.verify(MODEL, rewritten().model),
     "accuracy": lambda: compare(float_model(), quantized().model),
     "bench": lambda: bench_model(MODEL, settings=SETTINGS),
-    "pair": lambda: measure_pair(MODEL, seconds=0.01),
+    "pair": lambda: measure_pair(MODEL, SETTINGS),
     "report": lambda: report(MODEL, settings=SETTINGS),
     "doctor": doctor.examine,
     "folder": lambda: rewrite_folder(genai_folders.LLAMA),

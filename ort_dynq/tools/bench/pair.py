@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,7 +15,6 @@ from ...errors import DynqError
 from ...graphs import graphs, label, named
 from ...inputs import Array, Input, make_feeds
 from ...operators import DOMAIN
-from ...rewrite_options import RewriteOptions
 from ...rewriter.analysis.nodes import program_of
 from ...rewriter.loop import op_counts
 from ...storage import load, size, size_of
@@ -26,14 +25,11 @@ from ..measuring.plain import plain
 from ..measuring.profile import Profile, profile
 from ..measuring.progress import Track
 from ..measuring.sessions import SessionError
-from ..measuring.timing import Machine, Settings, latency, machine
+from ..measuring.timing import FIVE_SECONDS, Machine, Settings, latency, machine
 from ..verification.verification import Verification, verify
 from .changes import Change, changes
 from .fusions import FusionTime, fusion_times, has_fusions
 from .models import Samples, sample
-
-if TYPE_CHECKING:
-    from ...backends.options import Backend
 
 _STEPS = ("rewriting", "verifying", "timing both models", "profiling the original", "profiling the rewritten model")
 _PROFILE_SHARE = 0.2  # the share of each of the two profiles in the time for timing and profiling
@@ -97,31 +93,24 @@ class Pair:
 
 def measure_pair(
     source: str | os.PathLike[str],
+    settings: Settings = FIVE_SECONDS,
     *,
     quantized: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     inputs: Mapping[str, Array] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
-    backend: Backend = "native",
-    exact: bool = False,
-    fuse: bool = False,
-    weights_only: str = "keep",
-    keep_fused: bool = False,
-    threads: int = 1,
-    seconds: float = 5.0,
     track: Track = iter,
 ) -> Pair:
     """Rewrites a model, verifies the result, and times and profiles both. Or compares it with a quantized model.
 
     Args:
         source: The model's path.
+        settings: How to rewrite and to time. The first number of threads is used; the time is for timing and profiling
+            together.
         quantized: The path of a quantized model, to compare the float model with it instead of with a rewrite.
         data: With a quantized model: the path of the data (measuring/data.py); None for `inputs` or generated ones.
-        inputs, shapes, seed, backend: As for :func:`ort_dynq.verify`.
-        exact, fuse, weights_only, keep_fused: As for :func:`ort_dynq.rewrite`.
-        threads: The number of intra-op threads of ONNX Runtime.
-        seconds: The time for timing and profiling together.
+        inputs, shapes, seed: As for :func:`ort_dynq.verify`.
         track: Shows the progress.
 
     Raises:
@@ -133,8 +122,8 @@ def measure_pair(
     steps = iter(track(_STEPS))
     next(steps)
     original = named(load(source))
-    how = RewriteOptions(exact=exact, fuse=fuse, weights_only=weights_only, keep_fused=keep_fused)
-    settings = Settings((threads,), seconds * (1 - 2 * _PROFILE_SHARE), backend=backend, **how.arguments)
+    threads, backend, profile_seconds = settings.threads[0], settings.backend, settings.seconds * _PROFILE_SHARE
+    settings = replace(settings, threads=(threads,), seconds=settings.seconds - 2 * profile_seconds)
     facts: dict[str, Any] = {
         "model": os.fspath(source),
         "machine": machine(backend),
@@ -143,7 +132,7 @@ def measure_pair(
     }
     given, feeds = dict(inputs or {}), None
     if quantized is None:
-        result = rewriter.rewrite(original, **how.arguments, inputs=inputs, shapes=shapes)
+        result = rewriter.rewrite(original, **settings.arguments, inputs=inputs, shapes=shapes)
         next(steps)
         verification = verify(source, result.model, inputs=given, shapes=shapes, seed=seed, backend=backend)
         facts |= {"verification": verification, "inputs": verification.inputs, "problem": verification.failure}
@@ -153,7 +142,7 @@ def measure_pair(
         model = named(load(quantized))
         next(steps)
         reference = Reference(source, data, inputs=given, shapes=shapes, seed=seed)
-        accuracy = measure(reference, model, backend=backend, seconds=seconds * _PROFILE_SHARE, threads=threads)
+        accuracy = measure(reference, model, backend=backend, seconds=profile_seconds, threads=threads)
         result = rewriter.Result(model, _report_of(original, model, accuracy))
         facts |= {"accuracy": accuracy, "quantized": os.fspath(quantized), "inputs": reference.data.inputs}
         facts["data"] = "" if data is None else os.fspath(data)
@@ -167,7 +156,7 @@ def measure_pair(
     next(steps)
     samples = sample(Path(source).name, source, result.model, feeds, settings, threads)
     facts |= {"samples": samples, "problem": samples.problem or _problem(result.report)}
-    profiling: dict[str, Any] = {"threads": threads, "seconds": seconds * _PROFILE_SHARE}
+    profiling: dict[str, Any] = {"threads": threads, "seconds": profile_seconds}
     try:
         next(steps)
         if samples.stock is not None:

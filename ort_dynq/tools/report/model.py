@@ -186,15 +186,12 @@ def report(
     return report_on(
         measure_pair(
             model,
+            settings,
             quantized=quantized,
             data=data,
             inputs=inputs,
             shapes=shapes,
             seed=seed,
-            backend=settings.backend,
-            **settings.arguments,
-            threads=settings.threads[0],
-            seconds=settings.seconds,
         )
     )
 
