@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DynqError
 from ..files import target_of
+from ..rewrite_options import WEIGHTS_ONLY
 from .render import SCALAR
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def add_weights_only(parser: argparse.ArgumentParser) -> None:
     """Adds --weights-only."""
     parser.add_argument(
         "--weights-only",
-        choices=("keep", "blocks", "two-term"),
+        choices=WEIGHTS_ONLY,
         help="4-bit and 8-bit weights with float activations. keep: as accuracy_level says (default); blocks: fastest; "
         "two-term: greedy tokens stay those of floats",
     )

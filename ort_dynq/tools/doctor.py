@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.generic]
 
-__all__ = ["Check", "Examination", "examine"]
-
 _T = TypeVar("_T")
 
 _EXTENSIONS = "onnxruntime-extensions"

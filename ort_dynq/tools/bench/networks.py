@@ -15,8 +15,6 @@ import numpy as np
 from ...errors import DynqError
 from ...inputs import Array
 
-__all__ = ["NETWORKS", "Network"]
-
 Sets = list[dict[str, Array]]
 Answers = Callable[[Sequence[Array]], Sequence[object]]
 
