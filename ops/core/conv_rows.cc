@@ -18,7 +18,8 @@ constexpr int64_t kPositions = 8;
 // The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty. With VNNI, rows take
 // 0.17 to 0.98 of its time up to there, 0.6 to 1.05 with 16 to 20 positions (AMD EPYC, Zen 5, family 26, model 2). With
 // one sample they take 0.39 to 0.76 with one position, 0.6 to 1.02 with up to 15; without VNNI 0.25 to 0.55 and 0.48
-// to 1.
+// to 1. Those of the portable kernels take 0.04 to 0.9 with any number of positions: only products of rows have vectors
+// there.
 constexpr int64_t kFewPositions = 16;
 // Sums of fewer quads, or for fewer channels, do not pay for the copies.
 constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
@@ -57,6 +58,7 @@ bool takes_conv_rows(const ConvShape& shape) {
   const int64_t positions = axes[0].out * axes[1].out * axes[2].out;
   if (is_one_sample && positions == 1) return true;  // the direct form's other lanes are empty, on any CPU
   const std::string isa = active_isa().name;
+  if (isa == "portable") return true;
   if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
   if (isa == "avx2" && shape.quads >= kManyQuads) return true;
   if (isa == "avx2" && shape.quads >= kManyQuads / 2 && is_one_sample &&

@@ -81,13 +81,14 @@ CONVS = {
     ((1, 64, 14, 14), 64, (3, 3), 1, 1): "64 to 64 channels, kernel 1x3x3, outputs 1x12x12",
     ((1, 256, 16, 16), 256, (1, 1), 1, 1): "256 to 256 channels, kernel 1x1x1, outputs 1x1x256",
     ((1, 512, 7, 7), 64, (3, 3), 2, 1): "512 to 64 channels, kernel 1x3x3, outputs 1x3x3",
+    ((1, 64, 3, 3), 64, (3, 3), 1, 1): "64 to 64 channels, kernel 1x3x3, outputs 1x1x1",
     ((2, 8, 9, 9), 8, (3, 3), 1, 8): "8 to 8 channels, kernel 1x3x3, outputs 1x7x7 in 8 groups",
 }
 CHOSEN_CONVS = {
-    "portable": ("direct",) * 4,
-    "avx2": ("Winograd", "Strassen", "rows", "direct"),
-    "avx512vnni": ("direct", "direct", "rows", "direct"),
-    "amx": (*("direct, tiles",) * 3, "direct"),
+    "portable": (*("rows",) * 4, "direct"),
+    "avx2": ("Winograd", "Strassen", "rows", "rows", "direct"),
+    "avx512vnni": ("direct", "direct", "rows", "rows", "direct"),
+    "amx": (*("direct, tiles",) * 3, "rows", "direct"),
 }
 
 
