@@ -124,8 +124,9 @@ struct Workspace {
   std::unique_ptr<uint8_t[]> codes;          // of query, then of tiles
 };
 
+// `to` may be an output, which a caller of the C interface need not align.
 void add_bytes(const float* high, const float* low, float factor, int64_t count, float* to) {
-  for (int64_t j = 0; j < count; ++j) to[j] = (high[j] * 256.0f + low[j]) * factor;
+  for (int64_t j = 0; j < count; ++j) store(to + j, (high[j] * 256.0f + low[j]) * factor);
 }
 
 // Rows [first, first + rows) of the query of one head of key: those of the heads that share it stand together.
@@ -256,7 +257,7 @@ class Block {
       float *const high = sums + i * n_.e, *const low = high + rows_ * n_.e;
       float* const to = in_place ? static_cast<float*>(run_.dst) + dst_index(i) : high;
       if (run_.zero_rows && factor != factor)
-        std::fill_n(to, n_.e, 0.0f);
+        std::memset(static_cast<void*>(to), 0, static_cast<size_t>(n_.e) * sizeof *to);
       else
         add_bytes(high, low, factor, n_.e, to);
       if (!in_place) put(i, high);
