@@ -134,7 +134,8 @@ T find(const std::vector<ort_dynq_attribute>& given, const char* name, T absent,
 
 constexpr int64_t kLengths[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 97, 127, 128, 129, 130};
 constexpr int64_t kLongLengths[] = {1023, 4097, 12289, 33000, 70001, 150000};
-constexpr int64_t kMostElements = 300000;  // more than one task, one block of parameters and one long row have
+constexpr int64_t kMostElements = 300000;   // more than one task, one block of parameters and one long row have
+constexpr int64_t kMostProducts = 2500000;  // several tasks; sanitizers make products a hundred times slower
 
 Shape shape_of(std::initializer_list<int64_t> dims) {
   Shape shape;
@@ -318,7 +319,8 @@ struct CompressedProduct {
       : parts(1 + static_cast<int64_t>(bytes.below(4))),
         size(1 + static_cast<int64_t>(bytes.one_in(8) ? 500 + bytes.below(40) : bytes.below(70))) {
     const int64_t depth = static_cast<int64_t>(bytes.one_in(4) ? bytes.below(600) : bytes.below(40));
-    src = shape_of({static_cast<int64_t>(bytes.one_in(4) ? bytes.below(110) : bytes.below(9)), depth});
+    const auto rows = static_cast<int64_t>(bytes.one_in(4) ? bytes.below(110) : bytes.below(9));
+    src = shape_of({std::min(rows, kMostProducts / std::max<int64_t>(1, depth * parts * size)), depth});
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
@@ -494,9 +496,8 @@ struct Product {
       int64_t& depth = src.dims[src.rank - 1];
       depth = std::max<int64_t>(1, std::min<int64_t>(depth, 16384) / group_size) * group_size;
     }
-    // The first are several tasks. Few are, as sanitizers and the stand-in for tiles make products a hundred times
-    // slower. Kernels multiply whole blocks of 16 columns.
-    const int64_t most = is_large && bytes.one_in(8) ? 2500000 : 60000;
+    // Few are large: the stand-in for tiles is slow, too. Kernels multiply whole blocks of 16 columns.
+    const int64_t most = is_large && bytes.one_in(8) ? kMostProducts : 60000;
     for (size_t i = 0; i < src.rank && src.elements() * 16 > most; ++i)
       if (i + 1 < src.rank || group_size == 0) src.dims[i] = std::min<int64_t>(src.dims[i], 1 + i);
     columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
@@ -504,11 +505,14 @@ struct Product {
     terms = terms_of(given);
     if (src.rank > 0 && !bytes.one_in(16)) src.dims[src.rank - 1] *= terms;
     stack.rank = src.rank >= 2 && bytes.one_in(4) ? 1 + bytes.below(2) : 0;
+    int64_t products = src.elements() * std::max<int64_t>(16, columns);
     for (size_t i = 0; i < stack.rank; ++i) {
       const int64_t own = lead(src, stack.rank - 1 - i);
       stack.dims[i] = own == 1 || bytes.one_in(16) ? 1 + static_cast<int64_t>(bytes.below(3))
                       : own > 8 || bytes.one_in(4) ? 1
                                                    : own;
+      if (own == 1 && products * stack.dims[i] > kMostProducts) stack.dims[i] = 1;
+      if (own == 1) products *= stack.dims[i];
     }
   }
 
