@@ -62,6 +62,8 @@ SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
 FUNCTIONS = GELUS | SIGMOIDS | LOGARITHMIC | ELUS | ANGLES | SOFTMAXES | {"Pow"}
 BENT = frozenset({"Clip", "HardSigmoid", "LeakyRelu", "Relu"})
 """Activation functions of straight pieces, which ONNX Runtime fuses into products."""
+SLOW_ACTIVATIONS = ELUS | {"HardSwish", "LeakyRelu", "PRelu"}
+"""Those that ONNX Runtime computes more slowly than a program does: policy/cost.py has the times."""
 CODE_FUNCTIONS = frozenset({"QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"})
 """Those of codes, of com.microsoft."""
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import reshapes_of
-from ..analysis.standard import ELUS, SIGMOIDS
+from ..analysis.standard import SIGMOIDS, SLOW_ACTIVATIONS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
@@ -38,6 +38,8 @@ _MIN_WEIGHTS, _MIN_ROWS_OR_COLUMNS = 24576, 48
 _MIN_WEIGHTS_OF_A_ROW = 49152
 # Codes and scales of each term are outputs of the program that else has the sum: with 256x256 weights, the product
 # takes 0.95 to 1.9 of the time with a float product, with 512x512 0.68 to 0.87 (AMD EPYC, Zen 5: family 26, model 2).
+# Without VNNI, 512x512 take 0.8 with one row and 1.7 to 2.1 with 16 to 128, against floats with AVX-512 (the same CPU);
+# against floats with AVX2, which take twice as long (measured with OpenBLAS), 0.9 to 1.1.
 _MIN_WEIGHTS_OF_SUM = 262144
 _MIN_ROWS_OF_TABLE = 1024  # twice as many as tokens that a text usually has
 _MIN_WEIGHTS_OF_TRANSPOSED = 16384
@@ -62,9 +64,10 @@ _MAX_CHANNELS_OF_AN_IMAGE, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # Zen 3: family 25, model 1).
 _MIN_PASSES_SAVED = 2  # by a program
 _FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
-# A program of one such node takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu, Celu), 0.54
-# (HardSwish, LeakyRelu), of the others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2).
-_SLOW_FUNCTIONS = ELUS | {"HardSwish", "LeakyRelu"} | {"PRelu"}
+# A program of one of SLOW_ACTIVATIONS takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu,
+# Celu), 0.54 (HardSwish, LeakyRelu), of others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2). With AVX2 (the same
+# CPU; 256x1024 to 4096x4096 elements) it takes 0.03 to 0.06, 0.1, 0.3 to 0.41 and 0.4 to 0.66; LeakyRelu of 4096x4096
+# elements, which memory limits, takes as long. That of two to five nodes takes 0.25 to 0.87 of their time.
 _MIN_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _MIN_NUMBERS_OF_TABLE, _MIN_COLUMNS_OF_TABLE = 131072, 128
@@ -109,7 +112,7 @@ def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
         nodes: The nodes.
         count: The number of nodes that read or write a whole tensor.
     """
-    is_slow = any(each.op_type in _SLOW_FUNCTIONS for each in nodes)
+    is_slow = any(each.op_type in SLOW_ACTIVATIONS for each in nodes)
     return (is_slow or min(len(nodes), count) >= 2) and not _has_fewer_elements(x, _MIN_ELEMENTS_OF_FUNCTION)
 
 
@@ -183,6 +186,7 @@ def is_tiny_transposed_product(depth: int, columns: int) -> bool:
     """Returns whether a product that transposes codes and its result takes as long as the one of floats.
 
     On AMD EPYC, Zen 5 (family 26, model 2), weights of 64x64 take 0.95 to 1.2 of float's time, 128x160 take 0.77.
+    Without VNNI, 128x128 take 1.1 to 1.4 of the time of floats with AVX-512, 0.93 of that of floats with AVX2.
     """
     return depth * columns < _MIN_WEIGHTS_OF_TRANSPOSED
 
