@@ -75,12 +75,9 @@ def test_equal_elements() -> None:
     assert (found.share, found.changed) == (pytest.approx(2 / 3), 1)
 
 
-def test_stricter_limits() -> None:
-    """By what was missing on other data."""
+def test_limits_that_an_output_does_not_reach() -> None:
     gates = Gates(30, 0.99, 0.999)
     outputs = (OutputAccuracy("y", "float32", 9, 28.5, 0.9995, 0.9999, 1.0, 0.97),)
-    stricter = gates.stricter(gates.check(outputs))
-    assert stricter.limits == {"min_snr": 31.5, "min_agreement": 1.0, "min_cosine": 0.999}
     assert gates.check(outputs)[1].text == "--min-agreement 0.99: agreement 0.9700 of y"
     assert [each.status for each in gates.check(outputs)] == ["failed", "failed", "passed"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import DynqError, message
@@ -168,25 +168,6 @@ class Gates:
             value = None if metric is None or math.isnan(metric) else metric
             found.append(Gate("min_metric", self.min_metric, value, "all outputs", "the metric is not a number"))
         return tuple(found)
-
-    def stricter(self, unseen: Sequence[Gate], seen: Sequence[Gate]) -> Gates:
-        """Returns limits for the data of a selection that is to be repeated.
-
-        A limit that the other data did not reach becomes stricter by what was missing there, and more than what was
-        reached here, so that the same selection does not suffice again. Agreements and cosines are at most 1.
-
-        Args:
-            unseen: The limits on the other data.
-            seen: The limits on the data of the selection.
-        """
-        changed: dict[str, Any] = dict(self.limits)
-        for each, here in zip(unseen, seen, strict=True):
-            if each.status == "failed" and each.value is not None and math.isfinite(each.value):
-                limit = changed[each.name] + each.limit - each.value
-                if here.value is not None:
-                    limit = max(limit, math.nextafter(here.value, math.inf))
-                changed[each.name] = limit if each.name in ("min_snr", "min_metric") else min(1.0, limit)
-        return replace(self, **changed)
 
     def hold(self, outputs: Sequence[OutputAccuracy], metric: float | None = None) -> bool:
         """Returns whether all limits are reached; see :meth:`check`."""

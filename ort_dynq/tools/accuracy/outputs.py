@@ -34,7 +34,7 @@ class OutputAccuracy:
             :class:`Cosines`; None where `snr_db` is, and for rows of one element.
         max_abs: The largest absolute difference; None where `snr_db` is.
         agreement: The share of the same decisions, if the output looks like a classifier's
-            (:func:`.reference.is_classifier`); for integers, booleans and strings. Otherwise None.
+            (:func:`ort_dynq.classifiers.is_classifier`); for integers, booleans and strings. Otherwise None.
         decisions: What was decided: "largest", the element of each row; "half", elements above one half, of
             probabilities that do not add up to 1; "tokens" of sequences with blanks between them (CTC): 1 - edit
             distance / length; "equal", elements that are not floats. Empty without decisions.

@@ -33,7 +33,7 @@ class Reference:
         data: The data.
         given: What of them the user gives, for :func:`ort_dynq.opsets.check_equal`.
         names: The names of the outputs.
-        classifiers: Those that look like a classifier's scores, see :func:`is_classifier`.
+        classifiers: Those that look like a classifier's scores, see :func:`ort_dynq.classifiers.is_classifier`.
         reads_tokens: Whether an input has the places of a sequence, and integers there: each place has its result.
         outputs: Their values, for each set.
     """

@@ -224,7 +224,7 @@ class _Search:
             if self._holds_unseen(found[2]):
                 break
             chosen = found[2]
-            gates = gates.stricter(self._unseen(chosen), self.gates.check(chosen.outputs, chosen.metric))
+            gates = _stricter(gates, self._unseen(chosen), self.gates.check(chosen.outputs, chosen.metric))
         if found is None:
             raise GateError(
                 f"the outputs reach {self.gates.wanted} only if every layer stays in float; choose a smaller one"
@@ -256,6 +256,26 @@ class _Search:
         for _ in shown:  # the rest
             pass
         return None if found is None else (found[0], kept, found[1])
+
+
+def _stricter(gates: Gates, unseen: Sequence[Gate], seen: Sequence[Gate]) -> Gates:
+    """Returns limits for the data of a selection that is to be repeated.
+
+    A limit that the other data did not reach becomes stricter by what was missing there, and more than what was
+    reached here, so that the same selection does not suffice again. Agreements and cosines are at most 1.
+
+    Args:
+        unseen: The limits on the other data.
+        seen: The limits on the data of the selection.
+    """
+    changed: dict[str, Any] = dict(gates.limits)
+    for each, here in zip(unseen, seen, strict=True):
+        if each.status == "failed" and each.value is not None and math.isfinite(each.value):
+            limit = changed[each.name] + each.limit - each.value
+            if here.value is not None:
+                limit = max(limit, math.nextafter(here.value, math.inf))
+            changed[each.name] = limit if each.name in ("min_snr", "min_metric") else min(1.0, limit)
+    return replace(gates, **changed)
 
 
 def _by_form(layer: LayerAccuracy, better: Mapping[str, LayerAccuracy]) -> dict[str, LayerAccuracy]:
