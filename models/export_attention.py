@@ -116,6 +116,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "xlnet": ("XLNet", XLNET, "script"),
     "vit": ("ViT", IMAGE, "dynamo23 script"),
     "swin": ("Swin", WINDOWS, "script"),
+    "swinv2": ("Swinv2", WINDOWS, "script"),
     "segformer": ("Segformer", REDUCED, "script"),
     "conformer": ("Wav2Vec2Conformer", CONFORMER, "script"),
 }

@@ -147,7 +147,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
         found.product,
         result,
         is_quantized,
-        tuple((node, axes, views) for node, axes, views in shapes if has_lengths(leaves(axes), views)),
+        tuple((node, axes, views) for node, axes, views in shapes if has_lengths(axes, views)),
         few,
         later if few is None and not found.is_causal else None,
     )

@@ -358,7 +358,12 @@ def can_be_placed(step: Step, layout: Layout, ends: Sequence[View]) -> bool:
         return True
     assert isinstance(step, Added | Masked)
     is_known = set(leaves(step.axes)) <= set(leaves(layout.scores))
-    return is_known and all(has_lengths(axis, ends) for axis in layout.scores)
+    sources = [_view_of(step), *ends] if step.is_proven else ends
+    return is_known and has_lengths([(each,) for each in leaves(layout.scores)], sources)
+
+
+def _view_of(step: Added | Masked) -> View:
+    return View(step.value, step.axes[len(step.axes) - len(dims_of(step.value)) :])
 
 
 def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
@@ -369,7 +374,7 @@ def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
         return step
     value = step.value
     if isinstance(step, Added | Masked) and not _is_direct(step, scores):
-        view = View(value, step.axes[len(step.axes) - len(dims_of(value)) :])
+        view = _view_of(step)
         if not step.is_proven:
             shape = shape_of(view.axes, ends, edit, before=edit.node)
             view = View(edit.insert(ir.node("Expand", [value, shape]), before=edit.node), view.axes)

@@ -291,19 +291,19 @@ def shape_of(target: Axes, sources: Sequence[View], edit: Edit, *, before: ir.No
 def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) -> ir.Value:
     """Returns the product of factors, read from the shapes of values, as a vector of one element."""
     wanted = leaves([axis])
-    for view in sources:
-        for i, given in enumerate(view.axes):
-            held = leaves([given])
-            others = length_of(factor for factor in held if factor not in wanted)
-            if set(wanted) <= set(held) and others is not None:
-                shape = edit.insert(ir.node("Shape", [view.value]), before=before)
-                length = edit.insert(
-                    ir.node("Gather", [shape, edit.add_constant(np.array([i]), before=before)]), before=before
-                )
-                if others == 1:
-                    return length
-                divisor = edit.add_constant(np.array([others]), before=before)
-                return edit.insert(ir.node("Div", [length, divisor]), before=before)
+    if (place := _place_of(wanted, sources)) is not None:
+        value, i, others = place
+        shape = edit.insert(ir.node("Shape", [value]), before=before)
+        index = edit.add_constant(np.array([i]), before=before)
+        length = edit.insert(ir.node("Gather", [shape, index]), before=before)
+        number = length_of(others)
+        if number == 1:
+            return length
+        if number is None:
+            divisor = _length(others, edit, before, sources)
+        else:
+            divisor = edit.add_constant(np.array([number]), before=before)
+        return edit.insert(ir.node("Div", [length, divisor]), before=before)
     parts = [
         _length((factor,), edit, before, sources)
         if length_of((factor,)) is None
@@ -316,14 +316,31 @@ def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) ->
     return total
 
 
-def has_lengths(factors: Iterable[Factor], sources: Sequence[View]) -> bool:
-    """Returns whether each factor is a number, or can be read from the shape of one of the values."""
+def _place_of(wanted: Axis, sources: Sequence[View]) -> tuple[ir.Value, int, Axis] | None:
+    """Returns a value, an axis that holds factors, and its others: numbers, or what another axis holds with numbers."""
+    found: list[tuple[ir.Value, int, Axis]] = []
+    for view in sources:
+        for i, axis in enumerate(view.axes):
+            held = leaves([axis])
+            others = tuple(factor for factor in held if factor not in wanted)
+            if {*wanted} <= {*held}:
+                found.append((view.value, i, others))
+    for place in found:
+        if length_of(place[2]) is not None:
+            return place
+    return next((place for place in found if _is_read(place[2], sources)), None)
+
+
+def _is_read(wanted: Axis, sources: Sequence[View]) -> bool:
+    """Returns whether an axis of a value holds factors, and no others but numbers."""
+    held = [leaves([axis]) for view in sources for axis in view.axes]
+    return any({*wanted} <= {*axis} and length_of(each for each in axis if each not in wanted) for axis in held)
+
+
+def has_lengths(axes: Iterable[Axis], sources: Sequence[View]) -> bool:
+    """Returns whether the length of each axis is a number, or can be read from the shapes of the values."""
     return all(
-        isinstance(factor.length, int)
-        or any(
-            factor in held and length_of(other for other in held if other is not factor) is not None
-            for view in sources
-            for held in [leaves([axis]) for axis in view.axes]
-        )
-        for factor in leaves([factors])
+        _place_of(leaves([axis]), sources) is not None
+        or all(isinstance(each.length, int) or _place_of((each,), sources) is not None for each in leaves([axis]))
+        for axis in axes
     )
