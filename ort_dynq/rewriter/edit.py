@@ -95,8 +95,11 @@ class Edit:
     def _insert(self, insertion: _Insertion) -> ir.Value:
         for node in insertion.nodes:
             _note_constant(node, self.facts)  # the rule may ask for its shape
-        self._insertions.append(insertion)
+        self._keep(insertion)
         return insertion.nodes[-1].outputs[0]
+
+    def _keep(self, insertion: _Insertion) -> None:
+        self._insertions.append(insertion)
 
     def insert_main(self, main: ir.Node, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records the new node that takes the place of an old one.
@@ -222,6 +225,22 @@ class Edit:
         for old in self._values:
             if (producer := old.producer()) is not None and producer.graph is not None:
                 old.name = self.facts.new_name()  # another output of its node is still used
+
+
+class Branch(Edit):
+    """New nodes of a branch of an If: those that a rule inserts become nodes of the branch, in order.
+
+    Attributes:
+        nodes: The nodes.
+    """
+
+    def __init__(self, edit: Edit) -> None:
+        """Starts without any node, and with shared objects of its own: other graphs cannot read its values."""
+        super().__init__(edit.node, edit.facts, Shared(edit.facts))
+        self.nodes: list[ir.Node] = []
+
+    def _keep(self, insertion: _Insertion) -> None:
+        self.nodes += insertion.nodes
 
 
 def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main: bool) -> None:

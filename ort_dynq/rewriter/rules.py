@@ -85,8 +85,8 @@ report codes that are not rounded; docs/rules.md says what each further phase do
 
 FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
 FIRST_OF_QUANTIZATIONS = (
-    (attention_parts.RULE, attention_past.RULE),
-    (activations.QUANTIZE, rotary.RULE, attention.QUANTIZE),
+    (attention_parts.RULE,),
+    (activations.QUANTIZE, rotary.RULE, attention_past.RULE, attention.QUANTIZE),
 )
 FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
 LAST_FUSIONS = (

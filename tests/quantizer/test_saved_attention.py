@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers import Array, assert_same, make_session, stock_session
 
@@ -133,11 +134,107 @@ def test_float16() -> None:
     )
 
 
+PAST_GROUPS = {**GROUPS, "positions": ", do_rotary = 1", "bias": ""}
+RUNS = {  # batch, queries, past keys, room for keys, all keys of each sample: whether integers are taken
+    "prompt": (2, 60, 0, (60, 41), True),
+    "next prompt": (1, 50, 7, (57,), True),
+    "few": (1, 47, 7, (54,), False),
+    "token": (2, 1, 30, (31, 31), False),
+    "tokens of shorter samples": (2, 1, 30, (31, 23), False),
+    "prompt with room for keys": (1, 60, 100, (60,), False),
+}
+
+
+@pytest.mark.parametrize("form", PAST_GROUPS)
+def test_past_keys_of_group_query_attention(form: str) -> None:
+    """Many queries have products of integers, if past and new keys are all; others have the operator and its bits.
+
+    Keys and values are the operator's, also where they are rotated.
+    """
+    is_packed, has_positions = form == "rotated half", form == "positions"
+    is_rotated = "do_rotary" in PAST_GROUPS[form]
+    weights = {"w_a": random(WIDTH, WIDTH + 2 * NARROW)} if is_packed else {}
+    for name in "" if is_packed else "qkv":
+        weights[f"w_{name}"] = random(WIDTH, WIDTH if name == "q" else NARROW)
+    products = " ".join(f"{name[2:]} = MatMul(x, {name})" for name in weights)
+    angles = np.outer(np.arange(128), 10.0 ** -np.linspace(0, 3, SIZE // (4 if form == "rotated half" else 2)))
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)} if is_rotated else {}
+    more = ["cos" if is_rotated else "", "sin" if is_rotated else "", "positions" if has_positions else ""]
+    cache = f"float[B, {SHARED}, P, {SIZE}]"
+    model = model_of(
+        f"{products} y, keys, values = com.microsoft.GroupQueryAttention<num_heads = {HEADS}, kv_num_heads = {SHARED}"
+        f"{PAST_GROUPS[form]}>({'a, , ' if is_packed else 'q, k, v'}, past_k, past_v, last, total, {', '.join(more)}"
+        f"{', bias' if form == 'bias' else ''})",
+        f", int32[B] last, int32 total, {cache} past_k, {cache} past_v"
+        + (", int64[B, S] positions" if has_positions else "")
+        + (", float[1, 1, S, T] bias" if form == "bias" else ""),
+        f", float[B, {SHARED}, T, {SIZE}] keys, float[B, {SHARED}, T, {SIZE}] values",
+        **weights,
+        **tables,
+    )
+    quantized = ort_dynq.quantize(model).to_proto()
+    sessions = make_session(quantized, "native"), stock_session(quantized), stock_session(model)
+    floats = make_session(ort_dynq.quantize(model, attention="float").to_proto(), "native")
+    for run, (batch, queries, past, totals, is_integer) in RUNS.items():
+        given = {
+            "x": random(batch, queries, WIDTH, size=1),
+            "last": np.array(totals, np.int32) - 1,
+            "total": np.array(max(totals), np.int32),
+            "past_k": random(batch, SHARED, past, SIZE, size=1),
+            "past_v": random(batch, SHARED, past + 1, SIZE, size=1)[:, :, 1:],
+            "positions": np.arange(queries) + np.array(totals)[:, None] - queries + 3,
+            "bias": random(1, 1, queries, max(totals), size=2),
+        }
+        given = {each.name: given[each.name] for each in model.graph.input}
+        result, body, expected, operator = (session.run(None, given) for session in (*sessions, floats))
+        takes_integers = is_integer and not (has_positions and past)
+        for a, b, c, d in zip(result, body, expected, operator, strict=True):
+            if takes_integers or a is not result[0]:
+                assert_same(a, b)
+            if a is not result[0] or not takes_integers:
+                assert_same(a, d)
+            assert decibels(a, c) > 30, run
+        assert takes_integers == (not np.array_equal(result[0], operator[0])), run
+
+
+def test_cache_in_place() -> None:
+    """Past and present keys share their memory, as in onnxruntime-genai: the operator finds this also in a branch."""
+    cache = f"float[B, {SHARED}, P, {SIZE}]"
+    model = model_of(
+        "q = MatMul(x, w_q) k = MatMul(x, w_k) y, keys, values = com.microsoft.GroupQueryAttention<"
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}>(q, k, k, past_k, past_v, last, total)",
+        f", int32[B] last, int32 total, {cache} past_k, {cache} past_v",
+        f", {cache} keys, {cache} values",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, NARROW),
+    )
+    runs = []
+    for attention in ("int8", "float"):
+        session = make_session(ort_dynq.quantize(model, attention=attention).to_proto(), "native")
+        caches = [ort.OrtValue.ortvalue_from_numpy(np.zeros((1, SHARED, 128, SIZE), np.float32)) for _ in range(2)]
+        total, found = 0, []
+        for queries in (60, 1, 50, 1):
+            total += queries
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", random(1, queries, WIDTH, size=1))
+            binding.bind_cpu_input("last", np.array([total - 1], np.int32))
+            binding.bind_cpu_input("total", np.array(total, np.int32))
+            binding.bind_output("y")
+            for name, given in zip(("k", "v"), caches, strict=True):
+                binding.bind_ortvalue_input(f"past_{name}", given)
+                binding.bind_ortvalue_output("keys" if name == "k" else "values", given)
+            session.run_with_iobinding(binding)
+            found.append(binding.copy_outputs_to_cpu()[0])
+        runs.append([*found, *(each.numpy().copy() for each in caches)])
+    for a, b in zip(*runs, strict=True):
+        assert_same(a, b)
+
+
 def test_past_keys_stay() -> None:
     past = f", int32[B] last, int32 total, float[B, {SHARED}, P, {SIZE}] past"
     model = model_of(
         "q = MatMul(x, w_q) k = MatMul(x, w_k) y, keys, values = com.microsoft.GroupQueryAttention<"
-        f"num_heads = {HEADS}, kv_num_heads = {SHARED}>(q, k, k, past, past, last, total)",
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}, smooth_softmax = 1>(q, k, k, past, past, last, total)",
         past,
         f", float[B, {SHARED}, T, {SIZE}] keys",
         w_q=random(WIDTH, WIDTH),
@@ -145,7 +242,7 @@ def test_past_keys_stay() -> None:
     )
     report = ort_dynq.quantize(model).report
     (reason,) = (each.reason for each in report.unconverted if each.op_type == "GroupQueryAttention")
-    assert reason.startswith("attention stays in float: keys and values of earlier runs are inputs")
+    assert reason == "attention stays in float, for its softmax with a sink"
 
 
 @pytest.mark.parametrize("mask", ["", "mask"])

@@ -91,6 +91,7 @@ class Match:
             views whose values have their lengths.
         few: What takes its place in runs with fewer queries than MIN_QUERIES; None: nothing does.
         later: The number by which the steps are known to hide all keys behind a query; None: they are not.
+        ends_together: Whether the last query has the position of the last key, not the first that of the first one.
     """
 
     query: Operand
@@ -111,6 +112,7 @@ class Match:
     shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...]
     few: Match | None = None
     later: float | None = None
+    ends_together: bool = False
 
     @property
     def views(self) -> tuple[View, View, View]:
@@ -123,9 +125,9 @@ def build(match: Match, edit: Edit) -> None:
     before = match.product
     types = {each.value.dtype for each in (*match.views, match.result.view)}
     dtype = FLOAT if len(types) > 1 or not match.is_quantized else (types.pop() or FLOAT)
-    main, keeps = _operator(match, dtype, edit)
+    main, keeps = operator_of(match, dtype, edit)
     if match.few is not None:
-        many, (few, keeps) = main, _operator(match.few, dtype, edit)
+        many, (few, keeps) = main, operator_of(match.few, dtype, edit)
         edit.operator = many.op_type
         for each in (many, few):
             edit.facts.note(each.outputs[0], dtype, None)
@@ -145,7 +147,7 @@ def build(match: Match, edit: Edit) -> None:
     _place(y, dtype, match, edit)
 
 
-def _operator(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir.Value | None]:
+def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir.Value | None]:
     """Returns the operator, which is not inserted yet, and factors of the rows of its result, if it needs any."""
     before, layout, known = match.product, match.layout, match.views
 
@@ -179,6 +181,7 @@ def _operator(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir
             dst_layout=int(match.result.order),
             keys_before=match.window - 1,
             keys_after=0 if match.is_causal else -1,
+            ends_together=int(match.ends_together and (match.is_causal or match.window > 0)),
             zero_rows=int(match.has_safe_rows),
         )
         return operator, None

@@ -1,12 +1,14 @@
 """Operators that compute attention, as the rules for exported attention see it.
 
 Attention of opset 23 and 24, and MultiHeadAttention and GroupQueryAttention of com.microsoft. Their kernels keep
-floats. GroupQueryAttention that rotates or packs its operands is split before (attention_parts.py).
+floats. GroupQueryAttention that rotates or packs its operands is split before (attention_parts.py), and operators with
+past keys become others without (attention_past.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +16,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ..analysis.nodes import input_of, is_standard
 from ..analysis.shapes import is_equal
+from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from .score_steps import Added, Masked, Padding, Step
 from .scores import Attention, Scores
@@ -30,39 +33,93 @@ _GROUP_INPUTS = {
 }
 _GROUP_ATTRIBUTES = (
     *("causal", "kv_num_heads", "local_window_size", "num_heads", "qk_output", "scale", "smooth_softmax", "softcap"),
-    # Without keys of earlier runs, norms and quantized keys, these change nothing:
+    # Without norms and quantized keys, these change nothing:
     *("k_norm_epsilon", "k_quant_type", "kv_cache_bit_width", "q_norm_epsilon", "qk_norm_epsilon"),
-    *("sliding_window_cache", "v_quant_type"),
+    "v_quant_type",
     *("do_rotary", "rotary_interleaved"),
 )
 _ATTRIBUTES = {
+    "sliding_window_cache": "cache of a window",
     "qk_matmul_output_mode": "output of scores",
     "qk_output": "output of scores",
     "smooth_softmax": "softmax with a sink",
 }
+_PAST = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4)}  # inputs
+_OUTPUTS_WITH_PAST = 3  # the present keys and values, too
+_QUERY_KEY_VALUE = 3
+POSITIONS, TOTAL, _COS, _SIN = 9, 6, 7, 8  # inputs of GroupQueryAttention
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
 
 
-def operator_attention(node: ir.Node, opset: int) -> Attention | None:
+def operator_attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None = None) -> Attention | None:
     """Returns the attention that one operator computes; None for other operators.
+
+    Args:
+        node: The node.
+        opset: The opset of the model.
+        operands: Query, key and value, if it appends key and value to past ones, packs or rotates them: those that have
+            all tokens, apart and rotated. None: its inputs.
 
     Raises:
         Unconverted: It has an input, an output or an attribute that no other operator takes.
     """
-    if is_standard(node, "Attention"):
-        return _attention(node, opset)
-    if node.domain != MICROSOFT or node.op_type not in ("MultiHeadAttention", "GroupQueryAttention"):
+    if not is_attention(node):
         return None
-    return _multi_head(node) if node.op_type == "MultiHeadAttention" else _group_query(node)
+    make = {"MultiHeadAttention": _multi_head, "GroupQueryAttention": _group_query}
+    if node.op_type in make:
+        return make[node.op_type](node, operands)
+    return _attention(node, opset, operands)
 
 
-def _attention(node: ir.Node, opset: int) -> Attention:
+def is_attention(node: ir.Node) -> bool:
+    """Returns whether a node is one of the operators."""
+    if node.domain == MICROSOFT:
+        return node.op_type in ("MultiHeadAttention", "GroupQueryAttention")
+    return is_standard(node, "Attention")
+
+
+def past_of(node: ir.Node) -> list[ir.Value]:
+    """Returns the past keys and values of one of the operators; none if it has none."""
+    past = [input_of(node, i) for i in _PAST[node.op_type]]
+    return [each for each in past if each is not None]
+
+
+def heads_of(node: ir.Node) -> tuple[int, int]:
+    """Returns the numbers of heads of query and key that one of the operators states; 0: it states none."""
+    names = ("num_heads", "kv_num_heads") if node.domain == MICROSOFT else ("q_num_heads", "kv_num_heads")
+    heads, key_heads = (node.attributes.get_int(name, 0) for name in names)
+    return heads, heads if node.op_type == "MultiHeadAttention" else key_heads
+
+
+def rotates(node: ir.Node) -> bool:
+    """Returns whether GroupQueryAttention gives query and key their positions."""
+    return node.attributes.get_int("do_rotary", 0) == 1
+
+
+def size_of_heads(node: ir.Node) -> int | None:
+    """Returns the elements of a head of GroupQueryAttention; None if they, or those that it rotates, are not known."""
+    heads, key_heads = heads_of(node)
+    query, cos, sin = node.inputs[0], input_of(node, _COS), input_of(node, _SIN)
+    dims = [] if query is None else dims_of(query)
+    all_heads = heads + 2 * key_heads if input_of(node, 1) is None else heads
+    if query is None or query.dtype not in _FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
+        return None
+    if rotates(node) and (cos is None or sin is None or not isinstance([None, *dims_of(cos)][-1], int)):
+        return None
+    width = dims[-1]
+    return width // all_heads if isinstance(width, int) and not width % all_heads else None
+
+
+def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -> Attention:
     _check(
-        node, _ONNX_INPUTS, ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap")
+        node,
+        _ONNX_INPUTS,
+        ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap"),
+        has_past=operands is not None,
     )
-    heads = node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0)
-    views = _views(node, *heads)
+    views = _views(node, operands)
     mask = input_of(node, 3)
     if mask is not None and opset > 23 and not is_equal((dims_of(mask) or [1])[-1], dims_of(views[1].value)[-2]):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask, which may have fewer numbers than there are keys")
@@ -72,25 +129,31 @@ def _attention(node: ir.Node, opset: int) -> Attention:
     return found
 
 
-def _multi_head(node: ir.Node) -> Attention:
-    check_multi_head(node)
-    heads = node.attributes.get_int("num_heads", 0)
+def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
+    check_multi_head(node, has_past=operands is not None)
     scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, *_views(node, heads, heads), factor=scale, mask=input_of(node, 5))
+    found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 5))
     found.is_safe, found.is_causal = False, node.attributes.get_int("unidirectional", 0) == 1
     if (mask := input_of(node, 4)) is not None:
         found.scores.steps.append(_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found))
     return found
 
 
-def check_multi_head(node: ir.Node, *, is_split: bool = True) -> None:
-    """Checks that MultiHeadAttention has only what the rules know; `is_split`: and no bias of query, key and value.
+def check_multi_head(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
+    """Checks that MultiHeadAttention has only what the rules know.
+
+    Args:
+        node: The node.
+        is_split: Whether it has no bias of query, key and value.
+        has_past: Whether it may have past keys and values.
 
     Raises:
         Unconverted: It has more.
     """
     inputs = {i: what for i, what in _MICROSOFT_INPUTS.items() if is_split or i != BIAS}
-    _check(node, inputs, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
+    if has_past:
+        inputs[4] = "padding mask beside past keys"
+    _check(node, inputs, ("mask_filter_value", "num_heads", "scale", "unidirectional"), has_past=has_past)
 
 
 def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
@@ -108,12 +171,11 @@ def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
     return Padding(mask, number, (batch, keys) if len(dims) == 2 else (batch, queries, keys))
 
 
-def _group_query(node: ir.Node) -> Attention:
-    """GroupQueryAttention without past is causal: a query sees keys up to its own number, none of them padding."""
-    check_group_query(node)
-    heads = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
+def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
+    """GroupQueryAttention is causal: a query sees keys up to its own position, none of them padding."""
+    check_group_query(node, is_split=operands is None, has_past=operands is not None)
     scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, *_views(node, *heads), factor=scale, mask=input_of(node, 10))
+    found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 10))
     if (lengths := input_of(node, 5)) is not None:
         found.scores.steps.append(Padding(lengths, -math.inf, more=1))
     found.softcap = node.attributes.get_float("softcap", 0.0)
@@ -121,50 +183,62 @@ def _group_query(node: ir.Node) -> Attention:
     return found
 
 
-def check_group_query(node: ir.Node, *, is_split: bool = True) -> None:
+def check_group_query(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
     """Checks that GroupQueryAttention has only what the rules know.
 
     Args:
         node: The node.
         is_split: Whether its operands are neither packed nor rotated by it, and it has one output.
+        has_past: Whether it may have past keys and values.
 
     Raises:
         Unconverted: It has more.
     """
-    if any(input_of(node, i) is not None for i in (3, 4)):
-        raise Unconverted(Reason.ATTENTION_PAST)
     if node.attributes.get_int("causal", 1) == 0:
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
-    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=1 if is_split else 3)
-    if is_split and node.attributes.get_int("do_rotary", 0) == 1:
+    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=1 if is_split else 3, has_past=has_past)
+    if is_split and rotates(node):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
 
 
-def _check(node: ir.Node, inputs: dict[int, str], attributes: tuple[str, ...], *, first_unused: int = 1) -> None:
-    """Checks that an operator has only what the rules know. Its outputs from `first_unused` on must have no use.
+def _check(
+    node: ir.Node,
+    inputs: dict[int, str],
+    attributes: tuple[str, ...],
+    *,
+    first_unused: int = 1,
+    has_past: bool = False,
+) -> None:
+    """Checks that an operator has only what the rules know, with or without past keys and values.
+
+    Its outputs from `first_unused` on must have no use, except the present keys and values.
 
     Raises:
         Unconverted: It has more.
     """
+    past = _PAST[node.op_type]
     for i, value in enumerate(node.inputs):
-        if value is not None and (i in inputs or i > max(inputs)):
+        if value is not None and i not in past and (i in inputs or i > max(inputs)):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=inputs.get(i, _LATER_INPUTS))
-    for output in node.outputs[first_unused:]:
+    for output in node.outputs[_OUTPUTS_WITH_PAST if past_of(node) else first_unused :]:
         if output.uses() or output.is_graph_output():
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
     for name in node.attributes:
         is_set = name in _ATTRIBUTES and node.attributes.get_int(name, 0) != 0
         if is_set or (name not in attributes and name != "softmax_precision"):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=_ATTRIBUTES.get(name, f"attribute {name}"))
+    if past_of(node) and not has_past:
+        raise Unconverted(Reason.ATTENTION_PAST)
 
 
-def _views(node: ir.Node, heads: int, key_heads: int) -> tuple[View, View, View, View]:
+def _views(node: ir.Node, operands: Sequence[ir.Value] | None) -> tuple[View, View, View, View]:
     """Returns query, key, value and result as views, of [B, S, H * D] or [B, H, S, D].
 
     Raises:
         Unconverted: A number of heads or a size is not known.
     """
-    values = [*node.inputs[:3], node.outputs[0]]
+    heads, key_heads = heads_of(node)
+    values = [*(node.inputs[:_QUERY_KEY_VALUE] if operands is None else operands), node.outputs[0]]
     shapes = [[] if value is None else dims_of(value) for value in values]
     query, key, value, _ = shapes
     if not all(len(each) in (3, 4) for each in (query, key, value)):
@@ -224,3 +298,72 @@ def _with(
         is_mask = mask.dtype == ir.DataType.BOOL
         scores.steps.append(Masked(mask, True, -math.inf, given) if is_mask else Added(mask, given))
     return Attention(scores, axes, value, node, result, True, (), factor=factor)
+
+
+def operands_of(
+    node: ir.Node, heads: Sequence[int], size: int, edit: Edit, offset: ir.Value | None = None
+) -> list[ir.Value]:
+    """Returns query, key and value of GroupQueryAttention, which the operator itself may take apart and rotate.
+
+    Args:
+        node: The node.
+        heads: The numbers of heads of query, key and value.
+        size: The elements of a head.
+        edit: Records the new nodes.
+        offset: The position of the first token, a vector of one element, if the operator is not given any; None: 0.
+    """
+    query, packed = node.inputs[0], input_of(node, 1) is None
+    assert query is not None
+    operands = [each for each in node.inputs[:_QUERY_KEY_VALUE] if each is not None]
+    if packed:
+        widths = edit.add_constant(np.array([n * size for n in heads]), before=node)
+        split = ir.node("Split", [query, widths], {"axis": -1}, num_outputs=_QUERY_KEY_VALUE)
+        edit.insert(split, before=node)
+        operands = [
+            noted(each, query, [*dims_of(query)[:2], n * size], edit)
+            for each, n in zip(split.outputs, heads, strict=True)
+        ]
+    if rotates(node):
+        operands[:2] = [_rotated(each, n, size, edit, offset) for each, n in zip(operands[:2], heads, strict=False)]
+    return operands
+
+
+def _rotated(value: ir.Value, heads: int, size: int, edit: Edit, offset: ir.Value | None) -> ir.Value:
+    """Returns a query or key [B, S, heads * size] with its positions."""
+    node = edit.node
+    positions, cos, sin = input_of(node, POSITIONS), input_of(node, _COS), input_of(node, _SIN)
+    assert cos is not None
+    half = dims_of(cos)[-1]
+    assert isinstance(half, int)
+    first = edit.add_constant(np.zeros(1, np.int64), before=node) if offset is None else offset
+    if positions is None:
+        positions = first
+    else:  # the operator uses the first element alone in a prompt
+        vector = edit.add_constant(np.array([-1]), before=node)
+        flat = edit.insert(ir.node("Reshape", [positions, vector]), before=node)
+        positions = edit.insert(ir.node("Gather", [flat, first]), before=node)
+    attributes = {"num_heads": heads, "interleaved": node.attributes.get_int("rotary_interleaved", 0)}
+    if half * 2 != size:
+        attributes["rotary_embedding_dim"] = half * 2
+    rotary = ir.node("RotaryEmbedding", [value, positions, cos, sin], attributes, domain=MICROSOFT)
+    return noted(edit.insert(rotary, before=node), value, dims_of(value), edit)
+
+
+def by_head(value: ir.Value, heads: int, edit: Edit) -> ir.Value:
+    """Returns [B, heads, S, elements] of [B, S, heads * elements], or of itself."""
+    dims, node = dims_of(value), edit.node
+    if len(dims) == 4:
+        return value
+    batch, tokens, width = dims
+    size = width // heads if isinstance(width, int) else -1
+    shape = edit.add_constant(np.array([0, 0, heads, size]), before=node)
+    split = edit.insert(ir.node("Reshape", [value, shape]), before=node)
+    swapped = edit.insert(ir.node("Transpose", [split], {"perm": [0, 2, 1, 3]}), before=node)
+    return noted(swapped, value, [batch, heads, tokens, size], edit)
+
+
+def noted(new: ir.Value, like: ir.Value, dims: Sequence[Dim], edit: Edit) -> ir.Value:
+    """Returns a new value, which has the type of another one."""
+    assert like.dtype is not None
+    edit.facts.note(new, like.dtype, ir.Shape(dims))
+    return new

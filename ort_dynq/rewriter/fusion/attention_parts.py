@@ -23,12 +23,21 @@ from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from .attention_operators import BIAS, check_group_query, check_multi_head
-from .views import Dim, dims_of
+from .attention_operators import (
+    BIAS,
+    by_head,
+    check_group_query,
+    check_multi_head,
+    heads_of,
+    noted,
+    operands_of,
+    rotates,
+    size_of_heads,
+)
+from .views import dims_of
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _ROTARY = ("do_rotary", "rotary_interleaved")
-_POSITIONS = 9  # the input
 _QUERY_KEY_VALUE = 3
 
 
@@ -62,22 +71,11 @@ def _match(node: ir.Node, context: Context) -> _Parts | _Biases | None:
         check_group_query(node, is_split=False)
     except Unconverted:  # the rule for attention reports it
         return None
-    is_packed, is_rotated = input_of(node, 1) is None, node.attributes.get_int("do_rotary", 0) == 1
-    if not (is_packed or is_rotated or any(_is_used(each) for each in node.outputs[1:])):
+    if not (input_of(node, 1) is None or rotates(node) or any(_is_used(each) for each in node.outputs[1:])):
         return None
-    heads, key_heads = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
-    query = node.inputs[0]
-    dims = [] if query is None else dims_of(query)
-    all_heads = heads + 2 * key_heads if is_packed else heads
-    if query is None or query.dtype not in _FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
-        return None
-    width = dims[-1]
-    if not isinstance(width, int) or width % all_heads:
-        return None
-    cos, sin = input_of(node, 7), input_of(node, 8)
-    if is_rotated and (cos is None or sin is None or not isinstance([None, *dims_of(cos)][-1], int)):
-        return None
-    return _Parts((heads, key_heads, key_heads), width // all_heads)
+    size = size_of_heads(node)
+    heads, key_heads = heads_of(node)
+    return None if size is None else _Parts((heads, key_heads, key_heads), size)
 
 
 def _biases_of(node: ir.Node, context: Context) -> _Biases | None:
@@ -106,20 +104,8 @@ def _build(match: _Parts | _Biases, edit: Edit) -> None:
     if isinstance(match, _Biases):
         _build_biases(match, edit)
         return
-    node, size = edit.node, match.size
-    query = node.inputs[0]
-    assert query is not None
-    operands = list(node.inputs[:_QUERY_KEY_VALUE])
-    if input_of(node, 1) is None:
-        widths = edit.add_constant(np.array([n * size for n in match.heads]), before=node)
-        split = ir.node("Split", [query, widths], {"axis": -1}, num_outputs=_QUERY_KEY_VALUE)
-        edit.insert(split, before=node)
-        operands = [
-            _noted(each, query, [*dims_of(query)[:2], n * size], edit)
-            for each, n in zip(split.outputs, match.heads, strict=True)
-        ]
-    if node.attributes.get_int("do_rotary", 0):
-        operands[:2] = [_rotated(operands[i], match.heads[i], size, edit) for i in (0, 1)]
+    node = edit.node
+    operands = operands_of(node, match.heads, match.size, edit)
     kept = {name: value for name, value in node.attributes.items() if name not in _ROTARY}
     rest = [input_of(node, i) for i in range(_QUERY_KEY_VALUE, 7)]
     inputs = [*operands, *rest, None, None, None, input_of(node, 10)]
@@ -127,10 +113,7 @@ def _build(match: _Parts | _Biases, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
     for output, value in zip(node.outputs[1:], operands[1:], strict=False):
         if _is_used(output):
-            shape = edit.add_constant(np.array([0, 0, match.heads[1], size]), before=node)
-            heads = edit.insert(ir.node("Reshape", [value, shape]), before=node)
-            swapped = ir.node("Transpose", [heads], {"perm": [0, 2, 1, 3]})
-            edit.replace(output, edit.insert(swapped, before=node))
+            edit.replace(output, by_head(value, match.heads[1], edit))
 
 
 def _build_biases(match: _Biases, edit: Edit) -> None:
@@ -138,39 +121,10 @@ def _build_biases(match: _Biases, edit: Edit) -> None:
     for value, elements in zip(match.operands, match.biases, strict=True):
         bias = edit.add_constant(elements, before=node)
         total = edit.insert(ir.node("Add", [value, bias]), before=node)
-        operands.append(_noted(total, value, dims_of(value), edit))
+        operands.append(noted(total, value, dims_of(value), edit))
     inputs = [*operands, None, *node.inputs[BIAS + 1 :]]
     main = ir.node("MultiHeadAttention", inputs, dict(node.attributes), domain=MICROSOFT)
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
-
-
-def _rotated(value: ir.Value | None, heads: int, size: int, edit: Edit) -> ir.Value:
-    """Returns a query or key [B, S, heads * size] with its positions."""
-    node = edit.node
-    positions, cos, sin = input_of(node, _POSITIONS), input_of(node, 7), input_of(node, 8)
-    assert value is not None
-    assert cos is not None
-    half = dims_of(cos)[-1]
-    assert isinstance(half, int)
-    first = edit.add_constant(np.zeros(1, np.int64), before=node)
-    if positions is None:
-        positions = first
-    else:  # the operator uses the first element alone in a prompt
-        vector = edit.add_constant(np.array([-1]), before=node)
-        flat = edit.insert(ir.node("Reshape", [positions, vector]), before=node)
-        positions = edit.insert(ir.node("Gather", [flat, first]), before=node)
-    attributes = {"num_heads": heads, "interleaved": node.attributes.get_int("rotary_interleaved", 0)}
-    if half * 2 != size:
-        attributes["rotary_embedding_dim"] = half * 2
-    rotary = ir.node("RotaryEmbedding", [value, positions, cos, sin], attributes, domain=MICROSOFT)
-    return _noted(edit.insert(rotary, before=node), value, dims_of(value), edit)
-
-
-def _noted(new: ir.Value, like: ir.Value, dims: list[Dim], edit: Edit) -> ir.Value:
-    """Returns a new value, which has the type of another one."""
-    assert like.dtype is not None
-    edit.facts.note(new, like.dtype, ir.Shape(dims))
-    return new
 
 
 RULE: Rule[_Parts | _Biases] = Rule("operands of attention", OPSET, _match, _build, fuses=True, prepares=True)

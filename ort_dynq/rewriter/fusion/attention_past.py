@@ -1,31 +1,60 @@
 """The rule for operators of attention whose keys and values are appended to those of earlier runs.
 
-Attention (opset 23, 24), MultiHeadAttention, with past keys and values and the present ones as outputs
-  -> If(queries < 48) then the operator, else Concat of keys, Concat of values, Attention without past
+Attention (opset 23, 24), MultiHeadAttention, GroupQueryAttention, with past keys and values, and outputs of all
+  -> If(queries < 48) then the operator, else Concat of keys, Concat of values, QuantizedAttention
 
-The rule for attention (attention.py) then makes integer products of the second branch: all keys become codes there,
-which takes longer than a few queries take in floats. GroupQueryAttention stays whole: its past and present keys may
-share their memory.
+All keys become codes in the second branch, which takes longer than a few queries take in floats. A query sees the keys
+up to its own position if the operator is causal: the last query has the position of the last key.
+
+Past and present keys of GroupQueryAttention may share their memory, and its past keys may be longer than they are
+valid. It stays for these runs, too: the second branch takes runs whose past and new tokens are all.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import MICROSOFT
+from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.nodes import input_of, is_standard
-from ..edit import Edit, constant
+from ..analysis.inference import Facts
+from ..analysis.nodes import input_of
+from ..analysis.shapes import is_unnamed
+from ..analysis.values import Values
+from ..edit import Branch, Edit
+from ..reasons import Unconverted
 from ..rule import Context, Rule
-from .attention_build import FEW, FLOAT, chosen, has_many_queries, is_of_few_queries
-from .views import Dim, dims_of
+from .attention_build import (
+    FEW,
+    FLOAT,
+    Layout,
+    Match,
+    Operand,
+    chosen,
+    has_many_queries,
+    is_of_few_queries,
+    operator_of,
+)
+from .attention_operators import (
+    POSITIONS,
+    TOTAL,
+    by_head,
+    heads_of,
+    is_attention,
+    noted,
+    operands_of,
+    operator_attention,
+    past_of,
+    rotates,
+    size_of_heads,
+)
+from .score_steps import Masked, may_mask_rows
+from .scores import Attention
+from .views import View, dims_of
 
-_ATTENTION = {"past": 4, "mask": 3}  # the first input of past keys and values, and that of the mask or bias
-_MULTI_HEAD = {"past": 6, "mask": 5}
-_SWAPPED = [0, 2, 1, 3]
 _OUTPUTS = 3
 
 
@@ -34,118 +63,164 @@ class _Cached:
     """An operator with past keys and values.
 
     Attributes:
-        operands: Query, key and value.
-        past: The past keys and values, [B, heads, P, elements].
-        mask: The mask or bias, or None.
+        found: The attention of all keys. The values of its views of query, key and value are not those of the model.
         heads: The numbers of heads of query, key and value.
+        size: The elements of a head of GroupQueryAttention, whose operands may be packed or rotated; 0: of others.
+        has_safe_rows: Whether there may be rows without keys, which are 0.
     """
 
-    operands: tuple[ir.Value, ir.Value, ir.Value]
-    past: tuple[ir.Value, ir.Value]
-    mask: ir.Value | None
+    found: Attention
     heads: tuple[int, int, int]
+    size: int
+    has_safe_rows: bool
 
 
 def _match(node: ir.Node, context: Context) -> _Cached | None:
-    is_attention = is_standard(node, "Attention")
-    is_multi_head = node.domain == MICROSOFT and node.op_type == "MultiHeadAttention"
-    if not context.options.fuse or not (is_attention or is_multi_head) or is_of_few_queries(node):
+    if not context.options.fuse or not is_attention(node) or is_of_few_queries(node):
         return None
-    at = _ATTENTION if is_attention else _MULTI_HEAD
-    past = tuple(each for each in (input_of(node, at["past"] + i) for i in (0, 1)) if each is not None)
-    given = tuple(each for each in node.inputs[:3] if each is not None)
-    others = {*range(3, len(node.inputs))} - {at["mask"], at["past"], at["past"] + 1}
-    if len(past) != 2 or len(given) != 3 or any(node.inputs[i] is not None for i in others):
+    past = past_of(node)
+    if len(past) != 2 or len(node.outputs) != _OUTPUTS or any(len(dims_of(each)) != 4 for each in past):
         return None
-    if len(node.outputs) != _OUTPUTS:
+    is_group, size = node.op_type == "GroupQueryAttention", 0
+    given = [node.inputs[0]] if is_group else node.inputs[:3]
+    values = [each for each in given if each is not None]
+    if len(values) != len(given) or any(each.dtype != FLOAT for each in (*values, *past)):
         return None
-    if any(each.dtype != FLOAT for each in (*given, *past)) or any(len(dims_of(each)) != 4 for each in past):
+    ranks = {len(dims_of(each)) for each in values}
+    if len(ranks) != 1 or not ranks <= {3, 4} or isinstance(dims_of(values[0])[-2], int):
         return None
-    if any(node.attributes.get_int(name, 0) for name in ("is_causal", "unidirectional", "qk_matmul_output_mode")):
-        return None  # the first query would have another position
-    ranks = {len(dims_of(each)) for each in given}
-    if ranks not in ({3}, {4}) or (is_multi_head and ranks != {3}) or isinstance(dims_of(given[0])[-2], int):
-        return None
-    counts = [dims_of(given[0])[1], *(dims_of(each)[1] for each in past)]
-    if ranks == {3}:
-        counts[0] = node.attributes.get_int("q_num_heads" if is_attention else "num_heads", 0)
-    sizes = [dims_of(each)[-1] for each in (*given, *past)]
+    counts = dims_of(values[0])[1] if ranks == {4} else heads_of(node)[0], dims_of(past[0])[1], dims_of(past[1])[1]
     numbers = [each for each in counts if isinstance(each, int) and each > 0]
-    if len(numbers) != len(counts) or not all(isinstance(each, int) for each in sizes):
+    if len(numbers) != len(counts) or numbers[0] % numbers[1]:
         return None
-    q, k, v = numbers
-    return _Cached((given[0], given[1], given[2]), (past[0], past[1]), input_of(node, at["mask"]), (q, k, v))
+    if is_group:
+        size = size_of_heads(node) or 0
+        if not size or input_of(node, TOTAL) is None or heads_of(node)[1] != numbers[1]:
+            return None
+    found = _attention_of(node, context.facts.opset, values[0], past, numbers[0] * size)
+    if found is None or not math.isfinite(found.factor) or not math.isfinite(found.softcap):
+        return None
+    is_safe = found.is_safe and may_mask_rows(found.scores.steps, context.shared(Values))
+    return _Cached(found, (numbers[0], numbers[1], numbers[2]), size, is_safe)
 
 
-class _Branch:
-    """The nodes of a branch."""
+def _attention_of(node: ir.Node, opset: int, query: ir.Value, past: list[ir.Value], width: int) -> Attention | None:
+    """Returns the attention over all keys; None if no other operator computes it: the rule for attention reports it.
 
-    def __init__(self, edit: Edit) -> None:
-        """Starts without any."""
-        self.nodes: list[ir.Node] = []
-        self._edit = edit
-
-    def add(self, node: ir.Node, dims: list[Dim]) -> ir.Value:
-        """Appends a node of floats; returns its output."""
-        self.nodes.append(node)
-        self._edit.facts.note(node.outputs[0], FLOAT, ir.Shape(dims))
-        return node.outputs[0]
-
-    def reshaped(self, value: ir.Value, shape: list[int], dims: list[Dim]) -> ir.Value:
-        """Appends a Reshape."""
-        self.nodes.append(constant(np.array(shape)))
-        return self.add(ir.node("Reshape", [value, self.nodes[-1].outputs[0]]), dims)
-
-    def split(self, value: ir.Value, heads: int) -> ir.Value:
-        """Appends what makes [B, heads, S, elements] of [B, S, heads * elements]."""
-        if len(dims_of(value)) == 4:
-            return value
-        batch, tokens, width = dims_of(value)
-        assert isinstance(width, int)
-        size = width // heads
-        by_token = self.reshaped(value, [0, 0, heads, size], [batch, tokens, heads, size])
-        return self.swapped(by_token)
-
-    def swapped(self, value: ir.Value) -> ir.Value:
-        """Appends a Transpose of heads and tokens."""
-        dims = dims_of(value)
-        return self.add(ir.node("Transpose", [value], {"perm": _SWAPPED}), [dims[i] for i in _SWAPPED])
+    `width`: the elements of a row of query behind the projections of GroupQueryAttention, whose query may be packed.
+    """
+    total = [*dims_of(node.outputs[1]), *[ir.SymbolicDim(None)] * 3][2]
+    dims = [*dims_of(query)[:2], width] if width else dims_of(query)
+    shapes = dims, *([*dims_of(each)[:2], total, dims_of(each)[3]] for each in past)
+    try:
+        return operator_attention(node, opset, [ir.Value(shape=ir.Shape(each)) for each in shapes])
+    except Unconverted:
+        return None
 
 
 def _build(match: _Cached, edit: Edit) -> None:
-    node, is_attention = edit.node, edit.node.domain != MICROSOFT
+    node, many = edit.node, Branch(edit)
     few = ir.node(node.op_type, node.inputs, dict(node.attributes), domain=node.domain, num_outputs=_OUTPUTS)
-    many, query = _Branch(edit), match.operands[0]
-    present = []
-    for past, value, heads, output in zip(
-        match.past, match.operands[1:], match.heads[1:], node.outputs[1:], strict=True
-    ):
-        dims, total = dims_of(past), [*dims_of(output), *[ir.SymbolicDim(None)] * 3][2]
-        joined = ir.node("Concat", [past, many.split(value, heads)], {"axis": 2})
-        present.append(many.add(joined, [*dims[:2], total, dims[3]]))
-    kept = {name: each for name, each in node.attributes.items() if name not in ("q_num_heads", "kv_num_heads")}
-    size = dims_of(present[1])[3]
-    assert isinstance(size, int)
-    width = match.heads[0] * size
-    if is_attention:
-        q = many.split(query, match.heads[0])
-        y = many.add(ir.node("Attention", [q, *present, match.mask], kept), [*dims_of(q)[:3], size])
-        if len(dims_of(query)) == 3:
-            y = many.reshaped(many.swapped(y), [0, 0, width], [*dims_of(query)[:2], width])
-    else:
-        inputs = [query, *present, None, None, match.mask]
-        y = many.add(ir.node("MultiHeadAttention", inputs, kept, domain=MICROSOFT), [*dims_of(query)[:2], width])
-    shape = edit.insert(ir.node("Shape", [query]), before=node)
-    axis = edit.add_constant(np.array([len(dims_of(query)) - 2]), before=node)
-    count = edit.insert(ir.node("Gather", [shape, axis]), before=node)
-    for new in few.outputs:
+    y, *present = _many(match, many)
+    for new in (y, *few.outputs):
         edit.facts.note(new, FLOAT, None)
     edit.operator = "QuantizedAttention"
     branches = ("many_queries", many.nodes, [y, *present]), (FEW, [few], few.outputs)
-    main = chosen(has_many_queries(count, edit, before=node), *branches)
+    main = chosen(edit.shared(_Conditions).of(node, edit), *branches)
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
         edit.replace(old, new)
 
 
-RULE: Rule[_Cached] = Rule("attention with past keys", OPSET, _match, _build, fuses=True, prepares=True)
+def _many(match: _Cached, edit: Branch) -> list[ir.Value]:
+    """Returns the result, and present keys and values, of many queries."""
+    node, found, past = edit.node, match.found, past_of(edit.node)
+    if match.size:
+        offset = _length(past[0], 2, edit) if rotates(node) and input_of(node, POSITIONS) is None else None
+        operands = operands_of(node, match.heads, match.size, edit, offset)
+    else:
+        operands = [each for each in node.inputs[:3] if each is not None]
+    query, *views = found.scores.query, found.scores.key, found.value
+    present = []
+    for given, value, count, view in zip(past, operands[1:], match.heads[1:], views, strict=True):
+        joined = ir.node("Concat", [given, by_head(value, count, edit)], {"axis": 2})
+        present.append(noted(edit.insert(joined, before=node), given, dims_of(view.value), edit))
+    k, v = (View(each, view.axes) for view, each in zip(views, present, strict=True))
+    batch, heads, queries, keys = found.probabilities
+    size, width = ((*view.axes[3],) for view in (k, v))
+    repeats = tuple(each for each in heads if each not in k.order)
+    layout = Layout(batch, heads, queries, keys, size, width, repeats)
+    masks = [step for step in found.scores.steps if isinstance(step, Masked)]
+    operator, _ = operator_of(
+        Match(
+            _operand(View(operands[0], query.axes)),
+            _operand(k),
+            _operand(v),
+            layout,
+            found.factor,
+            (),
+            found.softcap,
+            tuple(found.scores.steps),
+            found.is_causal,
+            found.window,
+            bool(masks) and len(masks) == len(found.scores.steps),
+            match.has_safe_rows,
+            node,
+            _operand(found.result),
+            is_quantized=True,
+            shapes=(),
+            ends_together=True,
+        ),
+        FLOAT,
+        edit,
+    )
+    return [edit.insert(operator, before=node), *present]
+
+
+def _operand(view: View) -> Operand:
+    order = HeadLayout.TOKENS_FIRST if len(view.axes) == 3 else HeadLayout.HEADS_FIRST
+    return Operand(view, order, view.axes)
+
+
+class _Conditions:
+    """Whether there are many queries, and GroupQueryAttention has no room for more keys. Layers share the nodes."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without any."""
+        self._found: dict[object, ir.Value] = {}
+
+    def of(self, node: ir.Node, edit: Edit) -> ir.Value:
+        """Returns the condition of a node."""
+        query, past = node.inputs[0], past_of(node)[0]
+        assert query is not None
+        tokens = len(dims_of(query)) - 2
+        total = input_of(node, TOTAL) if node.op_type == "GroupQueryAttention" else None
+        is_first = total is not None and rotates(node) and input_of(node, POSITIONS) is not None
+        lengths = dims_of(query)[tokens], *([] if total is None else [dims_of(past)[2]])
+        read = [value if is_unnamed(dim) else dim for value, dim in zip((query, past), lengths, strict=False)]
+        key = node.graph, total, is_first, *read
+        if key not in self._found:
+            count = _length(query, tokens, edit)
+            conditions = [has_many_queries(count, edit, before=node)]
+            if total is not None:
+                room, given = _length(past, 2, edit), edit.cast(total, ir.DataType.INT64, before=node)
+                both = edit.insert(ir.node("Add", [room, count]), before=node)
+                conditions.append(edit.insert(ir.node("Equal", [both, given]), before=node))
+                if is_first:  # positions behind past keys need not be adjacent
+                    none = edit.add_constant(np.zeros(1, np.int64), before=node)
+                    conditions.append(edit.insert(ir.node("Equal", [room, none]), before=node))
+            found, *others = conditions
+            for other in others:
+                found = edit.insert(ir.node("And", [found, other]), before=node)
+            self._found[key] = found
+        return self._found[key]
+
+
+def _length(value: ir.Value, axis: int, edit: Edit) -> ir.Value:
+    """Returns a length of a value, a vector of one element."""
+    shape = edit.insert(ir.node("Shape", [value]), before=edit.node)
+    index = edit.add_constant(np.array([axis]), before=edit.node)
+    return edit.insert(ir.node("Gather", [shape, index]), before=edit.node)
+
+
+RULE: Rule[_Cached] = Rule("attention with past keys", OPSET, _match, _build, fuses=True)
