@@ -1,0 +1,151 @@
+// Products of many rows with panels of pairs, and the scores that they become: a part of compressed-inl.h.
+
+// kPairColumns columns of two rows of codes, minus zero points, as pairs.
+template <int kKind>
+inline void pack_pairs(const uint8_t* first, const uint8_t* second, V::I low_zeros, V::I high_zeros, int16_t* to) {
+  V::I low, high;
+  pairs_at<kKind>(first, second, V::set1(int32_t{0}), low, high);
+  low = V::sub16(low, low_zeros);
+  high = V::sub16(high, high_zeros);
+  in_order<kKind>(low, high);
+  memcpy(to, &low, sizeof low);
+  memcpy(to + kPairColumns, &high, sizeof high);
+}
+
+template <int kKind>
+void pack_panels(const PanelPack& p) {
+  constexpr int64_t kBytes = bytes_of<kKind>(1), kRow = kPairColumns * kBytes;
+  constexpr uint8_t kNothing[kRow] = {};
+  for (int64_t first = 0; first < p.cols; first += kPairColumns) {
+    const int64_t count = p.cols - first < kPairColumns ? p.cols - first : kPairColumns;
+    int16_t* to = p.panels + first / kPairColumns * p.panel_stride;
+    uint8_t rows[2][kRow] = {};
+    // Columns behind the last one must be 0, so their codes are their zero points.
+    uint8_t zeros[kRow] = {};
+    V::I low_zeros = V::set1(int32_t{0}), high_zeros = low_zeros;
+    const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
+    if (is_of_column) {
+      for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
+      pairs_at<kKind>(zeros, zeros, V::set1(int32_t{0}), low_zeros, high_zeros);
+    }
+    const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
+      if (d >= p.depth) return is_of_column ? zeros : kNothing;
+      const uint8_t* const row = static_cast<const uint8_t*>(p.codes) + (d * p.code_stride + first) * kBytes;
+      if (count == kPairColumns) return row;
+      memcpy(holder, row, static_cast<size_t>(count * kBytes));
+      return holder;
+    };
+    const auto zero_at = [&](int64_t d) -> uint8_t { return d < p.depth ? p.zero_points[d * p.of_row] : uint8_t{0}; };
+    for (int64_t d = 0; d < p.depth; d += 2, to += 2 * kPairColumns) {
+      if (p.zero_points != nullptr && !is_of_column) {
+        const uint8_t pair[2] = {zero_at(d), zero_at(d + 1)};
+        for (int i = 0; i < 2; ++i)
+          if (count < kPairColumns) memset(rows[i] + count, pair[i], static_cast<size_t>(kPairColumns - count));
+        const auto word = [](uint8_t code) {
+          return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
+        };
+        low_zeros = high_zeros = V::set1(static_cast<int32_t>(static_cast<uint32_t>(word(pair[0]) & 0xffff) |
+                                                              static_cast<uint32_t>(word(pair[1])) << 16));
+      }
+      pack_pairs<kKind>(row_at(d, rows[0]), row_at(d + 1, rows[1]), low_zeros, high_zeros, to);
+    }
+  }
+}
+
+// The sums of kCount rows of words and a panel.
+template <int kCount>
+inline void tile_of_panel(const PanelProduct& p, const int16_t* words, const int16_t* panel, V::I (&sums)[kCount][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
+  for (int64_t d = 0; d < p.depth; d += 2) {
+    const V::I low = V::load(static_cast<const void*>(panel)),
+               high = V::load(static_cast<const void*>(panel + kPairColumns));
+    panel += 2 * kPairColumns;
+#pragma GCC unroll 6
+    for (int r = 0; r < kCount; ++r) {
+      const V::I pair = pair_of_words(words + r * p.word_stride + d, 2);
+      sums[r][0] = V::dot_words(sums[r][0], low, pair);
+      sums[r][1] = V::dot_words(sums[r][1], high, pair);
+    }
+  }
+}
+
+inline void copy_columns(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
+                         int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    memcpy(to + r * to_stride, from + r * from_stride, static_cast<size_t>(cols) * sizeof(float));
+}
+
+// The scores of kCount rows of words and a panel of each group, which stay in registers until the last one.
+template <bool kIsSplit, int kCount>
+inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first) {
+  constexpr int kWordRows = kIsSplit ? 2 : 1, kRows = kCount / kWordRows;
+  const PanelProduct& p = block.product;
+  const int64_t rest = p.cols - first;
+  float* to = block.scores + row / kWordRows * block.score_stride + first;
+  int64_t stride = block.score_stride;
+  float part[kRows * kPairColumns];  // in place of scores of fewer columns
+  if (rest < kPairColumns) {
+    memset(part, 0, sizeof part);
+    if (block.adds) copy_columns(to, stride, kRows, rest, part, kPairColumns);
+    to = part;
+    stride = kPairColumns;
+  }
+  V::F scores[kRows][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      scores[r][half] = block.adds ? V::load(to + r * stride + half * V::kLanes) : V::set1(0.0f);
+  for (int64_t group = 0; group < block.groups; ++group) {
+    V::I sums[kCount][2];
+    tile_of_panel(p, p.words + group * block.group_words + row * p.word_stride,
+                  p.panels + group * block.group_panels + first / kPairColumns * p.panel_stride, sums);
+    const float* const steps = block.steps + group * block.group_steps + row / kWordRows;
+    V::F scales[2] = {V::set1(1.0f), V::set1(1.0f)};
+    if (block.scales != nullptr) {
+      const float* const of_panel = block.scales + group * block.group_scales + first;
+      scales[0] = numbers_at(of_panel, 0, rest);
+      if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        V::F sum;
+        if constexpr (kIsSplit)
+          sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
+        else
+          sum = V::to_float(sums[r][half]);
+        const V::F score = V::mul(V::mul(sum, V::set1(steps[r])), scales[half]);
+        scores[r][half] = group > 0 || block.adds ? V::add(scores[r][half], score) : score;
+      }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) V::store<false>(to + r * stride + half * V::kLanes, scores[r][half]);
+  if (rest < kPairColumns)
+    copy_columns(part, kPairColumns, kRows, rest, block.scores + row / kWordRows * block.score_stride + first,
+                 block.score_stride);
+}
+
+// As many rows as are left, at most kCount.
+template <bool kIsSplit, int kCount>
+inline void rows_of_groups(const PanelScores& block, int64_t row, int64_t first) {
+  if constexpr (kCount > 0) {
+    if (block.product.rows - row >= kCount)
+      tile_of_groups<kIsSplit, kCount>(block, row, first);
+    else
+      rows_of_groups<kIsSplit, kCount - (kIsSplit ? 2 : 1)>(block, row, first);
+  }
+}
+
+template <bool kIsSplit>
+void panel_scores(const PanelScores& block) {
+  static_assert(kTileRows % 2 == 0);
+  for (int64_t first = 0; first < block.product.cols; first += kPairColumns)
+    for (int64_t r = 0; r < block.product.rows; r += kTileRows) rows_of_groups<kIsSplit, kTileRows>(block, r, first);
+}
+
+void panel_scores(const PanelScores& block) { block.is_split ? panel_scores<true>(block) : panel_scores<false>(block); }
