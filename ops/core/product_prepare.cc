@@ -188,14 +188,15 @@ void Product::prepare_rows() {
 // Computed sums of columns are within 128 times the size of a group.
 bool Product::has_bounded_groups() const {
   if (all_.columns.sums != nullptr) {
+    if (all_.codes.scale_groups > 1 && !plan_.in_tiles())
+      return false;  // other kernels gain less than a pass over them
     for (int64_t i = 0; i < shape_.pairs.count; ++i)
       if ((i == 0 || pairs_[i].right != pairs_[i - 1].right) &&
           !dynq::has_bounded_groups(matrix(pairs_[i]), product_.bits))
         return false;
     return true;
   }
-  return (product_.bits < 8 || all_.codes.sums == nullptr) && all_.depth <= all_.groups * kLongestTileGroup &&
-         (!plan_.in_tiles() || all_.codes.scale_groups == 1);
+  return (product_.bits < 8 || all_.codes.sums == nullptr) && all_.depth <= all_.groups * kLongestTileGroup;
 }
 
 }  // namespace dynq

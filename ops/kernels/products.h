@@ -85,8 +85,7 @@ struct ProductBlock {
 };
 
 // Whether the sums of groups minus zero points times sums of columns may be computed in floats: then a fused
-// multiply-add rounds them as a conversion from int32 does. Also false if rows have several scales or weights of 8 bits
-// have zero points.
+// multiply-add rounds them as a conversion from int32 does. Also false if weights of 8 bits have zero points.
 bool has_bounded_groups(const ProductBlock& all, int64_t bits) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);

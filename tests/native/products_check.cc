@@ -362,8 +362,6 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   if (!problem.has_ones()) {
     ProductBlock all = block;
     all.columns.sums -= problem.first;
-    // Kernels that are not on tiles may also have several scales for each row.
-    if (!in_tiles) all.codes.scale_groups = 1;
     block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all, problem.bits);
   }
   if (column_sums == kByKernel) block.columns.sums = nullptr;

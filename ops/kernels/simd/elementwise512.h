@@ -235,7 +235,7 @@ struct Elementwise512 : Vector512 {
   static void order_half_quads(I (&sums)[4][2], I (&to)[8]) {
     for (auto& both : sums) zip_lanes(both[0], both[1]);
     for (int half = 0; half < 2; ++half)
-      for (int i = 0; i < 2; ++i) {
+      for (int64_t i = 0; i < 2; ++i) {
         const I a = sums[2 * i][half], b = sums[2 * i + 1][half];
         to[4 * half + i] = _mm512_shuffle_i64x2(a, b, 0x44);
         to[4 * half + 2 + i] = _mm512_shuffle_i64x2(a, b, 0xee);

@@ -18,6 +18,7 @@ struct Panel {
   int64_t group_size;
   int64_t tile_bytes;  // of a row of a tile of codes
   int64_t column;      // the first one
+  int64_t bits;        // of a weight in the block
 };
 
 // Multiplies the codes of 16 rows from k `begin` to `end` into tile 0 or 1; 4 and 5 are codes, 6 and 7 weights. The
@@ -127,9 +128,8 @@ inline void prefetch_dst(const ProductBlock& block, const Panel& panel, int64_t 
     __builtin_prefetch(block.output.dst + r * block.output.stride + panel.column, 1);
 }
 
-template <int kBits>
 inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_t i) {
-  const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * kBits / 8;
+  const int64_t next = panel.column + kBlockColumns, bytes = panel.group_size * kBlockColumns * panel.bits / 8;
   if (next >= block.cols) return;  // another task's
   const int64_t group = panel.first + i;
   const int8_t* weights = block.weights.packed + next / kBlockColumns * block.weights.stride + group * bytes;
@@ -139,65 +139,127 @@ inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_
     __builtin_prefetch(block.columns.scales + group * block.columns.scales_stride + next);
 }
 
-// As add_panel(), if block.is_bounded.
-template <int kBits, Store kStore>
-void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
-  alignas(64) uint32_t sums[kStored][kTileRows * kBlockColumns];
-  alignas(64) float zps[kTileRows];
-  const int64_t count = block.cols - panel.column, row_tiles = (block.rows + kTileRows - 1) / kTileRows;
-  const int64_t groups = panel.groups, group_size = panel.group_size, tile_bytes = panel.tile_bytes;
-  const int64_t first_k = panel.first * group_size, end_k = first_k + groups * group_size;
-  const int64_t positions = row_tiles * groups;
-  Floats column_scales[kMostGroups], column_sums[kMostGroups];  // copies: in `block` they may share cache sets
-  for (int64_t i = 0; i < groups; ++i) {
-    const float* scales = block.columns.scales + (panel.first + i) * block.columns.scales_stride + panel.column;
-    const int32_t* of_columns = block.columns.sums + (panel.first + i) * block.columns.sums_stride + panel.column;
-    column_scales[i] = block.columns.scale_groups > 1 ? load_columns<Floats, kStore>(scales, count) : kOnes;
-    column_sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(of_columns, count), Floats);
+// The scales of a panel's columns, or ones, and their sums. Copies: in `block` they may share cache sets.
+struct PanelColumns {
+  Floats scales[kMostGroups], sums[kMostGroups];
+};
+
+template <Store kStore>
+inline void read_columns(const ProductBlock& block, const Panel& panel, PanelColumns& columns) {
+  const int64_t count = block.cols - panel.column;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  for (int64_t i = 0; i < panel.groups; ++i) {
+    const float* scales =
+        block.columns.scales + (column_varies ? (panel.first + i) * block.columns.scales_stride : 0) + panel.column;
+    const int32_t* sums = block.columns.sums + (panel.first + i) * block.columns.sums_stride + panel.column;
+    columns.scales[i] = row_varies || column_varies ? load_columns<Floats, kStore>(scales, count) : kOnes;
+    columns.sums[i] = __builtin_convertvector(load_columns<Ints, kStore>(sums, count), Floats);
   }
-  const int8_t* const weights = panel.weights;
-  int64_t next = 0, next_k = first_k;
-  const uint8_t* next_codes = block.codes.data;
-  const auto multiply_next = [&] {
-    if (next < positions)
-      multiply_group(next_codes, next_k, next_k + group_size, weights + (next_k - first_k) * kBlockColumns, tile_bytes,
-                     next % 2 != 0);
-    next_k += group_size;
-    if (next_k == end_k) {
-      next_k = first_k;
-      next_codes += block.codes.stride;
+}
+
+// The zero points of 16 rows and, if they vary with the group, their scales, at addresses that are known when this is
+// compiled: an instruction reads each of them and repeats it in all lanes. Of rows that vary, those of a panel's
+// groups.
+template <bool kRowVaries>
+struct PanelRows {
+  static constexpr int64_t kCount = kRowVaries ? kMostGroups : 1;
+  alignas(64) float zps[kTileRows][kCount], scales[kRowVaries ? kTileRows : 1][kCount];
+
+  // The rows behind the last one repeat it.
+  void read(const ProductBlock& block, const Panel& panel, int64_t row) {
+    const int64_t count = kRowVaries ? panel.groups : 1, stride = block.codes.scale_groups;
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      const int64_t from = (row + r < block.rows ? row + r : block.rows - 1) * stride + (kRowVaries ? panel.first : 0);
+      for (int64_t i = 0; i < count; ++i) zps[r][i] = static_cast<float>(block.codes.zps[from + i]);
+      for (int64_t i = 0; kRowVaries && i < count; ++i) scales[r][i] = block.codes.scales[from + i];
     }
-  };
-  const auto store_previous = [&] {
-    if (next > 0 && next <= positions) store_group(sums[(next - 1) % kStored], next % 2 == 0);
-    use_memory(sums);
-    ++next;
-  };
-  for (int64_t i = 0; i < kStored - 1; ++i) {
-    multiply_next();
-    store_previous();
   }
+};
+
+// Multiplies the tiles of a panel, one after the other: all groups of 16 rows, then those of the next 16. kStored - 1
+// tiles are stored before the first one is read.
+class PanelTiles {
+ public:
+  using StoredSums = uint32_t[kStored][kTileRows * kBlockColumns];
+
+  // The sums are no member: what use_memory() names does not stay in registers.
+  PanelTiles(const ProductBlock& block, const Panel& panel, StoredSums& sums)
+      : sums_(sums),
+        codes_(block.codes.data),
+        stride_(block.codes.stride),
+        panel_(panel),
+        first_k_(panel.first * panel.group_size),
+        end_k_(first_k_ + panel.groups * panel.group_size),
+        k_(first_k_),
+        count_((block.rows + kTileRows - 1) / kTileRows * panel.groups) {}
+
+  void begin() {
+    for (int64_t i = 0; i < kStored - 1; ++i) {
+      multiply();
+      store();
+    }
+  }
+
+  // The sums to read next.
+  const uint32_t* ready() const { return sums_[(next_ + 1) % kStored]; }
+
+  void multiply() {
+    if (next_ < count_)
+      multiply_group(codes_, k_, k_ + panel_.group_size, panel_.weights + (k_ - first_k_) * kBlockColumns,
+                     panel_.tile_bytes, next_ % 2 != 0);
+    k_ += panel_.group_size;
+    if (k_ == end_k_) {
+      k_ = first_k_;
+      codes_ += stride_;
+    }
+  }
+
+  // Stores the tile before the one that was just multiplied.
+  void store() {
+    if (next_ > 0 && next_ <= count_) store_group(sums_[(next_ - 1) % kStored], next_ % 2 == 0);
+    use_memory(sums_);
+    ++next_;
+  }
+
+ private:
+  StoredSums& sums_;
+  const uint8_t* codes_;
+  const int64_t stride_;
+  const Panel& panel_;
+  const int64_t first_k_, end_k_;
+  int64_t k_;
+  const int64_t count_;
+  int64_t next_ = 0;
+};
+
+// As add_panel(), if block.is_bounded. A vector of sums takes three instructions, and two more if scales of rows vary.
+template <Store kStore, bool kRowVaries>
+void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
+  PanelColumns columns;
+  read_columns<kStore>(block, panel, columns);
+  PanelRows<kRowVaries> of_rows;
+  alignas(64) PanelTiles::StoredSums sums;
+  PanelTiles tiles(block, panel, sums);
+  tiles.begin();
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    const int64_t rows = block.rows - row;
-    const Floats row_zps =
-        __builtin_convertvector(rows < kTileRows ? load_columns<Ints, kPart>(block.codes.zps + row, rows)
-                                                 : load_columns<Ints, kWhole>(block.codes.zps + row, rows),
-                                Floats);
-    __builtin_memcpy(zps, &row_zps, sizeof zps);
+    of_rows.read(block, panel, row);
     Floats reals[kTileRows];
     load_reals<kStore>(block, panel, row, reals);
     prefetch_dst(block, panel, row + kTileRows);
-    for (int64_t i = 0; i < groups; ++i) {
-      const uint32_t* ready = sums[(next + 1) % kStored];
-      const Floats column_scale = column_scales[i], column_sum = column_sums[i];
-      multiply_next();
-      if (row == 0) prefetch_group<kBits>(block, panel, i);
+    for (int64_t i = 0; i < panel.groups; ++i) {
+      const uint32_t* ready = tiles.ready();
+      const Floats column_scale = columns.scales[i], column_sum = columns.sums[i];
+      tiles.multiply();
+      if (row == 0) prefetch_group(block, panel, i);
+      const int64_t at = kRowVaries ? i : 0;
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
-        if (r == kTileRows / 2) store_previous();  // in the middle: it overlaps with more instructions
+        if (r == kTileRows / 2) tiles.store();  // in the middle: it overlaps with more instructions
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
-        const __m512 exact = _mm512_fnmadd_ps(_mm512_set1_ps(zps[r]), reinterpret_cast<__m512>(column_sum), sum);
-        reals[r] += reinterpret_cast<Floats>(exact) * column_scale;
+        const __m512 zp = _mm512_set1_ps(of_rows.zps[r][at]);
+        const __m512 exact = _mm512_fnmadd_ps(zp, reinterpret_cast<__m512>(column_sum), sum);
+        const Floats term = reinterpret_cast<Floats>(exact) * column_scale;
+        reals[r] += kRowVaries ? term * of_rows.scales[r][at] : term;
       }
     }
     store_reals<kStore>(block, panel, row, reals);
@@ -239,10 +301,13 @@ void multiply_block(const ProductBlock& block, int64_t column, int64_t tile_byte
       use_memory(unpacked);
       from = unpacked;
     }
-    const Panel panel = {from, first, groups, size, tile_bytes, column};
+    const Panel panel = {from, first, groups, size, tile_bytes, column, kBits};
 #ifdef __AVX512F__
     if (block.is_bounded) {
-      add_bounded_panel<kBits, kStore>(block, panel);
+      if (block.codes.scale_groups > 1)
+        add_bounded_panel<kStore, true>(block, panel);
+      else
+        add_bounded_panel<kStore, false>(block, panel);
       continue;
     }
 #endif
