@@ -277,7 +277,10 @@ class Reason(Enum):
         "a few queries"
     )
     ATTENTION_AS_FAST = "attention stays as it is: MultiHeadAttention has no such form, or is not faster"
-    ATTENTION_OF_FLOATS = "attention of floats that quantize does not convert: it stays ONNX Runtime's operator"
+    ATTENTION_OF_FLOATS = (
+        "attention of floats: it stays ONNX Runtime's operator, for which only a quantization has another, with "
+        "products of integers"
+    )
     OF_QUANTIZE_DYNAMIC = "--from-dynamic keeps it; ort-dynq rewrite on the result converts it"
     QATTENTION_PAST = "its past state makes it another operator; quantize the model before its attention is fused"
     QATTENTION_ROTARY = "it rotates query and key; quantize the model before its attention is fused"

@@ -83,7 +83,7 @@ PHASES = (
 """Each phase goes over the whole model before the next one begins. The first three prepare nodes for the others, and
 report codes that are not rounded; docs/rules.md says what each further phase does."""
 
-FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
+FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE, attention.OPERATORS),)
 FIRST_OF_QUANTIZATIONS = (
     (attention_parts.RULE,),
     (activations.QUANTIZE, rotary.RULE, attention_past.RULE, attention.QUANTIZE),

@@ -574,3 +574,27 @@ def test_only_if_faster(nodes: str, length: str, is_faster: bool) -> None:
     inputs = f"{INPUTS}, float[B, 1, 1, T] mask".replace("S", length).replace("T", length)
     model = parse(f"{SCORES} {nodes} {RESULT}", inputs=inputs, outputs=f"float[B, {length}, 24] y")
     assert count(rewritten(model, always=False), "MultiHeadAttention") == is_faster
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Attention<q_num_heads = 4, kv_num_heads = 4>(q, q, q)",
+        "com.microsoft.MultiHeadAttention<num_heads = 4>(q, q, q)",
+        "com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 4>(q, q, q, , , last, total)",
+        "com.microsoft.Attention<num_heads = 4>(q, w, b)",
+    ],
+)
+def test_operators_are_in_the_report(node: str) -> None:
+    """Operators of the model stay, and the report says so; those that the rule has made are not in it."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>
+        g (float[B, S, 32] q, int32[B] last, int32 total, float[32, 96] w, float[96] b) => (float[B, S, 32] y)
+        {{ y = {node} }}"""
+    )
+    (found,) = ort_dynq.rewrite(model, fuse=True).report.unconverted
+    assert found.reason.startswith("attention of floats: it stays ONNX Runtime's operator")
+    assert not ort_dynq.rewrite(model).report.unconverted
+    made = rewritten(parse(f"{SCORES} m = Identity(s) {PLAIN} {RESULT}", inputs=INPUTS), always=False)
+    assert count(made, "MultiHeadAttention") == 1
+    assert not ort_dynq.rewrite(made, fuse=True).report.unconverted

@@ -21,16 +21,18 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from ...graphs import MICROSOFT
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import has_one_element
 from ..analysis.standard import ATTENTION, RESHAPES
 from ..analysis.values import Values
+from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
-from .attention_operators import operator_attention
+from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
 from .score_steps import (
     MAX_NUMBER,
@@ -314,5 +316,14 @@ def _is_faster(steps: Steps, layout: Layout, *, is_safe: bool) -> bool:
     return not is_small and (is_safe or len(steps) > 1 or isinstance(steps[0], Masked))
 
 
+def _report(node: ir.Node, context: Context) -> Match | None:
+    """Reports an operator of the model."""
+    is_operator = is_attention(node) or (node.domain == MICROSOFT and node.op_type == "Attention")
+    if context.options.fuse and is_operator and RULE_OF_NODE not in node.metadata_props:
+        raise Unconverted(Reason.ATTENTION_OF_FLOATS)
+    return None
+
+
 RULE = Rule("attention", OPSET, _match, build, fuses=True)
+OPERATORS = Rule("operator of attention", OPSET, _report, build, fuses=True)
 QUANTIZE = Rule("quantized attention", OPSET, functools.partial(_match, quantizes=True), build, fuses=True)
