@@ -27,9 +27,8 @@ from ..rewriter.programs.steps import RESHAPING
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import columns_of
-from ..rewriter.weights.grid import QuantizedWeights, check_length, check_sums, columns_of_stack, grid_of
+from ..rewriter.weights.grid import QuantizedWeights, SharedGrids, check_length, check_sums, columns_of_stack, grid_of
 from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
-from ..rewriter.weights.shared_grids import SharedGrids
 from .activations import codes_of, note_on
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release

@@ -30,7 +30,7 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 def first_inputs(node: ir.Node, count: int) -> list[ir.Value | None]:
     """Returns the first inputs of a node; None for those that are absent."""
-    return [input_of(node, index) for index in range(count)]
+    return [*node.inputs[:count], *[None] * (count - len(node.inputs))]
 
 
 def operand(node: ir.Node, index: int = 0) -> ir.Value:

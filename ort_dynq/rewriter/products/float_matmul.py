@@ -42,9 +42,8 @@ from ..policy.cost import (
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..weights.channels import columns_of
-from ..weights.grid import QuantizedWeights, check_length, columns_of_stack, grid_of
+from ..weights.grid import QuantizedWeights, SharedGrids, check_length, columns_of_stack, grid_of
 from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
-from ..weights.shared_grids import SharedGrids
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
 from .epilogue import Epilogue
 from .provenance import note_activation, note_roundings

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from ...operators.quantized_matmul import MAX_SUM_LENGTH, MAX_SYMMETRIC_SUM_LENGTH
 from ..analysis.constants import is_float16
+from ..analysis.inference import Facts
 from ..reasons import Reason, Unconverted
 from .rounded_scales import float16_scales
 
 _N = TypeVar("_N", bound=np.generic)
+_T = TypeVar("_T")
 _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
@@ -94,6 +97,27 @@ class QuantizedWeights:
         scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
         zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
         return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
+
+
+class SharedGrids:
+    """The results of searches for weights that several products of one model multiply: a search takes time."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._grids: dict[tuple[ir.Value, Hashable], Any] = {}
+
+    def of(self, weights: ir.Value, layout: Hashable, search: Callable[[], _T]) -> _T:
+        """Returns the result of a search for weights, as a layout gives the matrix: whether it is their transpose.
+
+        Raises:
+            Unconverted: The search raised it.
+        """
+        if (weights, layout) in self._grids:
+            known: _T = self._grids[weights, layout]
+            return known
+        found = search()
+        if len(weights.uses()) > 1:
+            self._grids[weights, layout] = found
+        return found
 
 
 def stacked(numbers: npt.NDArray[_N], stack: Sequence[int]) -> npt.NDArray[_N]:
