@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.bounds import all_bounds_of
 from ..analysis.nodes import producer_of
-from ..analysis.shapes import is_equal, unreshaped
+from ..analysis.shapes import is_equal
 from ..analysis.standard import RESHAPES, SELECTING, SUMS
-from ..analysis.values import Interval, Values
+from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
-from .affine_form import Affine, Rearrangement, divisor_of, is_bounded, quotient_of, range_of, scaled_value
-from .marks import has_bounded_codes, has_nan_codes, marked, of_largest
-from .terms import NODE_MOVES, ZERO, Op, Param, Quotient, Term, combined, dtype_of, lead, like, rank_of, unmoved
+from .affine_form import MARKS, Affine, Rearrangement, is_bounded, range_of
+from .marks import is_scaled_by, marked
+from .quotients import Quotient
+from .terms import Param, combined, interval_of, lead, rank_of
 
-_ROUNDINGS = 2.0**-22  # of a number and of its inverse
 _RANGES = SUMS | {"Max", "ReduceMax"} | {"Where"}
 
 
@@ -34,7 +32,6 @@ class Activation:
         parts: The number of equal parts into which the product cuts each group.
         zero_point: The zero point, if it is a constant that is a code; else None.
         has_code_zero_point: Whether the zero point is known to be a code. Otherwise the product has an offset.
-        may_be_nan: Whether the model's codes may be NaN where the scale is 0: quotients of a row of zeros.
         quotient: What the codes are rounded from, if rows share a number, so that only some of them may be NaN.
         order: The order of axes to which the product transposes codes; the scales already have it. Empty for none.
         shape: The shape, as Reshape reads it, to which the product reshapes codes then; the scales already have it.
@@ -46,7 +43,6 @@ class Activation:
     parts: int = 1
     zero_point: int | None = None
     has_code_zero_point: bool = True
-    may_be_nan: bool = False
     quotient: Quotient | None = None
     order: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
@@ -94,22 +90,13 @@ def activation_of(
     Raises:
         Unconverted: The value is not float32, or a number is not known to belong to rows or groups.
     """
-    has_marks_of_rows = is_image or _has_marks_of_its_rows(form, form.value, depth=depth)
-    form = _checked(form, values)
-    form, quotient, may_be_nan = _with_mark(form, values, is_image=is_image, has_marks_of_rows=has_marks_of_rows)
-    if form.nan is not None and has_marks_of_rows and not is_image and form.scale is not None:
-        form = replace(form, scale=combined("Add", form.scale, like(form.nan, form.scale)), nan=None)
-    number, is_code = _zero_point_of(form, values)
-    found = Activation(form, groups, parts, number, is_code, may_be_nan, quotient)
-    if (
-        form.zero_point is not None
-        and quotient is None
-        and form.scale is not None
-        and _is_of_infinite_range(form.scale)
-    ):
+    is_of_rows = is_image or _has_marks_of_its_rows(form, form.value, depth=depth)
+    form, quotient = marked(_checked(form, values), values, is_image=is_image, is_of_rows=is_of_rows)
+    if form.scale is not None and quotient is None and form.zero_point is not None and _is_of_infinite_range(form):
         # Codes of finite numbers are the zero point: the model adds infinity * 0, but the sum of codes need not be 0.
-        infinite = combined("Add", form.scale, form.scale.of("Sub", form.scale.term))
-        found = replace(found, form=replace(form, scale=infinite))
+        form = replace(form, scale=combined("Add", form.scale, form.scale.of("Sub", form.scale.term)))
+    number, is_code = _zero_point_of(form, values)
+    found = Activation(form, groups, parts, number, is_code, quotient)
     if found.has_offset and form.is_rounded:
         raise Unconverted(Reason.OFFSET_ROUNDED)
     return found
@@ -123,10 +110,8 @@ def _checked(form: Affine, values: Values) -> Affine:
     """
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
-    if form.scale is None and form.mark is not None and _has_nan(form, values):  # the mark makes it NaN
-        form = replace(form, scale=Param(np.ones((), np.float32)))
     form = _with_runs(form)
-    if form.divisor is not None and not _is_scaled_by(form, form.divisor):
+    if form.divisor is not None and not is_scaled_by(form, form.divisor):
         raise Unconverted(Reason.NAN_CODES)
     if form.value.dtype not in (ir.DataType.FLOAT, None):
         raise Unconverted(Reason.ACTIVATION_TYPE, dtype=str(form.value.dtype).lower())
@@ -135,38 +120,11 @@ def _checked(form: Affine, values: Values) -> Affine:
     return form
 
 
-def _with_mark(
-    form: Affine, values: Values, *, is_image: bool, has_marks_of_rows: bool
-) -> tuple[Affine, Quotient | None, bool]:
-    """Returns a form whose scale is NaN where the model's row is; what its codes are rounded from, if some of a row may
-    be NaN; and whether codes may still be NaN.
-
-    Raises:
-        Unconverted: It is not known where codes are NaN.
-    """
-    may_be_nan = _has_nan(form, values) or _has_nan_zero_points(form, values)
-    is_marked = form.mark is not None and form.scale is not None and form.quotient is not None
-    if may_be_nan and is_marked and not has_marks_of_rows:
-        return form, form.quotient, False
-    marked_form = _with_marked_scale(form, values, is_image=is_image) if may_be_nan else None
-    if marked_form is not None:
-        return marked_form, None, False
-    if may_be_nan and (form.is_rounded or values.known(form.root).overflows):
-        raise Unconverted(Reason.NAN_CODES)
-    if not _may_be_infinite(form, values):
-        return form, None, may_be_nan
-    assert form.mark is not None
-    quotient = None if has_marks_of_rows else form.quotient
-    if quotient is None and form.scale is not None:
-        form = replace(form, scale=combined("Add", form.scale, like(form.mark, form.scale)), mark=None)
-    return form, quotient, may_be_nan
-
-
 def _zero_point_of(form: Affine, values: Values) -> tuple[int | None, bool]:
     """Returns the zero point, if it is a constant that is a code, else None; and whether it is known to be a code."""
     if form.zero_point is None:
         return None, True
-    known = _known(form.zero_point.term, values)
+    known = interval_of(form.zero_point.term, values)
     is_code = known.fits(-form.shift, 255 - form.shift)
     return int(known.low) if is_code and known.low == known.high else None, is_code
 
@@ -182,7 +140,7 @@ def _with_runs(form: Affine) -> Affine:
 
     def as_runs(name: str, param: Param) -> Param | None:
         found = param.as_runs(form.value.shape, form.codes, last)
-        if found is None and name != "nan":
+        if found is None and name not in MARKS:
             raise Unconverted(Reason.ACTIVATION_SCALES)
         return found
 
@@ -236,108 +194,11 @@ def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
     return dim >= least if isinstance(dim, int) and isinstance(least, int) else is_equal(dim, least)
 
 
-def _has_nan(form: Affine, values: Values) -> bool:
-    """Returns whether codes may be NaN when they are multiplied by the scale: integers are not."""
-    return form.divisor is None and has_nan_codes(form, values)
-
-
-def _has_nan_zero_points(form: Affine, values: Values) -> bool:
-    """Returns whether zero points that stay floats may be NaN."""
-    zero = form.zero_point
-    return zero is not None and dtype_of(zero.term) == ir.DataType.FLOAT and not _known(zero.term, values).is_regular
-
-
-def _with_marked_scale(form: Affine, values: Values, *, is_image: bool) -> Affine | None:
-    """Returns a form whose scale is NaN where the model's row is, since codes or zero points are not finite; or None.
-
-    Codes within bounds have a mark. Others are not finite where the divisor of x is 0 or infinite. None if the scale is
-    that divisor. Another scale may be 0 where the divisor is not, such as 1 / (127 / r) for r near 1e-41.
-
-    Raises:
-        Unconverted: It is not known in which rows codes within bounds are NaN.
-    """
-    if form.scale is None:
-        return None
-    may_be_nan = _has_nan(form, values)
-    if not may_be_nan or form.mark is not None:
-        marks = [form.mark] if may_be_nan else []
-        if marks and form.mark is not None and not is_image and is_bounded(form.scale):
-            marks.append(of_largest(form.mark))
-        if form.zero_point is not None and _has_nan_zero_points(form, values):
-            marks.append(form.zero_point.of("Mul", ZERO))
-        scale = form.scale
-        for mark in marks:
-            scale = scale if mark is None else combined("Add", scale, like(mark, scale))
-        return replace(form, scale=scale, mark=None)
-    if has_bounded_codes(form, values):
-        raise Unconverted(Reason.NAN_CODES)
-    quotient = form.quotient
-    if quotient is not None and not form.moves and quotient.node.op_type == "Div" and quotient.number.is_of_rows:
-        number = quotient.number.term
-        if unmoved(form.scale.term) is unmoved(number):
-            return None  # the scale is 0 where the quotient is not finite
-        is_whole = not isinstance(number, ir.Value) or math.isinf(all_bounds_of(number).most)
-        mark = like(quotient.limits(is_whole=is_whole), form.scale)
-        return replace(form, scale=combined("Add", form.scale, mark))
-    divisor = divisor_of(form.root, values)
-    if divisor is None or not isinstance(form.scale.term, Op):
-        return None
-    term = marked(form.scale.term, divisor) if math.isinf(all_bounds_of(divisor).most) else None
-    return None if term is None else replace(form, scale=replace(form.scale, term=term))
-
-
-def _is_of_infinite_range(scale: Param) -> bool:
+def _is_of_infinite_range(form: Affine) -> bool:
     """Returns whether the model computes a scale for each row by nodes of its own, infinite where the range is."""
-    found = None if scale.is_one or is_bounded(scale) else range_of(scale)
+    scale = form.scale
+    found = None if scale is None or scale.is_one or is_bounded(scale) else range_of(scale)
     return found is not None and producer_of(all_bounds_of(found.value).value, *_RANGES) is not None
-
-
-def _may_be_infinite(form: Affine, values: Values) -> bool:
-    """Returns whether codes may be infinite although their scale is finite, since it is bounded.
-
-    Raises:
-        Unconverted: Such codes are possible, and it is not known in which rows.
-    """
-    if form.root.dtype != ir.DataType.FLOAT or form.scale is None or has_bounded_codes(form, values):
-        return False
-    if not values.known(form.root).fits(-form.shift, 255 - form.shift) and not _is_proven_where_finite(form):
-        raise Unconverted(Reason.CODES_NOT_PROVEN)
-    scale = scaled_value(unmoved(form.scale.term))
-    if scale is not None and not scale.is_inverse and math.isinf(all_bounds_of(scale.value).most):
-        return False  # an infinite range gives an infinite scale
-    if form.mark is None:
-        raise Unconverted(Reason.CODES_NOT_PROVEN)
-    return True
-
-
-def _is_proven_where_finite(form: Affine) -> bool:
-    """Returns whether codes that are infinite where an inverse scale is have a mark, or are divided by it: the
-    model's row is NaN.
-    """
-    if form.mark is not None and form.quotient is not None and form.quotient.is_exact:
-        return True
-    quotient = quotient_of(form.root)
-    if quotient is None or quotient.op_type != "Mul" or form.scale is None:
-        return True
-    for each in quotient.inputs:
-        scale = None if each is None else scaled_value(form.scale.term, until=each)
-        if scale is not None and each is not None and unreshaped(scale.value) is unreshaped(each) and scale.is_inverse:
-            return True
-    return False
-
-
-def _is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
-    """Returns whether codes that are not numbers are multiplied by 0: by the divisor of the quotient."""
-    if form.scale is None:
-        return False
-    scale, same = scaled_value(form.scale.term, until=divisor), scaled_value(divisor)
-    if scale is None or same is None:
-        return False
-    if unreshaped(scale.value) is unreshaped(divisor):
-        return not scale.is_inverse
-    is_twice = unreshaped(scale.value) is unreshaped(same.value)  # the divisor is computed twice
-    is_same = scale.is_inverse == same.is_inverse and math.isclose(scale.number, same.number, rel_tol=_ROUNDINGS)
-    return is_twice and is_same
 
 
 def group_size_of(form: Affine, depth: int) -> int:
@@ -358,29 +219,3 @@ def group_size_of(form: Affine, depth: int) -> int:
     if group_size % GROUP_UNIT:
         raise Unconverted(Reason.GROUPS_UNIT, group_size=group_size, unit=GROUP_UNIT)
     return group_size
-
-
-def _known(term: Term, values: Values) -> Interval:
-    """Returns what is known of the elements of a zero point."""
-    if isinstance(term, np.ndarray):
-        return Interval(float(term.min()), float(term.max()), bool((term == np.rint(term)).all()))
-    if isinstance(term, ir.Value):
-        return values.known(term)
-    if not isinstance(term, Op):
-        return Interval(0, 255, True)
-    if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):
-        return Interval(0, 0, True)
-    count = {"Add": 2, "Sub": 2, "Concat": len(term.inputs)}.get(term.op_type, 1)
-    inputs = [_known(each, values) for each in term.inputs[:count]]
-    if term.op_type == "Concat":
-        low, high = min(each.low for each in inputs), max(each.high for each in inputs)
-        is_regular = all(each.is_regular for each in inputs)
-        return Interval(low, high, all(each.is_integer for each in inputs), is_regular)
-    if term.op_type == "Neg":
-        return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
-    if term.op_type in ("Add", "Sub"):
-        a, b = inputs
-        low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
-        return Interval(low, high, a.is_integer and b.is_integer)
-    is_moved = term.op_type in NODE_MOVES | {"Cast"}
-    return inputs[0] if is_moved else Interval()

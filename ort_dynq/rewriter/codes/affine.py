@@ -42,13 +42,14 @@ from ..analysis.values import Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
+from .affine_form import MARKS, ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, rounded_quotient, scale_of_estimate, undefined_divisor, with_marks
+from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, with_marks
 from .masked_codes import masked_form
 from .merged_rows import with_merged_rows
+from .quotients import Quotient, rounded_quotient, undefined_divisor
 from .remedies import remedy_of
-from .terms import Param, Quotient, combined, like, rank_of, unsqueezed
+from .terms import Param, combined, like, rank_of, unsqueezed
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
@@ -414,7 +415,7 @@ class AffineForms(OfOnePhase):
             runs = None if found or others else param.as_runs(data.shape, form.codes, -2)
             if runs is not None and runs is not param:
                 found = moved(runs, node, index, value, data)
-            if found is None and name != "nan":
+            if found is None and name not in MARKS:
                 raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found
 

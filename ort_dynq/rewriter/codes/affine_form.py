@@ -8,25 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.bounds import all_bounds_of, constant_operand, magnitude_beside_sign
+from ..analysis.bounds import all_bounds_of
 from ..analysis.constants import constant_array
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import before_split, does_not_grow, is_equal, unreshaped
-from ..analysis.standard import ARITHMETIC, RESHAPES, ROUNDING, SCALING, SELECTING, SIGNS
-from ..analysis.values import Values
+from ..analysis.shapes import does_not_grow, is_equal, unreshaped
+from ..analysis.standard import RESHAPES, ROUNDING, SCALING, SELECTING
 from .terms import (
     ZERO,
     CodesOf,
     Op,
     Param,
-    Quotient,
     Term,
     dtype_of,
     key_of,
@@ -41,7 +39,12 @@ from .terms import (
     with_last_dims,
 )
 
+if TYPE_CHECKING:
+    from .quotients import Quotient
+
 ROUNDINGS = ROUNDING | {"Sign"}
+MARKS = ("mark", "nan")
+"""The names of the numbers that a form may lose: a product that needs one then stays."""
 
 
 def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.Value) -> Param | None:
@@ -278,10 +281,10 @@ class Affine:
         offset: None for 0.
         is_rounded: Whether the model rounds the value to float16.
         divisor: What x is divided by, if the model casts NaN, the quotient of zeros, to integers. They are any numbers.
-        mark: NaN for the rows with codes that are NaN, 0 for the others; None if that is not known. The rows are those
-            of the scale.
-        quotient: What the codes are rounded from, if it has the marks of single elements of the root.
+        mark: NaN for the rows with codes that are not finite, 0 for the others (marks.py); None if that is not known.
+            The rows are those of the scale.
         nan: NaN for the rows in which x is, 0 for the others; None if codes are never NaN for it, or it is not known.
+        quotient: What the codes are rounded from; None if it is not known, or the mark holds for all of these rows.
     """
 
     value: ir.Value
@@ -295,8 +298,8 @@ class Affine:
     is_rounded: bool = False
     divisor: ir.Value | None = None
     mark: Param | None = None
-    quotient: Quotient | None = None
     nan: Param | None = None
+    quotient: Quotient | None = None
 
     @property
     def shift(self) -> int:
@@ -323,12 +326,12 @@ class Affine:
         """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
         scale, zero_point, offset, mark, nan = (
             None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset", "mark", "nan")
+            for name in ("scale", "zero point", "offset", *MARKS)
         )
         return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark, nan=nan)
 
     def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point, offset or a mark by its name."""
+        """Returns the scale, zero point, offset or mark by its name."""
         marks = {"mark": self.mark, "nan": self.nan}
         return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, **marks}[name]
 
@@ -383,8 +386,12 @@ def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> S
 
 
 def is_mark(term: Term) -> bool:
-    """Returns whether a term is a number times 0: NaN or 0."""
-    return isinstance(term, Op) and term.op_type == "Mul" and term.inputs[1] is ZERO
+    """Returns whether a term is a number times 0, or a sum of such: NaN or 0."""
+    if not isinstance(term, Op):
+        return False
+    return (term.op_type == "Mul" and term.inputs[1] is ZERO) or (
+        term.op_type == "Add" and all(map(is_mark, term.inputs))
+    )
 
 
 def range_of(scale: Param) -> Scaled | None:
@@ -403,37 +410,6 @@ def is_bounded(scale: Param) -> bool:
         return True
     bounds = all_bounds_of(found.value)
     return bounds.least > 0 if found.is_inverse else math.isfinite(bounds.most)
-
-
-def quotient_of(value: ir.Value) -> ir.Node | None:
-    """Returns the node of two computed numbers before a rounding, bounds and constants: a quotient, or a product."""
-    steps = ROUNDINGS | SIGNS | ARITHMETIC
-    division = producer_of(_unbounded(value), *steps)
-    while division is not None and division.inputs[0] is not None:
-        before = division.inputs[0]
-        if (magnitude := magnitude_beside_sign(division)) is not None:
-            before = magnitude
-        elif division.op_type in ARITHMETIC:
-            found = constant_operand(division, commutative=division.op_type != "Div")
-            if found is None or (not found[1] and division.op_type in ("Mul", "Div")):
-                break
-            before = found[0]
-        division = producer_of(_unbounded(before), *steps)
-    return division
-
-
-def _unbounded(value: ir.Value) -> ir.Value:
-    return all_bounds_of(before_split(value)).value
-
-
-def divisor_of(value: ir.Value, values: Values) -> ir.Value | None:
-    """Returns what a rounded quotient is divided by, if it is NaN only where that is 0 or not finite; or None."""
-    division = quotient_of(value)
-    if division is None or division.op_type != "Div":
-        return None
-    if None in division.inputs or not values.known(division.inputs[0]).is_regular:
-        return None
-    return division.inputs[1]
 
 
 def is_repeated_along_rows(value: ir.Value | None, node: ir.Node) -> bool:

@@ -83,10 +83,6 @@ class ActivationCodes:
             if form.scale is not None and scale is not None and dtype_of(form.scale.term) == ir.DataType.FLOAT16:
                 scale = terms.insert("Cast", scale, to=int(ir.DataType.FLOAT))
                 self._facts.note(scale, ir.DataType.FLOAT, None)
-            if scale is not None and activation.may_be_nan:
-                is_zero = terms.insert("Equal", scale, terms.constant(np.float32(0)))
-                scale = terms.insert("Where", is_zero, terms.constant(np.float32("nan")), scale)
-                self._facts.note(scale, ir.DataType.FLOAT, None)
             zero_point, offset = self._zero_point(activation, terms, scale, edit)
             if activation.quotient is not None and scale is not None:
                 scale, zero_point = _with_marks(activation, scale, zero_point, self, before, edit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.standard import REPEATING, RESHAPES, SELECTING
+from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 
 ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
@@ -222,50 +222,27 @@ def rank_of(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
 
-@dataclass(frozen=True)
-class Quotient:
-    """The quotient that codes are rounded from.
-
-    Attributes:
-        node: A Div or Mul.
-        x: What it divides.
-        number: The other operand, a number of rows, or of all of x.
-        zero_points: What is added to it or to its rounding.
-        is_exact: Whether codes are not finite wherever it is not: q + (round(q) - q) is NaN for an infinite q.
-            Otherwise, bounds make codes of infinite ones, where a number is divided by 0.
-    """
-
-    node: ir.Node
-    x: ir.Value
-    number: Param
-    zero_points: tuple[Param, ...] = ()
-    is_exact: bool = False
-
-    def limits(self, *, is_whole: bool) -> Param:
-        """Returns NaN where the number lets codes within bounds be NaN, else 0.
-
-        Args:
-            is_whole: Whether also where only codes of infinite x are NaN.
-        """
-        of_zero, of_infinity = combined("Div", Param(ZERO), self.number), self.number.of("Mul", ZERO)
-        if self.zero_points or is_whole:
-            return combined("Add", of_zero, of_infinity)
-        return of_zero if self.node.op_type == "Div" else of_infinity
-
-    def marks(self, magnitudes: Param) -> Param:
-        """Returns NaN where codes of these magnitudes of x are not finite, else 0."""
-        is_divided = self.node.op_type == "Div"
-        sides = (magnitudes, self.number) if self.node.inputs[0] is self.x else (self.number, magnitudes)
-        end = combined(self.node.op_type, *sides)
-        marks = [(end if self.is_exact else end.of("Clip", ZERO, _ONE)).of("Mul", ZERO)]
-        if self.zero_points:
-            marks += [each.of("Mul", ZERO) for each in self.zero_points]  # infinite where a quotient is
-            # They are the codes of an infinite scale: the row is 0 * infinity, but codes add up to any sum.
-            marks.append(combined("Mul" if is_divided else "Div", Param(ZERO), self.number))
-        return functools.reduce(functools.partial(combined, "Add"), marks)
-
-    def of_elements(self) -> Term:
-        """Returns NaN for the elements of x with codes that are not finite, else 0."""
-        rank = rank_of(self.x)
-        magnitudes = Op("Abs", (self.x,), ir.DataType.FLOAT)
-        return self.marks(Param(magnitudes, None if rank is None else lead(rank, 0), rank)).term
+def interval_of(term: Term, values: Values) -> Interval:
+    """Returns what is known of the elements of a term."""
+    if isinstance(term, np.ndarray):
+        return Interval(float(term.min()), float(term.max()), bool((term == np.rint(term)).all()))
+    if isinstance(term, ir.Value):
+        return values.known(term)
+    if not isinstance(term, Op):
+        return Interval(0, 255, True)
+    if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):
+        return Interval(0, 0, True)
+    count = {"Add": 2, "Sub": 2, "Concat": len(term.inputs)}.get(term.op_type, 1)
+    inputs = [interval_of(each, values) for each in term.inputs[:count]]
+    if term.op_type == "Concat":
+        low, high = min(each.low for each in inputs), max(each.high for each in inputs)
+        is_regular = all(each.is_regular for each in inputs)
+        return Interval(low, high, all(each.is_integer for each in inputs), is_regular)
+    if term.op_type == "Neg":
+        return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
+    if term.op_type in ("Add", "Sub"):
+        a, b = inputs
+        low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
+        return Interval(low, high, a.is_integer and b.is_integer)
+    is_moved = term.op_type in NODE_MOVES | {"Cast"}
+    return inputs[0] if is_moved else Interval()
