@@ -40,6 +40,7 @@ class Program {
 
   bool has_output(ProgramOutput output) const { return text_.outputs[static_cast<size_t>(output)] >= 0; }
   OperandForm form(size_t operand) const { return text_.forms[operand]; }
+  bool reads_rows() const { return !passes_.row_values.empty(); }  // operands with a number for each row
 
   // Whether the program only changes elements: it has no reductions, and assigns dst and no other output, but perhaps
   // dst_2.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import (
     affine,
+    channel_gate,
     compressed_attention,
     compressed_matmul,
     dynamic_quantize_linear,
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_recurrence.FAMILY,
     reduce.FAMILY,
     row_program.FAMILY,
+    channel_gate.FAMILY,
 )
 OPERATORS: dict[str, Operator] = {operator.name: operator for family in FAMILIES for operator in family.operators}
 

@@ -112,7 +112,7 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
     elif operator in FUNCTIONS:
         yield from (sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
     elif operator == SUM:
-        yield from _sum(listed, to, opset, scope)
+        yield from row_sum(listed, to, opset, scope)
     elif operator in REDUCTIONS:
         # From opset 18 on, axes are an input.
         attribute, axes = ("", ", axes") if opset >= 18 else (", axes = [1]", "")
@@ -189,7 +189,7 @@ def _gelu(x: str, to: str) -> Iterator[str]:
 _SUMS = 32
 
 
-def _sum(x: str, to: str, opset: int, scope: str) -> Iterator[str]:
+def row_sum(x: str, to: str, opset: int, scope: str) -> Iterator[str]:
     """The nodes of a sum: element i of a row is added to partial sum i % 32, then halves of them are added."""
     yield f"{to}_e = Expand({x}, {scope}shape)"
     yield f"{to}_r = {reshape(opset)}({to}_e, {scope}rows_shape)"

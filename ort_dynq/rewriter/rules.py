@@ -30,6 +30,7 @@ from .fusion import (
     attention_past,
     compressed_attention,
     elementwise,
+    gates,
     normalization,
     pooling,
     quantized_activations,
@@ -92,6 +93,7 @@ FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_att
 LAST_FUSIONS = (
     (normalization.RULE,),
     (quantized_activations.RULE, batch_normalization.FLOATS),
+    (gates.RULE,),
     (elementwise.RULE,),
     (pooling.RULE,),
 )

@@ -425,6 +425,37 @@ struct Recurrence {
   static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLeast};
 };
 
+// ChannelGate: the numbers between its products.
+struct Gate {
+  int64_t hidden;
+
+  Gate(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
+      : hidden(1 + static_cast<int64_t>(bytes.below(80))) {
+    static constexpr const char* kPrograms[] = {
+        "dst = Mul(x, Clip(Add(Mul(row1, 0.2), 0.5), 0.0, 1.0)); dst_2 = Clip(x, 0.0, inf)",
+        "dst = Add(Mul(x, Sigmoid(row1)), x); dst_2 = Mul(x, Sigmoid(x))",
+        "dst = Clip(Add(x, row1), 0.0, inf); dst_2 = x",
+        "dst = x; dst_2 = Abs(x)",
+        "dst = Mul(x, row1); dst_2 = Add(x, row1)",
+        "dst = Mul(x, row1)",
+        "dst = Mul(x, column1); dst_2 = x",
+        "dst = Sub(x, ReduceMax(x)); dst_2 = x"};
+    given.push_back({"program", bytes.of(kPrograms), 0});
+    if (src.rank < 3 && !bytes.one_in(16)) {
+      src = shape_of({1 + static_cast<int64_t>(bytes.below(3)), 1 + static_cast<int64_t>(bytes.below(80)),
+                      1 + static_cast<int64_t>(bytes.below(80))});
+    }
+  }
+
+  Shape shape_of_input(size_t index, const Shape& src) const {
+    const int64_t channels = src.rank < 2 ? 1 : src.dims[1];
+    return index == 1   ? shape_of({hidden, channels})
+           : index == 2 ? shape_of({hidden})
+           : index == 3 ? shape_of({channels, hidden})
+                        : shape_of({channels});
+  }
+};
+
 // QuantizedExperts: the experts, and the lengths that src does not have.
 struct Mixture {
   int64_t experts, inner, columns, bits, group_size;
@@ -1042,6 +1073,8 @@ Problem make_problem(Bytes& bytes) {
   if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
   std::optional<Mixture> mixture;
   if (name == "QuantizedExperts") mixture.emplace(bytes, problem.attributes, src);
+  std::optional<Gate> gate;
+  if (name == "ChannelGate") gate.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
   std::optional<ProgramText> program;
   if (name.find("Program") != std::string::npos) {
@@ -1076,6 +1109,7 @@ Problem make_problem(Bytes& bytes) {
                   : compressed                    ? compressed->shape_of_input(bytes, i, src)
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
                   : mixture                       ? mixture->shape_of_input(bytes, i, src)
+                  : gate                          ? gate->shape_of_input(i, src)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import pytest
 from arena import Arena
+from cases.channel_gate import PROGRAMS as GATES
 from cases.quantized_attention import attributes as attention_attributes
 from cases.quantized_attention import laid_out
 from cases.quantized_conv import output_shape
@@ -86,6 +87,10 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         yield from recurrences(n)
     elif operator.name == "QuantizedExperts":
         yield from mixtures(n)
+    elif operator.name == "ChannelGate":
+        for i, (channels, hidden, image) in enumerate(((n, 3, (2, 2)), (3, n, (2,)), (2, 5, (1, n, 1)))):
+            shapes = (hidden, channels), (hidden,), (channels, hidden), (channels,)
+            yield [(2, channels, *image), *shapes], {"program": GATES[(i + n) % len(GATES)]}
     elif "program" in names:
         yield from programs(operator, n)
     elif len(operator.inputs) == 1:
@@ -413,6 +418,18 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
         return
     if count == 1:  # every shape is valid
+        return
+    if operator.name == "ChannelGate":
+        gate: list[Given] = [(2, 4, 3, 5), (6, 4), (6,), (4, 6), (4,)]
+        for index, wrong in (
+            (0, [(), (4,), (2, 4), (2, 5, 3, 5), (2, 1, 3, 5)]),
+            (1, [(), (24,), (4, 6), (5, 4), (6, 1), (0, 4), (6, 4, 1)]),
+            (2, [(), (1,), (4,), (6, 1)]),
+            (3, [(), (6, 4), (4, 1), (4, 6, 1)]),
+            (4, [(), (1,), (6,), (1, 4)]),
+        ):
+            for shape in wrong:
+                yield [*gate[:index], shape, *gate[index + 1 :]], {"program": GATES[0]}, gate
         return
     if "program" in names and operator.name not in ("QuantizedRecurrence", "QuantizedExperts"):
         yield from wrong_operands(operator)

@@ -45,7 +45,7 @@ ENCODER |= {"QuantizedAttention": 1}
 IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3}
 HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "QuantizedMatMulProgram": 1}
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
-MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4}
+MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "ChannelGate": 1}
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
 TWO = {"RowProgram": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
 

@@ -206,7 +206,13 @@ def test_match_changes_nothing() -> None:
     """
     concerned: set[str] = set()
     names = (
-        *("dynamic_quantize_dequantize", "keras_int8", "torch_token_float16", "ort_dynamic_channels_last"),
+        *(
+            "dynamic_quantize_dequantize",
+            "keras_int8",
+            "torch_token_float16",
+            "ort_dynamic_channels_last",
+            "float_mobile",
+        ),
         *("decoder_token_weights", "ort_dynamic_optimized", "torch_conv_u8", "ort_dynamic_lstm", "ort_nbits"),
         *(
             "ort_tied_embedding",

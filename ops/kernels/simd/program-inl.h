@@ -305,7 +305,10 @@ inline void finish_reduction(const Step& step, Best& best, int64_t row, bool beg
   store(to, is_nan ? best.first : number);
 }
 
+#include "kernels/simd/short-pass-inl.h"
+
 void run_pass(const Pass& pass) {
+  if (run_short_pass(pass)) return;
   constexpr int64_t L = V::kLanes;
   const Step* reductions[kMostReductions];
   int count = 0;

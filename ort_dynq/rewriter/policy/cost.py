@@ -68,6 +68,9 @@ _FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runt
 # Celu), 0.54 (HardSwish, LeakyRelu), of others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2). With AVX2 (the same
 # CPU; 256x1024 to 4096x4096 elements) it takes 0.03 to 0.06, 0.1, 0.3 to 0.41 and 0.4 to 0.66; LeakyRelu of 4096x4096
 # elements, which memory limits, takes as long. That of two to five nodes takes 0.25 to 0.87 of their time.
+# A gate of channels takes 0.5 to 0.8 of the time of its nodes with 6x24 to 24x96 weights, 1.0 with 120x480, 1.2 with
+# 168x672 and 1.3 with 240x960: large weights take the time of reading them (the same CPU).
+_MAX_WEIGHTS_OF_GATE = 65536
 _MIN_ELEMENTS_OF_FUNCTION = 4096  # below, a program saves less than its inputs and outputs cost
 # Rows of codes cost a microsecond more, for two nodes more. Short rows save too little for their scales.
 _MIN_NUMBERS_OF_TABLE, _MIN_COLUMNS_OF_TABLE = 131072, 128
@@ -114,6 +117,16 @@ def saves_as_program(x: ir.Value, nodes: Sequence[ir.Node], count: int) -> bool:
     """
     is_slow = any(each.op_type in SLOW_ACTIVATIONS for each in nodes)
     return (is_slow or min(len(nodes), count) >= 2) and not _has_fewer_elements(x, _MIN_ELEMENTS_OF_FUNCTION)
+
+
+def is_large_gate(channels: int, hidden: int) -> bool:
+    """Returns whether a gate of channels takes more time as one operator than as nodes of ONNX Runtime.
+
+    Args:
+        channels: The number of channels.
+        hidden: The numbers between its products.
+    """
+    return channels * hidden > _MAX_WEIGHTS_OF_GATE
 
 
 def too_small(node: ir.Node) -> Unconverted | None:

@@ -15,7 +15,10 @@ CompressedAttention rounds queries and weights p * scale of v to words: multiple
 their group. Its size(s) and size(y) have the largest sums of these roundings as well, in units of 2^-20: a sixteenth of
 the 2^-24 of the others, of which verification allows 16. So it is for CompressedMatMul, whose size is |x| @ |w|.
 
-The size of the mean of a channel is the mean of |x|.
+The size of the mean of a channel is the mean of |x|. That of a ChannelGate, whose functions are at most as steep as 1:
+
+    size(g) = |weight_2| @ (|weight_1| @ mean(|x|) + |bias_1| + 1) + |bias_2| + 1
+    size(y) = (1 + |x|) * size(g)
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ def has_size(node: ir.Node) -> bool:
     """Returns whether :func:`size_of` has the size of a node's result."""
     if (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") or is_standard(node, "ReduceMean"):
         return True
-    return node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul")
+    return node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul", "ChannelGate")
 
 
 def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
@@ -53,6 +56,8 @@ def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
     """
     if node.op_type == "CompressedMatMul":
         return _size_of_product(*inputs)
+    if node.op_type == "ChannelGate":
+        return _size_of_gate(*(np.abs(each).astype(np.float64) for each in inputs if each is not None))
     if node.op_type == "ReduceMean" and inputs[0] is not None:  # of the positions of each channel
         return np.asarray(np.abs(inputs[0]).mean(tuple(range(2, inputs[0].ndim)), np.float64, keepdims=True))
     if node.op_type == "CompressedAttention":
@@ -74,6 +79,14 @@ def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
         p = np.nan_to_num(p / p.sum(-1, keepdims=True))
         y = (p * (1 + size + (p * size).sum(-1, keepdims=True))) @ np.abs(v)
     return np.asarray(y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1))
+
+
+def _size_of_gate(x: Array, weight_1: Array, bias_1: Array, weight_2: Array, bias_2: Array) -> Array:
+    """Returns size(y) of ChannelGate, of the shape of x, by the magnitudes of the inputs."""
+    with np.errstate(all="ignore"):  # x may be infinite
+        hidden = x.mean(tuple(range(2, x.ndim))) @ weight_1.T + bias_1 + 1
+        gate = hidden @ weight_2.T + bias_2 + 1
+        return np.asarray((1 + x) * gate.reshape(*x.shape[:2], *[1] * (x.ndim - 2)))
 
 
 def _size_of_product(*inputs: Array | None) -> Array:
