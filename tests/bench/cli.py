@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench import language_cli
+from bench import language_cli, package_cli
 from ort_dynq import DynqError
 from ort_dynq.cli import command
 from ort_dynq.cli.arguments import add_backend, add_changes, add_exact, positive, positives
@@ -676,5 +676,6 @@ COMMANDS = (
         _network_arguments,
         partial(timed, run=_networks, time=2.0),
     ),
+    *package_cli.COMMANDS,
     *language_cli.COMMANDS,
 )

@@ -29,7 +29,7 @@ import onnx
 import onnxruntime as ort
 
 from ... import storage
-from ...errors import DynqError, message
+from ...errors import DynqError, GateError, message
 from ...files import temporary_folder
 from ...inputs import Array, Given
 from ...quantizer import checked, quantize_layers
@@ -180,6 +180,7 @@ def bench_quantization(
     *,
     tokens: Sequence[int] | None = None,
     answers: Answers | None = None,
+    writers: Mapping[str, Writer] | None = None,
     track: Track = iter,
 ) -> QuantizationBench:
     """Quantizes a float model in several ways, and measures each.
@@ -192,6 +193,7 @@ def bench_quantization(
             the model has a dynamic sequence, see :func:`sequence_axes`, and else, or if it is empty, the data as they
             are.
         answers: Returns what the outputs for one set of data mean, as one or several values.
+        writers: The contenders beside float, by their names; None for those of :func:`writers_of`.
         track: Shows the progress.
 
     Raises:
@@ -200,8 +202,8 @@ def bench_quantization(
     check_backend(settings.backend)
     lengths = _lengths(reference, tokens)
     with temporary_folder() as folder:
-        writers = _writers(reference.given)
-        written = [_write(name, writers[name], Path(model), Path(folder)) for name in track([*writers])]
+        given = writers_of(reference.given) if writers is None else writers
+        written = [_write(name, given[name], Path(model), Path(folder)) for name in track([*given])]
         written = [each for each in written if each.name != REWRITTEN or not each.problem]
         candidates = [_Candidate(FLOAT, Path(model)), *written]
         accuracies = {
@@ -272,17 +274,18 @@ def _feeds(reference: Reference, length: int | None) -> dict[str, Array]:
     return feeds
 
 
-_Writer = Callable[[Path, Path], None]
+Writer = Callable[[Path, Path], None]
+"""Writes the model of a contender, from the path of the float model to another."""
 
 
-def _writers(given: Sequence[Given]) -> dict[str, _Writer]:
+def writers_of(given: Sequence[Given]) -> dict[str, Writer]:
     """Returns a function for each contender but float that writes its model: from the float model's path to another.
 
     Args:
         given: Inputs on which the outputs of a model are compared that is converted from an older opset.
     """
 
-    def dynamic(per_channel: bool) -> _Writer:
+    def dynamic(per_channel: bool) -> Writer:
         def write(source: Path, target: Path) -> None:
             from onnxruntime.quantization import quantize_dynamic
 
@@ -297,7 +300,7 @@ def _writers(given: Sequence[Given]) -> dict[str, _Writer]:
 
         return write
 
-    def ours(weights: str, activations: str = "token") -> _Writer:
+    def ours(weights: str, activations: str = "token") -> Writer:
         options = checked(weights, None, activations, symmetric=False, exclude=())
         return lambda source, target: quantize_layers(source, options, given).save(target)
 
@@ -342,7 +345,7 @@ def _write_nbits(source: Path, target: Path, bits: int) -> None:
     quantizer.model.save_model_to_file(str(target), _bytes(source) > _MAX_PROTOBUF)
 
 
-def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:
+def _write(name: str, write: Writer, source: Path, folder: Path) -> _Candidate:
     """Writes the model of a contender. An exception of another package is the contender's problem, not an error."""
     path = folder / name / ("model.xml" if name in openvino.FORMS else "model.onnx")
     path.parent.mkdir()
@@ -350,7 +353,7 @@ def _write(name: str, write: _Writer, source: Path, folder: Path) -> _Candidate:
         with _quiet():
             write(source, path)
     except Exception as error:
-        if name.startswith(OURS) and name != REWRITTEN:
+        if name.startswith(OURS) and name != REWRITTEN and not isinstance(error, GateError):
             raise
         return _Candidate(name, path, f"{name} cannot be made: {message(error)}")
     return _Candidate(name, path)
