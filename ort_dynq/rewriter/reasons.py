@@ -272,6 +272,10 @@ class Reason(Enum):
         "of heads is not"
     )
     ATTENTION_SCORES = "attention stays in float: no operator computes what {value} makes of the scores"
+    ATTENTION_WEIGHTS = (
+        "attention stays in float: {value} are weights of Softmax that the model also reads elsewhere, or what it "
+        "makes of them before their product"
+    )
     ATTENTION_PAST = (
         "attention stays in float: keys and values of earlier runs are inputs, and all of them would be quantized for "
         "a few queries"

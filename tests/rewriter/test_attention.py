@@ -598,3 +598,26 @@ def test_operators_are_in_the_report(node: str) -> None:
     made = rewritten(parse(f"{SCORES} m = Identity(s) {PLAIN} {RESULT}", inputs=INPUTS), always=False)
     assert count(made, "MultiHeadAttention") == 1
     assert not ort_dynq.rewrite(made, fuse=True).report.unconverted
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (f"t = Abs(s) m = Mul(t, t) {PLAIN}", "no operator computes what t makes of the scores"),
+        ("n = Softmax<axis = -1>(s) p = Div(n, n)", "n are weights of Softmax that the model also reads elsewhere"),
+        (
+            "n = Softmax<axis = -1>(s) p = Abs(n)",
+            "p are weights of Softmax that the model also reads elsewhere, or what",
+        ),
+        (
+            "m = Concat<axis = -1>(s, s) n = Softmax<axis = -1>(m) p = Slice(n, i0, i9, i3)",
+            "what m makes of the scores",
+        ),
+    ],
+)
+def test_value_where_the_form_is_lost(nodes: str, reason: str) -> None:
+    constants = "i0 = Constant<value_ints = [0]>() i9 = Constant<value_ints = [9]>() i3 = Constant<value_ints = [3]>()"
+    model = parse(f"{constants} {SCORES} {nodes} {RESULT}", inputs=INPUTS)
+    (found,) = ort_dynq.rewrite(model, fuse=True).report.unconverted
+    assert found.reason.startswith("attention stays in float: ")
+    assert reason in found.reason

@@ -45,7 +45,7 @@ from .score_steps import (
     split_scalars,
     split_steps,
 )
-from .scores import Attention, Source, attention_of, is_float_cast, shapes_of, sources_of
+from .scores import Attention, Lost, Source, attention_of, is_float_cast, shapes_of, sources_of
 from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 
 _MOVES = RESHAPES | {"Concat", "Expand"} | {"Cast", "Transpose"}
@@ -59,8 +59,10 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match
     found = attention_of(node) if operator is None else operator
     if found is None:
         return None
-    if not isinstance(found, Attention):
-        raise Unconverted(Reason.ATTENTION_SCORES, value=found.name)
+    if isinstance(found, Lost):
+        if any(map(context.facts.is_constant, found.factors)):
+            return None
+        raise Unconverted(found.reason, value=found.value.name)
     if any(map(context.facts.is_constant, (found.scores.key.value, found.value.value))):
         return None
     return _exported(found, context, quantizes=quantizes)

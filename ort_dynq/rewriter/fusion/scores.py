@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from ...graphs import MICROSOFT
 from ..analysis.constants import constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
@@ -21,8 +20,10 @@ from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
 from ..analysis.standard import ARITHMETIC, COMMUTATIVE
+from ..reasons import Reason
+from .contractions import labels_of, operands_of
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
-from .views import Axes, Axis, Factor, View, axes_of, dims_of, leaves, rename
+from .views import Axes, Factor, View, axes_of, dims_of, leaves, rename
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -69,6 +70,21 @@ class Attention:
 
 
 @dataclass
+class Lost:
+    """Attention that has no form of these, and the value where it is lost.
+
+    Attributes:
+        value: The value.
+        reason: What is not known of it.
+        factors: Query and key, if the first product is known; it is no attention if one of them is constant.
+    """
+
+    value: ir.Value
+    reason: Reason
+    factors: tuple[ir.Value, ...] = ()
+
+
+@dataclass
 class _Walk:
     """What a walk from the softmax to the first product has found.
 
@@ -83,28 +99,33 @@ class _Walk:
     distance: int = -1
 
 
-def attention_of(node: ir.Node) -> Attention | ir.Value | None:
+def attention_of(node: ir.Node) -> Attention | Lost | None:
     """Returns the attention whose softmax ends in a node; None if there is none.
 
     Casts from floats to floats may stand between the nodes, as in float16 models.
-
-    Returns:
-        Only the value where the form is lost, if the softmax is a factor of a product.
     """
     users = _softmax_of(node)
     p = node.outputs[0] if node.outputs else None
-    if p is None or not users or p.shape is None or len(p.shape) < 2:
+    if p is None or not users:
+        return None
+    if p.shape is None:
+        return Lost(p, Reason.ATTENTION_AXES) if _is_factor(p) else None
+    if len(p.shape) < 2:
         return None
     axes, walk = axes_of(p.shape), _Walk()
     scores = _scores_of(users, 0, axes, walk)
     after = _product_of(node, axes, walk.shapes)  # it knows the lengths of scores then
-    if after is None or scores is None:
-        return None if after is None else walk.lost
+    if isinstance(after, ir.Value) and not _is_factor(p):
+        return None
+    if scores is None:
+        return None if walk.lost is None else Lost(walk.lost, Reason.ATTENTION_SCORES)
+    if isinstance(after, ir.Value):
+        return Lost(after, Reason.ATTENTION_WEIGHTS, (scores.query.value, scores.key.value))
     shapes = walk.shapes
     if {*leaves(axes[-1:])} & {*scores.query.order}:
         scores = replace(scores, query=scores.key, key=scores.query)
     product, index, view, is_safe = after
-    operands, result = _operands_of(product, {index: view.axes})
+    operands, result = operands_of(product, {index: view.axes})
     return Attention(
         scores,
         axes,
@@ -158,7 +179,7 @@ def _scores_of(
         is_half: Whether they become float16 later.
     """
     value = users[0].inputs[index]
-    if distance > walk.distance:
+    if distance > walk.distance and value is not None and constant_scalar(value) is None:
         walk.lost, walk.distance = value, distance
     node = None if value is None else value.producer()
     if value is None or node is None or node.graph is not users[0].graph or CHAIN.is_passed(distance):
@@ -173,8 +194,8 @@ def _scores_of(
     for axis, dim in zip(axes, dims_of(value), strict=True):
         rename(axis, dim)
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
-    if _labels_of(node) is not None:
-        (a, b), _ = _operands_of(node, {2: axes})
+    if labels_of(node) is not None:
+        (a, b), _ = operands_of(node, {2: axes})
         return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
     if is_float_cast(node):
         return _scores_of((node,), 0, axes, walk, distance + 1, is_half=is_half)
@@ -187,57 +208,6 @@ def _scores_of(
             scores.steps += [] if step is None else [step]
             return None if step is None else scores
     return None
-
-
-def _labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
-    """Returns the letters of the axes of the factors of a product, and of the result; None for other nodes."""
-    if len(node.inputs) != 2 or any(each is None or each.shape is None for each in node.inputs):
-        return None
-    a, b = (len(dims_of(each)) for each in node.inputs if each is not None)
-    if min(a, b) > 1 and (is_standard(node, "MatMul") or _is_transposing_product(node)):
-        lead = [str(i) for i in range(max(a, b) - 2)]
-        left = "km" if node.attributes.get_int("transA", 0) else "mk"
-        right = "nk" if node.attributes.get_int("transB", 0) else "kn"
-        return [*lead[max(b - a, 0) :], *left], [*lead[max(a - b, 0) :], *right], [*lead, "m", "n"]
-    if not is_standard(node, "Einsum"):
-        return None
-    left, _, out = (node.attributes.get_string("equation", "") or "").replace(" ", "").partition("->")
-    labels = *map(list, left.split(",")), list(out)
-    if len(labels) != 3 or not out or "." in left or any(len({*each}) < len(each) for each in labels):
-        return None
-    first, second, result = labels
-    is_product = {*first} ^ {*second} <= {*result} and (len(first), len(second)) == (a, b)
-    return (first, second, result) if is_product and {*result} <= {*first, *second} else None
-
-
-def _is_transposing_product(node: ir.Node) -> bool:
-    """Returns whether a node is ONNX Runtime's product of operands whose last two axes may be swapped."""
-    swaps_others = any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
-    return node.domain == MICROSOFT and node.op_type == "FusedMatMul" and not swaps_others
-
-
-def _operands_of(product: ir.Node, known: dict[int, Axes]) -> tuple[list[View], Axes]:
-    """Returns the factors of a product as views, and the axes of the result.
-
-    Args:
-        product: The product.
-        known: The axes of one of its factors, 0 or 1, or of its result, 2.
-    """
-    labels = _labels_of(product)
-    assert labels is not None
-    found = {label: axis for i, axes in known.items() for label, axis in zip(labels[i], axes, strict=True)}
-    views = []
-    for value, letters in zip(product.inputs, labels, strict=False):
-        assert value is not None
-        axes: list[Axis] = []
-        for label, dim in zip(letters, dims_of(value), strict=True):
-            if dim != 1 and not found.get(label):
-                found[label] = (Factor(dim),)
-            axis = () if dim == 1 else found[label]
-            rename(axis, dim)
-            axes.append(axis)
-        views.append(View(value, tuple(axes)))
-    return views, tuple(found.get(label, ()) for label in labels[2])
 
 
 def is_float_cast(node: ir.Node) -> bool:
@@ -388,33 +358,49 @@ def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value,
 
 def _product_of(
     softmax: ir.Node, axes: Axes, shapes: list[tuple[ir.Node, Axes]]
-) -> tuple[ir.Node, int, View, bool] | None:
+) -> tuple[ir.Node, int, View, bool] | ir.Value:
     """Returns the product by the value; the index and the view of the probabilities; and whether the softmax is safe.
 
-    None if the model uses the probabilities elsewhere.
+    Returns:
+        Only the value that the model uses elsewhere, or what it makes of the probabilities before their product.
     """
     view, is_safe = View(softmax.outputs[0], axes), False
     while not view.value.is_graph_output():
         uses = [(node, at) for node, at in view.value.uses() if not is_standard(node, "Shape")]
         users = list(dict.fromkeys(node for node, _ in uses))
         if any(node.graph is not softmax.graph for node, _ in view.value.uses()):
-            return None
+            break
         shapes += shapes_of(view)
         if len(users) == 2 and (result := _without_nan(view.value, users)) is not None:
             view, is_safe = View(result, view.axes), True
             continue
         if len(uses) != 1:
-            return None
+            break
         node = users[0]
-        if _labels_of(node) is not None and node.attributes.get_float("alpha", 1.0) == 1:
+        if labels_of(node) is not None and node.attributes.get_float("alpha", 1.0) == 1:
             return node, list(node.inputs).index(view.value), view, is_safe
         if is_float_cast(node) or _is_idle_dropout(node):
             view = View(node.outputs[0], view.axes)
         elif (after := view.after(node)) is not None:
             view = after
         else:
-            return None
-    return None
+            return node.outputs[0]
+    return view.value
+
+
+def _is_factor(value: ir.Value) -> bool:
+    """Returns whether what a model makes of a value is a factor of a product of two activations."""
+    values = [value]
+    for each in values:
+        for node, _ in each.uses():
+            if is_standard(node, "MatMul", "Einsum"):
+                others = [other for other in node.inputs if other is not None and other is not each]
+                if not any(other.const_value is not None or producer_of(other, "Constant") for other in others):
+                    return True
+            values += [output for output in node.outputs if output not in values]
+        if CHAIN.is_passed(len(values)):
+            break
+    return False
 
 
 def _without_nan(value: ir.Value, users: list[ir.Node]) -> ir.Value | None:
