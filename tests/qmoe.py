@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 Array = npt.NDArray[Any]
 EXPERTS, HIDDEN, INNER = 5, 64, 96
+HAS_LEVELS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 GPT_OSS: dict[str, Any] = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 1.0}
 
 

@@ -131,3 +131,10 @@ def test_imports_are_found(text: str, target: str) -> None:
 def test_imports_of_others_are_not_found() -> None:
     text = "import numpy\nfrom onnx import helper"
     assert imported(PACKAGE / "tools" / "accuracy" / "outputs.py", ast.parse(text)) == set()
+
+
+def test_modules_of_the_rewriter_have_tests_of_their_names() -> None:
+    """The test of a rule stands under its name. Modules that only read parts of a form for others may have none."""
+    modules = {path.stem for path in (PACKAGE / "rewriter").rglob("*.py")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in (PACKAGE.parent / "tests").rglob("test_*.py")}
+    assert len(modules & tests) >= 0.9 * len(modules), f"modules without a test: {sorted(modules - tests)}"

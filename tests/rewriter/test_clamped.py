@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from offset_models import WEIGHTS, data
+from product_models import model_of
 from rewriting import check, check_products, products
-from test_float_offset import WEIGHTS, data
-from test_marks import check_rows
-from test_products import model_of
+from unbounded_models import check_rows
 
 from ort_dynq.rewriter import rewrite
 

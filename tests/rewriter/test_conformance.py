@@ -22,6 +22,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from helpers import IS_ARM, Array, assert_same, every, handwritten, make_session, parse, stock_session
+from recorded_models import EXPECTED
 from rewriting import FOLDERS, MODELS, check_verification, data_sets, has_products, load, nodes_of, operators, rewritten
 
 from ort_dynq import kernels, verify
@@ -35,254 +36,11 @@ from ort_dynq.rewriter.metadata import ACTIVATION, SOURCE
 from ort_dynq.rewriter.products import dequantized_rows
 from ort_dynq.runtime import version
 
-# The calls of operators that each rewritten model must have, in the main graph, subgraphs and functions together.
-PAIR = {"ort_dynq.DynamicQuantize": 1, "ort_dynq.DynamicDequantize": 1}
-FAKE = {"ort_dynq.DynamicFakeQuantize": 1}
-MAGNITUDE, MIN_MAX = {"ort_dynq.ReduceAbsMax": 1}, {"ort_dynq.ReduceMinMax": 1}
-PROGRAM = {"ort_dynq.RowProgram": 1}
-PRODUCT = {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1}
-PRODUCT_PROGRAM = {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMulProgram": 1}
-PRODUCTS = {"ort_dynq.QuantizedMatMul": 1, "ort_dynq.QuantizedMatMulProgram": 1}
-DYNAMIC_PRODUCTS = {"ort_dynq.DynamicQuantizeLinear": 2} | PRODUCTS
-# The programs of two products add what the layer began with.
-ENCODER = {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 4, "ort_dynq.QuantizedMatMulProgram": 2}
 # Fake quantizations whose codes an integer product can use: they then only quantize.
 FAKES = {
     "ort_dynq.DynamicFakeQuantize",
     "ort_dynq.DynamicQuantizeDequantizeLinear",
 }
-
-
-def convolutions(plain: int, programs: int) -> dict[str, int]:
-    """Convolutions, some with a program, and the DynamicQuantizeLinear before each."""
-    return {
-        "ort_dynq.DynamicQuantizeLinear": plain + programs,
-        **({"ort_dynq.QuantizedConv": plain} if plain else {}),
-        "ort_dynq.QuantizedConvProgram": programs,
-    }
-
-
-EXPECTED: dict[str, dict[str, int]] = {
-    "blocked_group": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
-    "blocked_group_product": {"ort_dynq.DynamicQuantize": 1, "ort_dynq.QuantizedMatMul": 1} | MAGNITUDE,
-    "blocked_token": {"ort_dynq.DynamicDequantize": 1} | MIN_MAX,
-    "brevitas_tensor": PRODUCT,
-    "channel_sigmoid": PAIR | MIN_MAX,
-    "compressed_4_bits": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_4_bits_half": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_bert": {"ort_dynq.DynamicQuantize": 2},
-    "compressed_bert_half": {"ort_dynq.DynamicDequantize": 4, "ort_dynq.DynamicQuantize": 2},
-    "compressed_both": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_both_half": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_causal": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_causal_half": {"ort_dynq.DynamicDequantize": 2},
-    "compressed_floats": {"ort_dynq.AffineDequantize": 1},
-    "compressed_groups": {"ort_dynq.AffineDequantize": 2},
-    "compressed_key": {"ort_dynq.DynamicDequantize": 1},
-    "compressed_key_channel": {"ort_dynq.DynamicDequantize": 1},
-    "compressed_key_channel_half": {"ort_dynq.DynamicDequantize": 1},
-    "compressed_key_half": {"ort_dynq.DynamicDequantize": 1},
-    "compressed_mlp": {"ort_dynq.CompressedMatMul": 3},
-    "compressed_mlp_half": {"ort_dynq.CompressedMatMul": 3},
-    "compressed_repeated": {},
-    "compressed_tensors_asymmetric": PROGRAM,
-    "compressed_tensors_module": PRODUCT,
-    "compressed_tensors_symmetric": PROGRAM,
-    "compressed_tensors_symmetric_static": PROGRAM,
-    "compressed_value": {"ort_dynq.DynamicDequantize": 1},
-    "compressed_value_half": {"ort_dynq.DynamicDequantize": 1},
-    "decoder_token_weights": ENCODER,
-    "dynamic_quantize_conv": convolutions(0, 1) | {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
-    "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1},
-    "dynamic_quantize_expanded": PROGRAM,
-    "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
-    "embedding_of_codes": {"ort_dynq.QuantizedMatMulProgram": 1},
-    "encoder_tensor_s8": {
-        "ort_dynq.RowProgram": 4,
-        "ort_dynq.QuantizedMatMul": 4,
-        "ort_dynq.QuantizedMatMulProgram": 2,
-    },
-    "encoder_tensor_u8": {
-        "ort_dynq.RowProgram": 4,
-        "ort_dynq.QuantizedMatMul": 4,
-        "ort_dynq.QuantizedMatMulProgram": 2,
-    },
-    "encoder_token": ENCODER,
-    "encoder_token_integer": ENCODER,
-    "encoder_torchao": ENCODER,
-    "experts_token": PRODUCT_PROGRAM,
-    "floating_zero_point": MIN_MAX | {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
-    "frame_unclipped": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedConv": 1},
-    "function_in_branch": PROGRAM,
-    "functions": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 1},
-    "image_parts": convolutions(3, 1),
-    "image_decoder": {
-        "ort_dynq.DynamicQuantizeLinear": 1,
-        "ort_dynq.RowProgram": 1,
-        "ort_dynq.QuantizedConv": 2,
-    },
-    "integer_attention": {"ort_dynq.RowProgram": 4},
-    "integer_heads": {"ort_dynq.RowProgram": 2},
-    "integer_token_int32": PRODUCT,
-    "integer_token_einsum": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1},
-    "integer_token_s8": PRODUCT,
-    "integer_token_u8": PRODUCT,
-    "integer_token_zero_point": PRODUCT,
-    "integer_zero_points": {
-        "ort_dynq.DynamicQuantizeLinear": 1,
-        "ort_dynq.RowProgram": 2,
-        "ort_dynq.QuantizedMatMul": 2,
-    },
-    "inverse_products": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 2},
-    "keras_int8": PRODUCT_PROGRAM,
-    "keras_tensorflow": PRODUCT_PROGRAM,
-    "kv_cache_float_bias": {"ort_dynq.AffineDequantize": 1, "ort_dynq.RowProgram": 1},
-    "loop_states": PROGRAM,
-    "masked_attention": PRODUCT,
-    "joined_parts": {"ort_dynq.RowProgram": 11, "ort_dynq.QuantizedMatMul": 9, "ort_dynq.QuantizedConv": 2},
-    "moved_codes": {"ort_dynq.RowProgram": 5, "ort_dynq.QuantizedMatMul": 10},
-    "masked_codes": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1, "ort_dynq.QuantizedMatMulProgram": 1},
-    "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
-    "ort_dynamic": DYNAMIC_PRODUCTS,
-    "ort_dynamic_attention": {
-        "ort_dynq.DynamicQuantizeLinear": 6,
-        "ort_dynq.QuantizedMatMul": 13,
-        "ort_dynq.QuantizedMatMulProgram": 1,
-    },
-    "ort_dynamic_optimized": {
-        "ort_dynq.DynamicQuantizeLinear": 3,
-        "ort_dynq.QuantizedMatMul": 2,
-        "ort_dynq.QuantizedMatMulProgram": 2,
-    },
-    "ort_dynamic_channel": DYNAMIC_PRODUCTS,
-    "ort_dynamic_channels_last": convolutions(0, 2),
-    "ort_dynamic_conv": convolutions(1, 1),
-    "ort_dynamic_mobile": convolutions(1, 4) | {"ort_dynq.DynamicQuantizeLinear": 6, "ort_dynq.QuantizedMatMul": 1},
-    "ort_dynamic_speech": convolutions(1, 3),
-    "ort_dynamic_llama": {
-        "ort_dynq.DynamicQuantizeLinear": 4,
-        "ort_dynq.QuantizedMatMul": 3,
-        "ort_dynq.QuantizedMatMulProgram": 2,
-    },
-    "ort_dynamic_lstm": {
-        "ort_dynq.RowProgram": 2,
-        "ort_dynq.QuantizedMatMul": 2,
-        "ort_dynq.QuantizedRecurrence": 2,
-    },
-    "ort_half_optimized": ENCODER,
-    "ort_half_token": PRODUCT,
-    "ort_int8": {"ort_dynq.RowProgram": 2} | PRODUCTS,
-    "ort_int8_negative": {"ort_dynq.RowProgram": 2} | PRODUCTS,
-    "ort_mixture_of_experts": {"ort_dynq.QuantizedExperts": 1},
-    "ort_dequantized_weights": {
-        "ort_dynq.TwoTermQuantize": 2,
-        "ort_dynq.QuantizedMatMulProgram": 1,
-        "ort_dynq.QuantizedMatMul": 1,
-    },
-    "onnxsim_weights": {
-        "ort_dynq.TwoTermQuantize": 2,
-        "ort_dynq.QuantizedMatMulProgram": 1,
-        "ort_dynq.QuantizedMatMul": 1,
-    },
-    "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
-    "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
-    "ort_tied_embedding": PRODUCT | {"ort_dynq.DynamicDequantize": 1},
-    "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
-    "padded_images": convolutions(1, 1) | {"ort_dynq.DynamicQuantizeLinear": 1},
-    "pt2e_dynamic": {"ort_dynq.QuantizedMatMul": 1} | MIN_MAX,
-    "qat_unfolded_weights": PRODUCT,
-    "positions": {"ort_dynq.ReduceAbsMax": 1, "ort_dynq.QuantizedMatMul": 2},
-    "row_square": {"ort_dynq.RowProgram": 1},
-    "row_zero_point": PROGRAM,
-    "relative_bounds": {
-        "ort_dynq.ReduceMinMax": 1,
-        "ort_dynq.RowProgram": 1,
-        "ort_dynq.QuantizedMatMul": 1,
-        "ort_dynq.QuantizedMatMulProgram": 1,
-    },
-    "rounded_by_arithmetic": {
-        "ort_dynq.RowProgram": 2,
-        "ort_dynq.QuantizedMatMul": 2,
-        "ort_dynq.QuantizedMatMulProgram": 1,
-    },
-    "saved_operators": {
-        "ort_dynq.RowProgram": 1,
-        "ort_dynq.DynamicQuantizeLinear": 1,
-        "ort_dynq.QuantizedMatMul": 2,
-    },
-    "shared_scales": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 3},
-    "straight_through": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 2},
-    "tf2onnx_channel_last": FAKE | MIN_MAX,
-    "tf2onnx_channel_last_unsigned": FAKE | MIN_MAX,
-    "tf2onnx_tensor": PROGRAM,
-    "token_float16_glue": {"ort_dynq.RowProgram": 1},
-    "token_float_offset": PRODUCT,
-    "token_heads": PRODUCT,
-    "token_longer_groups": PRODUCT,
-    "token_reshaped_codes": PRODUCT,
-    "token_reshaped_gemm": PRODUCT,
-    "torch_bitnet": PRODUCT,
-    "torch_bitnet_inference": PRODUCT,
-    "torch_channel_first": PROGRAM,
-    "torch_channel_last": FAKE | MAGNITUDE,
-    "torch_channel_middle": FAKE | MIN_MAX,
-    "torch_conv_u8": {"ort_dynq.RowProgram": 5},
-    "torch_encoder_s8": {
-        "ort_dynq.RowProgram": 8,
-        "ort_dynq.ReduceAbsMax": 8,
-        "ort_dynq.QuantizedMatMul": 8,
-        "ort_dynq.QuantizedMatMulProgram": 4,
-    },
-    "torch_encoder_u8": {
-        "ort_dynq.RowProgram": 16,
-        "ort_dynq.QuantizedMatMul": 8,
-        "ort_dynq.QuantizedMatMulProgram": 4,
-    },
-    "torch_group": PROGRAM,
-    "torch_group_product": PRODUCT,
-    "torch_if": PROGRAM,
-    "torch_half_token": PROGRAM,
-    "torch_kv_cache": {"ort_dynq.RowProgram": 1, "ort_dynq.AffineDequantize": 1},
-    "torch_int8_cache": {"ort_dynq.RowProgram": 2, "ort_dynq.AffineDequantize": 2},
-    "torch_llm_int8": PRODUCT,
-    "torch_lsq_constant": {},
-    "torch_quarot": PRODUCT | MIN_MAX,
-    "torch_quarot_group": PRODUCT | MIN_MAX,
-    "torch_tensor_s8_asymmetric": PROGRAM,
-    "torch_tensor_u8": PROGRAM,
-    "torch_token": PROGRAM,
-    "torch_token_asymmetric": PROGRAM,
-    "torch_token_deferred": PRODUCT,
-    "torch_token_float16": PROGRAM,
-    "torch_token_int8": PROGRAM,
-    "torch_token_smoothquant": PROGRAM,
-    "torch_token_unclipped": PRODUCT,
-    "torchao_8da8w": PRODUCT,
-    "torchao_8da8w_opset18": PRODUCT,
-    "torchao_8da4w": PRODUCT,
-    "torchao_8da4w_asymmetric": PRODUCT,
-    "torchao_8da8w_group": PRODUCT,
-    "torchao_half": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 2},
-    "torchao_int8": PRODUCT,
-    "torchao_weights": {},  # ONNX Runtime folds the weights to floats when it opens the model
-    "torchao_qat": PRODUCT,
-    "torchao_qat_8da4w": PROGRAM,
-    "torchscript_bitnet": PROGRAM,
-    "torchscript_channel_last": FAKE | MAGNITUDE,
-    "torchscript_group_product": {
-        "ort_dynq.RowProgram": 1,
-        "ort_dynq.QuantizedMatMul": 1,
-    },
-    "torchscript_half_token": PROGRAM,
-    "torchscript_loop": PROGRAM,
-    "torchscript_tensor_u8": PROGRAM,
-    "torchscript_token": PROGRAM,
-    "torchscript_token_int8": PROGRAM,
-    "torchscript_token_smoothquant": PROGRAM,
-    "weight_blocks": {"ort_dynq.TwoTermQuantize": 1, "ort_dynq.QuantizedMatMul": 1},
-    "weight_shapes": {},  # as torchao_weights
-}
-
 # Models whose chains stay where ONNX Runtime adds and multiplies in float16, so that they are not float32 chains.
 EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "ort_half_optimized": {},
@@ -292,7 +50,6 @@ EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "torch_token_float16": {"ort_dynq.ReduceAbsMax": 1},
     "torchscript_half_token": {},
 }
-
 # The calls in models that change with --fuse: attention over codes.
 EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
     name: {"ort_dynq.CompressedAttention": 1}
@@ -309,12 +66,10 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
         ),
     )
 } | {"torch_int8_cache": {"ort_dynq.RowProgram": 8, "ort_dynq.CompressedAttention": 1}}
-
 # Attention over codes and models like it, which ONNX Runtime 1.32 recorded without AVX-512.
 COMPRESSED = [
     *("torch_int8_cache", *(name for name in EXPECTED if name.startswith("compressed_") and "tensors" not in name))
 ]
-
 # Other models with float products or sums that ONNX Runtime 1.32 recorded.
 OF_1_32 = (
     *("image_decoder", "inverse_products", "straight_through", "weight_blocks", "image_parts", "masked_attention"),
@@ -323,13 +78,11 @@ OF_1_32 = (
     *("ort_dynamic_llama", "padded_images", "shared_scales", "embedding_of_codes", "masked_codes", "positions"),
     *("relative_bounds", "rounded_by_arithmetic"),
 )
-
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
 NOT_FOR_EXTENSIONS = {
     *(name for name in COMPRESSED if name.endswith(("_half", "4_bits", "mlp"))),
     *("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half"),
 }
-
 # The oldest onnxruntime that runs the original, for models that need a newer one than this package does.
 OLDEST_RUNTIME = {
     "compressed_4_bits": (1, 23),  # Cast of 4-bit codes, in functions
@@ -367,7 +120,6 @@ RUNNABLE = [
     for name in FOLDERS
 ]
 models = pytest.mark.parametrize("name", RUNNABLE, scope="module")  # the scope puts the tests of a model together
-
 PROMISES = {"default": False, "exact": True}
 
 

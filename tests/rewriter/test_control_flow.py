@@ -6,21 +6,15 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from branch_models import CONSTANTS, chain
 from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
 from rewriting import YES, F, found, nodes_of, rows, tails
 
 from ort_dynq import quantize
 from ort_dynq.rewriter import rewrite
 
-CONSTANTS = "int64[1] one = {-1}, float c127 = {127.0}, float low = {-128.0}, float high = {127.0}"
 WEIGHTS = ", ".join(str(code) for code in np.random.default_rng(0).integers(-127, 128, 33 * 4 - 1))
 W = f"float[33, 4] w = {{127, {WEIGHTS}}}"
-
-
-def chain(x: str, y: str) -> str:
-    """A whole chain: it needs only the type of x."""
-    return f"""a = Abs({x}) m = ReduceMax(a, one) s = Div(m, c127) d = Div({x}, s) r = Round(d) c = Clip(r, low, high)
-        {y} = Mul(c, s)"""
 
 
 def if_(
@@ -212,23 +206,3 @@ def test_branches_share_packed_weights() -> None:
         for session in (make_session(converted, "native"), stock_session(converted)):
             y, z = session.run(None, {"x": x, "yes": np.array(yes)})
             assert_same(y, function(z))
-
-
-def test_a_branch_has_the_name_of_a_later_value() -> None:
-    """The program outside moves before the If, since it reads only x."""
-    scale = "a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) d = Div(x, s)"
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18]> g (float[n, 33] x, bool yes)
-            => (float[n, 33] y, float[n, 33] z, float[n, 1] s) <{CONSTANTS}> {{
-            y = If(yes) <then_branch = t () => (float[n, 33] z) {{ k = Neg(x) {chain("k", "z")} }},
-                else_branch = e () => (float[n, 33] o) {{ o = Relu(x) }}>
-            {scale} r = Round(d) c = Clip(r, low, high) z = Mul(c, m) }}""")
-    before, result = model.SerializeToString(), rewrite(model, exact=True)
-    assert [each.operator for each in result.report.rewritten].count("RowProgram") == 2
-    x = np.random.default_rng(1).standard_normal((5, 33), F)
-    for yes in (True, False):
-        feeds = {"x": x, "yes": np.array(yes)}
-        expected = stock_session(model).run(None, feeds)
-        for each, other in zip(make_session(result.to_proto(), "native").run(None, feeds), expected, strict=True):
-            assert_same(each, other)
-    assert model.SerializeToString() == before

@@ -10,30 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from correction_models import CONSTANTS, I32, F, data_of
 from helpers import Array, in_turn, pairwise
 from onnx import numpy_helper
+from product_models import K, N, codes_of, model_of
 from rewriting import check, found, products, tails
-from test_products import K, N, codes_of, model_of, scales_of
 
 from ort_dynq.rewriter import rewrite
 
-F, I32 = np.float32, np.int32
-CONSTANTS = {
-    "wq": codes_of(),
-    "wu": codes_of(0, 255, dtype=np.uint8),
-    "ws": scales_of(),
-    "sums": codes_of().sum(0, dtype=I32),
-    "sums_wu": codes_of(0, 255, dtype=np.uint8).sum(0, dtype=I32),
-    "zb": np.asarray(117, I32),
-    "zbs": np.arange(100, 100 + N, dtype=I32),
-    "k": np.asarray(K, I32),
-    "k64": np.asarray(K, np.int64),
-    "b": np.linspace(-(2**28), 2**28, N).astype(I32),
-    "b1": np.asarray([[-(2**20) - 1]], I32),
-    "first": np.array([0]),
-    "matrix": np.arange(5 * N, dtype=I32).reshape(5, N),
-    "huge": np.asarray(2**40),
-}
 TAIL = "f = Cast<to = 1>(i)\n g = Mul(f, s)\n y = Mul(g, ws)"
 PRODUCT = "p = MatMulInteger(q, wq)\n"
 OF_UNSIGNED = "p = MatMulInteger(q, wu)\n"
@@ -76,20 +60,6 @@ OTHERS = {
     "zero points in product and sums": "p = MatMulInteger(q, wq, z)\n" + COLUMNS + "i = Sub(p, cs)\n",
     "float zero point": PRODUCT + "zr = Cast<to = 6>(s)\n cs = Mul(zr, sums)\n i = Sub(p, cs)\n",
 }
-
-
-def data_of(dtype: Any, per: str, seed: int = 0, depth: int = K) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    info, rows = np.iinfo(dtype), (5, 1) if per == "token" else ()
-    q = np.where(rng.random((5, depth)) < 0.5, info.max, rng.integers(info.min, info.max + 1, (5, depth)))
-    return {
-        "q": q.astype(dtype),
-        "z": np.asarray(rng.integers(info.min, info.max + 1, rows)).astype(dtype),
-        "s": np.asarray(rng.uniform(0.5, 200, rows)).astype(F),
-        "br": rng.integers(-(2**29), 2**29, N).astype(I32),
-        "br1": np.asarray([7_654_321], I32),
-        "z3": np.full((1, 1, 1), 3, dtype),
-    }
 
 
 def product_of(
@@ -192,22 +162,6 @@ def test_products_that_onnxruntime_does_not_fuse(bias: str) -> None:
     assert ("QuantizedMatMul" in products(rewrite(model, keep_fused=True).report)) == bool(bias)
 
 
-@pytest.mark.parametrize("scale", ["step", "ws"])
-@pytest.mark.parametrize("bias", ["", "i = Add(p, br)\n", "i = Add(b1, p)\n"])
-def test_dequantized_sums(bias: str, scale: str) -> None:
-    """DequantizeLinear scales the sums, by one number or by one for each column."""
-    body = "q, s, z = DynamicQuantizeLinear(x)\n p = MatMulInteger(q, wq, z)\n" + (bias or "i = Identity(p)\n")
-    body += f"t = Mul(s, {scale})\n y = DequantizeLinear<axis = -1>(i, t)"
-    constants = CONSTANTS | {"step": F(0.3)}
-    x = np.random.default_rng(0).normal(0, 1, (7, K)).astype(F)
-    given = {"x": x, "br": data_of(np.uint8, "token")["br"]}
-    report = check(model_of(body, constants, inputs=f"float[M, {K}] x, int32[{N}] br"), given, exact=True)
-    assert products(report) == ["QuantizedMatMul"]
-    assert not report.unconverted
-
-
-# Convolutions
-
 CONV = {
     "plain": "<kernel_shape = [3, 3]>",
     "pads": "<pads = [1, 0, 2, 1], strides = [2, 1]>",
@@ -252,8 +206,6 @@ def test_convolutions(conv: str, bias: str, codes: str) -> None:
     stays = conv == "same" and codes == "uint8"  # the others become a ConvInteger of uint8 codes
     assert ["auto_pad computes" in finding.reason for finding in report.unconverted] == [True] * stays
 
-
-# Corrections after the Cast
 
 FLOATS = {
     "columns": PRODUCT + "f0 = Cast<to = 1>(p)\n zf = Cast<to = 1>(z)\n sf = Cast<to = 1>(sums)\n c = Mul(zf, sf)\n"

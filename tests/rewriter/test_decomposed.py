@@ -22,10 +22,6 @@ from rewriting import REDUCE, YES, check, found, parse, programs, rows
 from ort_dynq.rewriter import rewrite
 
 F = np.float32
-
-# Every form
-
-
 FORMS: dict[str, tuple[str, ...]] = {
     "opset": ("13", "17", "18", "21"),
     "rows": ("keepdims", "unsqueezed", "reshaped", "tensor"),
@@ -224,90 +220,6 @@ def test_form(form: dict[str, str]) -> None:
     assert found(report) == ["RowProgram"], [f.reason for f in report.unconverted]
 
 
-# Conversions that were wrong in earlier versions
-
-SYMMETRIC_BODY = """a = Abs(x) m = ReduceMax<keepdims = {keep}>(a, one) s = Div(m, c127) {align}
-    d = Div(x, {s}) r = Round(d) y = Mul(r, {s})"""
-
-
-def symmetric(align: str = "", s: str = "s", keep: int = 1) -> str:
-    return SYMMETRIC_BODY.format(align=align, s=s, keep=keep)
-
-
-@pytest.mark.parametrize("copy", ["Cast<to = 1>", "Cast<to = 10>", "Floor"])
-@pytest.mark.parametrize("place", ["quotient", "rounded", "clipped", "scale"])
-def test_copies_within_a_chain(copy: str, place: str) -> None:
-    """TorchScript writes a Cast from float32 to float32 for x.to(x.dtype).
-
-    A Cast to float16 and back rounds.
-    """
-    lines = {
-        "scale": "scale = Div(m, c127)",
-        "quotient": "quotient = Div(x, scale)",
-        "rounded": "rounded = Round(quotient)",
-        "clipped": "clipped = Clip(rounded, low, high)",
-    }
-    copied = f"before = {lines[place].split(' = ')[1]} other = {copy}(before) {place} = Cast<to = 1>(other)"
-    body = " ".join(
-        ["a = Abs(x) m = ReduceMax(a, one)", *(lines | {place: copied}).values(), "y = Mul(clipped, scale)"]
-    )
-    report = check(parse(body), {"x": rows((5, 7))})
-    assert found(report) == ["RowProgram"]
-
-
-def test_rows_of_a_square_are_not_its_columns() -> None:
-    """A scale for each row, of rank 1, broadcasts along the columns."""
-    report = check(parse(symmetric(keep=0), inputs="float[5, 5] x"), {"x": rows((5, 5))})
-    assert found(report) == []
-
-
-@pytest.mark.parametrize(
-    ("shape", "target", "operator"),
-    [
-        ("4, 4", "[-1, 1]", "RowProgram"),
-        ("4, 4", "[1, -1]", "RowProgram"),
-        ("4, 4", "[-1]", "RowProgram"),
-        ("N, K", "[-1, 1]", "RowProgram"),
-        ("N, K", "[1, -1]", None),
-        ("1, 4, 4", "[1, 4, 1]", "RowProgram"),
-        ("1, 4, 4", "[4, 1, 1]", None),
-        ("4, 1, 4", "[1, 4, 1]", None),
-        ("2, 2, 2", "[1, 2, 2]", None),
-    ],
-)
-def test_reshaped_scale(shape: str, target: str, operator: str | None) -> None:
-    """A reshaped scale may not line up with the rows any more, or may enlarge the result."""
-    body = symmetric(f"shape = Constant<value_ints = {target}>() u = Reshape(s, shape)", "u")
-    if shape == "2, 2, 2":
-        body = body.replace("ReduceMax<keepdims = 1>", "ReduceMax<keepdims = 0>")
-    x = rows(tuple(4 if dim in "NK" else int(dim) for dim in shape.split(", ")))
-    report = check(parse(body, inputs=f"float[{shape}] x"), {"x": x})
-    assert found(report) == ([operator] if operator else [])
-
-
-@pytest.mark.parametrize("dims", ["[?, ?, ?]", "[]"])
-@pytest.mark.parametrize("align", ["kept", "unsqueezed", "concatenated"])
-def test_dimensions_without_names(dims: str, align: str) -> None:
-    """Without inferred shapes, the nodes show that a scale lines up with the rows of x."""
-    parts = (
-        "first = Shape<start = 0, end = 1>(x) second = Shape<start = 1, end = 2>(x) i = Constant<value_ints = [1]>()"
-    )
-    body = {
-        "kept": symmetric(),
-        "unsqueezed": symmetric("u = Unsqueeze(s, one)", "u", keep=0),
-        "concatenated": symmetric(f"{parts} c = Concat<axis = 0>(first, second, i) u = Reshape(s, c)", "u", keep=0),
-    }[align]
-    report = check(parse(body, inputs=f"float{dims} x"), {"x": rows((3, 4, 5))})
-    assert found(report) == ([] if (dims, align) == ("[]", "concatenated") else ["RowProgram"])
-
-
-@pytest.mark.parametrize("target", [[-1], [1, -1], [-1, 1]])
-def test_scale_reshaped_at_run_time(target: list[int]) -> None:
-    model = parse(symmetric("u = Reshape(s, shape)", "u"), inputs="float[4, 4] x, int64[rank] shape")
-    report = check(model, {"x": rows((4, 4)), "shape": np.array(target)})
-    assert found(report) == []
-
-
 @pytest.mark.parametrize("x_shape", [(3,), (1, 4), (3, 1), (2, 1, 3)])
 def test_scale_that_makes_x_larger(x_shape: tuple[int, ...]) -> None:
     body = "d = Div(x, s) r = Round(d) y = Mul(r, s)"
@@ -356,50 +268,6 @@ def test_two_sides_bounded_away_from_zero(bounds: str) -> None:
         mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Clip(mn0, {least}, zero) mx = Clip(mx0, zero, {most})
         n = Neg(mn) m = Max(n, mx) s = Div(m, c127) d = Div(x, s) r = Round(d) y = Mul(r, s)"""
     assert found(check(parse(body), {"x": rows((6, 5))})) == ["RowProgram"]
-
-
-def test_negative_zero() -> None:
-    """-0.0 + -0.0 is -0.0, -0.0 + 0.0 is 0.0. Clip at 0 and then Round gives 0.0, Round and then Clip keeps -0.0."""
-    minus = "minus_zero = Neg(zero)"
-    given = f"{minus} a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) d = Div(x, s)"
-    bodies = (
-        f"{given} r = Round(d) q = Add(r, minus_zero) c = Clip(q, low, high) b = Sub(c, minus_zero) y = Mul(b, s)",
-        f"{given} r = Round(d) q = Add(r, zero) c = Clip(q, low, high) b = Sub(c, minus_zero) y = Mul(b, s)",
-        f"{given} c = Clip(d, zero, high) r = Round(c) y = Mul(r, s)",
-        f"{given} r = Round(d) c = Clip(r, zero, high) y = Mul(r, s)",
-        f"{given} t = Add(d, zero) r = Round(t) c = Clip(r, zero, high) b = Sub(c, zero) y = Mul(b, s)",
-    )
-    x = rows((9, 33), 3)
-    x[0, :5] = [-0.1 * np.abs(x[0]).max() / 127, -0.0, 0.0, -1e-40, 1e-40]
-    for body in bodies:
-        literal = body.replace("Neg(zero)", "Constant<value = float {-0.0}>()")
-        check(parse(literal), {"x": x})
-
-
-def test_late_scale_and_early_zero_point() -> None:
-    """compressed-tensors computes the zero point from the scale before its epsilon, and may use it before the scale."""
-    body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
-        s0 = Div(w, c255) t = Div(mn, s0) o = Sub(low, t) c = Clip(o, low, high) z0 = Round(c) z = Cast<to = 3>(z0)
-        copied = Cast<to = 6>(z) e = Equal(s0, zero) s = Where(e, eps, s0) d = Div(x, s) zf = Cast<to = 1>(z)
-        a = Add(d, zf) q = Clip(a, low, high) r = Round(q) b = Sub(r, zf) y = Mul(b, s)"""
-    report = check(parse(body, outputs="float[] y, int32[] copied"), {"x": rows((9, 33))})
-    assert found(report) == ["RowProgram"]
-
-
-def test_copy_of_x_that_is_computed_after_its_range() -> None:
-    body = """a = Abs(x) m = ReduceMax(a, one) s = Div(m, c127) copy = Identity(x) d = Div(copy, s) r = Round(d)
-        y = Mul(r, s)"""
-    assert found(check(parse(body), {"x": rows((9, 33))})) == ["RowProgram"]
-
-
-def test_zero_point_that_stays_a_float() -> None:
-    """It is NaN if scale and range are 0, which an integer zero point cannot be."""
-    body = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, zero) mx = Max(mx0, zero) w = Sub(mx, mn)
-        s = Div(w, c255) t = Div(mn, s) rt = Round(t) o = Sub(low, rt) z = Clip(o, low, high) d = Div(x, s)
-        rd = Round(d) a = Add(rd, z) c = Clip(a, low, high) q = Cast<to = 3>(c) real = Cast<to = 1>(q)
-        b = Sub(real, z) y = Mul(b, s)"""
-    for outputs in ("float[] y, int8[] q", "float[] y, float[] z"):
-        assert found(check(parse(body, outputs=outputs), {"x": rows((9, 33))})) == ["RowProgram"]
 
 
 def test_scale_and_its_copy_are_outputs() -> None:

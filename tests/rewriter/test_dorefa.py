@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from product_models import F, model_of
 from rewriting import products
-from test_products import F, model_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import assert_same, stock_session
+from lstm_models import change, noise, rewritten, run, unconverted
 from onnx import TensorProto, helper, numpy_helper
-from recurrence import decibels, dynamic, layer, with_weights_of
-from rewriting import operators
+from recurrence import dynamic, layer, with_weights_of
 
 import ort_dynq
-from ort_dynq.rewriter.listing import listing_of
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
@@ -38,29 +37,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
 }
-
-
-def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = ort_dynq.rewrite(model)
-    assert [each.operator for each in result.report.rewritten] == ["QuantizedRecurrence"], result.report.unconverted
-    content = result.to_proto()
-    onnx.checker.check_model(content)
-    assert not any(node.op_type == "DynamicQuantizeLSTM" for node in content.graph.node)
-    return content
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    """The outputs with the plugin and two threads; without it, they are the same, bit for bit."""
-    outputs = make_session(model, "native", threads=2).run(None, feeds)
-    for other in (stock_session(model),):
-        for one, two in zip(outputs, other.run(None, feeds), strict=True):
-            assert_same(one, two)
-    return list(outputs)
-
-
-def noise(expected: list[Array], found: list[Array]) -> float:
-    """The sum of the squared errors, relative to the squares, in decibels."""
-    return -decibels(*(np.concatenate([each.ravel() for each in arrays]) for arrays in (expected, found)))
 
 
 @pytest.mark.parametrize(("name", "per_channel"), [(name, i % 2 == 1) for i, name in enumerate(CASES)])
@@ -95,81 +71,6 @@ def test_outliers() -> None:
     expected = stock_session(with_weights_of(original, model)).run(None, feeds)
     stock = stock_session(original).run(None, feeds)
     assert noise(expected, run(rewritten(original), feeds)) < noise(expected, stock) - 15
-
-
-def test_states_of_one_sign() -> None:
-    """Relu makes all states positive: they have 256 codes, as in DynamicQuantizeLSTM."""
-    model, feeds = layer("LSTM", activations=["Sigmoid", "Relu", "Relu"], steps=20)
-    original = dynamic(model)
-    expected = stock_session(with_weights_of(original, model)).run(None, feeds)
-    stock = stock_session(original).run(None, feeds)
-    assert noise(expected, run(rewritten(original), feeds)) < noise(expected, stock)
-
-
-@pytest.mark.parametrize("outputs", [["", "", "c"], ["", "h", ""], ["y", "", "c"]])
-def test_outputs_that_are_not_there(outputs: list[str]) -> None:
-    model, feeds = layer("LSTM", outputs=outputs)
-    original = dynamic(model)
-    converted = rewritten(original)
-    names = [each.name for each in converted.graph.output]
-    assert names == [each for each in outputs if each]
-    verification = ort_dynq.verify(original, converted, inputs=feeds)
-    assert verification.passed, verification
-
-
-def test_layers_in_sequence() -> None:
-    """The type after DynamicQuantizeLSTM is known even if the model does not declare it."""
-    model, feeds = layer("LSTM", outputs=["states", "", ""], size=40)
-    graph = model.graph
-    graph.node.append(helper.make_node("Squeeze", ["states", "axis"], ["between"]))
-    second = onnx.NodeProto()
-    second.CopyFrom(graph.node[0])
-    second.input[0], second.output[0], second.name = "between", "y", "second"
-    graph.node.append(second)
-    graph.initializer.append(numpy_helper.from_array(np.array([1]), "axis"))
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4))
-    original = dynamic(model)
-    del original.graph.value_info[:]
-    result = ort_dynq.rewrite(original)
-    assert [each.node for each in result.report.rewritten] == ["layer_quant", "second_quant"]
-    assert ort_dynq.verify(original, result.to_proto(), inputs=feeds).passed
-
-
-def change(model: onnx.ModelProto, name: str, array: Array) -> None:
-    tensor = next(each for each in model.graph.initializer if each.name == name)
-    tensor.CopyFrom(numpy_helper.from_array(array, name))
-
-
-@pytest.mark.parametrize("zero_point", [128, 127])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_unsigned_weights(zero_point: int, per_channel: bool) -> None:
-    """They have a zero point; codes minus the zero point fit 8 bits here, and are the same weights."""
-    model, feeds = layer("LSTM", 2)
-    original = dynamic(model, per_channel=per_channel)
-    signed = run(rewritten(original), feeds)
-    for each in list(original.graph.initializer):
-        if (array := numpy_helper.to_array(each)).dtype == np.int8:
-            change(original, each.name, (array.astype(np.int32) + zero_point).astype(np.uint8))
-    for one, two in zip(signed, run(rewritten(original), feeds), strict=True):
-        assert_same(one, two)
-    assert ort_dynq.verify(original, rewritten(original), inputs=feeds).passed
-
-
-def unconverted(model: onnx.ModelProto, **options: Any) -> str:
-    """Returns why a layer stays; its int8 weights become uint8."""
-    result = ort_dynq.rewrite(model, **options)
-    assert not operators(result.to_proto())
-    (finding,) = result.report.findings
-    return finding.note if finding.rule == "int8 weights that saturate" else finding.reason
-
-
-def test_weights_that_do_not_fit() -> None:
-    model = dynamic(layer("LSTM")[0])
-    for each in list(model.graph.initializer):
-        if (array := numpy_helper.to_array(each)).dtype == np.int8:
-            change(model, each.name, np.full(array.shape, 7 if array.size == 1 else 255, np.uint8))
-    assert "not a matrix of integers of 8 bits" in unconverted(model)
 
 
 @pytest.mark.parametrize("name", ["w_quantized", "r_scale", "b"])
@@ -249,11 +150,3 @@ def test_a_layer_in_a_branch() -> None:
     for condition in (True, False):
         found = run(result.to_proto(), feeds | {"condition": np.array(condition)})
         assert_same(found[0], expected[0])
-
-
-def test_listing_of_the_program() -> None:
-    """What `ort-dynq inspect --program` shows."""
-    model = dynamic(layer("LSTM")[0])
-    listing = listing_of(model, "layer_quant")
-    assert listing.operator == "QuantizedRecurrence"
-    assert [(each.name, each.value) for each in listing.outputs] == [("dst", "y"), ("dst_2", "y_c")]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from helpers import Array
-from onnx import numpy_helper
-from rewriting import F, check_products, parse, products, rows
+from estimator_models import data, model_of
+from rewriting import F, check_products, products
 
 from ort_dynq.rewriter import rewrite
 
@@ -29,8 +27,6 @@ ROUNDINGS = {
     "Clip(Floor)": lambda x: np.clip(np.floor(x), F(0), F(255)),
     "Clip(Ceil)": lambda x: np.clip(np.ceil(x), F(-7), F(0)),
 }
-
-
 ROUNDINGS |= {
     "Round(Clip)": lambda x: np.rint(np.clip(x, F(-127.5), F(126.9))),
     "Round(Clip to 0)": lambda x: np.rint(np.clip(x, F(0), F(254.9))),
@@ -58,22 +54,6 @@ def test_the_sum_is_the_rounded_value_of_float16() -> None:
     y = np.rint(x.astype(np.float16).astype(F))
     for each in (y, np.clip(y, F(-128), F(127))):
         np.testing.assert_array_equal(x + (each - x), each)
-
-
-CHAIN = "a = Abs(x) m = ReduceMax(a, one) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)"
-WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F)
-
-
-def model_of(nodes: str) -> onnx.ModelProto:
-    model = parse(f"{CHAIN} {nodes} y = MatMul(v, w)", inputs="float[N, 64] x, float[N, 64] other")
-    arrays = {"w": WEIGHTS, "first": np.array([0]), "unit": F(1), "half": F(0.5), "none": F(0)}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
-
-
-def data() -> dict[str, Array]:
-    x = np.nan_to_num(rows((9, 64)), posinf=1, neginf=-1)
-    return {"x": x, "other": x[::-1].copy()}
 
 
 MASKED = (  # a scale whose zeros become 1, and a mask that is reshaped as it is
@@ -130,60 +110,3 @@ def test_products(nodes: str) -> None:
 )
 def test_near_misses(nodes: str) -> None:
     assert "QuantizedMatMul" not in products(rewrite(model_of(nodes)).report)
-
-
-@pytest.mark.parametrize("is_of_rows", [True, False])
-def test_maximum_that_is_a_pool(is_of_rows: bool) -> None:
-    """tf2onnx writes the maximum of rows as GlobalMaxPool. That of the columns of a square matrix bounds no row."""
-    a = "a = Abs(x)" if is_of_rows else "a0 = Abs(x) a = Transpose<perm = [0, 2, 1]>(a0)"
-    body = f"""{a} m = GlobalMaxPool(a) b = Max(m, eps) s = Div(b, c127) q = Div(x, s) r = Round(q)
-        c = Clip(r, low, high) f = Mul(c, s) d = Sub(f, x) v = Add(x, d) y = MatMul(v, w)"""
-    model = parse(body, inputs="float[1, 64, 64] x")
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
-    assert ("QuantizedMatMul" in products(rewrite(model).report)) == is_of_rows
-    check_products(model, {"x": np.tile(data()["x"][:8], (8, 1))[None] * np.geomspace(1, 99, 64, dtype=F)[:, None]})
-
-
-ASYMMETRIC = """l = ReduceMin(x, one) h = ReduceMax(x, one) g = Sub(h, l) s0 = Div(g, c255) t = Max(s0, eps)
-    o = Neg(l) p = Div(o, t) z = Round(p) e = Div(x, t) n = Round(e) i = Add(n, z) c = Clip(i, none, c255) k = Sub(c, z)
-    f = Mul(k, t) d = Sub(f, x) v = Add(x, d)"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),
-        ("o = Neg(l) p = Div(o, t) z = Round(p)", "p = Div(l, t) o = Round(p) z = Sub(low, o)"),
-        (
-            "i = Add(n, z) c = Clip(i, none, c255)",
-            "j = Div(other, t) u = Round(j) i = Add(u, z) c = Clip(i, none, c255)",
-        ),
-    ],
-)
-def test_range_that_does_not_reach_0(old: str, new: str) -> None:
-    """y lies between the minimum and the maximum of x, however far these are from 0."""
-    assert old in ASYMMETRIC
-    nodes = ASYMMETRIC.replace(old, new)
-    model = model_of(nodes.replace("Clip(i, none, c255)", "Clip(i, low, high)") if "low" in new else nodes)
-    assert "QuantizedMatMul" in products(rewrite(model).report)
-    given = {name: each + np.linspace(-99, 999, 9, dtype=F)[:, None] for name, each in data().items()}
-    check_products(model, given)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("z = Round(p)", "z0 = Round(p) z = Clip(z0, none, c255)"),
-        ("o = Neg(l)", "o = Abs(l)"),
-        ("o = Neg(l)", "o = Identity(l)"),
-        ("o = Neg(l)", "o = Neg(h)"),
-        ("l = ReduceMin(x, one)", "l = ReduceMin(other, one)"),
-        ("p = Div(o, t)", "p = Div(o, c127)"),
-        ("z = Round(p)", "z0 = Round(p) z = Add(z0, c127)"),
-        ("t = Max(s0, eps)", "t = Mul(s0, eps)"),
-        ("d = Sub(f, x) v = Add(x, d)", "d = Sub(f, other) v = Add(other, d)"),
-    ],
-)
-def test_near_misses_of_a_range(old: str, new: str) -> None:
-    assert old in ASYMMETRIC
-    assert "QuantizedMatMul" not in products(rewrite(model_of(ASYMMETRIC.replace(old, new))).report)

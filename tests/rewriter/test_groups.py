@@ -1,6 +1,6 @@
 """Matrix products whose weights or activations have one scale for each group of adjacent k.
 
-The results are compared with float64 as in test_products.py. Kernels and function body must agree bit for bit.
+The results are compared with float64 as in product_models.py. Kernels and function body must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, diagonals, make_session, stock_session
+from group_models import DATA, SHAPES, WEIGHTS, F, K, N, codes_of, scales_of, zero_points_of
+from helpers import assert_same, diagonals, make_session, stock_session
 from onnx import TensorProto, helper
-from rewriting import check, found, products, rows
-from test_products import asymmetric, check_products, model_of, symmetric
+from product_models import asymmetric, check_products, model_of, symmetric
+from rewriting import found, products, rows
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.policy import cost
-
-F = np.float32
-K, N = 96, 18
-
-
-DATA = {"x": rows((2, 9, K), seed=4)[:, [0, 1, 2, 3, 4, 6, 7]]}  # finite
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +29,7 @@ def _small_products_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_groups(text: str, size: int, *, shape: str) -> str:
-    """A chain of test_products.py over groups: x is split before it, and dx is joined after it."""
+    """A chain of product_models.py over groups: x is split before it, and dx is joined after it."""
     chain = text.replace("(x)", "(xg)").replace("(x,", "(xg,")
     return f"xg = Reshape(x, {shape}{size})\n {chain} dg = Mul({'c' if 'Sub' not in text else 'v'}, s)\n"
 
@@ -64,86 +59,6 @@ ACTIVATIONS: dict[str, tuple[str, int]] = {
     "groups of 16, flat, asymmetric": (per_group(16, is_asymmetric=True, flat=True), 16),
     "blocks of 16, int8": (blocks(16, "3"), 16),
     "blocks of 32, uint8": (blocks(32, "2"), 32),
-}
-SHAPES = {
-    f"{name}{size}": np.array(shape)
-    for size in (16, 24, 32)
-    for name, shape in (("split", [0, 0, K // size, size]), ("flat", [-1, size]))
-} | {"joined": np.array([0, 0, K])}
-
-
-def codes_of(low: int, high: int, size: int = 32) -> Array:
-    codes = np.random.default_rng(1).integers(low, high + 1, (K, N))
-    codes[::16], codes[1::16] = high, low
-    codes[:size, 3] = 0
-    return np.asarray(codes)
-
-
-def scales_of(size: int) -> Array:
-    return np.random.default_rng(2).uniform(0.001, 0.02, (K // size, N)).astype(F)
-
-
-def zero_points_of(low: int = 2, high: int = 13) -> Array:
-    return np.random.default_rng(3).integers(low, high + 1, (K // 32, N))
-
-
-def folded(codes: Array, size: int, zero_points: Array | int = 0) -> dict[str, Array]:
-    zeros = np.repeat(np.broadcast_to(zero_points, (K // size, N)), size, 0)
-    return {"w": (codes - zeros).astype(F) * np.repeat(scales_of(size), size, 0)}
-
-
-def by_column(values: Array, size: int) -> Array:
-    """Values of [K, N] as exporters store them: [N, K / size, size]."""
-    return np.ascontiguousarray(values.T.reshape(N, K // size, size))
-
-
-# The text that computes w, its constants, its bits and the size of its groups.
-WEIGHTS: dict[str, tuple[str, dict[str, Array], int, int]] = {
-    "column": ("", {"w": codes_of(-127, 127).astype(F) * scales_of(K)}, 8, 0),
-    "column, asymmetric": ("", {"w": (codes_of(0, 255) - np.arange(N) * 14).astype(F) * scales_of(K)}, 8, 0),
-    "s4, 32": ("", folded(codes_of(-8, 7), 32), 4, 32),
-    "s4, 48 is 16": ("", folded(codes_of(-8, 7, 48), 48), 4, 16),
-    "u4, 32": ("", folded(codes_of(0, 15), 32, zero_points_of()), 4, 32),
-    "s8, 32": ("", folded(codes_of(-127, 127), 32), 8, 32),
-    "u8, 32": ("", folded(codes_of(0, 255), 32, zero_points_of(90, 170)), 8, 32),
-    "s4, Cast, Mul": (
-        "wf = Cast<to = 1>(wq)\n wm = Mul(wf, ws)\n wr = Reshape(wm, wshape)\n w = Transpose<perm = [1, 0]>(wr)\n",
-        {
-            "wq": by_column(codes_of(-8, 7), 32).astype(np.int8),
-            "ws": scales_of(32).T[:, :, None],
-            "wshape": np.array([N, K]),
-        },
-        4,
-        32,
-    ),
-    "u4, Cast, Sub, Mul": (
-        "wf = Cast<to = 1>(wq)\n wg = Cast<to = 1>(wz)\n wd = Sub(wf, wg)\n wm = Mul(wd, ws)\n"
-        "wr = Reshape(wm, wshape)\n w = Transpose<perm = [1, 0]>(wr)\n",
-        {
-            "wq": by_column(codes_of(0, 15), 32).astype(np.int8),
-            "ws": scales_of(32).T[:, :, None],
-            "wz": zero_points_of().T[:, :, None].astype(np.int8),
-            "wshape": np.array([N, K]),
-        },
-        4,
-        32,
-    ),
-    "s8, DequantizeLinear": (
-        "w = DequantizeLinear<axis = 0, block_size = 32>(wq, ws)\n",
-        {"wq": codes_of(-127, 127).astype(np.int8), "ws": scales_of(32)},
-        8,
-        32,
-    ),
-    "u8, DequantizeLinear, Transpose": (
-        "wd = DequantizeLinear<axis = 1, block_size = 32>(wq, ws, wz)\n w = Transpose<perm = [1, 0]>(wd)\n",
-        {
-            "wq": np.ascontiguousarray(codes_of(0, 255).T).astype(np.uint8),
-            "ws": scales_of(32).T,
-            "wz": zero_points_of(90, 170).T.astype(np.uint8),
-        },
-        8,
-        32,
-    ),
 }
 
 
@@ -194,38 +109,6 @@ def test_one_scale_for_all_groups() -> None:
     model = model_of(body, WEIGHTS["column"][1] | SHAPES, inputs=f"float[B, M, {K}] x")
     assert found(check_products(model, DATA)) == ["QuantizedMatMul", "RowProgram"]
     assert product_of(rewrite(model).to_proto())["group_size"] == 0
-
-
-MX = """g = Reshape(x, split32) a = Abs(g) m = ReduceMax(a, last) o = Max(m, eps) l = Log(o) t = Div(l, ln2)
-    e = Floor(t) p = Pow(two, e) v = Div(g, p) h = Mul(v, c64) i = Sign(h) k = Abs(h) n = Add(k, half) f = Floor(n)
-    r = Mul(i, f) d = {}(r, factor) c = Clip(d, least, most) q = Mul(c, p) dx = Reshape(q, joined) """
-
-
-@pytest.mark.parametrize(
-    ("operator", "factor", "bounds", "expected"),
-    [
-        ("Div", 64, (-127 / 64, 127 / 64), True),
-        ("Mul", 1 / 64, (-2, 127 / 64), True),
-        ("Div", 100, (F(-127) / F(100), F(127) / F(100)), True),
-        ("Div", 64, (-2, 127.5 / 64), False),
-        ("Div", 100, (F(-127) / F(100), np.nextafter(F(127) / F(100), F(0))), False),
-        ("Div", 64, (-2.5, 2.5), False),
-        ("Div", -64, (-127 / 64, 127 / 64), False),
-    ],
-)
-def test_codes_that_are_clipped_behind_a_factor(
-    operator: str, factor: float, bounds: tuple[float, float], expected: bool
-) -> None:
-    """MXINT8: a magnitude of almost twice its power of two is rounded to the code 128, which the bounds make 127."""
-    numbers = {"ln2": np.log(F(2)), "two": F(2), "c64": F(64), "half": F(0.5)}
-    numbers |= {"factor": F(factor), "least": F(bounds[0]), "most": F(bounds[1])}
-    body = MX.format(operator) + "y = MatMul(dx, w)"
-    model = model_of(body, WEIGHTS["column"][1] | SHAPES | numbers, inputs=f"float[B, M, {K}] x")
-    x = DATA["x"].copy()
-    x[0, 0], x[0, 1, :32] = np.nextafter(F(2), F(0)), -np.nextafter(F(4), F(0))
-    assert products(check_products(model, {"x": x}, groups=K // 32)) == ["QuantizedMatMul"] * expected
-    activation = model_of(MX.format(operator), SHAPES | numbers, inputs=f"float[B, M, {K}] x", outputs="float[] dx")
-    check(activation, {"x": x}, {"x": rows((3, 9, K), nan=True)})
 
 
 @pytest.mark.parametrize("is_asymmetric", [False, True])

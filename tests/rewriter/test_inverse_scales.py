@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import test_marks as marks
+from offset_models import WEIGHTS, data
+from product_models import model_of
 from rewriting import check, check_products, products
-from test_float_offset import WEIGHTS, data
-from test_products import model_of
 
 from ort_dynq.rewriter import rewrite
 

@@ -2,125 +2,28 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
-import onnx
 import pytest
-from helpers import Array, make_session, stock_session
+from helpers import make_session, stock_session
+from product_models import F, model_of
 from rewriting import products
-from test_products import F, model_of
-
-from ort_dynq import verify
-from ort_dynq.rewriter import rewrite
-
-K, N = 64, 160
-INPUTS = f"float[B, M, {K}] x"
-STEP = F(1e-45)
-CODES: Array = np.concatenate([np.full((1, N), 127), np.random.default_rng(1).integers(-127, 128, (K - 1, N))])
-CONSTANTS: dict[str, Array] = {
-    "w": CODES.astype(F) * F(0.01),
-    "one": np.array([-1]),
-    "half": F(0.5),
-    "heads": np.array([0, 0, -1, K // 2]),
-    "joined": np.array([0, 0, K]),
-    "flat": np.array([-1, K]),
-    "parts": np.array([K // 4, K - K // 4]),
-}
-RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) "
-ENDS = "mx = ReduceMax<keepdims = 1>(x, one) mn = ReduceMin<keepdims = 1>(x, one) "
-ASYMMETRIC = (
-    "r = Sub(mx, mn) s = Div(r, c255) f = Div(mn, s) g = Neg(f) n = Round(g) z = Clip(n, zero, c255) t = Div(x, s)"
-    " n1 = Round(t) u = Add(n1, z) c = Clip(u, zero, c255) v = Sub(c, z) y0 = Mul(v, s) "
+from unbounded_models import (
+    ASYMMETRIC,
+    CONSTANTS,
+    ENDS,
+    FORMS,
+    INPUTS,
+    PRODUCT,
+    RANGE,
+    STEP,
+    K,
+    check_rows,
+    data,
+    part_of,
+    with_nan,
 )
-PRODUCT = "y = MatMul(y0, w)"
-FORMS = {
-    "quotient": RANGE + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
-    "inverse": RANGE + "s = Div(c127, m) t = Mul(x, s) n = Round(t) c = Clip(n, low, high) y0 = Div(c, s) ",
-    "inverse, two numbers": RANGE
-    + "i = Div(c127, m) s = Div(m, c127) t = Mul(x, i) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) ",
-    "reciprocal, two numbers, no bounds": RANGE
-    + "s = Div(m, c127) i = Reciprocal(s) t = Mul(x, i) c = Round(t) y0 = Mul(c, s) ",
-    "reciprocal, guarded, no bounds": RANGE
-    + "s = Div(m, c127) g = Greater(s, zero) j = Reciprocal(s) i = Where(g, j, zero) t = Mul(x, i) c = Round(t)"
-    " y0 = Mul(c, s) ",
-    "reciprocal, a number for zeros, no bounds": RANGE
-    + "s = Div(m, c127) g = Greater(s, zero) j = Reciprocal(s) i = Where(g, j, c127) t = Mul(x, i) c = Round(t)"
-    " y0 = Mul(c, s) ",
-    "reciprocal, a number for zeros, scale of float16": RANGE
-    + "s0 = Div(m, c127) g = Equal(s0, zero) j = Reciprocal(s0) i = Where(g, c127, j) t = Mul(x, i) c = Round(t)"
-    " h = Cast<to = 10>(s0) s = Cast<to = 1>(h) y0 = Mul(c, s) ",
-    "inverse of a scale that is not 0, no bounds": RANGE
-    + "s = Div(m, c127) i = Div(c127, m) t = Div(x, s) c = Round(t) y0 = Div(c, i) ",
-    "reciprocal of an infinite inverse, no bounds": RANGE
-    + "s0 = Div(m, c127) i = Div(c127, m) s = Reciprocal(i) t = Div(x, s0) c = Round(t) y0 = Mul(c, s) ",
-    "range as the divisor, no bounds": RANGE
-    + "s = Div(m, c127) u = Mul(x, c127) t = Div(u, m) c = Round(t) y0 = Mul(c, s) ",
-    "range after the codes": RANGE
-    + "s = Div(m, c127) t = Div(x, s) n = Round(t) c = Clip(n, low, high) d = Div(c, c127) y0 = Mul(d, m) ",
-    "magnitude and sign": RANGE
-    + "s = Div(m, c127) t = Div(x, s) i = Sign(t) b = Abs(t) h = Add(b, half) n = Floor(h) j = Mul(i, n)"
-    " c = Clip(j, low, high) y0 = Mul(c, s) ",
-    "magnitude and sign, guarded": RANGE
-    + "g = Greater(m, zero) s0 = Div(m, c127) s = Where(g, s0, c255) t = Div(a, s) h = Add(t, half) n = Floor(h)"
-    " i = Sign(x) c = Mul(n, i) y0 = Mul(c, s) ",
-    "estimator": RANGE
-    + "s = Div(m, c127) t = Div(x, s) n = Round(t) d = Sub(n, t) e = Add(d, t) c = Clip(e, low, high) y0 = Mul(c, s) ",
-    "estimator of clipped codes": RANGE
-    + "s = Div(m, c127) t = Div(x, s) n = Round(t) k = Clip(n, low, high) d = Sub(k, t) c = Add(d, t) y0 = Mul(c, s) ",
-    "estimator, zero point": ENDS
-    + ASYMMETRIC.replace("n1 = Round(t) u = Add(n1, z)", "n0 = Round(t) d = Sub(n0, t) n1 = Add(t, d) u = Add(n1, z)"),
-    "zero point": ENDS + ASYMMETRIC,
-    "zero point, zero in the range": ENDS.replace("mx =", "m0 =").replace("mn =", "l0 =")
-    + "mx = Max(m0, zero) mn = Min(l0, zero) "
-    + ASYMMETRIC,
-    "signed zero point": ENDS
-    + ASYMMETRIC.replace("n = Round(g)", "n0 = Round(g) n = Add(n0, low)").replace("zero, c255", "low, high"),
-    "NaN replaced": RANGE
-    + "s = Div(m, c127) t = Div(x, s) n = Round(t) i = IsNaN(n) o = Where(i, zero, n) c = Clip(o, low, high)"
-    " y0 = Mul(c, s) ",
-    "groups": "h = Reshape(x, heads) a = Abs(h) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) t = Div(h, s)"
-    " n = Round(t) c = Clip(n, low, high) q = Mul(c, s) y0 = Reshape(q, joined) ",
-}
 
-
-def data() -> Array:
-    """Returns rows whose scale or inverse scale is 0 or infinite, with zeros and without, and ordinary rows."""
-    rng = np.random.default_rng(3)
-    x = rng.normal(0, 1, (3, 12, K)).astype(F)
-    signs = rng.choice(np.array([-1, 1], F), (6, K))
-    x[1, 0] = 0
-    x[1, 1] = signs[0] * rng.integers(1, 60, K).astype(F) * STEP
-    x[1, 2] = x[1, 1] * (np.arange(K) > 3)
-    x[1, 3], x[1, 4] = 3, -0.1
-    x[1, 5] = np.abs(x[1, 1])
-    x[1, 6] = -np.abs(x[1, 2])
-    x[1, 7] = signs[1] * F(1e-38)
-    x[1, 8] = x[1, 7] * (np.arange(K) > 3)
-    x[1, 9] = signs[2] * 2
-    x[1, 10] *= F(1e-37)
-    x[1, 11, : K // 2] = 0
-    return x
-
-
-def with_nan() -> Array:
-    """Returns rows with NaN at the places that ONNX Runtime's ReduceMax ignores or not, and ordinary rows."""
-    x = data()
-    x[1], x[2, 0, 0], x[2, 1, 20], x[2, 2, K - 1], x[2, 3], x[2, 4, 13:] = x[0], *[np.nan] * 5
-    return x
-
-
-def check_rows(model: onnx.ModelProto, x: Array, **others: Array) -> Array:
-    """Checks which rows are finite and their numbers against ONNX Runtime's; returns these."""
-    result, feeds = rewrite(model).to_proto(), {"x": x, **others}
-    (expected,) = stock_session(model).run(None, feeds)
-    for session in (make_session(result, "native"), stock_session(result)):
-        (actual,) = session.run(None, feeds)
-        finite = np.isfinite(expected)
-        assert (np.isfinite(actual) == finite).all()
-        most = np.abs(np.where(finite, expected, 0)).max(-1, keepdims=True)
-        assert (np.abs(actual - expected) <= 1e-5 * most + 2.0**-126)[finite].all()
-    return np.asarray(expected)
+from ort_dynq.rewriter import rewrite
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -128,20 +31,6 @@ def test_rows_without_an_epsilon_are_those_of_the_model(form: str) -> None:
     model = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS)
     assert products(rewrite(model).report) == ["QuantizedMatMul"]
     assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
-
-
-@pytest.mark.parametrize(("turned", "expected"), [([1, K], []), ([K, 1], ["QuantizedMatMul"])])
-def test_a_reciprocal_that_is_reshaped_to_other_rows(turned: list[int], expected: list[str]) -> None:
-    """Numbers of rows that became numbers of columns say nothing of the codes, which exceed 8 bits."""
-    body = (
-        RANGE + "o = Max(m, eps) s = Div(o, c127) j = Reciprocal(s) i = Reshape(j, turned) t = Mul(x, i) c = Round(t)"
-    )
-    model = model_of(
-        f"{body} y0 = Mul(c, s) {PRODUCT}", CONSTANTS | {"turned": np.array(turned)}, inputs=f"float[{K}, {K}] x"
-    )
-    assert products(rewrite(model).report) == expected
-    x = np.random.default_rng(2).normal(0, 1, (K, K)).astype(F)
-    check_rows(model, x * np.logspace(-3, 0, K, dtype=F)[:, None])
 
 
 @pytest.mark.parametrize("axes", ["one", "tensor"])
@@ -242,13 +131,6 @@ def test_blocks_of_rows_without_an_epsilon(first: str, last: str) -> None:
     assert finite.tolist() == [0, 12, 11 if "Clip" in last else 0]
 
 
-def part_of(form: str, i: int) -> str:
-    """Returns a form of p0, p1, .. instead of x, with names of its own."""
-    body = FORMS[form]
-    names = {*re.findall(r"(\w+) = \w+[(<]", body)}
-    return re.sub(r"\b[a-z]\w*\b", lambda m: f"p{i}" if m[0] == "x" else m[0] + f"_{i}" * (m[0] in names), body)
-
-
 @pytest.mark.parametrize(
     "forms", [("quotient", "signed zero point"), ("signed zero point", "quotient"), ("NaN replaced", "quotient")]
 )
@@ -259,47 +141,6 @@ def test_parts_of_different_forms(forms: tuple[str, str], axis: int) -> None:
     body = f"p0, p1 = Split<axis = {axis}>(x, parts) " + part_of(forms[0], 0) + part_of(forms[1], 1)
     body += f"y0 = Concat<axis = {axis}>(y0_0, y0_1) " + PRODUCT
     check_rows(model_of(body, {**CONSTANTS, **parts}, inputs=INPUTS), data())
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("axis", [-1, 1])
-def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None:
-    """The zero points of the other part are 0. All codes have epsilons."""
-    parts = np.array([K // 4, K - K // 4]) if axis == -1 else np.array([5, 7])
-    symmetric = "a = Abs(p0) m = ReduceMax<keepdims = 1>(a, one) r0 = Max(m, eps) s0 = Div(r0, c127) t0 = Div(p0, s0)"
-    symmetric += " n0 = Round(t0) c0 = Clip(n0, low, high) q0 = Mul(c0, s0) "
-    ends = ENDS.replace("x, one", "p1, one")
-    other = "h = Max(mx, zero) l = Min(mn, zero) d = Sub(h, l) r1 = Max(d, eps) s1 = Div(r1, c255) f = Div(l, s1)"
-    other += " g = Round(f) i = Sub(low, g)"
-    other += " z = Clip(i, low, high) t1 = Div(p1, s1) n1 = Round(t1) u = Add(n1, z) c1 = Clip(u, low, high)"
-    other += " v = Sub(c1, z) q1 = Mul(v, s1) "
-    both = "y0 = Concat<axis = {}>(q{}, q{}) ".format(axis, *order)
-    body = f"p0, p1 = Split<axis = {axis}>(x, parts) " + symmetric + ends + other + both + PRODUCT
-    model = model_of(body, {**CONSTANTS, "parts": parts}, inputs=f"float[B, 12, {K}] x")
-    result = rewrite(model)
-    assert products(result.report) == ["QuantizedMatMul"]
-    assert "MatMul" not in [node.op_type for node in result.to_proto().graph.node]  # the zero point is a code
-    x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
-    assert verify(model, result.to_proto(), inputs={"x": x}).passed
-    assert np.isfinite(check_rows(model, x)).all()
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_parts_with_zero_points_of_different_types(order: tuple[int, int]) -> None:
-    body = "p0, p1 = Split<axis = -1>(x, parts) " + part_of("zero point, zero in the range", 0)
-    body = body.replace("s_0 = Div(r_0, c255)", "e = Max(r_0, eps) s_0 = Div(e, c255)")
-    body += " q, sq, zq = DynamicQuantizeLinear(p1) y0_1 = DequantizeLinear(q, sq, zq) "
-    body += "y0 = Concat<axis = -1>(y0_{}, y0_{}) ".format(*order) + PRODUCT
-    model = model_of(body, CONSTANTS, inputs=INPUTS)
-    assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    x = np.random.default_rng(6).normal(0.3, 1, (3, 12, K)).astype(F)
-    assert np.isfinite(check_rows(model, x)).all()
-
-
-def test_a_constant_condition_brings_nan_back() -> None:
-    body = FORMS["NaN replaced"].replace("o = Where(i, zero, n)", "e = Where(i, zero, n) o = Where(yes, n, e)")
-    expected = check_rows(model_of(body + PRODUCT, {**CONSTANTS, "yes": np.array(True)}, inputs=INPUTS), data())
-    assert np.isnan(expected).any()
 
 
 @pytest.mark.parametrize(

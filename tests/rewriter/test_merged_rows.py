@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 from helpers import Array
+from product_models import model_of, reduced
 from rewriting import products
-from test_products import model_of, reduced
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

@@ -14,7 +14,8 @@ import onnx.version_converter
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import Array, stock_session
+from helpers import stock_session
+from old_models import CODES, FAKE, LINEAR, K, N, X, linear, of, unchanged, weights
 from onnx import helper, numpy_helper
 from quantizing import product
 from rewriting import F, check, check_products, found, parse, products, rows
@@ -22,43 +23,19 @@ from rewriting import F, check, check_products, found, parse, products, rows
 import ort_dynq
 from ort_dynq import opsets, runtime
 from ort_dynq.cli import main
-from ort_dynq.rewriter import Result, inspect, rewrite
-from ort_dynq.rewriter.explain import explain
+from ort_dynq.rewriter import inspect, rewrite
 
 CONVERTED = (
     "converted from opset {} to 13 by onnx.version_converter; "
     "with generated inputs, the outputs are the same bit for bit"
 )
-CHAIN = (
-    "a = Abs(x) m = ReduceMax<axes = [-1]>(a) s = Div(m, c127) d = Div(x, s) r = Round(d) c = Clip(r, low, high) "
-    "y = Mul(c, s)"
-)
 OLD = {"Round(d)": "Floor(d)", "Clip(r, low, high)": "Clip<max = 127., min = -128.>(r)"}  # before opset 11
-K, N = 64, 48
-LINEAR = CHAIN.replace("y =", "p =") + " y = MatMul(p, w)"
-CODES = (np.arange(K * N).reshape(K, N) * 37 % 255 - 127).astype(F)
-FAKE = ["QuantizedMatMul", "RowProgram"]
-X = {"x": rows((9, K))}
-
-
-def weights(**arrays: Array) -> list[onnx.TensorProto]:
-    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-
-
-def of(value: str, body: str = LINEAR) -> str:
-    return body.replace("Abs(x)", f"Abs({value})").replace("Div(x", f"Div({value}")
 
 
 def old(body: str) -> str:
     for new, spelling in OLD.items():
         body = body.replace(new, spelling)
     return body
-
-
-def linear(opset: int = 11, body: str = LINEAR, inputs: str = "float[N, 64] x") -> onnx.ModelProto:
-    model = parse(body, opset=opset, inputs=inputs)
-    model.graph.initializer.extend(weights(w=CODES))
-    return model
 
 
 @pytest.mark.parametrize("opset", range(7, 13))
@@ -84,29 +61,6 @@ def test_subgraph() -> None:
     assert found(rewrite(model).report) == FAKE
     for condition in (True, False):
         check(model, X | {"flag": np.array(condition)})
-
-
-def test_functions_are_inlined_first() -> None:
-    model = linear(12, "t = local.twice(x) " + of("t"))
-    model.opset_import.add(domain="local", version=1)
-    nodes = parse("u = Unsqueeze<axes = [0]>(x) v = Squeeze<axes = [0]>(u) y = Add(v, v)").graph.node
-    model.functions.append(helper.make_function("local", "twice", ["x"], ["y"], nodes, [helper.make_opsetid("", 12)]))
-    assert found(rewrite(model).report) == FAKE
-    check(model, X)
-
-
-def test_nothing_gained() -> None:
-    model = parse("z = Squeeze<axes = [0]>(x) y = Softmax<axis = 0>(z)", opset=11, inputs="float[1, 8] x")
-    result = rewrite(model)
-    assert not result.report.notes
-    assert result.report.after == result.report.before
-    assert unchanged(result, model)
-
-
-def unchanged(result: Result, model: onnx.ModelProto) -> bool:
-    graph = result.to_proto().graph
-    nodes, expected = ([(*n.input, n.op_type, *n.output) for n in each.node] for each in (graph, model.graph))
-    return result.model.opset_imports[""] == model.opset_import[0].version and nodes == expected
 
 
 def test_external_data_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +221,6 @@ def test_quantize_a_model_that_cannot_be_converted(monkeypatch: pytest.MonkeyPat
         ort_dynq.quantize(product(opset=12))
 
 
-def test_values_are_shown_in_the_newer_opset() -> None:
-    body = CHAIN.replace("y = Mul", "t = Mul") + " u = Unsqueeze<axes = [1]>(t) y = Squeeze<axes = [1]>(u)"
-    assert [bool(each.form) for each in explain(parse(body, opset=11), "y") if each.name in "tuy"] == [True] * 3
-
-
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(linear(), path)
@@ -283,9 +232,6 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     assert main(["bench", str(path), "--report", str(page), "--seconds", "0.01"]) == 0
     assert text[1:] in " ".join(page.read_text().split())  # the first letter is upper case
-
-
-# Models that are newer than the installed onnxruntime
 
 
 def newer(ir_version: int = 8, **opsets: int) -> onnx.ModelProto:

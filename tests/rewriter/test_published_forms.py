@@ -7,9 +7,9 @@ import onnx
 import pytest
 from helpers import make_session, stock_session
 from onnx import helper
+from product_models import F, model_of
 from rewriting import products
-from test_marks import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, STEP, K, N
-from test_products import F, model_of
+from unbounded_models import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, STEP, K, N
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

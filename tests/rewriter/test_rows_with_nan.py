@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import assert_same, make_session, stock_session
+from product_models import F, model_of
 from rewriting import products
-from test_marks import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, data, with_nan
-from test_products import F, model_of
+from unbounded_models import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, data, with_nan
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

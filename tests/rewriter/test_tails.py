@@ -11,10 +11,10 @@ import math
 import numpy as np
 import onnx
 import pytest
+from convolution_models import C, F, M, given, images
 from helpers import Array, assert_same, in_turn, make_session, product_of, stock_session, with_one_nan
 from onnx import helper, numpy_helper
 from rewriting import check, nodes_of, operators, rows, tails
-from test_convolutions import C, F, M, given, images
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

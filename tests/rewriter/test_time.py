@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from product_models import model_of
 from rewriting import WHOLE_CHAIN, found, parse, products
-from test_products import model_of
 
 import ort_dynq
 from ort_dynq.rewriter import Report, rewrite

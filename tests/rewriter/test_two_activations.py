@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
+from product_models import model_of
 from rewriting import check, found, rows
-from test_products import model_of
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.reasons import Reason

@@ -9,43 +9,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
-from rewriting import check, found, load, parse, programs, rows
+from rewriting import found, load, parse
+from unconverted_models import CONSTANTS, FAKE, TRUNCATED, model_of, report_of
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.reasons import Reason
-from ort_dynq.rewriter.report import Report
 
-CONSTANTS = {
-    "w": np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32),
-    "wq": np.random.default_rng(0).integers(-128, 128, (48, 32)).astype(np.int8),
-    "wu": np.random.default_rng(0).integers(0, 256, (48, 32)).astype(np.uint8),
-    "filter": np.random.default_rng(0).normal(size=(4, 8, 3, 3)).astype(np.float32),
-    "none": np.array(0, np.uint8),
-    "big": np.array(12582912, np.float32),
-    "half": np.array(0.5, np.float32),
-    "base": np.array(2, np.float32),
-    "one_f": np.array(1, np.float32),
-    "pointwise": np.ones((4, 8, 1, 1), np.float32),
-    "of_channels": np.array([1]),
-}
 LINEAR = "q, s, z = DynamicQuantizeLinear(x)"
-TRUNCATED = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) s = Div(m, c127) d = Div(x, s)"
-FAKE = f"{TRUNCATED} r = Round(d) c = Clip(r, low, high) f = Mul(c, s)"
-
-
-def report_of(nodes: str, *, inputs: str = "float[48, 48] x") -> Report:
-    return rewrite(model_of(nodes, inputs)).report
-
-
-def model_of(nodes: str, inputs: str = "float[48, 48] x", outputs: str = "float[] y") -> onnx.ModelProto:
-    model = parse(nodes, inputs=inputs, outputs=outputs)
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each, name) for name, each in CONSTANTS.items() if name in used
-    )
-    if "com.microsoft" in nodes:
-        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return model
 
 
 def test_a_quantization_that_became_a_program() -> None:
@@ -141,33 +111,6 @@ def test_other_products_are_not_reported(nodes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
-        (f"{TRUNCATED} y = Cast<to = 3>(d)", "the codes are truncated, expected Round"),
-        (f"{TRUNCATED} c = Clip(d, low, high) i = Cast<to = 6>(c) y = Cast<to = 3>(i)", "the codes are truncated"),
-        ("m = ReduceMax<keepdims = 1>(x, one) s = Div(c127, m) d = Mul(s, x) y = Cast<to = 3>(d)", "are truncated"),
-        (f"{TRUNCATED} y = Cast<to = 7>(d)", ""),
-        ("d = Div(x, c127) y = Cast<to = 3>(d)", ""),
-        ("d = Mul(x, x) y = Cast<to = 3>(d)", ""),
-    ],
-)
-def test_truncated_codes(nodes: str, reason: str) -> None:
-    report = report_of(nodes)
-    assert [reason in each.reason for each in report.unconverted] == [True] * bool(reason)
-    assert not any(each.operator for each in report.findings if each.rule != "range")
-
-
-def test_codes_of_other_roundings() -> None:
-    """They become a program, in which they may wrap around."""
-    nodes = f"{TRUNCATED} c = Floor(d) y = Cast<to = 2>(c)"
-    model = model_of(nodes, outputs="uint8[] y")
-    assert found(check(model, {"x": rows((48, 48))})) == ["RowProgram"]
-    assert programs(rewrite(model).to_proto()) == [
-        "r1 = Floor(Div(x, Div(ReduceMax(Abs(x)), 127.0))); codes = Sub(r1, Mul(Floor(Div(r1, 256.0)), 256.0))"
-    ]
-
-
-@pytest.mark.parametrize(
     ("name", "summary"),
     [
         ("torch_lsq_constant", "1 unconverted"),
@@ -253,13 +196,6 @@ def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bo
     assert (finding.node, finding.reason) == ("y", f"its activation is no longer codes times a scale {expected}")
 
 
-def test_dequantized_weights_and_codes_that_are_lost() -> None:
-    """The note says that the activation was codes, and where it is none any more."""
-    (finding, *_) = report_of(f"{FAKE} t = Relu(f) u = DequantizeLinear(wq, eps) y = MatMul(t, u)").rewritten
-    assert finding.node == "y"
-    assert finding.reason.endswith("after Relu t: it is not affine; quantize after it")
-
-
 @pytest.mark.parametrize(
     "nodes",
     [
@@ -273,47 +209,6 @@ def test_operators_of_tensorrt(nodes: str) -> None:
     (finding,) = rewrite(model).report.unconverted
     assert finding.unconverted is not None
     assert finding.unconverted.reason == Reason.TENSORRT
-
-
-def test_an_offset_is_not_where_codes_are_lost() -> None:
-    """A product of floats behind a product of codes with a float offset multiplies no codes."""
-    nodes = "h = ReduceMax<keepdims = 1>(x, one) l = ReduceMin<keepdims = 1>(x, one) e = Sub(h, l) k = Max(e, eps)"
-    nodes += " s = Div(k, c255) o = Sub(x, l) d = Div(o, s) r = Round(d) t = Mul(r, s) f = Add(t, l)"
-    model = model_of(f"{nodes} p = MatMul(f, v) g = Erf(p) y = MatMul(g, w)")
-    codes = np.random.default_rng(0).integers(-127, 128, (48, 48))
-    codes[0] = 127
-    model.graph.initializer.append(numpy_helper.from_array((codes * 0.01).astype(np.float32), "v"))
-    report = rewrite(model).report
-    assert [each.operator for each in report.rewritten if each.op_type == "MatMul"] == ["QuantizedMatMul"]
-    assert not report.unconverted
-
-
-@pytest.mark.parametrize(
-    ("nodes", "how"),
-    [
-        ("t = Add(d, big) r = Sub(t, big) e = Exp(r)", "rounded by adding and subtracting 12582912"),
-        ("t = Mod<fmod = 1>(d, one_f) r = Sub(d, t) e = Exp(t)", "rounded by Mod"),
-        ("t = Cast<to = 7>(d) r = Cast<to = 1>(t)", "truncated"),
-        ("t = Add(d, big) r = Sub(t, big)", ""),
-        ("t = Mod<fmod = 1>(d, one_f) r = Sub(d, t)", ""),
-        ("t = Cast<to = 6>(d) r = Cast<to = 1>(t)", ""),
-        ("t = Add(d, one_f) r = Sub(t, one_f)", ""),
-        ("t = Mod<fmod = 1>(d, half) r = Sub(d, t)", ""),
-    ],
-)
-def test_codes_by_arithmetic(nodes: str, how: str) -> None:
-    """They are no floats: the report does not advise to quantize the model."""
-    scale = "e" if "e =" in nodes else "s"
-    report = report_of(f"{TRUNCATED} {nodes} c = Clip(r, low, high) f = Mul(c, {scale}) y = MatMul(f, w)")
-    found = [each.reason for each in report.unconverted if each.unconverted.reason == Reason.NOT_ROUNDED]
-    assert found == ([f"the codes are {how}, expected Round"] if how else [])
-    assert not how or "for float models" not in report.summary
-
-
-@pytest.mark.parametrize("exponent", ["Pow(base, r)", "Exp(r)"])
-def test_rounded_exponents_are_no_codes(exponent: str) -> None:
-    report = report_of(f"{TRUNCATED} l = Log(m) r = Floor(l) p = {exponent} f = Mul(x, p) y = MatMul(f, w)")
-    assert not [each for each in report.unconverted if "Floor" in each.reason]
 
 
 @pytest.mark.parametrize(("dtype", "is_fused"), [(np.int8, False), (np.uint8, True)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import Array, assert_same, stock_session
+from product_models import F, model_of
 from rewriting import check, check_products, products, rows
-from test_products import F, model_of
 
 from ort_dynq.rewriter import rewrite
 

@@ -1,0 +1,47 @@
+"""The codes of an activation: all its products share them, and other readers keep the floats."""
+
+from __future__ import annotations
+
+from product_models import (
+    DATA,
+    INTEGER_TAILS,
+    INTEGER_WEIGHTS,
+    PRODUCTS,
+    WEIGHTS,
+    F,
+    check_products,
+    codes_of,
+    model_of,
+    scales_of,
+    symmetric,
+)
+from rewriting import check, found, products
+
+from ort_dynq.rewriter import rewrite
+
+
+def test_outputs_of_the_chain_stay() -> None:
+    body = symmetric() + "q = Cast<to = 3>(c)\n" + PRODUCTS["plain"] + INTEGER_TAILS["row, column"] + "\n z = Neg(s)"
+    outputs = "float[] y, int8[] q, float[] s, int32[] i, float[] z"
+    model = model_of(body, INTEGER_WEIGHTS, outputs=outputs)
+    assert "MatMulInteger" in found(check(model, DATA))
+    model = model_of(body, INTEGER_WEIGHTS, outputs="float[] y, int8[] q, float[] s, float[] z")
+    assert "QuantizedMatMul" in products(check(model, DATA))
+
+
+def test_one_quantization_for_several_products() -> None:
+    body = symmetric() + "dx = Mul(c, s)\n" + "".join(f"{y} = MatMul(dx, {w})\n" for y, w in ("yw", "ku", "lv"))
+    weights = {name: codes_of(seed=i).astype(F) * scales_of(i) for i, name in enumerate("wuv")}
+    converted = rewrite(model_of(body, weights, outputs="float[] y, float[] k, float[] l")).to_proto()
+    operators = [node.op_type for node in converted.graph.node]
+    assert operators.count("RowProgram") == 1
+    assert operators.count("QuantizedMatMul") == 3
+
+
+def test_another_use_of_the_activation_keeps_the_floats() -> None:
+    model = model_of(
+        symmetric() + "dx = Mul(c, s)\n y = MatMul(dx, w)\n n = Relu(dx)",
+        WEIGHTS["folded"][1],
+        outputs="float[] y, float[] n",
+    )
+    assert found(check_products(model, DATA)) == ["QuantizedMatMul", "RowProgram"]

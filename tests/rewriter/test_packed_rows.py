@@ -1,0 +1,42 @@
+"""An embedding picks its rows from the packed weights of the head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import make_session, stock_session
+from rewriting import nodes_of, products
+from tied_models import WIDTH, WORDS, data, decoder
+
+from ort_dynq.rewriter import Result, rewrite
+
+
+def tables(result: Result) -> list[str]:
+    """Returns the initializers as large as the table."""
+    return [each.name for each in result.to_proto().graph.initializer if np.prod(each.dims) >= WORDS * WIDTH]
+
+
+@pytest.mark.parametrize(("half", "dequantizes_first"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("merged", [False, True])
+def test_one_packed_copy_of_the_table(merged: bool, dtype: type, half: bool, dequantizes_first: bool) -> None:
+    """Embedding and head share it, also those of both branches; tokens are those of the model.
+
+    A whole table that is dequantized to float16 stays as it is.
+    """
+    model = decoder(dtype, half=half, merged=merged, dequantizes_first=dequantizes_first)
+    result = rewrite(model)
+    assert not result.report.unconverted
+    assert sorted(products(result.report)) == ["QuantizedMatMul"] * (4 if merged else 2)
+    assert len(tables(result)) == 1
+    converted = result.to_proto()
+    assert "DequantizeLinear" not in [node.op_type for node in nodes_of(converted.graph) if "table" in node.input]
+    for use in (True, False) if merged else (None,):
+        inputs = data(use=use)
+        expected = stock_session(model).run(None, inputs)
+        for session in (stock_session(converted), make_session(converted, "native")):
+            actual = session.run(None, inputs)
+            assert np.array_equal(actual[0].argmax(-1), expected[0].argmax(-1))
+            assert np.array_equal(actual[1], expected[1])  # the rows of the embedding, bit for bit
+            noise = np.square(actual[0] - expected[0]).sum() / np.square(expected[0]).sum()
+            assert noise < 1e-6

@@ -1,0 +1,65 @@
+"""Verification finds wrong results of products that note roundings to float16."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from float16_models import rows
+from onnx import numpy_helper
+from rounded_models import CODES, CONVOLUTIONS, DEPTH, FORMS, SCALES, VERSION, convolution, rounded_activation
+
+from ort_dynq.operators.packing import pack
+from ort_dynq.rewriter import rewrite
+from ort_dynq.rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
+from ort_dynq.verification import verify
+
+
+def test_verification_finds_other_weights() -> None:
+    """A code that differs by one, and a scale that gives other weights."""
+    proto = rewrite(FORMS["MatMul"]).to_proto()
+    (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]
+    assert {entry.key: entry.value for entry in node.metadata_props}[ROUNDED_WEIGHTS] == "1"
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    codes = CODES.astype(np.int8)
+    codes[100, 9] += 1
+    changes = {node.input[3]: pack(codes), node.input[5]: (SCALES * np.float32(1.001))[None]}
+    for name, values in changes.items():
+        before = tensors[name].SerializeToString()
+        tensors[name].CopyFrom(numpy_helper.from_array(values, name))
+        found = verify(FORMS["MatMul"], proto, inputs={"x": rows()[14:]})
+        assert [product.problem for product in found.products] == ["B's weights, rounded to float16, are not A's"]
+        tensors[name].ParseFromString(before)
+    assert verify(FORMS["MatMul"], proto, inputs={"x": rows()[14:]}).passed
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["codes", "scale", "zero point"])
+def test_verification_finds_another_activation(position: int) -> None:
+    """Verification also reads codes, scales and zero points that are constants in B."""
+    model = rounded_activation()
+    proto = rewrite(model).to_proto()
+    nodes = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]
+    assert all({entry.key: entry.value for entry in node.metadata_props}[ROUNDED_ACTIVATION] == "1" for node in nodes)
+    other = (np.full((100, DEPTH), 7, np.uint8), np.array(0.0125, np.float32), np.array(3, np.uint8))[position]
+    proto.graph.initializer.append(numpy_helper.from_array(other, "other"))
+    nodes[1].input[position] = "other"
+    x = np.random.default_rng(6).normal(1, 3, (100, DEPTH)).astype(np.float16)
+    problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
+    assert sorted(problems) == ["", "", "B's activation, rounded to float16, is not A's"]
+
+
+@pytest.mark.skipif(VERSION < (1, 30), reason="ONNX Runtime before 1.30 truncates quotients of float16")
+def test_verification_finds_other_weights_of_a_convolution() -> None:
+    model = convolution(CONVOLUTIONS["bias"])
+    x = np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)
+    for position, factor in ((3, 1), (5, 1.01)):
+        proto = rewrite(model).to_proto()
+        (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedConv"]
+        keys = {entry.key for entry in node.metadata_props}
+        assert {ROUNDED_ACTIVATION, ROUNDED_WEIGHTS} <= keys
+        (weight,) = [each for each in proto.graph.initializer if each.name == node.input[position]]
+        array = numpy_helper.to_array(weight).copy()
+        array.reshape(-1)[0] = array.reshape(-1)[0] * factor - (position == 3)
+        weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+        problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
+        assert problems == ["B's weights, rounded to float16, are not A's"]
