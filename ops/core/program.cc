@@ -195,14 +195,15 @@ void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& 
           numbers[static_cast<size_t>(part * slots + step.a.index)] = *run.slot(step.a.index);
     });
     all.set_all_finite(all_finite);
-    for (const PlacedStep& step : pass.steps) {
+    for (size_t i = 0; i < pass.steps.size(); ++i) {
+      const PlacedStep& step = pass.steps[i];
       if (!is_reduction(step.kind)) continue;
       float best = numbers[static_cast<size_t>(step.a.index)];
       for (int64_t part = 1; part < parts.count; ++part) {
         const float number = numbers[static_cast<size_t>(part * slots + step.a.index)];
         if (step.kind == StepKind::kReduceMax ? number > best : number < best) best = number;
       }
-      *all.slot(step.a.index) = best;
+      *all.slot(step.a.index) = best != best ? all.extreme(pass, i, row) : best;
       all.pad(step.a.index, 1);
     }
   }

@@ -8,6 +8,7 @@
 
 #include "core/formats.h"
 #include "core/program.h"
+#include "core/row_extremes.h"
 #include "core/scratch.h"
 #include "kernels/dispatch.h"
 
@@ -113,11 +114,21 @@ class Program::Run {
     table_.run_pass(all);
     for (int64_t i = 0; i < step_count_; ++i)
       if (is_reduction(steps_[i].kind) && steps_[i].kind != StepKind::kReduceSum)
-        for (int64_t j = 0; j < part.rows; ++j)
-          if (float& number = *(reinterpret_cast<float*>(const_cast<char*>(steps_[i].a.at)) + j); number == 0)
-            number = first_zero(all, i, j);
+        for (int64_t j = 0; j < part.rows; ++j) {
+          float& number = *(reinterpret_cast<float*>(const_cast<char*>(steps_[i].a.at)) + j);
+          if (number == 0) number = reduced_row(all, j).first_zero(i);
+          if (number != number && part.cols == tensors_.cols) number = reduced_row(all, j).extreme(i, part.row + j);
+        }
     pad_reductions(pass, part.rows);
     if (stores_wide_codes(pass)) narrow_codes(part);
+  }
+
+  // The number of step number `reduction` of one row, if a NaN is one of the row's first elements.
+  float extreme(const PlacedPass& pass, size_t reduction, int64_t row) {
+    widen({row, 0, 1, tensors_.cols});
+    place_steps(pass, row, 0, tensors_.cols);
+    const Pass all = {steps_, step_count_, 1, tensors_.cols, true};
+    return reduced_row(all, 0).extreme(static_cast<int64_t>(reduction), row);
   }
 
   float* slot(int index) { return slots_ + index * kMostPassRows; }
@@ -387,27 +398,7 @@ class Program::Run {
     return step.kind;
   }
 
-  // The first zero that reduction number `index` reduces in a row: kernels may return any of them.
-  float first_zero(const Pass& pass, int64_t index, int64_t row) {
-    float* found = tile(passes_.tile_count);
-    std::vector<Step> steps;
-    for (int64_t col = 0; col < pass.cols; col += kTileElements) {
-      steps.clear();
-      for (int64_t i = 0; i < index; ++i) {
-        Step step = pass.steps[i];
-        if (is_reduction(step.kind)) continue;
-        for (StepOperand* operand : {&step.a, &step.b})
-          if (operand->at != nullptr) operand->at += row * operand->row_bytes + col * operand->element_bytes;
-        steps.push_back(step);
-      }
-      steps.push_back({StepKind::kStore, {address(found), 0, kSize, true}, {}});
-      const int64_t cols = std::min(kTileElements, pass.cols - col);
-      table_.run_pass({steps.data(), static_cast<int64_t>(steps.size()), 1, cols, true});
-      for (int64_t i = 0; i < cols; ++i)
-        if (found[i] == 0) return found[i];
-    }
-    return 0;
-  }
+  ReducedRow reduced_row(const Pass& pass, int64_t row) { return {table_, pass, row, tile(passes_.tile_count)}; }
 
   const Program& program_;
   const ProgramTensors& tensors_;

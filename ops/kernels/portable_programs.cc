@@ -176,7 +176,8 @@ class Tile {
   void reduce(const Step& step, bool begins_row, Better is_better) const {
     float* to = floats_of(step.a) + row_ * step.a.row_bytes / static_cast<int64_t>(sizeof(float));
     float best = col_ == 0 ? identity_of(step.kind) : load(to);
-    if (col_ == 0 && begins_row && acc_[0] != acc_[0]) best = acc_[0];  // no number is better than NaN
+    for (int64_t i = 0; i < count_ && i < kHeadElements; ++i)
+      if (col_ == 0 && begins_row && acc_[i] != acc_[i]) best = kNan;  // no number is better
     for (int64_t i = 0; i < count_; ++i) best = is_better(acc_[i], best) ? acc_[i] : best;
     store(to, best);
   }

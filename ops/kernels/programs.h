@@ -50,7 +50,8 @@ enum class StepKind : int32_t {
   kStoreInt8,  // as kToInt8
   kStoreUint8,
   // Reductions are the last ones in this list.
-  kReduceMax,  // a = the largest acc of the row. It is NaN if the first acc is; any other NaN is ignored.
+  kReduceMax,  // a = the largest acc of the row. It is NaN if one of the first kHeadElements is; any other NaN is
+               // ignored.
   kReduceMin,
   kReduceSum,  // a = the sum: see kSums
 };
@@ -87,6 +88,10 @@ constexpr int64_t kTileElements = 128;
 
 constexpr int64_t kMostReductions = 4;  // of one pass
 
+// A row with a NaN in its first elements is reduced again, by core/row_extremes.h: there a NaN in one of the first 11
+// may hide numbers. 16 elements are whole vectors.
+constexpr int64_t kHeadElements = 16;
+
 // A sum has this many partial sums. Element i of a row is added to number i % kSums, in order. Then the second half of
 // the partial sums is added to the first half, until one is left. All begin with 0.
 constexpr int64_t kSums = 32;
@@ -106,7 +111,7 @@ struct Pass {
   const Step* steps;
   int64_t count;
   int64_t rows, cols;  // cols is not 0
-  bool begins_row;     // false: the first element of a row is not the first acc of a reduction
+  bool begins_row;     // false: the first elements are not those of a row, for reductions
 };
 
 // Of two zeros, the portable kernel reduces to the first one in the row, other kernels to any of them.

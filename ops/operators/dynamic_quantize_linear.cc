@@ -2,17 +2,21 @@
 // pass. Both are programs whose one row is the whole tensor.
 #include "core/formats.h"
 #include "core/program.h"
+#include "core/row_extremes.h"
 #include "core/scratch.h"
 
 namespace dynq {
 namespace {
 
-// The range is that of `numbers`. ONNX Runtime's zero point is 255 if the quotient is NaN.
-std::string program_of(const std::string& numbers, bool to_codes) {
-  return "low = Clip(ReduceMin(" + numbers + "), -inf, 0.0); high = Clip(ReduceMax(" + numbers +
-         "), 0.0, inf); range = Sub(high, low); s = Where(Equal(range, 0.0), 1.0, Div(range, 255.0)); "
+constexpr size_t kEnds = 2;  // operands: the smallest and the largest element
+
+// ONNX Runtime's zero point is 255 if the quotient is NaN. `number` is 0 if an element is NaN.
+std::string program_of(const std::string& low, const std::string& high, bool to_codes) {
+  return "low = Clip(" + low + ", -inf, 0.0); high = Clip(" + high +
+         ", 0.0, inf); range = Sub(high, low); s = Where(Equal(range, 0.0), 1.0, Div(range, 255.0)); "
          "above = Clip(Sub(0.0, Div(low, s)), 0.0, 255.0); "
-         "z = Uint8(Where(Equal(above, above), above, 255.0)); code = Add(Round(Div(x, s)), z); " +
+         "z = Uint8(Where(Equal(above, above), above, 255.0)); code = Add(Round(Div(x, s)), z); "
+         "number = ReduceMin(Equal(x, x)); " +
          (to_codes ? "codes = code; scale = s; zero_point = z" : "dst = Mul(Sub(Uint8(code), z), s)");
 }
 
@@ -22,8 +26,8 @@ class LinearNode : public Node {
   static constexpr const char* kName = kToCodes ? "DynamicQuantizeLinear" : "DynamicQuantizeDequantizeLinear";
 
   explicit LinearNode(const Attributes&)
-      : program_(kName, program_of("x", kToCodes), 0, kUint8),
-        of_numbers_(kName, program_of("Where(Equal(x, x), x, 0.0)", kToCodes), 0, kUint8) {}
+      : program_(kName, program_of("ReduceMin(x)", "ReduceMax(x)", kToCodes), kEnds, kUint8),
+        with_nan_(kName, program_of("row1", "row2", kToCodes), kEnds, kUint8) {}
 
   void compute(Context& context) const override {
     const Tensor src = context.input(0);
@@ -33,6 +37,8 @@ class LinearNode : public Node {
     tensors.src = src.data;
     tensors.src_type = tensors.dst_type = src.type;
     tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
+    float is_number = 1;
+    tensors.outputs[static_cast<size_t>(ProgramOutput::kNumber)] = &is_number;
     const auto set = [&](ProgramOutput output, size_t index, const Shape& shape) {
       tensors.outputs[static_cast<size_t>(output)] = context.output(index, shape);
     };
@@ -41,18 +47,20 @@ class LinearNode : public Node {
       set(ProgramOutput::kScale, 1, {});
       set(ProgramOutput::kZeroPoint, 2, {});
     }
-    (is_nan(src, 0) && !is_nan(src, tensors.cols - 1) ? of_numbers_ : program_).run_all(tensors, context);
+    program_.run_all(tensors, context);
+    if (is_number != 0) return;
+    Scratch<float, 1024> memory;
+    float ends[kEnds];
+    extremes_of_tensor(FloatReader(src).read(0, tensors.cols, memory), tensors.cols, ends[0], ends[1]);
+    for (size_t i = 0; i < kEnds; ++i) {
+      tensors.operands[i] = ends + i;
+      tensors.operand_rows[i] = 1;
+    }
+    with_nan_.run_all(tensors, context);
   }
 
  private:
-  static bool is_nan(const Tensor& src, int64_t element) {
-    Scratch<float, 1> memory;
-    const float number = element < src.shape.elements() ? load(FloatReader(src).read(element, 1, memory)) : 0.0f;
-    return number != number;
-  }
-
-  Program program_;     // the range is NaN if the first element is
-  Program of_numbers_;  // ignores it, as ONNX Runtime does unless the last element is NaN
+  Program program_, with_nan_;
 };
 
 }  // namespace

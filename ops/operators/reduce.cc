@@ -7,12 +7,14 @@
 // vector has elements of several columns. Kernels read float16 if each output is the range of one row; otherwise it is
 // converted first.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
 #include "core/attributes.h"
 #include "core/formats.h"
 #include "core/parallel.h"
+#include "core/row_extremes.h"
 #include "core/scratch.h"
 #include "kernels/dispatch.h"
 
@@ -57,10 +59,15 @@ class Reduce : public Node {
     Scratch<float, 64> floats;
     run.low = kKind == kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
     run.high = static_cast<float*>(context.output(kKind == kAbsMax ? 0 : 1, shape));
-    if (reduce_others_)
+    const bool has_before = begin > 0, has_after = begin + count_ < rank;
+    if (reduce_others_) {
       run.describe(1, sizes[0], sizes[1], sizes[2]);
-    else
+      run.begins_with_first = has_before && has_after && count_ > 0;
+      run.chunk = count_ == 0 ? sizes[0] * sizes[2] : has_after ? sizes[2] : 0;
+    } else {
       run.describe(sizes[0], sizes[1], sizes[2], 1);
+      run.chunk = has_after ? 0 : sizes[1];
+    }
     if (src.type == kFloat16 && run.table.ranges_f16[kKind] != nullptr && run.has_rows())
       run.src_f16 = static_cast<const uint16_t*>(src.data);
     else
@@ -93,6 +100,11 @@ class Reduce : public Node {
     float *low, *high;
     int64_t outer, rows, cols, inner;
     bool by_column;
+    // How ONNX Runtime reduces the elements of an output: as rows of `chunk` adjacent elements, and before them the
+    // first element alone. 0: not in rows, or src is read by column; then NaN is ignored, unless it is the first
+    // element.
+    int64_t chunk = 0;
+    bool begins_with_first = false;
     int64_t units, unit_elements;
     int64_t joined = 1;          // by_column: rows that are read as one
     int64_t results = 1;         // of a unit, which finish() combines
@@ -138,8 +150,8 @@ class Reduce : public Node {
         }
         float* lowest = results > kJoinedColumns ? partial_low(task) : few;
         for (int64_t unit = first; unit < last; ++unit) {
-          reduce(unit, 0, 1, lowest, lowest + results);
-          finish(unit, lowest, lowest + results);
+          const bool is_finite = reduce(unit, 0, 1, lowest, lowest + results);
+          finish(unit, lowest, lowest + results, is_finite);
         }
       });
     }
@@ -149,10 +161,12 @@ class Reduce : public Node {
       int64_t parts = part_count(unit_elements, kMostParts);
       if (by_column) parts = std::min(parts, rows / joined);
       partial.resize(static_cast<size_t>(2 * results * parts));
-      run_tasks(context, parts,
-                [&](int64_t part) { reduce(unit, part, parts, partial_low(part), partial_low(part) + results); });
+      std::atomic<bool> is_finite = true;
+      run_tasks(context, parts, [&](int64_t part) {
+        if (!reduce(unit, part, parts, partial_low(part), partial_low(part) + results)) is_finite = false;
+      });
       for (int64_t part = 1; part < parts; ++part) combine_all(partial_low(part), partial_low(0), results);
-      finish(unit, partial_low(0), partial_low(0) + results);
+      finish(unit, partial_low(0), partial_low(0) + results, is_finite);
     }
 
     float* partial_low(int64_t task) { return partial.data() + task * 2 * results; }
@@ -176,8 +190,8 @@ class Reduce : public Node {
       return by_column ? src + unit * unit_elements : src + (unit / cols * rows * cols + unit % cols) * inner;
     }
 
-    // Reduces part number `part` of `of` parts of a unit.
-    void reduce(int64_t unit, int64_t part, int64_t of, float* lowest, float* highest) const {
+    // Reduces part number `part` of `of` parts of a unit. Returns whether all elements are known to be finite.
+    bool reduce(int64_t unit, int64_t part, int64_t of, float* lowest, float* highest) const {
       begin(lowest, highest, results);
       if (src_f16 != nullptr) {
         const uint16_t* row = src_f16 + unit * inner;
@@ -192,35 +206,45 @@ class Reduce : public Node {
                  highest + i);
         const int64_t tail = rows % joined * cols * inner;
         if (tail > 0 && last == all) kernel(x + all * results, 1, tail, tail, lowest, highest);
-        return;
+        return false;
       }
       const int64_t first = unit_elements * part / of, last = unit_elements * (part + 1) / of;
+      bool is_finite = true;
       for (int64_t at = first; at < last;) {
         const int64_t row = at / inner, col = at % inner, count = std::min(inner - col, last - at);
-        table.row_ranges[kKind](x + row * cols * inner + col, 1, count, count, lowest, highest);
+        is_finite &= table.row_ranges[kKind](x + row * cols * inner + col, 1, count, count, lowest, highest);
         at += count;
       }
+      return is_finite;
     }
 
     // The range kernel does not ignore a NaN that is the first element.
-    void reduce_f16(const uint16_t* first, const uint16_t* last, float& lowest, float& highest) const {
+    bool reduce_f16(const uint16_t* first, const uint16_t* last, float& lowest, float& highest) const {
+      const uint16_t* begin = first;
       while (first < last && std::isnan(number(first))) ++first;
-      if (first == last) return;
+      if (first == last) return begin == last;
       const Range range = table.ranges_f16[kKind](first, last - first);
       lowest = range.low, highest = range.high;
+      return begin == first && range.not_finite == 0;
     }
 
     // Reduces `count` units of one row each.
     void adjacent_rows(int64_t unit, int64_t count, float* lowest, float* highest) const {
       begin(lowest, highest, count);
       const float* x = src + unit * inner;
-      table.row_ranges[kKind](x, count, inner, inner, lowest, highest);
+      const bool is_finite = table.row_ranges[kKind](x, count, inner, inner, lowest, highest);
       for (int64_t i = 0; i < count; ++i) store(unit + i, x + i * inner, lowest[i], highest[i], false);
+      for (int64_t i = 0; i < count && !is_finite; ++i) consider_nan(unit + i, x + i * inner);
     }
 
     // Combines a unit's results into its outputs.
-    void finish(int64_t unit, const float* lowest, const float* highest) const {
-      if (src_f16 != nullptr) return store(unit, src_f16 + unit * inner, *lowest, *highest, false);
+    void finish(int64_t unit, const float* lowest, const float* highest, bool is_finite) const {
+      if (src_f16 != nullptr) {
+        const uint16_t* x = src_f16 + unit * inner;
+        store(unit, x, *lowest, *highest, false);
+        if (!is_finite) consider_nan(unit, x);
+        return;
+      }
       const float* x = begin_of(unit);
       const int64_t count = by_column ? cols : 1, step = by_column ? inner : 1;
       const bool is_in_order = by_column && joined == 1 && inner == 1;
@@ -230,6 +254,7 @@ class Reduce : public Node {
           for (int64_t k = i + col * step; k < i + (col + 1) * step; ++k) combine(lowest[k], highest[k], l, h);
         store(unit * count + col, x + col * step, l, h, is_in_order);
       }
+      if (!by_column && !is_finite) consider_nan(unit, x);
     }
 
     // Writes one output. x is its first element: if that is NaN, the output is NaN. An extreme that is zero has the
@@ -244,6 +269,33 @@ class Reduce : public Node {
       if (const float first = number(x); std::isnan(first)) l = h = kKind == kAbsMax ? std::fabs(first) : first;
       put(index, l, h);
     }
+
+    // Reduces the elements of an output again as ONNX Runtime does, if a NaN is where the result depends on it.
+    template <class Element>
+    void consider_nan(int64_t index, const Element* x) const {
+      if (chunk == 0) return;
+      const auto value = [](const Element* at) { return kKind == kAbsMax ? std::fabs(number(at)) : number(at); };
+      const int64_t chunks = rows * inner / chunk, head = std::min(chunk, kHeadElements);
+      int32_t any = 0;
+      for (int64_t i = 0; i < chunks; ++i)
+        for (int64_t k = 0; k < head; ++k) any |= static_cast<int32_t>(std::isnan(number(x + i * cols * chunk + k)));
+      if (any == 0) return;
+      Scratch<float, 1024> memory;
+      float* elements = memory.allocate(chunk);
+      float l = value(x), h = l;
+      for (int64_t i = 0; i < chunks; ++i) {
+        const Element* from = x + i * cols * chunk;
+        for (int64_t k = 0; k < chunk; ++k) elements[k] = value(from + k);
+        const auto at = from - begin_of_src(from);
+        const float low = extreme_of_row(false, elements, chunk, at), high = extreme_of_row(true, elements, chunk, at);
+        l = !begins_with_first || low < l ? low : l;
+        h = !begins_with_first || high > h ? high : h;
+      }
+      put(index, l, h);
+    }
+
+    const float* begin_of_src(const float*) const { return src; }
+    const uint16_t* begin_of_src(const uint16_t*) const { return src_f16; }
 
     void put(int64_t index, float l, float h) const {
       if (kKind == kMinMax) dynq::store(low + index, l);

@@ -37,8 +37,8 @@ code = clip(round(src / scale) + zero_point, 0, 255)
 
 FAMILY = Family(
     "Dynamic quantization per tensor",
-    "The range of a tensor gives its scale and zero point. Every step is float32; a float16 `dst` is rounded once. If "
-    "the first and the last element are NaN, the range is NaN; any other NaN is ignored.",
+    "The range of a tensor gives its scale and zero point. Every step is float32; a float16 `dst` is rounded once. A "
+    "NaN counts [as in ONNX Runtime](numerics.md#nan-and-signed-zeros).",
     (
         Operator(
             "DynamicQuantizeLinear",

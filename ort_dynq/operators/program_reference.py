@@ -110,8 +110,10 @@ Relu is `Clip(a, 0.0, inf)`. | `Clip(nan, 0.0, 6.0) = nan`, `Clip(-0.0, 0.0, 6.0
 | `And(c, d)`, `Or(c, d)`, `Not(c)` | 1 or 0, of comparisons. | `And(1.0, 0.0) = 0.0`, `Not(0.0) = 1.0` |
 | `Where(c, a, b)` | If the comparison c is 1, a + 0.0, else b. | \
 `Where(1.0, -0.0, 1.0) = 0.0`, `Where(0.0, 1.0, -0.0) = -0.0` |
-| `ReduceMax(a)`, `ReduceMin(a)` | The largest or the smallest number of a row. NaN if the first one is NaN; other NaN \
-are ignored. A zero is the first one of the row. Of an empty row: -infinity, infinity. | \
+| `ReduceMax(a)`, `ReduceMin(a)` | The largest or the smallest number of a row. A NaN among the first \
+11 numbers may hide others, or be the result, as in \
+[ONNX Runtime](numerics.md#nan-and-signed-zeros); behind them it is ignored. Without NaN, a zero is the first one of \
+the row. Of an empty row: -infinity, infinity. | \
 `ReduceMax(nan 1.0) = nan`, `ReduceMax(1.0 nan) = 1.0`, `ReduceMax(-1.0 -0.0 0.0) = -0.0` |
 | `ReduceSum(a)` | The sum of a row. Element i is added to partial sum i modulo 32, in order. Then the second half of \
 the partial sums is added to the first half, until one is left. Never -0. | `ReduceSum(1.0 2.0 4.0) = 7.0`, \

@@ -23,7 +23,8 @@ _SRC = Input("src", FLOATS, "Any shape.")
 def _body(is_abs_max: bool) -> Callable[[int], str]:
     """ReduceMax(Abs(src)), or ReduceMin(src) and ReduceMax(src).
 
-    src is viewed as three dimensions: those before the run, the run, and those after it.
+    src is viewed as two or three dimensions: those before the run, the run, and those after it. There is none of
+    length 1 in place of no dimensions: of which dimensions are reduced depends how ONNX Runtime treats NaN.
     """
 
     def body(opset: int) -> str:
@@ -56,7 +57,19 @@ def _body(is_abs_max: bool) -> Callable[[int], str]:
         before_size = ReduceProd<keepdims = 1>(before_one)
         run_size = ReduceProd<keepdims = 1>(run_one)
         after_size = ReduceProd<keepdims = 1>(after_one)
-        sizes = Concat<axis = 0>(before_size, run_size, after_size)
+        all_sizes = Concat<axis = 0>(before_size, run_size, after_size)
+        has_before = Less(start, begin)
+        has_after = Less(end, rank)
+        is_between = And(has_before, has_after)
+        has_none_before = Not(has_before)
+        has_none_after = Not(has_after)
+        begins_with_run = And(has_none_before, has_after)
+        first_size = Cast<to = 7>(begins_with_run)
+        two = Constant<value_ints = [2]>()
+        after_count = Cast<to = 7>(has_after)
+        last_size = Add(two, after_count)
+        sizes = Slice(all_sizes, first_size, last_size)
+        reduces_second = Xor(has_none_after, reduces_others)
         real_src = Cast<to = 1>(src)
         view = {reshape(opset)}(real_src, sizes)
         kept_count = Mul(rank, keepdims_int)
@@ -83,29 +96,35 @@ def _body(is_abs_max: bool) -> Callable[[int], str]:
 
 
 def _reduce(opset: int, op_type: str, src: str, name: str) -> str:
-    """Reduces the run, or the other dimensions, of the three-dimensional `src`."""
+    """Reduces the run, or the other dimensions, of the view `src`."""
 
-    def branch(which: str, axes: str) -> str:
+    def reduced(which: str, axes: str) -> str:
         # From opset 18 on, axes are an input.
         attribute, inputs = (", axes = " + axes, src) if opset < 18 else ("", f"{src}, axes_{which}_{name}")
         constant = "" if opset < 18 else f"axes_{which}_{name} = Constant<value_ints = {axes}>()"
-        return (
-            f"{which}_{name} () => (float[] {name}_{which}) {{\n"
-            f"{constant}\n{name}_{which} = {op_type}<keepdims = 1{attribute}>({inputs})\n}}"
-        )
+        return f"{constant}\n{name}_{which} = {op_type}<keepdims = 1{attribute}>({inputs})"
 
+    def branch(which: str, body: str) -> str:
+        return f"{which}_{name} () => (float[] {name}_{which}) {{\n{body}\n}}"
+
+    def choice(result: str, condition: str, then: str, otherwise: str) -> str:
+        return f"{name}_{result} = If({condition}) <\nthen_branch = {then},\nelse_branch = {otherwise}\n>"
+
+    def either(result: str, condition: str, then: tuple[str, str], otherwise: tuple[str, str]) -> str:
+        branches = (branch(which, reduced(which, axes)) for which, axes in (then, otherwise))
+        return branch(result, choice(result, condition, *branches))
+
+    between = either("between", "reduces_others", ("others", "[0, 2]"), ("run", "[1]"))
+    beside = either("beside", "reduces_second", ("second", "[1]"), ("first", "[0]"))
     return f"""
-        {name}_view = If(reduces_others) <
-            then_branch = {branch("others", "[0, 2]")},
-            else_branch = {branch("run", "[1]")}
-        >
+        {choice("view", "is_between", between, beside)}
         {name} = {reshape(opset)}({name}_view, dst_shape)"""
 
 
 FAMILY = Family(
     "Reductions",
     "The dimensions `axis` to `axis` + `count` - 1 are the *run*. Either the run is reduced, or all other dimensions "
-    "are. The result is NaN if the first of the reduced elements is NaN; a NaN elsewhere is ignored. The maximum of no "
+    "are. A NaN counts [as in ONNX Runtime](numerics.md#nan-and-signed-zeros). The maximum of no "
     "elements is -infinity, the minimum is +infinity, and the largest magnitude is -infinity.",
     (
         Operator(

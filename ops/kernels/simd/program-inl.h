@@ -59,7 +59,7 @@ V::F to_codes(V::F acc) {
 constexpr int64_t kSumVectors = kSums / V::kLanes;
 struct Best {
   V::F lanes[kSumVectors > 4 ? kSumVectors : 4];
-  float first;  // the first number of the row
+  V::F head;  // NaN if one of the first kHeadElements numbers of the row is
 };
 
 // The accumulators of one tile: kVectors vectors. All functions are inlined, so that they stay in registers.
@@ -128,7 +128,11 @@ struct Tile {
 
   template <class Function>
   ORT_DYNQ_INLINE void reduce(Best& best, const Function& function) const {
-    if (col == 0) best.first = V::first_lane(acc[0]);
+    if (col < kHeadElements) {
+      V::F head = col == 0 ? acc[0] : V::or_nan(best.head, acc[0]);
+      for (int v = 1; v < kVectors && v * L < kHeadElements; ++v) head = V::or_nan(head, acc[v]);
+      best.head = head;
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) best.lanes[v % 4] = function(acc[v], best.lanes[v % 4]);
   }
@@ -301,8 +305,7 @@ inline void finish_reduction(const Step& step, Best& best, int64_t row, bool beg
   const float number = step.kind == StepKind::kReduceMax
                            ? V::highest(V::max(V::max(lanes[0], lanes[1]), V::max(lanes[2], lanes[3])))
                            : V::lowest(V::min(V::min(lanes[0], lanes[1]), V::min(lanes[2], lanes[3])));
-  const bool is_nan = begins_row && best.first != best.first;
-  store(to, is_nan ? best.first : number);
+  store(to, begins_row && V::has_nan(best.head, best.head) ? kNan : number);
 }
 
 #include "kernels/simd/short-pass-inl.h"
