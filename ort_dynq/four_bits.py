@@ -28,7 +28,7 @@ _NUMBERS = {"tensor(uint4)": 21, "tensor(int4)": 22}  # of ONNX
 Array = npt.NDArray[Any]
 
 
-class Run(Protocol):
+class RunMethod(Protocol):
     """``onnxruntime.InferenceSession.run`` of one session."""
 
     def __call__(
@@ -42,7 +42,7 @@ def has_four_bits(session: ort.InferenceSession) -> bool:
     return any(each.type in TYPES for each in (*session.get_inputs(), *session.get_outputs()))
 
 
-def run_of(session: ort.InferenceSession) -> Run:
+def run_of(session: ort.InferenceSession) -> RunMethod:
     """Returns what runs a session; 4-bit inputs and outputs are arrays, if it has any.
 
     It raises DynqError if an array has no integers, or one that 4 bits cannot represent.
@@ -51,7 +51,7 @@ def run_of(session: ort.InferenceSession) -> Run:
         {each.name: each.type for each in values if each.type in TYPES}
         for values in (session.get_inputs(), session.get_outputs())
     )
-    run: Run = session.run
+    run: RunMethod = session.run
     return _FourBits(session, inputs, outputs) if inputs or outputs else run
 
 

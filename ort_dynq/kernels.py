@@ -192,7 +192,7 @@ def _address(array: Array) -> int:
 @functools.lru_cache
 def _attributes(
     operator: str, given: tuple[tuple[str, str | int | tuple[int, ...]], ...]
-) -> ctypes.Array[library.Attribute]:
+) -> ctypes.Array[library.AttributeOfCall]:
     """The attributes for the C interface. They are cached, since a node passes the same ones in every run."""
     for name, value in given if operator in OPERATORS else ():
         if not OPERATORS[operator].attribute(name).is_list and isinstance(value, tuple):
@@ -201,11 +201,11 @@ def _attributes(
     for name, value in single:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:  # ctypes would wrap it
             raise DynqError(f"{name} is {value}, expected an integer of 64 bits")
-    return (library.Attribute * len(single))(
+    return (library.AttributeOfCall * len(single))(
         *(
-            library.Attribute(name.encode(), value.encode(), 0)
+            library.AttributeOfCall(name.encode(), value.encode(), 0)
             if isinstance(value, str)
-            else library.Attribute(name.encode(), None, value)
+            else library.AttributeOfCall(name.encode(), None, value)
             for name, value in single
         )
     )

@@ -26,7 +26,7 @@ class Tensor(ctypes.Structure):
     )
 
 
-class Attribute(ctypes.Structure):
+class AttributeOfCall(ctypes.Structure):
     """``ort_dynq_attribute`` of ops/c_api.h."""
 
     _fields_ = (("name", ctypes.c_char_p), ("text", ctypes.c_char_p), ("integer", ctypes.c_int64))
@@ -93,7 +93,7 @@ def load() -> ctypes.CDLL:
     _check_version(library.ort_dynq_version().decode(), path)
     library.ort_dynq_run.argtypes = (
         ctypes.c_char_p,
-        ctypes.POINTER(Attribute),
+        ctypes.POINTER(AttributeOfCall),
         ctypes.c_int32,
         ctypes.POINTER(Tensor),
         ctypes.c_int32,

@@ -41,7 +41,7 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-class Options(ort.SessionOptions):  # type: ignore[misc]
+class LentOptions(ort.SessionOptions):  # type: ignore[misc]
     """Session options that keep what a session reads: it has them as long as it lives.
 
     Attributes:
@@ -57,14 +57,14 @@ class Options(ort.SessionOptions):  # type: ignore[misc]
             self.add_external_initializers(list(weights), self.weights)
 
 
-def session_options(*, threads: int = 0, optimize: bool = True) -> Options:
+def session_options(*, threads: int = 0, optimize: bool = True) -> LentOptions:
     """Session options that silence onnxruntime's log: every failure is an exception.
 
     Args:
         threads: The number of threads of one operator; 0 leaves it to onnxruntime, unless a container has a CPU quota.
         optimize: Whether the default optimization level is on; otherwise all optimizations are off.
     """
-    options = Options()
+    options = LentOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads or quota_cores()
     if not optimize:
@@ -155,7 +155,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
 
     check_data(model)
     folder = _data_folder(model)
-    if isinstance(options, Options) and not folder and (content := _with_lent_weights(model, options)):
+    if isinstance(options, LentOptions) and not folder and (content := _with_lent_weights(model, options)):
         yield content
         return
     if is_large(model):
@@ -183,7 +183,7 @@ def openable(model: Model, options: ort.SessionOptions, *, shared: bool = False)
                 options.add_session_config_entry(DATA_FOLDER, "")
 
 
-def _with_lent_weights(model: ir.Model, options: Options) -> bytes:
+def _with_lent_weights(model: ir.Model, options: LentOptions) -> bytes:
     """Returns a model without its large weights, which the session gets; nothing if it has none, or is large still."""
     from .serialized import lent_weights
     from .storage import is_large, to_proto

@@ -241,7 +241,7 @@ def edit_distance(a: Array, b: Array) -> int:
 
 
 @dataclass
-class Channels:
+class ChannelMaxima:
     """The largest magnitude of each channel of an activation.
 
     Attributes:

@@ -95,13 +95,13 @@ def with_separator(given: Sequence[str], parser: argparse.ArgumentParser) -> lis
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:
-    from ..hook.options import Options
+    from ..hook.options import HookOptions
     from ..hook.program import run
 
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or command == ["-m"]:
         raise DynqError("there is no program to run; give it after --, such as `ort-dynq run -- python app.py`")
-    options = Options(
+    options = HookOptions(
         arguments.exact,
         arguments.fuse,
         tuple(arguments.keep),

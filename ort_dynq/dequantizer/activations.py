@@ -38,14 +38,14 @@ class _Restored(NamedTuple):
     moves: tuple[Rearrangement, ...]
 
 
-class _Pair(NamedTuple):
+class _QuantizedPair(NamedTuple):
     """What a DequantizeLinear restores, and the bounds that codes give it; None if they give none."""
 
     x: ir.Value
     bounds: tuple[float, float] | None
 
 
-def _match_pair(node: ir.Node, context: Context) -> _Pair | None:
+def _match_pair(node: ir.Node, context: Context) -> _QuantizedPair | None:
     """Returns what a DequantizeLinear restores."""
     if not is_standard(node, "DequantizeLinear"):
         return None
@@ -62,7 +62,7 @@ def _match_pair(node: ir.Node, context: Context) -> _Pair | None:
         is_same = all(quantizer.attributes.get_int(*each) == node.attributes.get_int(*each) for each in names)
         is_same = is_same and _are_equal(scale, first_scale, context.facts)
         is_same = is_same and _are_equal(zero_point, first_zero_point, context.facts)
-    return _Pair(x, _bounds_of(x, codes, scale, zero_point, context)) if is_same else None
+    return _QuantizedPair(x, _bounds_of(x, codes, scale, zero_point, context)) if is_same else None
 
 
 def _bounds_of(
@@ -85,7 +85,7 @@ def _are_equal(a: ir.Value | None, b: ir.Value | None, facts: Facts) -> bool:
     return arrays[0] is not None and arrays[1] is not None and np.array_equal(*arrays)  # type: ignore[arg-type]
 
 
-def _build_pair(match: _Pair, edit: Edit) -> None:
+def _build_pair(match: _QuantizedPair, edit: Edit) -> None:
     edit.operator = "float activation"
     restored, x = edit.node.outputs[0], match.x
     if match.bounds is not None:
@@ -100,7 +100,7 @@ def _build_pair(match: _Pair, edit: Edit) -> None:
         edit.replace(restored, edit.insert(ir.node("Identity", [x]), before=edit.node))
 
 
-PAIRS: Rule[_Pair] = Rule("quantized activation", 12, _match_pair, _build_pair)
+PAIRS: Rule[_QuantizedPair] = Rule("quantized activation", 12, _match_pair, _build_pair)
 
 
 def _match_fake(node: ir.Node, context: Context) -> tuple[_Restored, ...] | None:

@@ -29,14 +29,14 @@ _RANK_OF_MATRIX = 2
 
 
 @dataclass(frozen=True)
-class _Product:
+class _RestoredProduct:
     activation: ir.Value
     weights: StoredWeights
     epilogue: Epilogue
     form: str
 
 
-def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
+def _match(node: ir.Node, context: Context, form: str) -> _RestoredProduct | None:
     if not is_standard(node, "MatMulInteger", "ConvInteger"):
         return None
     codes, _, zero_point = first_inputs(node, 3)
@@ -57,7 +57,7 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
     column = np.ones((), np.float32) if epilogue.column is None else epilogue.column
     scales, zero_points = in_one_shape(column, zeros, size)
-    return _Product(x, StoredWeights(elements, zero_points, scales, 0 if is_conv else 1), epilogue, form)
+    return _RestoredProduct(x, StoredWeights(elements, zero_points, scales, 0 if is_conv else 1), epilogue, form)
 
 
 def _activation_of(codes: ir.Value, zero_point: ir.Value | None, context: Context) -> tuple[ir.Value, ir.Value] | None:
@@ -83,7 +83,7 @@ def rounded_from(codes: ir.Value, context: Context) -> tuple[ir.Value, ir.Value]
     return (quotient.x, quotient.number.term) if isinstance(quotient.number.term, ir.Value) else None
 
 
-def _build(match: _Product, edit: Edit) -> None:
+def _build(match: _RestoredProduct, edit: Edit) -> None:
     node, epilogue = edit.node, match.epilogue
     before = epilogue.last_node
     weights, bias = match.weights.insert(match.form, before, edit), epilogue.bias
@@ -101,6 +101,6 @@ def _build(match: _Product, edit: Edit) -> None:
     edit.replace(epilogue.last, result)
 
 
-def rule(form: str) -> Rule[_Product]:
+def rule(form: str) -> Rule[_RestoredProduct]:
     """Returns the rule, whose weights have a form."""
     return Rule("integer product", 10, functools.partial(_match, form=form), _build)

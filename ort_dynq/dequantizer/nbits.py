@@ -24,13 +24,13 @@ from .stored import StoredWeights
 
 
 @dataclass(frozen=True)
-class _Product:
+class _NBitsProduct:
     weights: StoredWeights | npt.NDArray[np.float32]
     dtype: ir.DataType
     form: str
 
 
-def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
+def _match(node: ir.Node, context: Context, form: str) -> _NBitsProduct | None:
     if node.domain != MICROSOFT or node.op_type != "MatMulNBits":
         return None
     x, codes, scales, zero_points, g_idx, _ = first_inputs(node, 6)
@@ -54,11 +54,11 @@ def _match(node: ir.Node, context: Context, form: str) -> _Product | None:
     else:
         indices = np.arange(depth) // block_size
         reals = zeros.reshape(columns, blocks).T.astype(np.float32)
-        return _Product((rows.astype(np.float32) - reals[indices]) * scale[indices], x.dtype, form)
-    return _Product(StoredWeights(rows, zero_point, scale, 0, block_size, bits), x.dtype, form)
+        return _NBitsProduct((rows.astype(np.float32) - reals[indices]) * scale[indices], x.dtype, form)
+    return _NBitsProduct(StoredWeights(rows, zero_point, scale, 0, block_size, bits), x.dtype, form)
 
 
-def _build(match: _Product, edit: Edit) -> None:
+def _build(match: _NBitsProduct, edit: Edit) -> None:
     node, shared = edit.node, edit.shared(SharedInitializers)
     x, bias = node.inputs[0], (first_inputs(node, 6)[5])
     assert x is not None
@@ -74,6 +74,6 @@ def _build(match: _Product, edit: Edit) -> None:
     edit.replace(node.outputs[0], result)
 
 
-def rule(form: str) -> Rule[_Product]:
+def rule(form: str) -> Rule[_NBitsProduct]:
     """Returns the rule, whose weights have a form."""
     return Rule("weights of few bits", 7, functools.partial(_match, form=form), _build)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from . import patch
 from .installation import installation
-from .options import Options
+from .options import HookOptions
 from .sessions import Opened, Sessions
 
 __all__ = ["Opened", "Sessions", "install", "installed", "uninstall"]
@@ -23,9 +23,9 @@ def install(
     fuse: bool = False,
     keep: Sequence[str] = (),
     quantize: bool | Sequence[str] = False,
-    min_snr: float = Options.min_snr,
-    min_agreement: float = Options.min_agreement,
-    inputs: int = Options.inputs,
+    min_snr: float = HookOptions.min_snr,
+    min_agreement: float = HookOptions.min_agreement,
+    inputs: int = HookOptions.inputs,
 ) -> Sessions:
     """From now on, every CPU session of onnxruntime that this process opens runs a rewritten model.
 
@@ -55,7 +55,7 @@ def install(
         DynqError: An option is wrong.
     """
     patterns = ("*",) if quantize is True else tuple(quantize or ())
-    options = Options(exact, fuse, tuple(keep), patterns, min_snr, min_agreement, inputs)
+    options = HookOptions(exact, fuse, tuple(keep), patterns, min_snr, min_agreement, inputs)
     options.check()
     sessions = Sessions()
     patch.activate(installation(options, sessions))
@@ -74,9 +74,9 @@ def installed(
     fuse: bool = False,
     keep: Sequence[str] = (),
     quantize: bool | Sequence[str] = False,
-    min_snr: float = Options.min_snr,
-    min_agreement: float = Options.min_agreement,
-    inputs: int = Options.inputs,
+    min_snr: float = HookOptions.min_snr,
+    min_agreement: float = HookOptions.min_agreement,
+    inputs: int = HookOptions.inputs,
 ) -> Iterator[Sessions]:
     """:func:`install` while the block runs, in all threads. What was installed before is installed again after it.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .options import Options
+from .options import HookOptions
 from .patch import Installation
 from .sessions import Sessions
 
 
-def installation(options: Options, sessions: Sessions) -> Installation:
+def installation(options: HookOptions, sessions: Sessions) -> Installation:
     """Returns what :func:`ort_dynq.hook.patch.activate` installs.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..inputs import Array
 from ..signals import HALF, LARGEST, Agreement, Noise, are_probabilities, decisions_of
-from .options import Options
+from .options import HookOptions
 
 _MAX_TIME_RATIO = 1.1
 """Of int8 to float, with which int8 is still no slower: two runs of one model differ by some percent."""
@@ -121,7 +121,7 @@ class Measurement:
         elif kind == LARGEST:
             self.agreement.setdefault(name, Agreement(is_argmax=True)).add(a, b)
 
-    def verdict(self, options: Options) -> Verdict | None:
+    def verdict(self, options: HookOptions) -> Verdict | None:
         """Returns whether the int8 model is used; None while more inputs are to be measured."""
         if self.problem:
             return Verdict(False, self.problem)

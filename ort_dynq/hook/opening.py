@@ -16,12 +16,11 @@ import onnxruntime as ort
 from ..backends.options import registered
 from ..cache import Entry, Found, facts_of
 from ..errors import message, with_advice_on_tools
-from ..runtime import DATA_FOLDER, Options, config_entry, openable
+from ..runtime import DATA_FOLDER, LentOptions, config_entry, openable
 from ..session import may_be_rewritten
 from ..session_options import overridden
 from ..system import quota_cores
-from .options import Options as HookOptions
-from .options import matches
+from .options import HookOptions, matches
 from .patch import Installation
 from .prepared import Prepared, are_ours, options_of, ours
 from .sessions import Opened
@@ -76,7 +75,7 @@ def create(session: Any, original: Callable[[], None], args: tuple[Any, ...], in
 def _is_ours(session: Any) -> bool:
     """Whether ort_dynq itself opens a session: that of its own class, or one of a rewrite or a measurement."""
     own = sys.modules["ort_dynq.session"].InferenceSession
-    return are_ours() or isinstance(session, own) or isinstance(session._sess_options, Options)
+    return are_ours() or isinstance(session, own) or isinstance(session._sess_options, LentOptions)
 
 
 def _prepared(session: Any, providers: Any, options: HookOptions) -> Prepared:

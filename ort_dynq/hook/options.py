@@ -18,7 +18,7 @@ VARIABLE, RECORD = "ORT_DYNQ_RUN", "ORT_DYNQ_RUN_RECORD"
 
 
 @dataclass(frozen=True)
-class Options:
+class HookOptions:
     """What is done with the models of a program; :func:`ort_dynq.install` describes each option."""
 
     exact: bool = False
@@ -62,7 +62,7 @@ class ProcessOptions:
         verbosity: 1 to log each session on stderr, more for details.
     """
 
-    options: Options
+    options: HookOptions
     record: str = ""
     verbosity: int = 0
 
@@ -86,7 +86,7 @@ class ProcessOptions:
             fields: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in found["options"].items()
             }
-            options = Options(**fields)
+            options = HookOptions(**fields)
             options.check()
             return cls(options, environment.get(RECORD, ""), int(found["verbosity"]))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from .options import Options
+from .options import HookOptions
 from .sessions import Sessions
 
 _MODULE = "onnxruntime.capi.onnxruntime_inference_collection"
@@ -35,7 +35,7 @@ class Installation(NamedTuple):
             this.
     """
 
-    options: Options
+    options: HookOptions
     sessions: Sessions
     create: Callable[[Any, Callable[[], None], tuple[Any, ...], Installation], None]
 
@@ -70,14 +70,14 @@ def activate(installation: Installation | None) -> None:
         _state.installation = installation
         if installation is None:
             _restore()
-            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _SessionFinder)]
         elif _MODULE in sys.modules:
             _replace(sys.modules[_MODULE])
-        elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _Finder())
+        elif not any(isinstance(finder, _SessionFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _SessionFinder())
 
 
-class _Finder(MetaPathFinder):
+class _SessionFinder(MetaPathFinder):
     """Finds the module with the class of sessions as others do, and replaces its methods once it is imported."""
 
     def find_spec(
@@ -89,7 +89,7 @@ class _Finder(MetaPathFinder):
 def find_spec(fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
     """Returns what others find of the module with the class of sessions; its methods are replaced after its import."""
     for finder in sys.meta_path:
-        if not isinstance(finder, _Finder) and (find := getattr(finder, "find_spec", None)) is not None:
+        if not isinstance(finder, _SessionFinder) and (find := getattr(finder, "find_spec", None)) is not None:
             spec: ModuleSpec | None = find(fullname, path, target)
             if spec is not None:
                 _call_after(spec, _imported)

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import DynqError
 from ..files import temporary_folder
 from . import sessions
-from .options import Options, ProcessOptions
+from .options import HookOptions, ProcessOptions
 
 STARTUP = Path(__file__).parent / "startup"
 """The folder in front of PYTHONPATH."""
@@ -59,7 +59,7 @@ class Run:
         return "; ".join((sessions.line(self.sessions), *dict.fromkeys(self.problems)))
 
 
-def run(command: Sequence[str], options: Options, verbosity: int = 0) -> Run:
+def run(command: Sequence[str], options: HookOptions, verbosity: int = 0) -> Run:
     """Runs a program until it ends, with this process's stdin, stdout and stderr; signals are passed on to it.
 
     Args:

@@ -23,7 +23,7 @@ from ..cache import Entry, Found
 from ..errors import DynqError, message
 from . import patch
 from .measurement import Measurement
-from .options import Options
+from .options import HookOptions
 from .prepared import Prepared, options_of, ours
 from .sessions import Opened, Sessions
 
@@ -37,7 +37,7 @@ _clock = time.perf_counter if sys.platform == "win32" else time.thread_time
 _OPTIONS = "native quantize"  # of the entry in the cache; the model does not depend on the limits of a measurement
 
 
-def quantized(session: Any, providers: Any, options: Options, unchanged: Prepared) -> Prepared:
+def quantized(session: Any, providers: Any, options: HookOptions, unchanged: Prepared) -> Prepared:
     """Returns what a session opens whose model is one of floats.
 
     Args:
@@ -93,7 +93,7 @@ def _begin(
     providers: Any,
     found: Found,
     entry: Entry,
-    options: Options,
+    options: HookOptions,
     given: ort.SessionOptions | None,
 ) -> None:
     """Begins to measure an int8 model beside a session, which is open."""
@@ -127,7 +127,7 @@ class Trial:
         candidate: Any,
         entry: Entry,
         facts: Mapping[str, Any],
-        options: Options,
+        options: HookOptions,
         opened: Opened,
         sessions: Sessions,
     ) -> None:

@@ -32,7 +32,7 @@ from ..rewriter.convolutions.convolution import (
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
-from ..rewriter.products.epilogue import Epilogue, Step
+from ..rewriter.products.epilogue import Epilogue, NextNode
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
@@ -148,7 +148,7 @@ def _past_factor(epilogue: Epilogue, facts: Facts) -> Epilogue | None:
 _Numbers = npt.NDArray[np.float64]
 
 
-def _factor_and_shift(step: Step, channels: Channels, facts: Facts) -> tuple[_Numbers, _Numbers] | None:
+def _factor_and_shift(step: NextNode, channels: Channels, facts: Facts) -> tuple[_Numbers, _Numbers] | None:
     """Returns the factor and the shift, [M] or [1], of a step that computes x * factor + shift; else None."""
     one, zero = np.ones(1), np.zeros(1)
     if is_standard(step.node, "BatchNormalization"):

@@ -38,23 +38,23 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 @dataclass(frozen=True)
 class _Embedding:
     table: ir.Value
-    rows: _Rows
+    rows: _QuantizedRows
 
 
-class _Rows:
+class _QuantizedRows:
     """The codes and the scales of the rows of one table, computed once for all nodes that gather them."""
 
     def __init__(self, floats: npt.NDArray[Any]) -> None:
         self.codes, self.scales = map(ir.tensor, codes_of_rows(floats))
 
 
-class _Tables:
+class _QuantizedTables:
     """The tables of one model: several nodes may gather rows of one, such as an encoder and a decoder."""
 
     def __init__(self, _: object) -> None:
-        self._rows: dict[ir.Value, _Rows] = {}
+        self._rows: dict[ir.Value, _QuantizedRows] = {}
 
-    def of(self, table: ir.Value, context: Context) -> _Rows:
+    def of(self, table: ir.Value, context: Context) -> _QuantizedRows:
         """Returns the rows of a table.
 
         Raises:
@@ -64,7 +64,7 @@ class _Tables:
             floats = evaluate(table, context.facts)
             if floats is None:
                 raise Unconverted(Reason.WEIGHTS_NOT_KNOWN)
-            self._rows[table] = _Rows(floats)
+            self._rows[table] = _QuantizedRows(floats)
             del floats
             release(table)
         return self._rows[table]
@@ -86,7 +86,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _Embedding | No
     check_constant(table, facts)
     if _has_other_readers(table, options):
         raise Unconverted(Reason.TABLE_SHARED)
-    return _Embedding(table, context.shared(_Tables).of(table, context))
+    return _Embedding(table, context.shared(_QuantizedTables).of(table, context))
 
 
 def _build(match: _Embedding, edit: Edit) -> None:

@@ -25,7 +25,7 @@ _SELECTING = (*RESHAPES, "Identity", "MaxPool", "Relu", "Slice", "Transpose")  #
 _ZERO_POINT = 2  # the index of the input
 
 
-class _Bounds(NamedTuple):
+class _CodeBounds(NamedTuple):
     """The smallest and the largest number of the codes of a QuantizeLinear."""
 
     low: np.float32
@@ -35,7 +35,7 @@ class _Bounds(NamedTuple):
 class _StaticQuantization(NamedTuple):
     x: ir.Value
     quantizer: ir.Node
-    bounds: _Bounds
+    bounds: _CodeBounds
 
 
 class _Clipped:
@@ -43,9 +43,9 @@ class _Clipped:
 
     def __init__(self, _: object) -> None:
         self.of_quantizer: dict[ir.Node, ir.Value] = {}
-        self.bounds: dict[ir.Value, _Bounds] = {}
+        self.bounds: dict[ir.Value, _CodeBounds] = {}
 
-    def are_within(self, value: ir.Value, bounds: _Bounds) -> bool:
+    def are_within(self, value: ir.Value, bounds: _CodeBounds) -> bool:
         """Returns whether numbers are within bounds already: they are selected from a clipped activation."""
         while value not in self.bounds and (node := producer_of(value, *_SELECTING)) is not None:
             if node.inputs[0] is None:
@@ -55,7 +55,7 @@ class _Clipped:
         return bool(bounds.low <= low and high <= bounds.high)
 
 
-def bounds_of(quantizer: ir.Node) -> _Bounds | None:
+def bounds_of(quantizer: ir.Node) -> _CodeBounds | None:
     """Returns the bounds of a QuantizeLinear of float32 with one constant scale; None for another node."""
     x, scale = quantizer.inputs[0], constant_scalar(quantizer.inputs[1])
     zero_point = input_of(quantizer, _ZERO_POINT)
@@ -65,7 +65,7 @@ def bounds_of(quantizer: ir.Node) -> _Bounds | None:
         return None
     limits = np.iinfo(dtype.numpy())
     low, high = (np.float32(np.float32(each - int(number)) * np.float32(scale)) for each in (limits.min, limits.max))
-    return _Bounds(low, high)
+    return _CodeBounds(low, high)
 
 
 def _match(node: ir.Node, _: Context) -> _StaticQuantization | None:

@@ -23,7 +23,7 @@ from .weights.dequantized_weights import Dequantizer, quantized_weights
 NOTE = "weights of branches are dequantized in the main graph: ONNX Runtime does not open the model otherwise"
 
 
-class _Product(NamedTuple):
+class _InnerProduct(NamedTuple):
     node: ir.Node
     weights: Dequantizer
 
@@ -60,7 +60,7 @@ def with_weights_outside(model: ir.Model) -> ir.Model:
     return model
 
 
-def _inner(model: ir.Model) -> list[_Product]:
+def _inner(model: ir.Model) -> list[_InnerProduct]:
     """The products of subgraphs of which ONNX Runtime makes MatMulNBits with weights of a graph outside."""
     return [
         product
@@ -69,7 +69,7 @@ def _inner(model: ir.Model) -> list[_Product]:
     ]
 
 
-def _products(model: ir.Model) -> Iterator[_Product]:
+def _products(model: ir.Model) -> Iterator[_InnerProduct]:
     """Yields the products of all graphs of which ONNX Runtime makes MatMulNBits."""
     for _, graph in with_subgraphs(model.graph):
         for node in graph:
@@ -81,7 +81,7 @@ def _products(model: ir.Model) -> Iterator[_Product]:
             if not all(value is None or _graph_of(value) is not None for value in weights.node.inputs):
                 continue
             if made_by_onnxruntime(node, weights.node, weights.moves, weights.uses, 1) == Reason.MADE_LEVEL_4:
-                yield _Product(node, weights)
+                yield _InnerProduct(node, weights)
 
 
 def _graph_of(value: ir.Value) -> ir.Graph | ir.Function | None:
@@ -123,7 +123,7 @@ def copy_of(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
     return copy.copy(tensor) if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(tensor.numpy(), tensor.dtype)
 
 
-def _copied(product: _Product, main: ir.Graph, names: set[str], node_names: set[str]) -> ir.Value:
+def _copied(product: _InnerProduct, main: ir.Graph, names: set[str], node_names: set[str]) -> ir.Value:
     """Copies the nodes that dequantize weights to the main graph, behind its Constants; returns the weights."""
     first = next(node for node in main if node.op_type != "Constant")
     inputs, weights = list(product.weights.node.inputs), product.weights.node.outputs[0]

@@ -108,7 +108,7 @@ def _is_of_convolution(transpose: ir.Node) -> bool:
 
 
 @dataclass
-class _Region:
+class _TurnedRegion:
     """Connected nodes, and the values among them that have the layout behind the Transposes.
 
     Attributes:
@@ -205,13 +205,13 @@ class _Layout:
         elements = self._elements[value]
         return elements is not None and elements.ndim <= len(self._perm)
 
-    def _regions(self) -> list[_Region]:
+    def _regions(self) -> list[_TurnedRegion]:
         """Returns the nodes that can move, and Transposes that follow one another, as connected regions."""
         starts = [node.outputs[0] for node in self._graph if _perm(node) == self._perm]
-        region_of: dict[ir.Value, _Region] = {value: _Region([], {value: None}) for value in starts}
+        region_of: dict[ir.Value, _TurnedRegion] = {value: _TurnedRegion([], {value: None}) for value in starts}
         for node in self._inside:
             images = [each for each in self._operands(node) if self._is_image(each)]
-            joined = _Region([], dict.fromkeys([*images, *node.outputs]))
+            joined = _TurnedRegion([], dict.fromkeys([*images, *node.outputs]))
             for region in {id(each): each for value in images if (each := region_of.get(value))}.values():
                 joined.nodes += region.nodes
                 joined.values |= region.values
@@ -219,7 +219,7 @@ class _Layout:
             region_of |= dict.fromkeys(joined.values, joined)
         return list({id(region): region for region in region_of.values()}.values())
 
-    def _gains(self, region: _Region) -> bool:
+    def _gains(self, region: _TurnedRegion) -> bool:
         """Returns whether fewer Transposes remain, or as many and the nodes join the convolution before them."""
         gain, transposes, nodes = 0, [], {*region.nodes}
         for value in region.values:
@@ -245,14 +245,14 @@ class _Layout:
         places = [place for dim, place in zip(value.shape, self._perm, strict=False) if dim != 1]
         return int(places != sorted(places))
 
-    def _joins(self, region: _Region) -> bool:
+    def _joins(self, region: _TurnedRegion) -> bool:
         """Returns whether a region has constants of channels only, as the nodes have that join a convolution."""
         others = {each for node in region.nodes for each in self._operands(node) if each not in region.values}
         known = [self._elements.get(each) for each in others]
         is_elementwise = all(node.op_type in _ANY_LAYOUT for node in region.nodes)
         return is_elementwise and all(each is not None and max(each.shape, default=1) == each.size for each in known)
 
-    def _move(self, region: _Region) -> None:
+    def _move(self, region: _TurnedRegion) -> None:
         nodes = {*region.nodes}
         for node in region.nodes:
             self._insert(node)

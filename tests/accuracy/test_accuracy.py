@@ -14,7 +14,7 @@ from helpers import Array, make_session, parse, stock_session
 
 import ort_dynq
 from ort_dynq.accuracy import Accuracy, Reference, measure
-from ort_dynq.signals import Agreement, Channels, Cosines, Noise
+from ort_dynq.signals import Agreement, ChannelMaxima, Cosines, Noise
 from ort_dynq.tools.accuracy.reference import is_classifier
 
 INF = math.inf
@@ -111,13 +111,13 @@ def test_agreement() -> None:
 def test_channels() -> None:
     x = floats(4, 10, 3)
     x[:, 7] *= 50
-    channels = Channels(axis=1)
+    channels = ChannelMaxima(axis=1)
     for each in x:
         channels.add(each[None])
     largest = np.abs(x).max((0, 2))
     assert channels.outlier == (7, pytest.approx(largest[7] / np.median(largest)))
     x[:, :5] = 0  # unused channels do not count; five channels are too few
-    few = Channels(axis=1)
+    few = ChannelMaxima(axis=1)
     few.add(x)
     assert few.outlier is None
 

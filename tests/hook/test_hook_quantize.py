@@ -16,7 +16,7 @@ import ort_dynq
 from ort_dynq.backends.operator_errors import raise_in_sessions
 from ort_dynq.hook import patch
 from ort_dynq.hook.measurement import Measurement
-from ort_dynq.hook.options import Options
+from ort_dynq.hook.options import HookOptions
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((64, 256)).astype(np.float32)
@@ -192,7 +192,7 @@ def measured(a: Any, b: Any, *, classifies: bool = False, ratio: float = 0.5, in
 
 
 def accepted(measurement: Measurement, **limits: Any) -> bool:
-    verdict = measurement.verdict(Options(**limits))
+    verdict = measurement.verdict(HookOptions(**limits))
     assert verdict is not None
     return verdict.is_accepted
 
@@ -203,7 +203,7 @@ def test_signals_are_judged_by_their_noise() -> None:
         assert accepted(measured(exact, exact + level * RNG.standard_normal((10, 40)))) == is_accepted
     assert not accepted(measured([[1.0, 2.0]], [[1.0, np.nan]]))
     assert not accepted(measured([[1.0, 2.0]], [[1.0, 2.0, 3.0]]))
-    assert Measurement().verdict(Options()) is None
+    assert Measurement().verdict(HookOptions()) is None
 
 
 def test_classifiers_are_also_judged_by_their_decisions() -> None:
@@ -230,7 +230,7 @@ def test_probabilities_are_judged_by_their_decisions_alone() -> None:
 def test_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ort_dynq.hook.measurement._MAX_TIME_RATIO", 1.1)
     assert accepted(measured([[1.0]], [[1.0]], ratio=0.9))
-    slow = measured([[1.0]], [[1.0]], ratio=1.5).verdict(Options())
+    slow = measured([[1.0]], [[1.0]], ratio=1.5).verdict(HookOptions())
     assert slow is not None
     assert (slow.is_accepted, "1.50 of the time" in slow.text) == (False, True)
 

@@ -15,7 +15,7 @@ import pytest
 from ort_dynq import DynqError, cache
 from ort_dynq.cli import main
 from ort_dynq.hook import program, sessions
-from ort_dynq.hook.options import RECORD, VARIABLE, Options, ProcessOptions, matches
+from ort_dynq.hook.options import RECORD, VARIABLE, HookOptions, ProcessOptions, matches
 from ort_dynq.hook.sessions import Opened
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +243,7 @@ def test_patterns_of_quantize() -> None:
 
 
 def test_options_travel_in_the_environment() -> None:
-    told = ProcessOptions(Options(fuse=True, keep=("a*", "b"), quantize=("*",), min_snr=12.5), "file", 2)
+    told = ProcessOptions(HookOptions(fuse=True, keep=("a*", "b"), quantize=("*",), min_snr=12.5), "file", 2)
     assert ProcessOptions.of(told.variables()) == told
     assert ProcessOptions.of({}) is None
     for text in ("[", "[]", '{"options": {"no": 1}, "verbosity": 0}', '{"options": {"inputs": 0}}', "[" * 100_000):
@@ -277,7 +277,7 @@ def test_what_other_processes_write_to_the_record(tmp_path: Path) -> None:
 
 def test_python_starts_as_fast_as_without(tmp_path: Path) -> None:
     """A process that never imports onnxruntime loads nothing of ours."""
-    environment: dict[str, Any] = {**os.environ, **ProcessOptions(Options(), "").variables()}
+    environment: dict[str, Any] = {**os.environ, **ProcessOptions(HookOptions(), "").variables()}
     environment["PYTHONPATH"] = str(program.STARTUP)
     text = "import sys; print([each for each in ('json', 're', 'ort_dynq', 'dataclasses') if each in sys.modules])"
     without = subprocess.check_output([sys.executable, "-c", text], text=True)

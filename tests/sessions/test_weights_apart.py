@@ -119,8 +119,8 @@ def test_session_reads_lent_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_bytes(b"another")  # sessions see what was read
     given = file if kind == "file" else loaded
     lent: list[str] = []
-    lend = runtime.Options.lend
-    monkeypatch.setattr(runtime.Options, "lend", lambda self, found: (lent.extend(found), lend(self, found))[1])
+    lend = runtime.LentOptions.lend
+    monkeypatch.setattr(runtime.LentOptions, "lend", lambda self, found: (lent.extend(found), lend(self, found))[1])
     for optimize in (False, True):
         session = open_session(given, "A", optimize=optimize)
         for a, b in zip(session.run(None, {"flag": np.array(True)}), expected, strict=True):

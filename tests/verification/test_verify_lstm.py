@@ -18,7 +18,7 @@ import ort_dynq
 from ort_dynq.runtime import open_session, session_options
 from ort_dynq.storage import load, to_proto
 from ort_dynq.tools.verification import recurrent
-from ort_dynq.tools.verification.recurrent import Bounded
+from ort_dynq.tools.verification.recurrent import Rounded
 from ort_dynq.tools.verification.saturation import without_saturation
 
 GIVEN = ["lengths", "state", "cell", "peepholes"]
@@ -86,13 +86,13 @@ def test_bounds() -> None:
     """The error of float32 arithmetic is within the bound; that of other numbers is not."""
     rng = np.random.default_rng(0)
     a, b, c = (rng.normal(size=1000).astype(np.float32) for _ in range(3))
-    wide = [Bounded(each.astype(np.float64)) for each in (a, b, c)]
+    wide = [Rounded(each.astype(np.float64)) for each in (a, b, c)]
     exact = (wide[0] + wide[1]) * wide[2]
     assert (np.abs((a + b) * c - exact.value) <= exact.error).all()
     assert (np.abs((a + b) * c * np.float32(1.000001) - exact.value) > exact.error).mean() > 0.9
     exact = (wide[0] * wide[1]).after(np.tanh)
     assert (np.abs(np.tanh(a * b) - exact.value) <= exact.error).all()
-    disturbed = Bounded(exact.value, 1e-3).after(np.exp)
+    disturbed = Rounded(exact.value, 1e-3).after(np.exp)
     assert (np.abs(np.exp(exact.value + 1e-3) - disturbed.value) <= disturbed.error).all()
     assert (np.abs(np.exp(exact.value + 2e-3) - disturbed.value) > disturbed.error).all()
 
@@ -102,9 +102,9 @@ def test_reference_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     original, model, feeds = case()
     correct = recurrent._Steps._gates
 
-    def in_another_order(*arguments: Any) -> Bounded:
+    def in_another_order(*arguments: Any) -> Rounded:
         i, o, f, g = zip(*(np.split(each, 4, 1) for each in correct(*arguments)), strict=True)
-        return Bounded(*(np.concatenate(parts, 1) for parts in zip(i, f, o, g, strict=True)))
+        return Rounded(*(np.concatenate(parts, 1) for parts in zip(i, f, o, g, strict=True)))
 
     monkeypatch.setattr(recurrent._Steps, "_gates", in_another_order)
     assert verified_product(original, model, feeds).problem.startswith("A's states are")

@@ -9,7 +9,7 @@ import os
 import sys
 
 
-class _Finder:
+class _StartupFinder:
     """Installs what `ort-dynq run` says when the process imports onnxruntime."""
 
     is_done = False
@@ -60,5 +60,5 @@ def _import_other() -> None:
 
 if os.environ.get("ORT_DYNQ_RUN"):
     _say()
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]  # as importlib.abc has it, whose import takes long
+    sys.meta_path.insert(0, _StartupFinder())  # type: ignore[arg-type]  # as importlib.abc has it, whose import takes long
 _import_other()

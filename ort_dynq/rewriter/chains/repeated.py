@@ -28,14 +28,14 @@ from ..rule import Context, Rule
 _COMBINE = EXACT - UNARY - CHOOSING
 
 
-class _Found(NamedTuple):
+class _RepeatedInputs(NamedTuple):
     """The inputs of a node that repeat numbers, by their indices."""
 
     repeated: dict[int, Repeated]
     blocks: int
 
 
-def _match(node: ir.Node, context: Context) -> _Found | None:
+def _match(node: ir.Node, context: Context) -> _RepeatedInputs | None:
     if node.op_type not in _COMBINE or node.domain not in STANDARD_DOMAINS or None in node.inputs:
         return None
     numbers = context.shared(_Numbers)
@@ -52,8 +52,8 @@ def _match(node: ir.Node, context: Context) -> _Found | None:
         return None
     if blocks != {0}:
         is_known = all(are_equal(each.wide_shape, data.shape) for each in found.values())
-        return _Found(found, blocks.pop()) if is_known else None
-    return _Found(found, 0) if all(_is_row_number(each, data) for each in found.values()) else None
+        return _RepeatedInputs(found, blocks.pop()) if is_known else None
+    return _RepeatedInputs(found, 0) if all(_is_row_number(each, data) for each in found.values()) else None
 
 
 def _is_row_number(repeated: Repeated, data: ir.Value) -> bool:
@@ -63,7 +63,7 @@ def _is_row_number(repeated: Repeated, data: ir.Value) -> bool:
     return repeated.is_full and are_equal(repeated.wide_shape, data.shape)
 
 
-def _build(match: _Found, edit: Edit) -> None:
+def _build(match: _RepeatedInputs, edit: Edit) -> None:
     numbers, node = edit.shared(_Numbers), edit.node
     data = next(each for i, each in enumerate(node.inputs) if i not in match.repeated)
     assert data is not None
@@ -106,7 +106,7 @@ def _wide_input(node: ir.Node) -> int | None:
     return wide[0] if len(wide) == 1 and is_standard(node, *EXACT) else None
 
 
-RULE: Rule[_Found] = Rule("repeated numbers", 13, _match, _build, prepares=True)
+RULE: Rule[_RepeatedInputs] = Rule("repeated numbers", 13, _match, _build, prepares=True)
 
 
 class _Numbers:

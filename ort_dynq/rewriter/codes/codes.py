@@ -241,7 +241,7 @@ class _Terms:
         return new.outputs[term.output]
 
 
-class _Branch(_Terms):
+class _TermsOfBranch(_Terms):
     """Builds terms as nodes of a subgraph."""
 
     def __init__(self, codes: ActivationCodes, before: ir.Node, edit: Edit) -> None:
@@ -288,7 +288,7 @@ def _with_marks(
     """
     form = activation.form
     outside = _Terms(codes, before, edit)
-    marked, plain = (_Branch(codes, before, edit) for _ in range(2))
+    marked, plain = (_TermsOfBranch(codes, before, edit) for _ in range(2))
     condition = outside.insert(
         "IsNaN", functools.reduce(functools.partial(outside.insert, "Add"), outside.limits(form))
     )

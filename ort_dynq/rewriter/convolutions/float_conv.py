@@ -52,14 +52,14 @@ class _FloatConv:
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatConvParts:
     """The parts of a convolution, whose results are added, and the activation that it multiplies."""
 
     parts: tuple[_FloatConv, ...]
     value: ir.Value
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _FloatConvParts | None:
     if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
         return None
     a, w, bias = first_inputs(node, 3)
@@ -77,7 +77,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     if context.options.exact:
         raise Unconverted(Reason.EXACT)
     if parts:
-        return _Match(tuple(_of_parts(parts, w, bias, more_pads, node, context)), a)
+        return _FloatConvParts(tuple(_of_parts(parts, w, bias, more_pads, node, context)), a)
     if form is None or not _is_of_samples(form, a):
         is_depthwise = node.op_type == "Conv" and w.shape is not None and w.shape[1] == 1
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS if is_depthwise else Reason.ACTIVATION_OF_SAMPLES)
@@ -98,7 +98,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         raise Unconverted(Reason.CONV_TRANSPOSE_OFFSET)
     else:
         geometry = phases_of(a, weights, axes_of(node, weights), epilogue, context.facts)
-    return _Match((_FloatConv(activation, grid, weights, geometry, epilogue),), a)
+    return _FloatConvParts((_FloatConv(activation, grid, weights, geometry, epilogue),), a)
 
 
 def _is_of_samples(form: Affine, a: ir.Value) -> bool:
@@ -148,7 +148,7 @@ def _of_parts(
         first += channels
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatConvParts, edit: Edit) -> None:
     codes_of, results = edit.shared(ActivationCodes), list[ir.Value]()
     for part in match.parts:
         codes = codes_of.of(part.activation, edit)

@@ -29,7 +29,7 @@ _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.IN
 
 
 @dataclass(frozen=True)
-class _Product:
+class _CompressedProduct:
     """A product.
 
     Attributes:
@@ -45,7 +45,7 @@ class _Product:
     size: int
 
 
-def _match(node: ir.Node, context: Context) -> _Product | None:
+def _match(node: ir.Node, context: Context) -> _CompressedProduct | None:
     if node.op_type not in MATRIX_PRODUCTS or len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     cast = producer_of(node.inputs[1], "Cast")
@@ -80,7 +80,7 @@ def _match(node: ir.Node, context: Context) -> _Product | None:
         return None
     if context.options.exact:
         raise Unconverted(Reason.EXACT).then(Unconverted(Reason.MADE_DEQUANTIZATION))
-    return _Product(product, codes, scale, zero_point, block)
+    return _CompressedProduct(product, codes, scale, zero_point, block)
 
 
 def _only_multiplies(value: ir.Value) -> bool:
@@ -92,7 +92,7 @@ def _only_multiplies(value: ir.Value) -> bool:
     )
 
 
-def _build(match: _Product, edit: Edit) -> None:
+def _build(match: _CompressedProduct, edit: Edit) -> None:
     node, product = edit.node, match.product
     zero_point = match.zero_point
     if zero_point is None:
@@ -110,4 +110,4 @@ def _build(match: _Product, edit: Edit) -> None:
     edit.note += f"; {Unconverted(Reason.MADE_DEQUANTIZATION)}"
 
 
-RULE: Rule[_Product] = Rule("product with scales along the sums", OPSET, _match, _build)
+RULE: Rule[_CompressedProduct] = Rule("product with scales along the sums", OPSET, _match, _build)

@@ -26,7 +26,7 @@ _TYPES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _EmbeddedRows:
     """The nodes of an embedding, and whether it has a scale for each row."""
 
     dequantizer: ir.Node
@@ -36,7 +36,7 @@ class _Rows:
     is_of_rows: bool
 
 
-def _match(node: ir.Node, context: Context) -> _Rows | None:
+def _match(node: ir.Node, context: Context) -> _EmbeddedRows | None:
     if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or None in node.inputs:
         return None
     dequantizer, indices = producer_of(node.inputs[0], "DequantizeLinear"), node.inputs[1]
@@ -56,10 +56,10 @@ def _match(node: ir.Node, context: Context) -> _Rows | None:
         return None
     axis = dequantizer.attributes.get_int("axis", 1) % _RANK_OF_TABLE
     is_of_rows = not has_one_element(scale) and axis == 0
-    return _Rows(dequantizer, codes, scale, zero_point, is_of_rows)
+    return _EmbeddedRows(dequantizer, codes, scale, zero_point, is_of_rows)
 
 
-def _build(match: _Rows, edit: Edit) -> None:
+def _build(match: _EmbeddedRows, edit: Edit) -> None:
     node, indices, result = edit.node, edit.node.inputs[1], edit.node.outputs[0]
 
     def gathered(value: ir.Value) -> ir.Value:
@@ -89,4 +89,4 @@ def _build(match: _Rows, edit: Edit) -> None:
     edit.replace(result, edit.insert_main(ir.node("Mul", [numbers, of_rows(match.scale)]), before=node))
 
 
-RULE: Rule[_Rows] = Rule("rows of a dequantized table", 13, _match, _build)
+RULE: Rule[_EmbeddedRows] = Rule("rows of a dequantized table", 13, _match, _build)

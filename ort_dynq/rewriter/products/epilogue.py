@@ -30,7 +30,7 @@ from ..weights.channels import Channels
 from .corrections import EXACT_IN_FLOAT, Terms, added, bound_of, check_columns, terms_of
 
 
-class Step(NamedTuple):
+class NextNode(NamedTuple):
     """The node that uses a value next.
 
     Attributes:
@@ -91,7 +91,7 @@ class Epilogue:
         assert node is not None
         return node
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> NextNode | None:
         """Returns the only use of `last`; Reshapes that keep the rows of a matrix product may precede it."""
         use, moves = only_use(self.last), []
         may_move = not (self.channels.spatial_rank or self.channels.stack)
@@ -101,7 +101,7 @@ class Epilogue:
                 return None
             moves.append(use.node)
             use = only_use(moved)
-        return None if use is None else Step(*use, tuple(moves))
+        return None if use is None else NextNode(*use, tuple(moves))
 
     def moved(self, result: ir.Value, edit: Edit) -> ir.Value:
         """Returns the result of the new operator after the Reshapes that `last` has, before a bias or an offset."""
@@ -114,7 +114,7 @@ class Epilogue:
             result = edit.insert(node, before=before, origin=move)
         return result
 
-    def past(self, step: Step, **found: Any) -> Epilogue:
+    def past(self, step: NextNode, **found: Any) -> Epilogue:
         """Returns the epilogue up to the end of a step, with the fields that the step sets."""
         return replace(self, last=step.node.outputs[0], moves=(*self.moves, *step.moves), **found)
 
@@ -132,7 +132,7 @@ class Epilogue:
             return self.bias
         return Channels(self.channels.size).vector(self.bias, np.float32, facts)
 
-    def past_integers(self, step: Step, facts: Facts) -> Epilogue:
+    def past_integers(self, step: NextNode, facts: Facts) -> Epilogue:
         """Returns the epilogue up to the end of a step that adds or subtracts integers.
 
         Raises:
@@ -198,13 +198,13 @@ class Epilogue:
         """Returns the scales of the columns, multiplied by the scales of a further step."""
         return column if self.column is None else np.asarray(self.column * column)
 
-    def past_row(self, value: ir.Value | None, step: Step, **found: Any) -> Epilogue:
+    def past_row(self, value: ir.Value | None, step: NextNode, **found: Any) -> Epilogue:
         """Returns the epilogue up to the end of a step that multiplies by the scale of the rows."""
         assert value is not None
         is_moved = bool(self.moves or step.moves) and not has_one_element(value, 1)
         return self.past(step, row=value, is_row_moved=is_moved, **found)
 
-    def is_row(self, value: ir.Value | None, step: Step, codes: ir.Value) -> bool:
+    def is_row(self, value: ir.Value | None, step: NextNode, codes: ir.Value) -> bool:
         """Returns whether `value` is known to be the scale of `codes`, if a step multiplies by it or a multiple."""
         if not (self.moves or step.moves) or (value is not None and has_one_element(value, 1)):
             return self.channels.is_scale(value, codes)
@@ -213,7 +213,7 @@ class Epilogue:
             return False
         return sums.shape is not None and len(sums.shape) == 2 and is_shape_of_rows(value, moved, is_shared=False)
 
-    def scales(self, step: Step, codes: ir.Value, facts: Facts) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
+    def scales(self, step: NextNode, codes: ir.Value, facts: Facts) -> tuple[ir.Value, npt.NDArray[np.float32]] | None:
         """Returns the scales of the rows and of the columns, if a step multiplies by their product, or None."""
         product = None if step.operand is None else producer_of(step.operand, "Mul")
         if product is None:

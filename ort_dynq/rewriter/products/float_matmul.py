@@ -59,7 +59,7 @@ class _FloatMatMul:
 
 
 @dataclass(frozen=True)
-class _Match:
+class _FloatMatMulParts:
     """The products of the terms of an activation, whose results are added; most activations have one.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Match:
     value: ir.Value
 
 
-def _match(node: ir.Node, context: Context) -> _Match | None:
+def _match(node: ir.Node, context: Context) -> _FloatMatMulParts | None:
     forms = context.shared(AffineForms)
     product, einsum = _product_of(node, forms, context.facts)
     if product is None:
@@ -89,7 +89,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
         activation_of(form, forms.values)  # says what is wrong with it
     grid = _grid(product, einsum, context)
     if len(terms) == 1:
-        return _Match((_part_of(node, product, grid, einsum, terms[0], context, is_whole=True),), product.a)
+        return _FloatMatMulParts((_part_of(node, product, grid, einsum, terms[0], context, is_whole=True),), product.a)
     if is_tiny_sum(grid.codes.size):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_A_SUM)
     products = (product, replace(product, c=None))
@@ -99,7 +99,7 @@ def _match(node: ir.Node, context: Context) -> _Match | None:
     )
     if any(part.activation.has_offset for part in parts):
         raise forms.lost(product.a) or Unconverted(Reason.ACTIVATION_SCALES)
-    return _Match(parts, product.a)
+    return _FloatMatMulParts(parts, product.a)
 
 
 def _terms_of(a: ir.Value, forms: AffineForms) -> list[Affine]:
@@ -172,7 +172,7 @@ def _part_of(
     return _FloatMatMul(activation, grid, epilogue if bias is not None else epilogue.past_bias(facts))
 
 
-def _build(match: _Match, edit: Edit) -> None:
+def _build(match: _FloatMatMulParts, edit: Edit) -> None:
     codes_of, first = edit.shared(ActivationCodes), match.parts[0]
     if len(match.parts) == 1:
         codes = codes_of.of(first.activation, edit)

@@ -25,13 +25,13 @@ from ..weights.tied_tables import TiedTable, TiedTables, root_of
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TiedRows:
     ids: ir.Value
     table: TiedTable
     dtype: ir.DataType
 
 
-def _match(node: ir.Node, context: Context) -> _Rows | TiedTable | None:
+def _match(node: ir.Node, context: Context) -> _TiedRows | TiedTable | None:
     if is_standard(node, "Gather"):
         return _match_codes(node, context)
     if node.domain != MICROSOFT or node.op_type != "GatherBlockQuantized":
@@ -41,10 +41,10 @@ def _match(node: ir.Node, context: Context) -> _Rows | TiedTable | None:
     table = None if root is None else context.shared(TiedTables).found.get(root)
     if table is None or ids is None or scales is None or scales.dtype is None:
         return None
-    return _Rows(ids, table, scales.dtype)
+    return _TiedRows(ids, table, scales.dtype)
 
 
-def _build(match: _Rows | TiedTable, edit: Edit) -> None:
+def _build(match: _TiedRows | TiedTable, edit: Edit) -> None:
     if isinstance(match, TiedTable):
         _build_codes(match, edit)
         return
@@ -91,4 +91,4 @@ def _build_codes(table: TiedTable, edit: Edit) -> None:
     edit.replace(result, codes)
 
 
-RULE: Rule[_Rows | TiedTable] = Rule("tied embedding", OPSET, _match, _build)
+RULE: Rule[_TiedRows | TiedTable] = Rule("tied embedding", OPSET, _match, _build)

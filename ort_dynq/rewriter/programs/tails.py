@@ -58,7 +58,7 @@ class _Tail:
 
 
 @dataclass
-class _Region:
+class _TailRegion:
     """The nodes that are known to be steps, in order, and the operands that they read."""
 
     product: ir.Node
@@ -175,7 +175,7 @@ def _match(node: ir.Node, context: Context) -> _Tail | None:
         return _clip_of_float16(node)
     if node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    region, found = _Region(node, context), None
+    region, found = _TailRegion(node, context), None
     while len(region.nodes) < _MAX_NODES and region.add_next():
         last = region.last()
         if last is not None and last is region.inside()[-1] and last.dtype == ir.DataType.FLOAT:

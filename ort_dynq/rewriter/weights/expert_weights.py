@@ -40,7 +40,7 @@ _WEIGHTS = slice(2, 14)  # the inputs of QMoE that belong to weights
 
 
 @dataclass(frozen=True)
-class Part:
+class ExpertPart:
     """Columns of the weights of a product, of all experts.
 
     Attributes:
@@ -76,7 +76,7 @@ class ExpertWeights:
         interleaved: Whether the columns are g0, l0, g1, l1, ...: packed weights have all g, then all l.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ExpertPart, ...]
     experts: int
     depth: int
     bits: int
@@ -141,7 +141,7 @@ class ExpertWeights:
         ]
         return ir.tensor(self._by_block(biases)[:, 0])
 
-    def _of_part(self, part: Part) -> tuple[int, int, int]:
+    def _of_part(self, part: ExpertPart) -> tuple[int, int, int]:
         return self.experts, part.columns, self.blocks
 
     def _by_block(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -154,7 +154,7 @@ class ExpertWeights:
             return of_columns
         return np.concatenate([of_columns[:, 0::2], of_columns[:, 1::2]], 1)
 
-    def _zero_points(self, part: Part) -> npt.NDArray[np.uint8]:
+    def _zero_points(self, part: ExpertPart) -> npt.NDArray[np.uint8]:
         """Returns the zero points as codes, [experts, N, blocks]."""
         if part.zero_points is None:
             return np.full(self._of_part(part), 1 << (self.bits - 1), np.uint8)
@@ -197,7 +197,7 @@ def weights_of(
     blocks = depth // block_size if block_size else 1
     check_sums(block_size or depth, None)
     values = first_inputs(node, 15)
-    parts: list[Part] = []
+    parts: list[ExpertPart] = []
     for indices in inputs:
         codes, scales, bias, zero_points = (constant_tensor(values[index], facts) for index in indices)
         if codes is None or scales is None:
@@ -216,13 +216,13 @@ def weights_of(
         root = check_unshared(weight, node, _WEIGHTS)
         check_finite(scales)
         source = tuple(values[index] for index in indices)
-        parts.append(Part(codes, scales, zero_points, bias, root, source))
+        parts.append(ExpertPart(codes, scales, zero_points, bias, root, source))
         check_experts(parts)
     experts = int(parts[0].codes.shape.numpy()[0])
     return ExpertWeights(tuple(parts), experts, depth, bits, block_size, interleaved)
 
 
-def check_experts(parts: Sequence[Part]) -> None:
+def check_experts(parts: Sequence[ExpertPart]) -> None:
     """Checks that some parts have the same experts, and do not share codes with different scales.
 
     Raises:

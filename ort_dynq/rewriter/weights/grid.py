@@ -190,7 +190,7 @@ def grid_of_integers(weights: npt.NDArray[Any]) -> QuantizedWeights | None:
 
 
 def _numbers(
-    weights: npt.NDArray[np.float32], size: int, search: _Search
+    weights: npt.NDArray[np.float32], size: int, search: _ScaleSearch
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
     """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
     depth, columns = weights.shape
@@ -245,7 +245,7 @@ _Comparison = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.N
 _Filter = Callable[[npt.NDArray[np.float32], Any, npt.NDArray[np.float32]], npt.NDArray[np.bool_]]
 
 
-class _Search(NamedTuple):
+class _ScaleSearch(NamedTuple):
     """How scales are found.
 
     Attributes:
@@ -355,16 +355,16 @@ def _fitted_scales(
     return np.asarray(fitted, np.float32)
 
 
-_EXACT = _Search(
+_EXACT = _ScaleSearch(
     functools.partial(_has_scale, is_grid=_is_grid, fits=_fits),
     functools.partial(_scales, is_grid=_is_grid, fits=_fits),
 )
-_NEAR = _Search(functools.partial(_has_scale, is_grid=_is_nearly_grid, fits=_is_positive), _fitted_scales)
-_OF_ALL = _Search(
+_NEAR = _ScaleSearch(functools.partial(_has_scale, is_grid=_is_nearly_grid, fits=_is_positive), _fitted_scales)
+_OF_ALL = _ScaleSearch(
     functools.partial(_has_scale, is_grid=_is_near_with_largest, fits=_is_positive),
     functools.partial(_fitted_scales, is_grid=_is_near_with_largest),
 )
-_ROUNDED = _Search(
+_ROUNDED = _ScaleSearch(
     lambda column: float16_scales(column[:, None], _MAX_CODES) is not None,
     lambda weights: float16_scales(weights, _MAX_CODES),
 )

@@ -25,7 +25,7 @@ from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.layout import with_layout_of
 from ...rewriter.normal_form import inlined_if_possible
 from ...rewriter.programs.tails import split_tails
-from ...signals import Channels, Noise
+from ...signals import ChannelMaxima, Noise
 from ...storage import load
 from ...system import return_memory
 from ..measuring.sessions import FEW_RUNS
@@ -148,7 +148,7 @@ def measure_layers(
     activations = list(map(layers.activation, nodes))
     results = [layers.values.get(name_of(result)) for result in layers.results]
     found = [
-        _Found(label(node), node.op_type, _name(activation), _name(result), terms_of(node), _weights(node))
+        _MeasuredLayer(label(node), node.op_type, _name(activation), _name(result), terms_of(node), _weights(node))
         for node, activation, result in zip(nodes, activations, results, strict=True)
     ]
     if found:
@@ -199,7 +199,7 @@ class _Recorded:
                     del values[name]
 
 
-def _noisiest(found: Sequence[_Found], count: int | None) -> set[str]:
+def _noisiest(found: Sequence[_MeasuredLayer], count: int | None) -> set[str]:
     """Returns the results of so many layers, those with the smallest signal-to-noise ratio; of all if it is None."""
     ratios = [(ratio, each.result) for each in found if each.result and (ratio := each.noise.decibels) is not None]
     return {result for _, result in sorted(ratios)[:count]}
@@ -209,7 +209,7 @@ def _record(
     reference: Reference,
     a: tuple[ir.Model, Sequence[ir.Value], Sequence[Part]],
     b: tuple[ir.Model, Layers],
-    found: Sequence[_Found],
+    found: Sequence[_MeasuredLayer],
     backend: Backend,
     steps: Iterator[object],
 ) -> _Recorded:
@@ -261,10 +261,10 @@ def _recorder(
 
 
 def _run_parts(
-    reference: Reference, a: ir.Model, found: Sequence[_Found], recorded: _Recorded, steps: Iterator[object]
+    reference: Reference, a: ir.Model, found: Sequence[_MeasuredLayer], recorded: _Recorded, steps: Iterator[object]
 ) -> None:
     """Measures what the error of each layer does to the outputs. One session is open at a time."""
-    by_result: dict[str, list[_Found]] = {}
+    by_result: dict[str, list[_MeasuredLayer]] = {}
     for each in found:
         by_result.setdefault(each.result or "", []).append(each)
     types = {name: error.dtype for _, errors in recorded.sets for name, error in errors.items()}
@@ -284,7 +284,7 @@ def _run_parts(
 
 
 @dataclass
-class _Found:
+class _MeasuredLayer:
     """What is measured of a layer.
 
     Attributes:
@@ -306,11 +306,11 @@ class _Found:
     weights: int
     noise: Noise = field(default_factory=Noise)
     outputs: dict[int, Noise] = field(default_factory=dict)
-    channels: Channels = field(init=False)
+    channels: ChannelMaxima = field(init=False)
     work: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self.channels = Channels(1 if self.operator == "QuantizedConv" else -1)
+        self.channels = ChannelMaxima(1 if self.operator == "QuantizedConv" else -1)
 
     def add(self, known: Mapping[str, Array], quantized: Array) -> dict[str, Array] | None:
         """Adds A's values and the quantized result on one set of data; returns the error of the result, by its name."""

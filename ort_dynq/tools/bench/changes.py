@@ -98,7 +98,7 @@ def _patterns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Region:
+class _ChangedRegion:
     """Connected nodes, and the names of the values that others read."""
 
     nodes: tuple[ir.Node, ...]
@@ -175,7 +175,9 @@ def _sorted(nodes: Iterable[int], before: Mapping[int, Collection[int]]) -> list
     return sorted(depth, key=lambda each: (depth[each], each))
 
 
-def _regions(old: ir.Graph | ir.Function, new: ir.Graph | ir.Function) -> Iterable[tuple[_Region, _Region]]:
+def _regions(
+    old: ir.Graph | ir.Function, new: ir.Graph | ir.Function
+) -> Iterable[tuple[_ChangedRegion, _ChangedRegion]]:
     """Yields what is different in two graphs: the nodes of both that compute the same from the same values."""
     before = {value.name: value for node in old for value in node.outputs if value.name}
     given = {value.name for value in old.inputs}
@@ -191,7 +193,7 @@ def _regions(old: ir.Graph | ir.Function, new: ir.Graph | ir.Function) -> Iterab
         replaced = _between(results, reads - {value.name for value in results}, kept)
         if replaced:
             names = frozenset(value.name for value in results if value.name)
-            yield _Region(tuple(replaced), names), _Region(tuple(nodes), names)
+            yield _ChangedRegion(tuple(replaced), names), _ChangedRegion(tuple(nodes), names)
 
 
 def _connected(nodes: Sequence[ir.Node], named: Collection[str | None]) -> list[list[ir.Node]]:

@@ -82,7 +82,7 @@ def open_session(
         raise SessionError(message(error)) from error
 
 
-def _lent(model: Model, options: runtime.Options) -> Model:
+def _lent(model: Model, options: runtime.LentOptions) -> Model:
     """Returns the argument that opens a model: a file that was read is not read again."""
     from ...storage import ModelFile
 

@@ -47,7 +47,7 @@ RUNGS = (TWO_TERMS, FLOAT)
 """The forms above the one that the options give, the fastest first; a new form is one more element."""
 
 
-class Step(NamedTuple):
+class FormStep(NamedTuple):
     """A step of a layer to another form.
 
     Attributes:
@@ -76,7 +76,7 @@ Times = Mapping[str, Mapping[str, float]]
 
 def steps_of(
     layers: Sequence[LayerAccuracy], better: Mapping[str, Mapping[str, LayerAccuracy]], times: Times | None = None
-) -> list[Step]:
+) -> list[FormStep]:
     """Returns the steps of all layers from the form that the options give to float, the most worth first.
 
     Among equal ones, as those of layers that are not measured, the step from the most harmful form is the first.
@@ -89,7 +89,9 @@ def steps_of(
     return sorted((step for each in layers for step in _climb(each, better, times)), key=lambda s: (-s.worth, s.order))
 
 
-def _climb(layer: LayerAccuracy, better: Mapping[str, Mapping[str, LayerAccuracy]], times: Times | None) -> list[Step]:
+def _climb(
+    layer: LayerAccuracy, better: Mapping[str, Mapping[str, LayerAccuracy]], times: Times | None
+) -> list[FormStep]:
     """Returns the steps of a layer: from each form to the one that is worth the most, up to float."""
     harm, order, rung, cost = _harm(layer), layer.order, 0, 0.0
     steps = []
@@ -101,7 +103,7 @@ def _climb(layer: LayerAccuracy, better: Mapping[str, Mapping[str, LayerAccuracy
                 continue
             left = 0.0 if on_rung is None else min(harm, _harm(on_rung))
             total = _cost(layer, each, times)
-            step = Step((*order, rung), layer.name, each, max(harm - left, 0.0), max(total - cost, _MIN_COST))
+            step = FormStep((*order, rung), layer.name, each, max(harm - left, 0.0), max(total - cost, _MIN_COST))
             found.append((step, number, left, (order if on_rung is None else on_rung.order), total))
         # The nearest one if several are worth the same: what follows may be worth it too.
         step, rung, harm, order, cost = max(found, key=lambda each: (each[0].worth, -each[1]))
@@ -121,9 +123,9 @@ def _cost(layer: LayerAccuracy, rung: Rung, times: Times | None) -> float:
     return times[rung.name][layer.name] - times[""].get(layer.name, 0.0)
 
 
-def last_of_layers(steps: Sequence[Step]) -> list[Step]:
+def last_of_layers(steps: Sequence[FormStep]) -> list[FormStep]:
     """Returns one step for each layer, to the form after its last step, which removes what all of its steps remove."""
-    found: dict[str, Step] = {}
+    found: dict[str, FormStep] = {}
     for step in steps:
         if (before := found.get(step.name)) is not None:
             harm_removed = before.harm_removed + step.harm_removed
@@ -133,7 +135,7 @@ def last_of_layers(steps: Sequence[Step]) -> list[Step]:
     return list(found.values())
 
 
-def forms_of(steps: Sequence[Step]) -> Forms:
+def forms_of(steps: Sequence[FormStep]) -> Forms:
     """Returns the forms after some steps."""
     last = {step.name: step.rung for step in steps}
     return Forms(**{each.field: frozenset(name for name, rung in last.items() if rung is each) for each in RUNGS})

@@ -27,7 +27,7 @@ from ..measuring.profile import computing_nodes, profile
 from ..measuring.progress import Track, tracked
 from ..measuring.timing import Latency, Speed, latencies, session_contender, speed
 from ..verification.rounded import terms_of
-from .ladder import FLOAT, RUNGS, Step, Times, forms_of, last_of_layers, steps_of, times_of_layers
+from .ladder import FLOAT, RUNGS, FormStep, Times, forms_of, last_of_layers, steps_of, times_of_layers
 from .outcome import Candidate, Layer, Selection
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def select(
         GateError: Only the float model reaches the limits, or even the float model does not.
         DynqError: No output has what is limited.
     """
-    return _Search(reference, quantize, gates, backend, seconds, track).selection()
+    return _FormSearch(reference, quantize, gates, backend, seconds, track).selection()
 
 
-class _Search:
+class _FormSearch:
     """A selection: see :func:`select`."""
 
     def __init__(
@@ -232,13 +232,13 @@ class _Search:
             times[name] = times_of_layers(found, list(layers.values()))
         return times
 
-    def _search(self, steps: Sequence[Step], has_idle: bool) -> tuple[Result, list[Step], Candidate, int]:
+    def _search(self, steps: Sequence[FormStep], has_idle: bool) -> tuple[Result, list[FormStep], Candidate, int]:
         """Returns the model with the fewest steps that reaches the limits, one step for each layer, and the attempts.
 
         Raises:
             GateError: None does.
         """
-        found: tuple[Result, list[Step], Candidate, int] | None = None
+        found: tuple[Result, list[FormStep], Candidate, int] | None = None
         gates = self.gates
         for number in range(1, _MAX_ATTEMPTS + 1):
             attempt = self._attempt(steps, has_idle, gates)
@@ -259,12 +259,12 @@ class _Search:
         return found
 
     def _attempt(
-        self, steps: Sequence[Step], has_idle: bool, gates: Gates, *, on_all: bool = False
-    ) -> tuple[Result, list[Step], Candidate] | None:
+        self, steps: Sequence[FormStep], has_idle: bool, gates: Gates, *, on_all: bool = False
+    ) -> tuple[Result, list[FormStep], Candidate] | None:
         """Returns the model with the fewest steps that reaches limits, on all data or those of the selection."""
         found: tuple[Result, Candidate] | None = None
 
-        def suffices(some: Sequence[Step]) -> bool:
+        def suffices(some: Sequence[FormStep]) -> bool:
             nonlocal found
             result = self.quantize(forms_of(some))
             candidate = self._candidate("selected", result.model)

@@ -34,7 +34,7 @@ smaller."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """Layers of one operator and of weights of equal shapes.
 
     Attributes:
@@ -67,7 +67,7 @@ class FasterLayers:
     """
 
     result: Result
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerKind, ...]
     gain: float | None
     busy: str = ""
 
@@ -118,7 +118,7 @@ def select_faster(
         candidate = quantize(Forms(slow=frozenset(layers)))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
         gain = without.median_ms / with_all.median_ms
-        found.append(Kind(operator, weights, tuple(layers), gain, gain < _SLOWER))
+        found.append(LayerKind(operator, weights, tuple(layers), gain, gain < _SLOWER))
     slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
     results = [quantize(Forms(slow=slow)), first] if slow else [first]
     in_float = quantize(Forms(slow=frozenset(quantized)))

@@ -25,26 +25,26 @@ _MIN_VALUE = 2.0**-140  # the distance of denormal numbers, with many roundings
 _OF_FLOAT16 = 2.0**-11, 2.0**-25  # half the distance of float16 numbers: relative, and of denormal ones
 
 
-class Bounded(NamedTuple):
+class Rounded(NamedTuple):
     """Numbers in float64, and the most that a model's float32 numbers may differ from them."""
 
     value: Array
     error: Array | float = 0.0
 
-    def __add__(self, other: Bounded) -> Bounded:  # type: ignore[override]
+    def __add__(self, other: Rounded) -> Rounded:  # type: ignore[override]
         value = self.value + other.value
-        return Bounded(value, self.error + other.error + UNIT * np.abs(value))
+        return Rounded(value, self.error + other.error + UNIT * np.abs(value))
 
-    def __mul__(self, other: Bounded) -> Bounded:  # type: ignore[override]
+    def __mul__(self, other: Rounded) -> Rounded:  # type: ignore[override]
         value = self.value * other.value
         one, two = np.abs(self.value) * other.error, np.abs(other.value) * self.error
-        return Bounded(value, one + two + self.error * other.error + UNIT * np.abs(value))
+        return Rounded(value, one + two + self.error * other.error + UNIT * np.abs(value))
 
-    def after(self, function: Callable[[Array], Array]) -> Bounded:
+    def after(self, function: Callable[[Array], Array]) -> Rounded:
         """Returns the values of a function that rises or falls."""
         value = function(self.value)
         ends = [np.abs(function(self.value + sign * self.error) - value) for sign in (-1, 1)]
-        return Bounded(value, np.maximum(*ends) + _OF_FUNCTION + UNIT * np.abs(value))
+        return Rounded(value, np.maximum(*ends) + _OF_FUNCTION + UNIT * np.abs(value))
 
     def largest_error(self, found: Array, is_compared: Array) -> float:
         """Returns the largest error of a model's numbers, float32 or float16, relative to its bound.

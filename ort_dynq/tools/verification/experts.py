@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT, label
 from ...inputs import Array
 from ...rewriter.analysis.nodes import attributes_of, first_inputs
-from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
+from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Judgement, QuantizedLayer, Rounded, sigmoid
 from .layers import Layers, name_of
 from .nbits import half_step
 
@@ -33,7 +33,7 @@ _ROUTER_WEIGHTS = 14
 _OF_TOKENS = ((0, "activation"), (1, "scores of experts"), (_ROUTER_WEIGHTS, "weights of experts"))  # B's inputs 0 to 2
 
 
-class Mixture(QuantizedLayer):
+class MixtureLayer(QuantizedLayer):
     """A QMoE of A, and a QuantizedExperts of B."""
 
     def judge(self, known: Mapping[str, Array], of_b: Mapping[str, Array], outputs: list[Array]) -> Judgement:
@@ -81,35 +81,35 @@ class Mixture(QuantizedLayer):
         return inputs
 
 
-def mixture_of(node: ir.Node, layers: Layers) -> Mixture | None:
+def mixture_of(node: ir.Node, layers: Layers) -> MixtureLayer | None:
     """Returns the QMoE of A in whose place a node of B is; None if A has another node, or none."""
     result = layers.result(node)  # a Cast to float16 may be between
     value = layers.values.get(name_of(result))
     found = None if value is None else value.producer()
     is_mixture = found is not None and (found.domain, found.op_type) == (MICROSOFT, "QMoE")
     observed = tuple(value for value in node.inputs[:3] if value is not None and value.producer() is not None)
-    return Mixture(found, node, label(node), observed, (result,)) if found is not None and is_mixture else None
+    return MixtureLayer(found, node, label(node), observed, (result,)) if found is not None and is_mixture else None
 
 
-def _half_a_step(x: Bounded) -> Bounded:
+def _half_a_step(x: Rounded) -> Rounded:
     """A's values after rounding: its codes are symmetric or not, of blocks or of rows, or there are none."""
     step = np.abs(x.value).max(-1, keepdims=True, initial=0) / _MAX_SYMMETRIC_CODE
-    return Bounded(x.value, np.asarray(x.error) + TOLERANCE * step / 2)
+    return Rounded(x.value, np.asarray(x.error) + TOLERANCE * step / 2)
 
 
-def _blocks(x: Bounded, size: int) -> tuple[Array, Array]:
+def _blocks(x: Rounded, size: int) -> tuple[Array, Array]:
     """Returns the values and their errors as [rows, blocks, size]."""
     shape = len(x.value), -1, size or x.value.shape[-1]
     return x.value.reshape(shape), np.broadcast_to(x.error, x.value.shape).reshape(shape)
 
 
-def _two_terms(x: Bounded, size: int) -> Bounded:
+def _two_terms(x: Rounded, size: int) -> Rounded:
     value, error = _blocks(x, size)
     half = np.broadcast_to(half_step(np.abs(value).max(-1, keepdims=True), 2), value.shape)
-    return Bounded(x.value, (error + half + _NEAR * np.abs(value)).reshape(x.value.shape))
+    return Rounded(x.value, (error + half + _NEAR * np.abs(value)).reshape(x.value.shape))
 
 
-def _codes_of(x: Bounded, size: int) -> Bounded:
+def _codes_of(x: Rounded, size: int) -> Rounded:
     """Returns values as QuantizedExperts has their codes, which are computed in float32."""
     value, error = _blocks(x, size)
     widest = error.max(-1, keepdims=True)
@@ -133,7 +133,7 @@ def _codes_of(x: Bounded, size: int) -> Bounded:
         may_differ = is_near_tie(quotient, quotient_error) | (is_near_tie(zero, zero_error) & is_at_end)
         real = (codes - zero_point) * scale
         bound = np.where(may_differ, scale, 0) + np.abs(codes - zero_point) * of_scale
-    return Bounded(real.reshape(x.value.shape), bound.reshape(x.value.shape))
+    return Rounded(real.reshape(x.value.shape), bound.reshape(x.value.shape))
 
 
 class _Experts:
@@ -172,7 +172,7 @@ class _Experts:
         is_finite = np.isfinite(self._x).all(1, keepdims=True) & np.isfinite(scores).all(1, keepdims=True)
         self.is_known = np.broadcast_to(is_finite, self._x.shape).reshape(x.shape)
 
-    def run(self, quantize: Callable[[Bounded], Bounded]) -> Bounded:
+    def run(self, quantize: Callable[[Rounded], Rounded]) -> Rounded:
         """Returns the results. `quantize` says what becomes of the left factor of each product."""
         value, error = np.zeros(self._x.shape), np.zeros(self._x.shape)
         with np.errstate(all="ignore"):  # numbers that are not finite are skipped
@@ -180,23 +180,23 @@ class _Experts:
                 rows = np.flatnonzero(self._is_chosen[:, expert])
                 if not rows.size:
                     continue
-                x = quantize(Bounded(self._x[rows], np.zeros((1, 1))))
+                x = quantize(Rounded(self._x[rows], np.zeros((1, 1))))
                 y = self._product(1, expert, quantize(self._activation(expert, x)))
                 weights = self._weights[rows, expert][:, None]
                 part = np.where(weights > _MIN_WEIGHT / 4, weights, 0) * y.value
                 value[rows] += part
                 error[rows] += np.abs(weights) * y.error + (_OF_SOFTMAX + 8 * UNIT) * np.abs(part)
                 error[rows] += np.where(np.abs(weights) <= _MIN_WEIGHT, _MIN_WEIGHT * np.abs(y.value), 0)
-        return Bounded(value.reshape(self._shape), error.reshape(self._shape))
+        return Rounded(value.reshape(self._shape), error.reshape(self._shape))
 
-    def _activation(self, expert: int, x: Bounded) -> Bounded:
+    def _activation(self, expert: int, x: Rounded) -> Rounded:
         kind, number = self._node.attributes.get_string("activation_type", "relu"), self._node.attributes.get_float
         y = self._product(0, expert, x)
         if kind == "swiglu":
             fusion = self._node.attributes.get_int("swiglu_fusion", 0)
             half = y.value.shape[1] // 2
             parts = {0: (np.s_[:], np.s_[:]), 1: (np.s_[0::2], np.s_[1::2]), 2: (np.s_[:half], np.s_[half:])}[fusion]
-            gate, linear = (Bounded(y.value[:, part], np.asarray(y.error)[:, part]) for part in parts)
+            gate, linear = (Rounded(y.value[:, part], np.asarray(y.error)[:, part]) for part in parts)
             if fusion == 0:
                 linear = self._product(2, expert, x)
             limit, alpha = number("swiglu_limit", np.inf), number("activation_alpha", 1.0)
@@ -210,12 +210,12 @@ class _Experts:
             return y * y.after(lambda v: sigmoid(factor * (v + 0.044715 * v**3)))
         return y.after(lambda v: np.maximum(v, 0)) if kind == "relu" else y
 
-    def _product(self, index: int, expert: int, x: Bounded) -> Bounded:
+    def _product(self, index: int, expert: int, x: Rounded) -> Rounded:
         weights, bias = self._weights_of(index, expert)
         size = np.abs(x.value) @ np.abs(weights) + np.abs(bias)
         roundings = PRODUCT_ROUNDINGS + (len(weights) // self._size if self._size else 0)
         error = np.broadcast_to(x.error, x.value.shape) @ np.abs(weights)
-        return Bounded(x.value @ weights + bias, error + roundings * UNIT * size)
+        return Rounded(x.value @ weights + bias, error + roundings * UNIT * size)
 
     def _weights_of(self, index: int, expert: int) -> tuple[Array, Array]:
         """Returns the weights of an expert, [K, N], and its bias, [N]."""

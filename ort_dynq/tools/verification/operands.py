@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ...inputs import Array
 from .float64 import FloatProduct
 from .layers import name_of
-from .rounded import StoredWeights, dequantized, rounded_weights_of, stored_weights_of
+from .rounded import PackedWeights, dequantized, rounded_weights_of, stored_weights_of
 
 _MAX_DISTANCE = 4  # units in the last place
 
@@ -53,7 +53,7 @@ def changed_operand(
     return "its weights are not A's" if _has_wrong_scale(stored, weights, of_a.is_transposed) else ""
 
 
-def _has_wrong_scale(stored: StoredWeights, weights: Array, is_transposed: bool) -> bool:
+def _has_wrong_scale(stored: PackedWeights, weights: Array, is_transposed: bool) -> bool:
     """Returns whether another scale, a few units in the last place away, gives A's weights where B's does not.
 
     Weights that A does not have from one rounding are given by no scale.

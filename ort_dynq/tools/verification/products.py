@@ -38,7 +38,7 @@ from .layers import Disturbed, IntegerProduct, Layers, Override, Recorder, name_
 from .nbits import add_rest, is_noise, is_within_steps, noise_of, products_of
 from .operands import changed_constant, changed_operand
 from .recurrent import lstm_of
-from .rounded import StoredWeights, codes_of, dequantized, is_rounded_by_a, rounded_weights_of, terms_of
+from .rounded import PackedWeights, codes_of, dequantized, is_rounded_by_a, rounded_weights_of, terms_of
 
 if TYPE_CHECKING:
     from ...backends.options import Backend
@@ -213,7 +213,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     )
 
 
-class _Pair(NamedTuple):
+class _ProductPair(NamedTuple):
     """A product of B, and A's nodes that compute it.
 
     Attributes:
@@ -227,17 +227,17 @@ class _Pair(NamedTuple):
     b: IntegerProduct
     a: FloatProduct | None
     name: str
-    stored: StoredWeights | None
+    stored: PackedWeights | None
     observed: list[ir.Value]
 
 
-def _pair_of(product: IntegerProduct, layers: Layers) -> _Pair:
+def _pair_of(product: IntegerProduct, layers: Layers) -> _ProductPair:
     node, of_a = product.node, float_product_of(product, layers)
-    return _Pair(product, of_a, label(node), rounded_weights_of(node), codes_of(node))
+    return _ProductPair(product, of_a, label(node), rounded_weights_of(node), codes_of(node))
 
 
 def _values_of_a(
-    a: ir.Model, layers: Layers, pairs: Sequence[_Pair], of_layers: Sequence[QuantizedLayer], fusions: Fusions
+    a: ir.Model, layers: Layers, pairs: Sequence[_ProductPair], of_layers: Sequence[QuantizedLayer], fusions: Fusions
 ) -> list[ir.Value]:
     """Returns the values of A to record: what is compared, and what references are computed from."""
     wanted = list(a.graph.outputs)
@@ -254,7 +254,7 @@ def _values_of_a(
 
 
 def _values_of_b(
-    pairs: Sequence[_Pair], of_layers: Sequence[QuantizedLayer], fusions: Fusions, known: Mapping[str, Array]
+    pairs: Sequence[_ProductPair], of_layers: Sequence[QuantizedLayer], fusions: Fusions, known: Mapping[str, Array]
 ) -> list[ir.Value]:
     """Returns the computed values of B that are compared with A's, or from which errors are computed."""
     found = [value for each in pairs if each.a for value in each.observed]
@@ -322,7 +322,7 @@ def _has_float_activation(node: ir.Node, of_a: FloatProduct | None) -> bool:
     return of_a is not None and (of_a.is_nbits or node.metadata_props.get(FLOAT_ACTIVATION) == "1")
 
 
-def _judge(pair: _Pair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
+def _judge(pair: _ProductPair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
     """Compares a product.
 
     Args:
@@ -350,7 +350,7 @@ def _judge(pair: _Pair, known: Mapping[str, Array], of_b: Mapping[str, Array]) -
 
 
 def _judge_weights_only(
-    pair: _Pair, of_a: FloatProduct, known: Mapping[str, Array], result: Array, activation: Array | None
+    pair: _ProductPair, of_a: FloatProduct, known: Mapping[str, Array], result: Array, activation: Array | None
 ) -> Product:
     """Compares a product that quantizes its activation in B: see nbits.py.
 
@@ -405,7 +405,7 @@ def _judge_weights_only(
 
 
 def _products_of(
-    of_a: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: StoredWeights | None
+    of_a: FloatProduct, known: Mapping[str, Array], x: Array, activation: Array, stored: PackedWeights | None
 ) -> list[Array]:
     """Returns A's product, those of its magnitudes and of its squares, and the first two of B's activation, float64."""
     factors_of_a: _Factors = (x, np.asarray), (np.abs(x), np.abs), (np.square(x), np.square)
@@ -419,7 +419,7 @@ def _products_of(
 
 
 def _judge_exact(
-    pair: _Pair,
+    pair: _ProductPair,
     of_a: FloatProduct,
     known: Mapping[str, Array],
     result: Array,

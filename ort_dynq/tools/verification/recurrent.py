@@ -24,7 +24,7 @@ from ...graphs import label
 from ...inputs import Array
 from ...rewriter.analysis.nodes import first_inputs
 from ...rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
-from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Bounded, Judgement, QuantizedLayer, sigmoid
+from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Judgement, QuantizedLayer, Rounded, sigmoid
 from .layers import Layers, name_of
 from .rounded import codes_of, dequantized
 
@@ -48,7 +48,7 @@ class Lstm(QuantizedLayer):
         half = TOLERANCE * sum(ends) / 2  # the range of all states is at most the sum of both ranges
         # The step of an infinity is infinite for all inputs of A: then nothing of A is compared.
         step_of_a = step if np.isfinite(x).all() else np.inf
-        of_a = steps.run(x, TOLERANCE * step_of_a / 2, states, lambda h: Bounded(h, half))
+        of_a = steps.run(x, TOLERANCE * step_of_a / 2, states, lambda h: Rounded(h, half))
         a_error, _ = steps.compare(outputs_of_a, of_a)
         b_error, compared = steps.compare([*outputs], steps.run(inputs, 0.0, outputs[0], _codes_of))
         with np.errstate(invalid="ignore"):
@@ -80,7 +80,7 @@ def _step(array: Array) -> float:
     return float(array.max(initial=0) - array.min(initial=0)) / MAX_CODE
 
 
-def _codes_of(states: Array) -> Bounded:
+def _codes_of(states: Array) -> Rounded:
     """Returns states, [batch, elements], as QuantizedRecurrence has their codes, which are computed in float32."""
     x, zero, largest = states.astype(np.float32), np.float32(0), np.float32(MAX_CODE)
     low, high = x.min(-1, keepdims=True, initial=0), x.max(-1, keepdims=True, initial=0)
@@ -88,7 +88,7 @@ def _codes_of(states: Array) -> Bounded:
     scale = np.where(scale == 0, np.float32(1), scale)
     zero_point = np.rint(np.clip(-low / scale, zero, largest))
     codes = np.clip(np.rint(x / scale) + zero_point, zero, largest)
-    return Bounded((codes.astype(np.float64) - zero_point) * scale)
+    return Rounded((codes.astype(np.float64) - zero_point) * scale)
 
 
 class _Steps:
@@ -124,8 +124,8 @@ class _Steps:
         x: Array,
         error_of_x: float = 0.0,
         states: Array | None = None,
-        quantize: Callable[[Array], Bounded] = Bounded,
-    ) -> tuple[Bounded, ...]:
+        quantize: Callable[[Array], Rounded] = Rounded,
+    ) -> tuple[Rounded, ...]:
         """Returns the states of all steps, the last ones, and the last second states.
 
         Args:
@@ -141,8 +141,8 @@ class _Steps:
         with np.errstate(all="ignore"):  # numbers that are not finite are skipped
             for d, w in enumerate(self._w):
                 products, sizes = x @ w, np.abs(x) @ np.abs(w)
-                h = Bounded(self.first[0][d], 0.0)
-                c = Bounded(self.first[1][d], np.zeros(shape[2:]))
+                h = Rounded(self.first[0][d], 0.0)
+                c = Rounded(self.first[1][d], np.zeros(shape[2:]))
                 for step in range(len(x)):
                     is_there = step < self._lengths
                     place = self._lengths - 1 - step if self._is_reverse[d] else np.full_like(self._lengths, step)
@@ -154,38 +154,38 @@ class _Steps:
                     there = is_there[:, None]
                     for target, part in zip(every, new, strict=True):
                         target[place[is_there], d, is_there] = np.asarray(part)[is_there]
-                    c = Bounded(*(np.where(there, a, b) for a, b in zip(new_2, c, strict=True)))
+                    c = Rounded(*(np.where(there, a, b) for a, b in zip(new_2, c, strict=True)))
                     given = new.value if states is None else states[place, d, sequences].astype(np.float64)
-                    h = Bounded(np.where(there, given, h.value))
+                    h = Rounded(np.where(there, given, h.value))
                 ends = (self._lengths - 1) * (not self._is_reverse[d])
                 for target, source in zip(last, every, strict=True):
                     target[d] = np.where(self._lengths[:, None] > 0, source[ends, d, sequences], 0)
                 for target, part in zip(last_2, c, strict=True):
                     target[d] = np.where(self._lengths[:, None] > 0, part, 0)
-        return Bounded(*every), Bounded(*last), Bounded(*last_2)
+        return Rounded(*every), Rounded(*last), Rounded(*last_2)
 
-    def _gates(self, d: int, of_inputs: tuple[Array, Array], error: Array, h: Bounded) -> Bounded:
+    def _gates(self, d: int, of_inputs: tuple[Array, Array], error: Array, h: Rounded) -> Rounded:
         """Returns the sums of all gates of one direction, [batch, columns]."""
         (products, sizes), r, (one, two) = of_inputs, self._r[d], np.split(self._bias[d], 2)
         value = products + one + h.value @ r + two
         size = sizes + np.abs(one) + np.abs(h.value) @ np.abs(r) + np.abs(two)
-        return Bounded(value, PRODUCT_ROUNDINGS * UNIT * size + error + h.error * np.abs(r).sum(0))
+        return Rounded(value, PRODUCT_ROUNDINGS * UNIT * size + error + h.error * np.abs(r).sum(0))
 
-    def _cell(self, d: int, gates: Bounded, c: Bounded) -> tuple[Bounded, Bounded]:
+    def _cell(self, d: int, gates: Rounded, c: Rounded) -> tuple[Rounded, Rounded]:
         """Returns the next state and the next second state."""
         of_gates, of_cell, of_output = self._functions[d]
-        i, o, f, g = (Bounded(*parts) for parts in zip(*(np.split(each, 4, 1) for each in gates), strict=True))
-        pi, po, pf = (Bounded(each) for each in np.split(self._peepholes[d], 3))
+        i, o, f, g = (Rounded(*parts) for parts in zip(*(np.split(each, 4, 1) for each in gates), strict=True))
+        pi, po, pf = (Rounded(each) for each in np.split(self._peepholes[d], 3))
 
         def clipped(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
             return lambda x: function(np.clip(x, -self._clip, self._clip))
 
         admitted = (i + pi * c).after(clipped(of_gates))
-        kept = Bounded(1 - admitted.value, admitted.error) if self._couples else (f + pf * c).after(clipped(of_gates))
+        kept = Rounded(1 - admitted.value, admitted.error) if self._couples else (f + pf * c).after(clipped(of_gates))
         second = kept * c + admitted * g.after(clipped(of_cell))
         return (o + po * second).after(clipped(of_gates)) * second.after(of_output), second
 
-    def compare(self, found: list[Array | None], expected: tuple[Bounded, ...]) -> tuple[float, npt.NDArray[np.bool_]]:
+    def compare(self, found: list[Array | None], expected: tuple[Rounded, ...]) -> tuple[float, npt.NDArray[np.bool_]]:
         """Returns the largest error of outputs, relative to its bound, and which states are finite in the reference."""
         worst = 0.0
         for result, reference in zip(found, expected, strict=False):

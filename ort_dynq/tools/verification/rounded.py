@@ -21,7 +21,7 @@ from .layers import name_of
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class PackedWeights:
     """The packed weights of a node of B, which A rounds to float16 after it dequantizes them, or otherwise."""
 
     node: ir.Node
@@ -65,15 +65,15 @@ class StoredWeights:
         return any(np.array_equal(each.astype(np.float16), weights) for each in (found, found.astype(np.float32)))
 
 
-def stored_weights_of(node: ir.Node) -> StoredWeights | None:
+def stored_weights_of(node: ir.Node) -> PackedWeights | None:
     """Returns the weights of a node; None if they are not constant."""
     tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[3:6] if value is not None]
     if None in tensors or len(tensors) < 3:
         return None
-    return StoredWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
+    return PackedWeights(node, *(tensor.numpy() for tensor in tensors if tensor is not None))
 
 
-def rounded_weights_of(node: ir.Node) -> StoredWeights | None:
+def rounded_weights_of(node: ir.Node) -> PackedWeights | None:
     """Returns the weights of a node, if A rounds them to float16, or otherwise; None if A does not.
 
     Raises:
