@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
-
-from .errors import without_thread
 
 _INTERRUPTED = 130  # cli.command has it, too, but is not imported yet
 _LATER = 0.02  # seconds
@@ -37,10 +36,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             later = threading.Timer(_LATER, _send, (number,))
             later.daemon = True
-            try:
+            # OpenBLAS sends this signal if it cannot start its threads. NumPy goes on without them, and would print a
+            # traceback of an error here.
+            with contextlib.suppress(RuntimeError):
                 later.start()
-            except RuntimeError as error:  # OpenBLAS sends this signal if it cannot start its threads
-                raise without_thread(error) or error from error
             return
         frame = frame.f_back
     raise KeyboardInterrupt
