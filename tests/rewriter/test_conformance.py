@@ -65,7 +65,7 @@ EXPECTED_WITH_FUSIONS: dict[str, dict[str, int]] = {
             "compressed_key_half",
         ),
     )
-} | {"torch_int8_cache": {"ort_dynq.RowProgram": 8, "ort_dynq.CompressedAttention": 1}}
+} | {"torch_int8_cache": {"ort_dynq.RowProgram": 7, "ort_dynq.CompressedAttention": 1}}
 # Attention over codes and models like it, which ONNX Runtime 1.32 recorded without AVX-512.
 COMPRESSED = [
     *("torch_int8_cache", *(name for name in EXPECTED if name.startswith("compressed_") and "tensors" not in name))
@@ -157,7 +157,7 @@ def expected_operators(name: str) -> dict[str, int]:
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
-    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 5_400_000
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 5_500_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 

@@ -144,6 +144,24 @@ def test_without_quantization(nodes: str, count: int) -> None:
         check(model, data())
 
 
+@pytest.mark.parametrize("last", ["n{i} = Mul(s{i}, r{i})", "n{i} = Mul(r{i}, s{i})"])
+def test_sum_that_is_a_residual(last: str) -> None:
+    """The sum before a layer's normalization is added to the layer's result: each normalization is one program."""
+    body = "s0 = Add(x, other)"
+    for i in range(3):
+        body += f""" p{i} = Pow(s{i}, two) v{i} = ReduceMean<axes = [-1]>(p{i}) e{i} = Add(v{i}, epsilon)
+            q{i} = Sqrt(e{i}) r{i} = Reciprocal(q{i}) {last.format(i=i)} y{i} = Mul(gain, n{i})
+            a{i} = MatMul(y{i}, weights) b{i} = MatMul(a{i}, turned) s{i + 1} = Add(s{i}, b{i})"""
+    model = model_of(f"{body} out = Identity(s3)")
+    turned = np.random.default_rng(1).normal(0, 0.1, (64, WIDTH)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(turned, "turned"))
+    fused = rewrite(model, fuse=True).to_proto()
+    found = programs(fused)
+    assert len(found) == 3
+    assert all("Add(x, tensor1)" in each and "dst_2 = Mul(column2" in each for each in found)
+    assert ort_dynq.verify(model, fused).passed
+
+
 def test_skip_layer_normalization() -> None:
     """ONNX Runtime's own operator, in a model that was optimized before: against the nodes of a plain model."""
     skip = "y, m0, v0, x1 = com.microsoft.SkipLayerNormalization<epsilon = 1e-5>(x, other, gain, shift)"

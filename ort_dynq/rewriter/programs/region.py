@@ -9,11 +9,12 @@ import onnx_ir as ir
 
 from ...graphs import name_in_model, values_read
 from ...operators.program import MAX_STEPS, OPERANDS, Program
+from ..analysis.nodes import is_standard
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .rows import Kind, Rows
-from .steps import ROUNDINGS, Translation, elements_of, type_of
+from .steps import ROUNDINGS, ROW_SUMS, Translation, elements_of, type_of
 
 _MAX_ALTERNATIVES = 8  # that are tried one by one
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}
@@ -48,12 +49,20 @@ class Region:
 
 
 class _Problem(Exception):
-    """A set of nodes is not a region. If one of `alternatives` is cut off, it may be; `reason` is that of the first."""
+    """A set of nodes is not a region. If one of `alternatives` is cut off, it may be; `reason` is that of the first.
+
+    `entries` read what other nodes compute of the region.
+    """
 
     def __init__(
-        self, alternatives: Iterable[Iterable[ir.Node | None]], reason: Reason = Reason.PROGRAM_CUT, **details: object
+        self,
+        alternatives: Iterable[Iterable[ir.Node | None]],
+        reason: Reason = Reason.PROGRAM_CUT,
+        entries: Iterable[ir.Node] = (),
+        **details: object,
     ) -> None:
         self.alternatives = [[node for node in each if node is not None] for each in alternatives]
+        self.entries = list(entries)
         self._reason, self._details = reason, details
 
     @property
@@ -92,8 +101,20 @@ def region_of(
         if isinstance(found, Region):
             return replace(found, cut=first)
         first = first or found.reason
-        nodes = _cut(nodes, anchor, found.alternatives, rows)
+        nodes = _before_entries(nodes, anchor, found.entries) or _cut(nodes, anchor, found.alternatives, rows)
     return None
+
+
+def _before_entries(nodes: list[ir.Node], anchor: ir.Node, entries: list[ir.Node]) -> list[ir.Node]:
+    """Returns the set around the sum of a normalization without entries on which it does not depend, if there are any.
+
+    They and what depends on them belong to another region: the residual behind the layer, and the next normalization.
+    """
+    members = set(nodes)
+    if not is_standard(anchor, *ROW_SUMS):
+        return []
+    others = [node for node in entries if anchor not in _closure([node], members, True)]
+    return _grown(anchor, (members - _closure(others, members, True)).__contains__)[0] if others else []
 
 
 def _attempt(draft: _Draft) -> Region | _Problem:
@@ -256,7 +277,7 @@ class _Draft:
                 if i < place:
                     early += exits
         if problem := [*entries, *exits] if entries else early:
-            raise _Problem([node] for node in dict.fromkeys(problem))
+            raise _Problem([[node] for node in dict.fromkeys(problem)], entries=entries)
         return self._sequence[place]
 
     def _inputs(self) -> tuple[dict[ir.Value, str], ir.Value, tuple[ir.Value, ...]]:
