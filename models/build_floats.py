@@ -162,6 +162,29 @@ def mobile() -> Example:
     return Example(model, [activations(2, 4, 14, 19, low=-3.0, high=3.0, channel=0)])
 
 
+def of_activations() -> Example:
+    """Activation functions between layers: Mish in both forms, Softplus, Elu, Selu, Celu, a square of Relu, BiasGelu."""
+    rng, size = np.random.default_rng(46), 32
+    model = parse(
+        """activations (float[rows, 32] x) => (float[rows, 32] y) {
+            c1 = MatMul(x, w1)  h1 = Add(c1, b1)  p1 = Softplus(h1)  t1 = Tanh(p1)  m1 = Mul(h1, t1)
+            c2 = MatMul(m1, w2)  m2 = Softplus(c2)
+            c3 = MatMul(m2, w3)  m3 = Elu<alpha = 0.75>(c3)
+            c4 = MatMul(m3, w4)  m4 = Selu(c4)
+            c5 = Gemm<transB = 1>(m4, w5, b5)  m5 = Celu<alpha = 1.5>(c5)
+            c6 = MatMul(m5, w6)  r6 = Relu(c6)  m6 = Mul(r6, r6)
+            c7 = MatMul(m6, w7)  m7 = com.microsoft.BiasGelu(c7, b7)
+            c8 = MatMul(m7, w8)  m8 = Mish(c8)
+            y = MatMul(m8, w9)
+        }""",
+        20,
+        **{f"w{i}": weights(rng, size, size, inputs=size) for i in range(1, 10)},
+        **{f"b{i}": vector(rng, size) for i in (1, 5, 7)},
+    )
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return Example(model, [activations(7, size, low=-3.0, high=3.0)])
+
+
 def recurrent() -> Example:
     """LSTM in both directions with peepholes and lengths, GRU backwards with a clip and RNN with other functions."""
     rng, size = np.random.default_rng(42), 20
@@ -302,6 +325,7 @@ def branches() -> Example:
 
 
 MODELS: dict[str, Callable[[], Example]] = {
+    "float_activations": of_activations,
     "float_branches": branches,
     "float_encoder": encoder,
     "float_half": half,

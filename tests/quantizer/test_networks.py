@@ -47,6 +47,7 @@ HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "Quantize
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
 MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "ChannelGate": 1}
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
+ACTIVATIONS = {"RowProgram": 9, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 8}
 TWO = {"RowProgram": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
 
 
@@ -61,6 +62,8 @@ FLOATS = {"activations": "tensor", "attention": "float", "embeddings": "keep"}
 """All that can stay float, and activations with one scale."""
 
 CASES = (
+    Case("float_activations", ACTIVATIONS, (32,)),
+    Case("float_activations", of(ACTIVATIONS, "TwoTermQuantize"), (35,), TWO_TERM),
     Case("float_branches", {"RowProgram": 10, "QuantizedMatMul": 10}, (29,)),
     Case("float_encoder", ENCODER, (37, 37, 36)),
     # In each of these two, the sum of the embeddings and its normalization become a program alone.
