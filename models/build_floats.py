@@ -163,7 +163,7 @@ def mobile() -> Example:
 
 
 def of_activations() -> Example:
-    """Activation functions between layers: Mish in both forms, Softplus, Elu, Selu, Celu, a square of Relu, BiasGelu."""
+    """Functions between layers: Mish in both forms, Softplus, Elu, Selu, Celu, a square of Relu, BiasGelu."""
     rng, size = np.random.default_rng(46), 32
     model = parse(
         """activations (float[rows, 32] x) => (float[rows, 32] y) {
