@@ -125,7 +125,56 @@ def embedding_of_codes() -> Example:
     return Example(model, [rng.integers(0, 1024, (2, 9))])
 
 
+def scaled_sums() -> Example:
+    """Sums of an integer product and of an integer convolution that DequantizeLinear scales, as onnx-quantize does."""
+    rng = np.random.default_rng(51)
+    model = parse(
+        """scaled_sums (float[batch, 32, 6, 6] x) => (float[batch, 24, 6, 6] y, float[batch, 32, 6, 24] u) {
+            q, s, z = DynamicQuantizeLinear(x)
+            p = ConvInteger<pads = [1, 1, 1, 1]>(q, kernels, z)  t = Mul(s, step)  y = DequantizeLinear(p, t)
+            m = MatMulInteger(q, matrix, z)  i = Add(m, bias)  k = Mul(s, steps)  u = DequantizeLinear<axis = -1>(i, k)
+        }""",
+        18,
+        kernels=int8_weights(rng, 24, 32, 3, 3),
+        step=np.float32(0.01),
+        matrix=int8_weights(rng, 6, 24),
+        bias=rng.integers(-9999, 9999, 24).astype(np.int32),
+        steps=rng.uniform(0.005, 0.02, 24).astype(np.float32),
+    )
+    return Example(model, [activations(1, 32, 6, 6, high=16.0, tensor=True)])
+
+
+def shared_exponents() -> Example:
+    """MXINT8: groups of 32 share a power of two, and codes are clipped after the division by 64."""
+    rng = np.random.default_rng(52)
+    model = parse(
+        """exponents (float[batch, tokens, 96] x) => (float[batch, tokens, 192] y) {
+            g = Reshape(x, groups)  a = Abs(g)  m = ReduceMax<keepdims = 1>(a, last)  r = Max(m, epsilon)
+            l = Log(r)  t = Div(l, log2)  e = Floor(t)  p = Pow(two, e)  v = Div(g, p)  h = Mul(v, c64)
+            i = Sign(h)  k = Abs(h)  n = Add(k, half)  f = Floor(n)  q = Mul(i, f)
+            d = Div(q, c64)  c = Clip(d, lowest, highest)  b = Mul(c, p)  dx = Reshape(b, joined)
+            dw = DequantizeLinear(w, step)  y = MatMul(dx, dw)
+        }""",
+        18,
+        groups=np.array([0, 0, 3, 32]),
+        joined=np.array([0, 0, 96]),
+        last=CONSTANTS["last"],
+        epsilon=CONSTANTS["epsilon"],
+        log2=np.float32(np.log(2)),
+        two=np.float32(2),
+        c64=np.float32(64),
+        half=np.float32(0.5),
+        lowest=np.float32(-127 / 64),
+        highest=np.float32(127 / 64),
+        w=int8_weights(rng, 96, 192),
+        step=np.float32(0.01),
+    )
+    return Example(model, [activations(1, 9, 96, zero_row=True)])
+
+
 MODELS = {
+    "scaled_sums": scaled_sums,
+    "shared_exponents": shared_exponents,
     "rounded_by_arithmetic": rounded_by_arithmetic,
     "masked_codes": masked_codes,
     "relative_bounds": relative_bounds,

@@ -200,6 +200,12 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMul": 8,
         "ort_dynq.QuantizedMatMulProgram": 4,
     },
+    "scaled_sums": {
+        "ort_dynq.DynamicQuantizeLinear": 1,
+        "ort_dynq.QuantizedConv": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+    },
+    "shared_exponents": PRODUCT,
     "torch_group": PROGRAM,
     "torch_group_product": PRODUCT,
     "torch_if": PROGRAM,

@@ -76,7 +76,7 @@ OF_1_32 = (
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
     "joined_parts",
     *("ort_dynamic_llama", "padded_images", "shared_scales", "embedding_of_codes", "masked_codes", "positions"),
-    *("relative_bounds", "rounded_by_arithmetic"),
+    *("relative_bounds", "rounded_by_arithmetic", "scaled_sums", "shared_exponents"),
 )
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
 NOT_FOR_EXTENSIONS = {
@@ -90,6 +90,7 @@ OLDEST_RUNTIME = {
     "compressed_mlp": (1, 23),
     "compressed_mlp_half": (1, 23),
     "image_parts": (1, 24),  # ConvInteger of int8 weights
+    "scaled_sums": (1, 24),  # as above
     "ort_dynamic_speech": (1, 24),  # as above
     "saved_operators": (1, 32),  # GroupQueryAttention with one output
     "ort_tied_embedding": (1, 32),  # GatherBlockQuantized of uint8
@@ -157,7 +158,7 @@ def expected_operators(name: str) -> dict[str, int]:
 
 def test_models_are_there() -> None:
     assert len(FOLDERS) >= 12
-    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 5_500_000
+    assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < 5_800_000
     gone = EXPECTED.keys() - set(FOLDERS)
     assert not gone, f"EXPECTED in {Path(__file__).name} lists folders that are not in models/: {sorted(gone)}"
 

@@ -31,7 +31,6 @@ EXAMINED = ("operators/*", "quantizer/*", "rewriter/*", *(f"tools/{each}/*" for 
 UNREACHED = {
     "*::_line": "of results in Python: tests of each result",
     "*::_tables": "of results in notebooks: tests of each result",
-    "rewriter/chains/dequantized_sums.py::*": "of sums that DequantizeLinear scales: test_dequantized_sums.py",
     "operators/encodings.py::text": "of documentation and of errors",
     "operators/shapes.py::*": "of models that were rewritten before, and of tests: test_shapes.py",
     "operators/packing.py::*conv*": "of convolutions whose weights were rounded to float16: tests/verification",
@@ -42,7 +41,6 @@ UNREACHED = {
     "rewriter/analysis/shape_arithmetic.py::_kept_by_minus_one": "of expanded tokens: test_shape_arithmetic.py",
     "rewriter/analysis/shapes.py::is_elementwise_of": "of chains whose shapes are not known: test_decomposed.py",
     "rewriter/analysis/types.py::_hiding_operator": "of models with unknown operators",
-    "rewriter/chains/scaled_bounds.py::_build": "of codes that are clipped behind a factor: test_scaled_bounds.py",
     "rewriter/float16/casts.py::_describe": "of CPUs for which ONNX Runtime has products of float16",
     "rewriter/fusion/normalization.py::_multiplies_by_root": "of norms of torch's exporter: test_normalization.py",
     "rewriter/fusion/rotary.py::*": "of rotary embeddings: test_rotary.py",
