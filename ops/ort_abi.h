@@ -113,9 +113,11 @@ static_assert(offsetof(OrtCustomOp, ReleaseAliasMap) == 25 * sizeof(void*), "Rel
   X(GetTensorTypeAndShape, OrtStatus*, (const OrtValue*, OrtTensorTypeAndShapeInfo**))                          \
   X(KernelInfoGetAttribute_int64, OrtStatus*, (const OrtKernelInfo*, const char* name, int64_t*))               \
   X(KernelInfoGetAttribute_string, OrtStatus*, (const OrtKernelInfo*, const char* name, char*, size_t*))        \
+  X(KernelInfo_GetInputCount, OrtStatus*, (const OrtKernelInfo*, size_t*))                                      \
   X(KernelInfo_GetOutputCount, OrtStatus*, (const OrtKernelInfo*, size_t*))                                     \
   X(KernelInfo_GetOutputName, OrtStatus*, (const OrtKernelInfo*, size_t index, char*, size_t*))                 \
-  X(KernelContext_GetInputCount, OrtStatus*, (const OrtKernelContext*, size_t*))                                \
+  X(KernelInfoGetConstantInput_tensor, OrtStatus*,                                                              \
+    (const OrtKernelInfo*, size_t index, int* is_constant, const OrtValue**))                                   \
   X(KernelContext_GetInput, OrtStatus*, (const OrtKernelContext*, size_t index, const OrtValue**))              \
   X(KernelContext_GetOutput, OrtStatus*, (OrtKernelContext*, size_t index, const int64_t*, size_t, OrtValue**)) \
   X(ReleaseStatus, void, (OrtStatus*))                                                                          \
