@@ -105,31 +105,35 @@ ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t
           shares ? count + longest : count};
 }
 
+// Divisions take longest here, so there are some for each kernel position, and none for each quad.
 std::vector<int64_t> ConvImage::offsets() const {
+  const std::vector<int64_t> kernel = kernel_offsets();
+  const int64_t quads = form_ == kChannelQuads ? 1 : width_quads_;  // of a kernel position
+  const int64_t quad_bytes = form_ == kOverlapping ? kQuad : unit_bytes_;
+  const int64_t channels = form_ == kChannelQuads ? 1 : channels_;
+  const int64_t channel_bytes = (form_ == kWidthQuads ? width_quads_ : 1) * unit_bytes_;
+  const int64_t run = this->run();
+  std::vector<int64_t> result(static_cast<size_t>(channels * quads * run) * kernel.size());
+  int64_t* to = result.data();
+  for (int64_t channel = 0; channel < channels; ++channel)
+    for (const int64_t first : kernel)
+      for (int64_t i = 0; i < quads; ++i)
+        for (int64_t unit = 0; unit < run; ++unit)
+          *to++ = channel * channel_bytes + first + i * quad_bytes + unit * unit_bytes_;
+  return result;
+}
+
+// For each kernel position, the offset of its codes for the first position. Quads along the width are apart.
+std::vector<int64_t> ConvImage::kernel_offsets() const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
   std::vector<int64_t> result;
-  const int64_t positions = axes_[0].kernel * axes_[1].kernel;
-  result.reserve(static_cast<size_t>(form_ == kChannelQuads ? positions * axes_[2].kernel * units_
-                                                            : positions * channels_ * width_quads_));
-  // `bytes` is the distance from the position to the quad; k2 is the kernel position if quads are along channels.
-  const auto add = [&](int64_t unit, int64_t k0, int64_t k1, int64_t bytes, int64_t k2 = 0) {
-    const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
-    const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
-    result.push_back(unit * unit_bytes_ + plane * plane_bytes_ + position * position_bytes_ + bytes);
-  };
-  if (form_ == kChannelQuads) {
-    for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
-      for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
-        for (int64_t k2 = 0; k2 < axes_[2].kernel; ++k2)
-          for (int64_t unit = 0; unit < units_; ++unit) add(unit, k0, k1, 0, k2);
-  } else {
-    for (int64_t channel = 0; channel < channels_; ++channel)
-      for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
-        for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
-          for (int64_t i = 0; i < width_quads_; ++i)
-            add(form_ == kOverlapping ? channel : channel * width_quads_ + i, k0, k1,
-                form_ == kOverlapping ? i * kQuad : 0);
-  }
+  for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
+    for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
+      for (int64_t k2 = 0; k2 < (form_ == kChannelQuads ? axes_[2].kernel : 1); ++k2) {
+        const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
+        const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
+        result.push_back(plane * plane_bytes_ + position * position_bytes_);
+      }
   return result;
 }
 
