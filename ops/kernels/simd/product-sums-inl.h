@@ -128,6 +128,52 @@ inline P::I zps_of(P::I zps, P::I offset) {
   return kBits < 8 ? P::low_nibbles(zps) : P::add(zps, offset);
 }
 
+// Prefetches the scales of columns, which vary with the group, of kBlocks blocks that are `gap` apart: those of the
+// next blocks in this group, from `first` columns ahead to `end`, and those of a later group.
+template <int kBlocks>
+inline ORT_DYNQ_INLINE void prefetch_scales(const ProductBlock& block, const uint16_t* halves, const float* scales,
+                                            int64_t group, int64_t gap, int64_t first, int64_t end) {
+  const auto prefetch = [&](int64_t at) ORT_DYNQ_INLINE_LAMBDA {
+    if (halves == nullptr)
+      prefetch_at(scales, at);
+    else
+      prefetch_at(halves, at);
+  };
+  for (int64_t ahead = first; ahead < end; ahead += kBlockColumns)
+    for (int64_t b = 0; b < kBlocks; ++b) prefetch(b * gap + ahead);
+  for (int64_t b = 0; b < kBlocks && group + kGroupsAhead < block.groups; ++b)
+    prefetch(b * gap + kGroupsAhead * block.columns.scales_stride);
+}
+
+// What the sums of rows and a group need. bases: the sums of the codes minus the zero points.
+template <int kRows>
+struct RowsOfGroup {
+  typename P::F zps[kRows], bases[kRows], scales[kRows];
+
+  ORT_DYNQ_INLINE void read(const ProductBlock& block, int64_t group, int64_t parameter, int64_t units) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const int32_t zp = block.codes.zps[r * block.codes.scale_groups + parameter];
+      const int32_t code_sum = block.codes.sums[r * block.groups + group];
+      zps[r] = P::set1(static_cast<float>(zp));
+      bases[r] = P::set1(static_cast<float>(code_sum - zp * static_cast<int32_t>(kGroupUnit * units)));
+      scales[r] = P::set1(block.codes.scales[r * block.codes.scale_groups + parameter]);
+    }
+  }
+};
+
+// Stores the floats of kBlocks blocks that are `gap` apart, with the remaining scales and the bias.
+template <int kBlocks, int kRows, int kSums>
+inline ORT_DYNQ_INLINE void store_blocks(const ProductBlock& block, int64_t col, int64_t gap,
+                                         const typename P::F (&reals)[kRows][kSums]) {
+  float stored[kBlocks][kRows][kBlockColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
+  for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
+}
+
 // One or two rows of weights in groups, for blocks with a row of ones. The zero points of the weights are not
 // subtracted from every weight, but from the sums:
 //
@@ -165,20 +211,9 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   int64_t at = 0;
   const uint8_t* codes = block.codes.data;
   for (int64_t group = 0; group < block.groups; ++group) {
-    for (int64_t ahead = first_ahead; column_varies && ahead < end_ahead && col + ahead < gap; ahead += kBlockColumns)
-      for (int64_t b = 0; b < kBlocks; ++b) {
-        if (halves == nullptr)
-          prefetch_at(column_scales, b * gap + ahead);
-        else
-          prefetch_at(halves, b * gap + ahead);
-      }
-    for (int64_t b = 0; b < kBlocks && column_varies && group + kGroupsAhead < block.groups; ++b) {
-      const int64_t ahead = b * gap + kGroupsAhead * block.columns.scales_stride;
-      if (halves == nullptr)
-        prefetch_at(column_scales, ahead);
-      else
-        prefetch_at(halves, ahead);
-    }
+    if (column_varies)
+      prefetch_scales<kBlocks>(block, halves, column_scales, group, gap, first_ahead,
+                               col + end_ahead < gap ? end_ahead : gap - col);
     const int64_t parameter = row_varies ? group : 0;
     typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
     if constexpr (kInWords)
@@ -188,15 +223,8 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
       sum_group<kBits>(codes, block.codes.stride, weights, at, units, sums, sums_of_weights);
     at += units * kUnitBytes * kBits / 8;
     codes += units * kGroupUnit;
-    typename P::F row_zps[kRows], bases[kRows], row_scales[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const int32_t zp = block.codes.zps[r * block.codes.scale_groups + parameter];
-      const int32_t code_sum = block.codes.sums[r * block.groups + group];
-      row_zps[r] = P::set1(static_cast<float>(zp));
-      bases[r] = P::set1(static_cast<float>(code_sum - zp * static_cast<int32_t>(kGroupUnit * units)));
-      row_scales[r] = P::set1(block.codes.scales[r * block.codes.scale_groups + parameter]);
-    }
+    RowsOfGroup<kRows> rows;
+    rows.read(block, group, parameter, units);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
       const int64_t left = kIsPlain ? P::kLanes : block.cols - col - column(v);
@@ -209,22 +237,17 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
-        if (!kInWords) exact = P::fnmadd(row_zps[r], column_sum, exact);
-        exact = P::fnmadd(bases[r], zps[v], exact);
+        if (!kInWords) exact = P::fnmadd(rows.zps[r], column_sum, exact);
+        exact = P::fnmadd(rows.bases[r], zps[v], exact);
         const auto term = P::mul(exact, column_scale);
-        reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, row_scales[r]) : term);
+        reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
       }
     }
     if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
     if (column_varies && halves != nullptr) halves += block.columns.scales_stride;
     if (column_varies && halves == nullptr) column_scales += block.columns.scales_stride;
   }
-  float stored[kBlocks][kRows][kBlockColumns];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) P::store(stored[v / kVectors][r] + v % kVectors * P::kLanes, reals[r][v]);
-  for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
+  store_blocks<kBlocks>(block, col, gap, reals);
 }
 
 // What the sums of a row and a group need, in the order in which gemv_whole() reads it.
@@ -232,12 +255,57 @@ struct RowTerms {
   float zp, base, scale;  // base: the sum of the codes minus the zero points
 };
 
+// One group of whole blocks that are `between` bytes apart: adds the products to two halves of `sums`, and the sums of
+// the weights to those of `of_weights`. Moves `codes` and `w` to the next group.
+template <int kBits, int kRows, int kBlocks>
+inline ORT_DYNQ_INLINE void sum_whole_group(const uint8_t*& codes, const uint8_t* end_of_codes, int64_t stride,
+                                            const int8_t*& w, int64_t between, typename P::I (&sums)[2][kRows][kBlocks],
+                                            typename P::I (&of_weights)[2][kBlocks]) {
+  constexpr int64_t kUnitLines = kBits / 2;
+  constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
+  const auto ones = P::quad(kOnesOfQuad);
+  while (codes != end_of_codes) {
+    typename P::I bytes[kBlocks] = {};
+    const uint8_t* const end_of_bytes =
+        kBits == 8 || end_of_codes - codes < kUnits * kGroupUnit ? end_of_codes : codes + kUnits * kGroupUnit;
+    for (; codes != end_of_bytes; codes += kGroupUnit, w += kUnitLines * kLine) {
+      typename P::I quads[kBlocks][kUnitQuads];
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b) {
+        prefetch_ahead<kUnitLines>(w + b * between);
+        if constexpr (kBits < 8) {
+          unit_of_weights<kBits>(w + b * between, quads[b]);
+          bytes[b] = P::add(bytes[b], P::add(P::add(quads[b][0], quads[b][1]), P::add(quads[b][2], quads[b][3])));
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kUnitQuads; ++i) {
+        if constexpr (kBits == 8)
+#pragma GCC unroll 8
+          for (int b = 0; b < kBlocks; ++b) {
+            quads[b][i] = P::load(static_cast<const void*>(w + b * between + i * kLine));
+            ORT_DYNQ_OPAQUE(quads[b][i]);  // GCC would load it again for each row
+            of_weights[i % 2][b] = P::dot(of_weights[i % 2][b], ones, quads[b][i]);
+          }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto c = P::quad(codes + r * stride + i * kQuad);
+#pragma GCC unroll 8
+          for (int b = 0; b < kBlocks; ++b) sums[i % 2][r][b] = P::dot(sums[i % 2][r][b], c, quads[b][i]);
+        }
+      }
+    }
+    if constexpr (kBits < 8)
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b) of_weights[0][b] = P::dot(of_weights[0][b], ones, bytes[b]);
+  }
+}
+
 // As gemv_tile() for two whole blocks whose scales are float16 and vary with the group, if a vector has the sums of a
 // block: all that a group needs is in registers or at one of few addresses.
 template <int kBits, int kRows, bool kHasZps>
 inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, const RowTerms* terms) {
   constexpr int kBlocks = 2;
-  constexpr int64_t kUnitLines = kBits / 2;
   const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
   const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
   const uint16_t* halves = block.columns.halves + col;
@@ -246,8 +314,6 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
   const int64_t zps_step = block.weights.zps_stride, stride = block.codes.stride;
   const uint8_t* codes = block.codes.data;
   const int64_t units = block.depth / kGroupUnit / block.groups;
-  constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
-  const auto ones = P::quad(kOnesOfQuad);
   const auto zp = P::set1(static_cast<float>(kBits < 8 ? block.weights.zp & 15 : block.weights.zp));
   typename P::F reals[kRows][kBlocks];
 #pragma GCC unroll 8
@@ -259,42 +325,7 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b) prefetch_at(halves, b * gap + 2 * kBlockColumns);
     typename P::I sums[2][kRows][kBlocks] = {}, of_weights[2][kBlocks] = {};
-    const uint8_t* const end_of_codes = codes + units * kGroupUnit;
-    while (codes != end_of_codes) {
-      typename P::I bytes[kBlocks] = {};
-      const uint8_t* const end_of_bytes =
-          kBits == 8 || end_of_codes - codes < kUnits * kGroupUnit ? end_of_codes : codes + kUnits * kGroupUnit;
-      for (; codes != end_of_bytes; codes += kGroupUnit, w += kUnitLines * kLine) {
-        typename P::I quads[kBlocks][kUnitQuads];
-#pragma GCC unroll 8
-        for (int b = 0; b < kBlocks; ++b) {
-          prefetch_ahead<kUnitLines>(w + b * between);
-          if constexpr (kBits < 8) {
-            unit_of_weights<kBits>(w + b * between, quads[b]);
-            bytes[b] = P::add(bytes[b], P::add(P::add(quads[b][0], quads[b][1]), P::add(quads[b][2], quads[b][3])));
-          }
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < kUnitQuads; ++i) {
-          if constexpr (kBits == 8)
-#pragma GCC unroll 8
-            for (int b = 0; b < kBlocks; ++b) {
-              quads[b][i] = P::load(static_cast<const void*>(w + b * between + i * kLine));
-              ORT_DYNQ_OPAQUE(quads[b][i]);  // GCC would load it again for each row
-              of_weights[i % 2][b] = P::dot(of_weights[i % 2][b], ones, quads[b][i]);
-            }
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) {
-            const auto c = P::quad(codes + r * stride + i * kQuad);
-#pragma GCC unroll 8
-            for (int b = 0; b < kBlocks; ++b) sums[i % 2][r][b] = P::dot(sums[i % 2][r][b], c, quads[b][i]);
-          }
-        }
-      }
-      if constexpr (kBits < 8)
-#pragma GCC unroll 8
-        for (int b = 0; b < kBlocks; ++b) of_weights[0][b] = P::dot(of_weights[0][b], ones, bytes[b]);
-    }
+    sum_whole_group<kBits>(codes, codes + units * kGroupUnit, stride, w, between, sums, of_weights);
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b) {
       const auto column_sum = P::to_float(kBits == 8 ? P::add(of_weights[0][b], of_weights[1][b]) : of_weights[0][b]);
@@ -312,12 +343,7 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
     halves += halves_step;
     if (kHasZps) zps += zps_step;
   }
-  float stored[kBlocks][kRows][kBlockColumns];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) P::store(stored[b][r], reals[r][b]);
-  for (int b = 0; b < kBlocks; ++b) store_block(block, 0, kRows, col + b * gap, stored[b][0]);
+  store_blocks<kBlocks>(block, col, gap, reals);
 }
 
 template <int kBits, int kRows>
