@@ -103,7 +103,7 @@ class Convolution {
 };
 
 // Whether AMX is used: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums long
-// enough to pay for packing and conversion.
+// enough and enough products to pay for packing, conversion and configuration.
 bool fits_conv_tiles(const Convolution& conv, const ConvImage& form);
 
 // Null if there is nothing to allocate.

@@ -8,6 +8,7 @@
 #include "core/convolution.h"
 #include "core/rounding.h"
 #include "core/strassen.h"
+#include "core/tiles.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -175,6 +176,7 @@ void DirectPart::use_channels(int64_t channel, int64_t next) {
 }
 
 void DirectPart::run() {
+  const TileUse tiles(in_tiles_);
   const int64_t outputs = conv_.group_outputs;
   int64_t group = -1;
   for (int64_t channel = part_.channel, next; channel < part_.end; channel = next) {

@@ -149,7 +149,8 @@ int64_t Convolution::most_of_axis(int axis, int64_t wanted, const int64_t (&tile
 bool fits_conv_tiles(const Convolution& conv, const ConvImage& form) {
   return active_isa().products->conv_tiles != nullptr &&
          (conv.groups == 1 || conv.group_outputs % kBlockColumns == 0) && conv.quads >= 2 * kTileRows &&
-         2 * form.run() >= round_up(form.run(), kTileRows);
+         2 * form.run() >= round_up(form.run(), kTileRows) &&
+         form.positions() * conv.quads * kQuad * conv.channels >= kLeastTileProducts;
 }
 
 }  // namespace dynq

@@ -17,6 +17,10 @@ bool sums_with_ones(const ProductShape& shape, const ProductKernels&) {
   return !shape.has_sums && shape.scales_vary && shape.rows <= kMostSummedRows && shape.stack == 1;
 }
 
+bool takes_tiles(const ProductShape& shape) {
+  return shape.rows >= kTileRows && shape.stack * shape.rows * shape.depth * shape.columns >= kLeastTileProducts;
+}
+
 struct Implementation {
   const char* name;
   bool (*takes)(const ProductShape&, const ProductKernels&);
@@ -30,13 +34,13 @@ struct Implementation {
 constexpr Implementation kImplementations[] = {
     {"tiles",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return kernels.gemm_qc8w_tiles != nullptr && shape.groups == 1 && shape.bits == 8 && shape.rows >= kTileRows;
+       return kernels.gemm_qc8w_tiles != nullptr && shape.groups == 1 && shape.bits == 8 && takes_tiles(shape);
      },
      [](const ProductShape&, const ProductKernels& kernels) { return kernels.gemm_qc8w_tiles; }, CodeRows::kInTiles},
     {"tiles, groups",
      [](const ProductShape& shape, const ProductKernels& kernels) {
        return kernels.gemm_qb8w_tiles != nullptr && shape.groups > 1 && shape.group_size() <= kLongestTileGroup &&
-              shape.rows >= kTileRows;
+              takes_tiles(shape);
      },
      [](const ProductShape& shape, const ProductKernels& kernels) {
        return shape.bits == 8 ? kernels.gemm_qb8w_tiles : kernels.gemm_qb4w_tiles;

@@ -24,6 +24,10 @@ constexpr int64_t kMost2BitRows = 2, kLongest2BitGroup = 512;  // of gemm_qb2w
 constexpr int64_t kLongestSummedGroup = 4096, kLeastSummingRows = 12;
 static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
 
+// Multiply-adds of a product from which on tiles pay for packing the codes and configuring the tiles. By count of
+// instructions (decisions.md), not measured.
+constexpr int64_t kLeastTileProducts = 1 << 18;
+
 // The sum of such a group minus the zero point times the sum of the column fits int32 within this bound.
 constexpr uint32_t kColumnSumBound = 1 << 22;
 static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
@@ -102,6 +106,11 @@ using ProductFormName = const char* (*)(const ProductBlock&, int64_t bits);
 // their sums.
 using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
 
+// What the tiles were before begin_tiles().
+struct TileState {
+  alignas(64) uint8_t bytes[64];
+};
+
 // The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights
 // with one scale for each column; qb8w, qb4w and qb2w are weights of 8, 4 and 2 bits with one scale for each group of
 // k.
@@ -118,6 +127,9 @@ struct ProductKernels {
   // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of
   // up to kLongestSummedGroup k. That is fast from kLeastSummingRows rows on.
   bool makes_sums_4bit;
+  // Kernels that run between these calls, on one thread, find the tiles configured. Null: there are no tiles.
+  void (*begin_tiles)(TileState&);
+  void (*end_tiles)(const TileState&);
   // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;
   ProductKernel gemm_qb8w_tiles;

@@ -20,6 +20,7 @@
 #include "core/parallel.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
+#include "core/tiles.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
 
@@ -81,31 +82,6 @@ struct Run {
   Storage storage;
   HeadStrides of_dst;
 };
-
-bool uses_tiles(int64_t rows) { return active_isa().products->gemm_qc8w_tiles != nullptr && rows >= kTileRows; }
-
-int64_t tiled_bytes(int64_t rows, int64_t depth) { return round_up(rows, kTileRows) * round_up(depth, kTileBytes); }
-
-// Codes of rows for a product.
-struct Rows {
-  const uint8_t* data;
-  int64_t stride;
-};
-
-// `row(i)` is the address of `depth` codes, and `rows` of them become tiles: [rows / 16][depth / 64][16][64].
-template <class Row>
-Rows in_tiles(int64_t rows, int64_t depth, uint8_t* to, const Row& row) {
-  const int64_t stride = round_up(depth, kTileBytes) * kTileRows;
-  if (depth % kTileBytes != 0 || rows % kTileRows != 0)
-    std::memset(to, 0, static_cast<size_t>(tiled_bytes(rows, depth)));
-  for (int64_t i = 0; i < rows; ++i) {
-    const uint8_t* const from = row(i);
-    uint8_t* const first = to + i / kTileRows * stride + i % kTileRows * kTileBytes;
-    for (int64_t at = 0; at < depth; at += kTileBytes)
-      std::memcpy(first + at * kTileRows, from + at, static_cast<size_t>(std::min(kTileBytes, depth - at)));
-  }
-  return {to, stride};
-}
 
 // The memory of a block of rows: those of a task use the same.
 struct Workspace {
@@ -182,7 +158,7 @@ class Block {
   }
 
   // The codes of the block's rows of query.
-  Rows query_rows() const {
+  CodeAddress query_rows() const {
     const auto row = [&](int64_t i) { return run_.query.codes(query_row(i)); };
     uint8_t* const copies = memory_.codes.get();
     if (uses_tiles(rows_)) return in_tiles(rows_, n_.d, copies, row);
@@ -197,7 +173,7 @@ class Block {
 
   void score() {
     for (int64_t i = 0; i < rows_; ++i) memory_.factors[i] = run_.query.scale(query_row(i)) * run_.scale;
-    const Rows codes = query_rows();
+    const CodeAddress codes = query_rows();
     ProductBlock block = product(rows_, cols_, n_.d, memory_.scores.get(), stride_);
     block.codes = {codes.data, codes.stride, memory_.factors.get(), run_.constants.zero_points.data(), 1,
                    nullptr,    false};
@@ -240,7 +216,7 @@ class Block {
   void add_values() {
     float* const sums = memory_.sums.get();
     ProductBlock block = product(2 * rows_, n_.e, cols_, sums, n_.e);
-    Rows codes = {memory_.bytes.get(), stride_};
+    CodeAddress codes = {memory_.bytes.get(), stride_};
     if (uses_tiles(block.rows))
       codes = in_tiles(block.rows, block.depth, memory_.codes.get(),
                        [&](int64_t i) { return memory_.bytes.get() + i * stride_; });
@@ -411,6 +387,7 @@ class QuantizedAttention : public Node {
     const int64_t blocks_of_head = divide_up(n.rows(), rows), blocks = n.b * n.k * blocks_of_head;
     const int64_t blocks_at_once = std::max<int64_t>(kLeastScores / (rows * n.t), 1);
     run_tasks(context, divide_up(blocks, blocks_at_once), [&](int64_t task) {
+      const TileUse tiles(uses_tiles(rows));
       Workspace memory_of_blocks(n, rows);
       for (int64_t i = task * blocks_at_once, end = std::min(i + blocks_at_once, blocks); i < end; ++i) {
         const int64_t first = i % blocks_of_head * rows;

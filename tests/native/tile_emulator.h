@@ -63,6 +63,9 @@ inline void handle(int, siginfo_t*, void* context) {
     case 0x4900:  // LDTILECFG
       tile_stand_in::load_configuration(reinterpret_cast<const void*>(i.base + i.index));
       break;
+    case 0x4901:  // TILERELEASE
+      tile_stand_in::release();
+      break;
     case 0x4910:  // STTILECFG
       tile_stand_in::store_configuration(reinterpret_cast<void*>(i.base + i.index));
       break;

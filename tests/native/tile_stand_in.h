@@ -8,6 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #undef _tile_loadd
+#undef _tile_release
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbusd
@@ -67,6 +68,11 @@ inline void load_configuration(const void* from) {
   unit.configuration = given;
 }
 
+inline void release() {
+  unit.configuration = {};
+  std::memset(unit.tiles, 0, sizeof unit.tiles);
+}
+
 inline void store_configuration(void* to) { std::memcpy(to, &unit.configuration, sizeof unit.configuration); }
 
 inline void zero(int tile) {
@@ -114,6 +120,7 @@ inline void add_product(int sums, int codes, int weights) {
 
 #define _tile_loadconfig tile_stand_in::load_configuration
 #define _tile_storeconfig tile_stand_in::store_configuration
+#define _tile_release tile_stand_in::release
 #define _tile_loadd tile_stand_in::load
 #define _tile_stored tile_stand_in::store
 #define _tile_zero tile_stand_in::zero

@@ -199,7 +199,7 @@ void panel_scores(const PanelScores& block) {
   (block.is_split ? multiply_panels<kInt16>
    : p.fits_int8  ? multiply_panels<kInt8>
                   : multiply_panels<kInt9>)(block, quads, tile_quads);
-  restore_tiles(before);
+  restore_tiles(before, configuration);
 }
 
 // As functions, for the reason that amx.cc gives.

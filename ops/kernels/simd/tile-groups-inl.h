@@ -329,5 +329,5 @@ void gemm_groups_tiles(const ProductBlock& block) {
       multiply_block<kBits, kPart>(block, column, tile_bytes);
     else
       multiply_block<kBits, kWhole>(block, column, tile_bytes);
-  restore_tiles(before);
+  restore_tiles(before, configuration);
 }
