@@ -34,7 +34,6 @@ from helpers import (
     stock_session,
     tie_dense,
 )
-from onnx import numpy_helper
 
 ZPS = (None, np.uint8, np.int8, np.int32)
 CODES = (np.uint8, np.int8)
@@ -442,17 +441,3 @@ def test_operators_run_inside_control_flow(isa: str, backend: str) -> None:
     )
     assert_same(then, expected_quantize(src, scales, None, np.uint8), src)
     assert np.any(then != other)
-
-
-@native_only
-def test_an_initializer_that_is_an_input_may_be_another_tensor(backend: str) -> None:
-    """The plugin reads constants once: an initializer that a caller may replace is none."""
-    body = "dst = ort_dynq.DynamicDequantize(codes, scale, constant)"
-    model = parse("uint8[n] codes, float[1] scale", "float[n] dst", body)
-    for name, value in (("scale", np.float32([0.5])), ("constant", np.uint8([3]))):
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    session = make_session(model, backend)
-    codes = np.uint8([3, 7, 255])
-    assert_same(session.run(None, {"codes": codes})[0], np.float32([0, 2, 126]))
-    assert_same(session.run(None, {"codes": codes, "scale": np.float32([2])})[0], np.float32([0, 8, 504]))
-    assert_same(session.run(None, {"codes": codes})[0], np.float32([0, 2, 126]))
