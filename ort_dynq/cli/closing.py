@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -289,14 +289,23 @@ def _speed(
         shapes, inputs = ({}, dict(data.sets[0])) if data is not None else given_data(arguments, source)
         settings = Settings(seconds=_SECONDS, backend=arguments.backend)
         found = bench_model(source, target, settings, inputs=inputs, shapes=shapes, seed=arguments.seed)
-    for each in found.inputs:
+    check_images(found.inputs)
+    timing = found.timings[0]
+    return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}, timing.snr_db
+
+
+def check_images(inputs: Sequence[Input]) -> None:
+    """Checks the inputs of models that are timed.
+
+    Raises:
+        DynqError: The model leaves the sizes of an image open, and the command does not give them.
+    """
+    for each in inputs:
         if _is_open_image(each):
             size = format_shape([1, *each.shape[1:]]).replace("8x8", "224x224")
             raise DynqError(
                 f"the sizes of the image {each.name} are open; give yours, such as --shape {each.name}={size}"
             )
-    timing = found.timings[0]
-    return timing.ratio, timing.busy, {each.name: format_shape(each.shape) for each in found.inputs}, timing.snr_db
 
 
 def _is_open_image(each: Input) -> bool:

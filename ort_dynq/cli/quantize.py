@@ -35,7 +35,7 @@ from .arguments import (
     decibels,
     rare,
 )
-from .closing import add_timing, closing_of, folder_closing_of, original_of
+from .closing import add_timing, check_images, closing_of, folder_closing_of, original_of
 from .command import FAILED, Command, Outcome
 from .page import check_report, write_page
 from .render import Figure, format_shape, one_line, progress, table, working
@@ -238,6 +238,7 @@ def _quantize(arguments: argparse.Namespace, source: Path, target: Path) -> tupl
     if reference is not None and arguments.only_if_faster:
         from ..tools.quantization.speed import select_faster
 
+        check_images(reference.data.inputs)
         with progress() as track:
             feeds = reference.data.sets[0]
             faster = select_faster(model, quantize, feeds, backend=arguments.backend, track=track)

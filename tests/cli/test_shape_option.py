@@ -66,3 +66,15 @@ def test_open_images(
     closing = data["closing"]
     assert (asked in closing["not_timed"]) if asked else (closing["not_timed"] == "")
     assert (closing["speed"] is None) == bool(asked)
+
+
+def test_no_layer_is_chosen_by_images_of_assumed_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = with_weights(IMAGE.format(shape="[batch, 3, h, v]"), 64, 3, 3, 3)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "v"))
+    onnx.save(model, "model.onnx")
+    assert cli.main(["quantize", "model.onnx", "-o", "out.onnx", "--only-if-faster"]) == 2
+    assert "--shape x=1x3x224x224" in capsys.readouterr().err
+    assert not Path("out.onnx").exists()
