@@ -26,8 +26,8 @@ from .float16 import operands as float16_operands
 from .fusion import (
     activations,
     attention,
-    attention_parts,
-    attention_past,
+    attention_biases,
+    attention_operands,
     compressed_attention,
     elementwise,
     gates,
@@ -86,8 +86,8 @@ report codes that are not rounded; docs/rules.md says what each further phase do
 
 FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, attention.RULE, attention.OPERATORS),)
 FIRST_OF_QUANTIZATIONS = (
-    (attention_parts.RULE,),
-    (activations.QUANTIZE, rotary.RULE, attention_past.RULE, attention.QUANTIZE),
+    (attention_biases.RULE,),
+    (activations.QUANTIZE, rotary.RULE, attention_operands.RULE, attention.QUANTIZE),
 )
 FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
 LAST_FUSIONS = (

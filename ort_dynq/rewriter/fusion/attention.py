@@ -293,7 +293,7 @@ def _results_of(result: View, product: ir.Node) -> list[View]:
 def _has_past(view: View) -> bool:
     """Returns whether tokens are appended to those of earlier runs: quantizing all of them takes too long for a few.
 
-    Those are inputs [B, H, T, D] of the graph. In a branch, the condition has been tested (attention_past.py).
+    Those are inputs [B, H, T, D] of the graph. In a branch, the condition has been tested (attention_operands.py).
     """
     values = [view.value]
     for value in values:

@@ -1,8 +1,7 @@
 """Operators that compute attention, as the rules for exported attention see it.
 
 Attention of opset 23 and 24, and MultiHeadAttention and GroupQueryAttention of com.microsoft. Their kernels keep
-floats. GroupQueryAttention that rotates or packs its operands is split before (attention_parts.py), and operators with
-past keys become others without (attention_past.py).
+floats. Those that append to past keys, unpack or rotate their operands have a rule of their own: attention_operands.py.
 """
 
 from __future__ import annotations
@@ -173,7 +172,12 @@ def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
 
 def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
     """GroupQueryAttention is causal: a query sees keys up to its own position, none of them padding."""
-    check_group_query(node, is_split=operands is None, has_past=operands is not None)
+    if node.attributes.get_int("causal", 1) == 0:
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
+    first_unused = 1 if operands is None else _OUTPUTS_WITH_PAST
+    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=first_unused, has_past=operands is not None)
+    if operands is None and rotates(node):
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 10))
     if (lengths := input_of(node, 5)) is not None:
@@ -181,24 +185,6 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
     found.softcap = node.attributes.get_float("softcap", 0.0)
     found.is_causal, found.window = True, max(0, node.attributes.get_int("local_window_size", -1))
     return found
-
-
-def check_group_query(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
-    """Checks that GroupQueryAttention has only what the rules know.
-
-    Args:
-        node: The node.
-        is_split: Whether its operands are neither packed nor rotated by it, and it has one output.
-        has_past: Whether it may have past keys and values.
-
-    Raises:
-        Unconverted: It has more.
-    """
-    if node.attributes.get_int("causal", 1) == 0:
-        raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
-    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=1 if is_split else 3, has_past=has_past)
-    if is_split and rotates(node):
-        raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
 
 
 def _check(

@@ -1,10 +1,12 @@
-"""The rule for operators of attention whose keys and values are appended to those of earlier runs.
+"""The rule for operators of attention that make their operands: they append them to past ones, unpack or rotate them.
 
 Attention (opset 23, 24), MultiHeadAttention, GroupQueryAttention, with past keys and values, and outputs of all
-  -> If(queries < 48) then the operator, else Concat of keys, Concat of values, QuantizedAttention
+  -> If(queries < 48) then the operator, else [operands,] Concat of keys, Concat of values, QuantizedAttention
+GroupQueryAttention without past keys
+  -> [Split of packed operands,] [RotaryEmbedding of query and key,] QuantizedAttention, [outputs of key and value]
 
-All keys become codes in the second branch, which takes longer than a few queries take in floats. A query sees the keys
-up to its own position if the operator is causal: the last query has the position of the last key.
+All keys become codes in a run with past ones, which takes longer than a few queries take in floats. A query sees the
+keys up to its own position if the operator is causal: the last query has the position of the last key.
 
 Past and present keys of GroupQueryAttention may share their memory, and its past keys may be longer than they are
 valid. It stays for these runs, too: the second branch takes runs whose past and new tokens are all.
@@ -59,8 +61,8 @@ _OUTPUTS = 3
 
 
 @dataclass(frozen=True)
-class _Cached:
-    """An operator with past keys and values.
+class _Made:
+    """An operator that makes its operands.
 
     Attributes:
         found: The attention of all keys. The values of its views of query, key and value are not those of the model.
@@ -75,56 +77,82 @@ class _Cached:
     has_safe_rows: bool
 
 
-def _match(node: ir.Node, context: Context) -> _Cached | None:
+def _match(node: ir.Node, context: Context) -> _Made | None:
     if not context.options.fuse or not is_attention(node) or is_of_few_queries(node):
         return None
-    past = past_of(node)
-    if len(past) != 2 or len(node.outputs) != _OUTPUTS or any(len(dims_of(each)) != 4 for each in past):
-        return None
-    is_group, size = node.op_type == "GroupQueryAttention", 0
-    given = [node.inputs[0]] if is_group else node.inputs[:3]
-    values = [each for each in given if each is not None]
-    if len(values) != len(given) or any(each.dtype != FLOAT for each in (*values, *past)):
-        return None
+    past, is_group = past_of(node), node.op_type == "GroupQueryAttention"
+    values = [each for each in node.inputs[: 1 if is_group else 3] if each is not None]
     ranks = {len(dims_of(each)) for each in values}
-    if len(ranks) != 1 or not ranks <= {3, 4} or isinstance(dims_of(values[0])[-2], int):
+    if len(values) != (1 if is_group else 3) or len(ranks) != 1 or not ranks <= {3, 4}:
         return None
-    counts = dims_of(values[0])[1] if ranks == {4} else heads_of(node)[0], dims_of(past[0])[1], dims_of(past[1])[1]
+    count, key_count = heads_of(node)
+    counts = [dims_of(values[0])[1] if ranks == {4} else count, *(dims_of(each)[1] for each in past if each.shape)]
+    counts += [] if past else [key_count, key_count]
     numbers = [each for each in counts if isinstance(each, int) and each > 0]
-    if len(numbers) != len(counts) or numbers[0] % numbers[1]:
+    size = (size_of_heads(node) or 0) if is_group else 0
+    if len(numbers) != 3 or numbers[0] % numbers[1] or (is_group and not (size and key_count == numbers[1])):
         return None
-    if is_group:
-        size = size_of_heads(node) or 0
-        if not size or input_of(node, TOTAL) is None or heads_of(node)[1] != numbers[1]:
-            return None
-    found = _attention_of(node, context.facts.opset, values[0], past, numbers[0] * size)
+    if not (_has_cache(node, past, values) if past else is_group and _makes_operands(node)):
+        return None
+    found = _attention_of(node, context.facts.opset, values[0], (numbers[0], numbers[1], numbers[2]), size)
     if found is None or not math.isfinite(found.factor) or not math.isfinite(found.softcap):
         return None
     is_safe = found.is_safe and may_mask_rows(found.scores.steps, context.shared(Values))
-    return _Cached(found, (numbers[0], numbers[1], numbers[2]), size, is_safe)
+    return _Made(found, (numbers[0], numbers[1], numbers[2]), size, is_safe)
 
 
-def _attention_of(node: ir.Node, opset: int, query: ir.Value, past: list[ir.Value], width: int) -> Attention | None:
-    """Returns the attention over all keys; None if no other operator computes it: the rule for attention reports it.
+def _has_cache(node: ir.Node, past: list[ir.Value], values: list[ir.Value]) -> bool:
+    """Returns whether past keys and values are floats, the outputs all of them, and the number of queries not known."""
+    if len(past) != 2 or len(node.outputs) != _OUTPUTS or any(len(dims_of(each)) != 4 for each in past):
+        return False
+    is_counted = node.op_type != "GroupQueryAttention" or input_of(node, TOTAL) is not None
+    are_floats = all(each.dtype == FLOAT for each in (*values, *past))
+    return is_counted and are_floats and not isinstance(dims_of(values[0])[-2], int)
 
-    `width`: the elements of a row of query behind the projections of GroupQueryAttention, whose query may be packed.
+
+def _makes_operands(node: ir.Node) -> bool:
+    """Returns whether GroupQueryAttention unpacks or rotates its operands, or has outputs of key and value."""
+    return input_of(node, 1) is None or rotates(node) or any(map(_is_used, node.outputs[1:]))
+
+
+def _is_used(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _attention_of(
+    node: ir.Node, opset: int, query: ir.Value, heads: tuple[int, int, int], size: int
+) -> Attention | None:
+    """Returns the attention of all keys; None if no other operator computes it: the rule for attention reports it.
+
+    `size`: the elements of a head of GroupQueryAttention, whose query may be packed; 0: of others.
     """
-    total = [*dims_of(node.outputs[1]), *[ir.SymbolicDim(None)] * 3][2]
-    dims = [*dims_of(query)[:2], width] if width else dims_of(query)
-    shapes = dims, *([*dims_of(each)[:2], total, dims_of(each)[3]] for each in past)
+    batch, tokens = dims_of(query)[:2]
+    total = [*dims_of(node.outputs[1]), *[ir.SymbolicDim(None)] * 3][2] if len(node.outputs) > 1 else tokens
+    shapes = [[*dims_of(each)[:2], total, dims_of(each)[3]] for each in past_of(node)]
+    shapes = shapes or [[batch, tokens, each * size] for each in heads[1:]]
+    shapes.insert(0, [batch, tokens, heads[0] * size] if size else dims_of(query))
     try:
         return operator_attention(node, opset, [ir.Value(shape=ir.Shape(each)) for each in shapes])
     except Unconverted:
         return None
 
 
-def _build(match: _Cached, edit: Edit) -> None:
-    node, many = edit.node, Branch(edit)
+def _build(match: _Made, edit: Edit) -> None:
+    node = edit.node
+    if not past_of(node):
+        main, operands = _made(match, edit)
+        edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+        for output, value in zip(node.outputs[1:], operands, strict=False):
+            if _is_used(output):
+                edit.replace(output, by_head(value, match.heads[1], edit))
+        return
+    many = Branch(edit)
     few = ir.node(node.op_type, node.inputs, dict(node.attributes), domain=node.domain, num_outputs=_OUTPUTS)
-    y, *present = _many(match, many)
+    operator, present = _made(match, many)
+    y = many.insert(operator, before=node)
     for new in (y, *few.outputs):
         edit.facts.note(new, FLOAT, None)
-    edit.operator = "QuantizedAttention"
+    edit.operator = operator.op_type
     branches = ("many_queries", many.nodes, [y, *present]), (FEW, [few], few.outputs)
     main = chosen(edit.shared(_Conditions).of(node, edit), *branches)
     edit.insert_main(main, before=node)
@@ -132,49 +160,46 @@ def _build(match: _Cached, edit: Edit) -> None:
         edit.replace(old, new)
 
 
-def _many(match: _Cached, edit: Branch) -> list[ir.Value]:
-    """Returns the result, and present keys and values, of many queries."""
+def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
+    """Returns QuantizedAttention, which is not inserted yet, and all keys and values."""
     node, found, past = edit.node, match.found, past_of(edit.node)
+    operands = [each for each in node.inputs[:3] if each is not None]
     if match.size:
-        offset = _length(past[0], 2, edit) if rotates(node) and input_of(node, POSITIONS) is None else None
-        operands = operands_of(node, match.heads, match.size, edit, offset)
-    else:
-        operands = [each for each in node.inputs[:3] if each is not None]
+        has_offset = bool(past) and rotates(node) and input_of(node, POSITIONS) is None
+        operands = operands_of(node, match.heads, match.size, edit, _length(past[0], 2, edit) if has_offset else None)
     query, *views = found.scores.query, found.scores.key, found.value
-    present = []
-    for given, value, count, view in zip(past, operands[1:], match.heads[1:], views, strict=True):
-        joined = ir.node("Concat", [given, by_head(value, count, edit)], {"axis": 2})
-        present.append(noted(edit.insert(joined, before=node), given, dims_of(view.value), edit))
-    k, v = (View(each, view.axes) for view, each in zip(views, present, strict=True))
+    for i, (given, view) in enumerate(zip(past, views, strict=False), 1):
+        joined = ir.node("Concat", [given, by_head(operands[i], match.heads[i], edit)], {"axis": 2})
+        operands[i] = noted(edit.insert(joined, before=node), given, dims_of(view.value), edit)
+    q, k, v = (View(each, view.axes) for view, each in zip((query, *views), operands, strict=True))
     batch, heads, queries, keys = found.probabilities
-    size, width = ((*view.axes[3],) for view in (k, v))
+    size, width = (tuple(each for each in view.order if each not in (*batch, *heads, *keys)) for view in (k, v))
     repeats = tuple(each for each in heads if each not in k.order)
-    layout = Layout(batch, heads, queries, keys, size, width, repeats)
-    masks = [step for step in found.scores.steps if isinstance(step, Masked)]
+    steps = tuple(found.scores.steps)
     operator, _ = operator_of(
         Match(
-            _operand(View(operands[0], query.axes)),
+            _operand(q),
             _operand(k),
             _operand(v),
-            layout,
+            Layout(batch, heads, queries, keys, size, width, repeats),
             found.factor,
             (),
             found.softcap,
-            tuple(found.scores.steps),
+            steps,
             found.is_causal,
             found.window,
-            bool(masks) and len(masks) == len(found.scores.steps),
+            bool(steps) and all(isinstance(step, Masked) for step in steps),
             match.has_safe_rows,
             node,
             _operand(found.result),
             is_quantized=True,
             shapes=(),
-            ends_together=True,
+            ends_together=bool(past),
         ),
-        FLOAT,
+        q.value.dtype or FLOAT,
         edit,
     )
-    return [edit.insert(operator, before=node), *present]
+    return operator, operands[1:]
 
 
 def _operand(view: View) -> Operand:
@@ -223,4 +248,4 @@ def _length(value: ir.Value, axis: int, edit: Edit) -> ir.Value:
     return edit.insert(ir.node("Gather", [shape, index]), before=edit.node)
 
 
-RULE: Rule[_Cached] = Rule("attention with past keys", OPSET, _match, _build, fuses=True)
+RULE: Rule[_Made] = Rule("operands of attention", OPSET, _match, _build, fuses=True)

@@ -1,0 +1,67 @@
+"""The rule for biases of query, key and value of MultiHeadAttention: they become Add, which the products before take.
+
+What is left of the operator is attention alone, which the rule for attention takes (attention_operators.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...graphs import MICROSOFT
+from ...opsets import OPSET
+from ..analysis.evaluation import evaluate
+from ..analysis.nodes import input_of
+from ..edit import Edit
+from ..reasons import Unconverted
+from ..rule import Context, Rule
+from .attention_operators import BIAS, check_multi_head, noted
+from .views import dims_of
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_QUERY_KEY_VALUE = 3
+
+
+@dataclass(frozen=True)
+class _Biases:
+    """The biases of query, key and value of MultiHeadAttention, and the values to which they are added."""
+
+    operands: list[ir.Value]
+    biases: list[npt.NDArray[Any]]
+
+
+def _match(node: ir.Node, context: Context) -> _Biases | None:
+    if not context.options.fuse or node.domain != MICROSOFT or node.op_type != "MultiHeadAttention":
+        return None
+    bias, operands = input_of(node, BIAS), node.inputs[:_QUERY_KEY_VALUE]
+    if bias is None or not context.facts.is_constant(bias):
+        return None
+    try:
+        check_multi_head(node, is_split=False)
+    except Unconverted:  # the rule for attention reports it
+        return None
+    values = [each for each in operands if each is not None and each.dtype in _FLOATS and len(dims_of(each)) == 3]
+    widths = [dims_of(each)[-1] for each in values]
+    numbers = [each for each in widths if isinstance(each, int)]
+    elements = evaluate(bias, context.facts)
+    if len(numbers) != _QUERY_KEY_VALUE or elements is None or elements.shape != (sum(numbers),):
+        return None
+    return _Biases(values, np.split(elements, np.cumsum(numbers)[:-1]))
+
+
+def _build(match: _Biases, edit: Edit) -> None:
+    node, operands = edit.node, []
+    for value, elements in zip(match.operands, match.biases, strict=True):
+        bias = edit.add_constant(elements, before=node)
+        total = edit.insert(ir.node("Add", [value, bias]), before=node)
+        operands.append(noted(total, value, dims_of(value), edit))
+    inputs = [*operands, None, *node.inputs[BIAS + 1 :]]
+    main = ir.node("MultiHeadAttention", inputs, dict(node.attributes), domain=MICROSOFT)
+    edit.replace(node.outputs[0], edit.insert_main(main, before=node))
+
+
+RULE: Rule[_Biases] = Rule("biases of attention", OPSET, _match, _build, fuses=True, prepares=True)
