@@ -115,6 +115,11 @@ ROTARY = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
 GROUPS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
     g (float[1, 8, 128] x, int32[1] last, int32 total) => (float[1, 8, 64] y)
     { y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, , , , , last, total) }""")
+BIASES = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[1, N, 8] x) => (float[1, N, 8] y) {
+        one = Constant<value = float[1] {0.5}>() count = Constant<value_ints = [24]>() b = Expand(one, count)
+        y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, x, x, b)
+    }""")
 PAST = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
     g (float[1, S, 64] x, float[1, 4, P, 16] past) => (float[1, S, 64] y, float[1, 4, T, 16] k, float[1, 4, T, 16] v)
     { y, k, v = com.microsoft.MultiHeadAttention<num_heads = 4>(x, x, x, , , , past, past) }""")
@@ -178,7 +183,7 @@ def test_match_changes_nothing() -> None:
             "row_square",
         ),
     )
-    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, PAST
+    texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, BIASES, PAST
     written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING, POOLED))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
