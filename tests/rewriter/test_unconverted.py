@@ -196,6 +196,12 @@ def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bo
     assert (finding.node, finding.reason) == ("y", f"its activation is no longer codes times a scale {expected}")
 
 
+def test_a_condition_is_no_code() -> None:
+    """Masks of attention are casts to bool: what Where picks by them was not quantized."""
+    text = "m = Cast<to = 9>(x) n = Where(m, eps, x) p = Softmax(n) y = MatMul(p, x)"
+    assert not report_of(text).unconverted
+
+
 @pytest.mark.parametrize(
     "nodes",
     [

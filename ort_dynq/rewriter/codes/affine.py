@@ -181,6 +181,7 @@ class AffineForms(OfOnePhase):
             return None
         is_arithmetic = node.op_type in ARITHMETIC
         given = node.inputs[:-1] if node.op_type in ("Pow", "Exp") else node.inputs  # a rounded exponent is no code
+        given = [each for each in given if each is None or each.dtype != ir.DataType.BOOL]  # nor is a condition
         inputs = [each for each in given if not (is_arithmetic and is_repeated_along_rows(each, node))]
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.
         is_end = is_arithmetic and any(self.of(each) is not None for each in inputs)
