@@ -7,8 +7,10 @@ without the plugin: ``Graph::InlineIfSubgraph``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graphs import NAME_IN_MODEL, new_name, subgraphs, values_of, values_read, with_subgraphs
@@ -22,16 +24,18 @@ from .inner_weights import copy_of
 _OF_SHAPES = ("Shape", "Size")  # may be constant, whatever they read
 
 
-def without_known_branches(model: ir.Model) -> ir.Model:
+def without_known_branches(model: ir.Model, inputs: Mapping[str, npt.NDArray[Any]] | None = None) -> ir.Model:
     """Returns a copy of a model without the Ifs of its graphs that have a constant condition; itself if it has none.
 
-    Values get another name only if other graphs have theirs. An If stays if float16 may enter or leave the branch
-    between nodes: with optimizations off, ONNX Runtime rounds it there.
+    With inputs of the model, the conditions that they hold count, too. The inputs stay. Values get another name only if
+    other graphs have theirs. An If stays if float16 may enter or leave the branch between nodes: with optimizations
+    off, ONNX Runtime rounds it there.
     """
-    if not any(map(_may_be_known, _ifs(model.graph))):
+    given = {} if inputs is None else inputs
+    if not any(_may_be_known(node, given) for node in _ifs(model.graph)):
         return model
     copy = model.clone()
-    branches = _known_branches(copy)
+    branches = _known_branches(copy, given)
     for node, branch in branches.items():
         if node.graph is not None:  # it is not in a branch that does not run
             _replace(copy, node, branch)
@@ -43,8 +47,18 @@ def _ifs(graph: ir.Graph) -> Iterator[ir.Node]:
         yield from (node for node in each if is_standard(node, "If"))
 
 
-def _may_be_known(node: ir.Node) -> bool:
-    """Returns whether a condition depends on constants and shapes alone."""
+def _condition(node: ir.Node, given: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    """Returns the condition of an If, if it is a constant or one of these inputs; None for others."""
+    value = node.inputs[0]
+    if value is not None and value.is_graph_input() and value.producer() is None:
+        return given.get(value.name or "")
+    return constant_array(value)
+
+
+def _may_be_known(node: ir.Node, given: Mapping[str, npt.NDArray[Any]]) -> bool:
+    """Returns whether a condition depends on constants and shapes alone, or is one of these inputs."""
+    if _condition(node, given) is not None:
+        return True
     todo, seen = list(node.inputs), set[ir.Value | None]()
     while todo:
         value = todo.pop()
@@ -62,10 +76,10 @@ def _may_be_known(node: ir.Node) -> bool:
     return True
 
 
-def _known_branches(model: ir.Model) -> dict[ir.Node, ir.Graph]:
+def _known_branches(model: ir.Model, given: Mapping[str, npt.NDArray[Any]]) -> dict[ir.Node, ir.Graph]:
     """Returns the Ifs whose branch is known, each with this branch, in the order of the model."""
-    nodes = list(filter(_may_be_known, _ifs(model.graph)))
-    conditions = {node: constant_array(node.inputs[0]) for node in nodes}
+    nodes = [node for node in _ifs(model.graph) if _may_be_known(node, given)]
+    conditions = {node: _condition(node, given) for node in nodes}
     has_float16 = mentions_float16(model)
     if has_float16 or any(each is None for each in conditions.values()):
         with Facts(model) as facts:

@@ -4,7 +4,8 @@ constants as constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import DynqError, message
-from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, subgraphs, values_of, with_subgraphs
+from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, new_name, subgraphs, values_of, with_subgraphs
 from ..operators import DOMAIN
 from .analysis.constants import constant_array
 from .analysis.nodes import is_standard
-from .inner_weights import NOTE, with_weights_outside
+from .inner_weights import NOTE, copy_of, with_weights_outside
 from .known_branches import without_known_branches
 from .loop_invariants import without_carried_invariants
 
@@ -79,31 +80,55 @@ def inlined_if_possible(model: ir.Model) -> ir.Model:
         return model
 
 
-def _with_distinct_names(model: ir.Model) -> ir.Model:
-    """Returns a copy of a model in which no value of a subgraph has the name of one outside; itself if none has.
+def with_branches_taken(model: ir.Model, inputs: Mapping[str, npt.NDArray[Any]]) -> ir.Model:
+    """Returns a copy of a model in which the branch that runs replaces each If of one of these inputs.
 
-    ONNX Runtime allows this if the other value is computed after the subgraph. But rules move nodes before it.
+    Values have their names in the normal form. A model without such an If is returned itself.
     """
-    if not any(_shadowing(model.graph, frozenset())):
+    distinct = _with_distinct_names(model)
+    form = without_known_branches(distinct, inputs)
+    return model if form is distinct else form
+
+
+def _with_distinct_names(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model in which no two values of its graphs have one name; itself if none have.
+
+    ONNX Runtime allows this if the value outside is computed after the subgraph, and in graphs beside each other, as in
+    both branches of a merged decoder. But rules move nodes before it, and ONNX's inference takes the elements of one
+    value for those of the other.
+    """
+    if not _repeating(model.graph):
         return model
     copy = model.clone()
-    names = {value.name for _, graph in with_subgraphs(copy.graph) for value in values_of(graph)}
-    for i, value in enumerate(list(_shadowing(copy.graph, frozenset()))):
+    names = {value.name for _, graph in with_subgraphs(copy.graph) for value in values_of(graph) if value.name}
+    for value in _repeating(copy.graph):
         value.meta[NAME_IN_MODEL] = value.name
-        while value.name in names:
-            value.name = f"{value.name}_{i}"
-        names.add(value.name)
+        if value.is_initializer():
+            value.const_value = copy_of(value.const_value)  # the name is also one of the tensor
+        value.name = new_name(value.name or "", names)
     return copy
 
 
-def _shadowing(graph: ir.Graph, outside: frozenset[str | None]) -> Iterator[ir.Value]:
-    """Yields the values of subgraphs that have the name of a value outside; initializers may, wherever nodes are."""
-    own = values_of(graph)
-    yield from (value for value in own if value.name and value.name in outside and not value.is_initializer())
-    names = outside.union(value.name for value in own)
-    for node in graph:
-        for _, inner in subgraphs(node):
-            yield from _shadowing(inner, names)
+def _repeating(graph: ir.Graph) -> list[ir.Value]:
+    """Returns the values of subgraphs that have the name of one outside or of one in a graph before.
+
+    Initializers may have the name of a value outside, wherever nodes are.
+    """
+    found, before = list[ir.Value](), set[str | None]()
+
+    def walk(graph: ir.Graph, outside: frozenset[str | None]) -> None:
+        own = [value for value in values_of(graph) if value.name]
+        for value in own:
+            if value.name in before and not (value.is_initializer() and value.name in outside):
+                found.append(value)
+        before.update(value.name for value in own)
+        names = outside.union(value.name for value in own)
+        for node in graph:
+            for _, inner in subgraphs(node):
+                walk(inner, names)
+
+    walk(graph, frozenset())
+    return found
 
 
 def _without_remainders(model: ir.Model) -> ir.Model:

@@ -26,7 +26,7 @@ from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.fusion.splitting import split_quantizations
 from ...rewriter.layout import with_layout_of
 from ...rewriter.metadata import EXACT, FLOAT_ACTIVATION
-from ...rewriter.normal_form import inlined_if_possible
+from ...rewriter.normal_form import inlined_if_possible, with_branches_taken
 from ...rewriter.programs.tails import split_tails
 from ...storage import first_line, load
 from .bounded import QuantizedLayer
@@ -159,12 +159,12 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
         SessionError: B does not run on A's values.
         DynqError: A does not run with these values as outputs, or one is not a tensor of a supported type.
     """
-    model_b = inlined_if_possible(load(b))
+    model_b = with_branches_taken(inlined_if_possible(load(b)), feeds)
     if model_b.metadata_props.get(EXACT) == "1":
         return None
     split_tails(model_b)
     split_quantizations(model_b)
-    model_a = with_layout_of(inlined_if_possible(load(a)), model_b)
+    model_a = with_layout_of(with_branches_taken(inlined_if_possible(load(a)), feeds), model_b)
     write_casts_as_converted(model_a, model_b)
     layers = Layers(model_a, model_b)
     replaced: list[tuple[ir.Node, QuantizedLayer | None]] = [
