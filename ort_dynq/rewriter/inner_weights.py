@@ -18,7 +18,7 @@ from ..graphs import label, new_name, values_of, with_subgraphs
 from .analysis.nodes import producer_of
 from .policy.dequantized_products import made_by_onnxruntime
 from .reasons import Reason
-from .weights.dequantized_weights import Dequantizer, quantized_weights
+from .weights.dequantized_weights import Dequantizer, elements_of, quantized_weights
 
 NOTE = "weights of branches are dequantized in the main graph: ONNX Runtime does not open the model otherwise"
 
@@ -36,7 +36,7 @@ class _InnerProduct(NamedTuple):
         """What equal weights have in common."""
         attributes = [sorted((name, str(each.value)) for name, each in node.attributes.items()) for node in self.chain]
         codes, *parameters = self.weights.node.inputs
-        return codes, *map(_elements_of, parameters), str(attributes)
+        return codes, *map(elements_of, parameters), str(attributes)
 
 
 def with_weights_outside(model: ir.Model) -> ir.Model:
@@ -90,12 +90,6 @@ def _graph_of(value: ir.Value) -> ir.Graph | ir.Function | None:
     if constant is not None:
         return constant.graph
     return value.graph if value.is_initializer() and not value.is_graph_input() else None
-
-
-def _elements_of(value: ir.Value | None) -> Hashable:
-    """Returns what equal scales or zero points have in common: branches may have copies of them."""
-    tensor = None if value is None else value.const_value
-    return value if tensor is None else (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
 
 def _move_constants(node: ir.Node, main: ir.Graph, names: set[str]) -> None:

@@ -49,6 +49,7 @@ from .products import (
     mixture_of_experts,
     saturating_products,
     tied_embedding,
+    transposed_tables,
     two_activations,
     unconverted,
 )
@@ -59,7 +60,7 @@ PHASES = (
     (
         *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
         *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE, shifted_codes.RULE),
-        dequantized_rows.RULE,
+        *(dequantized_rows.RULE, transposed_tables.RULE),
     ),
     (narrowing.RULE,),
     (truncation.RULE,),

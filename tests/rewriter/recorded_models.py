@@ -136,6 +136,18 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_int8": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "ort_int8_negative": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "ort_mixture_of_experts": {"ort_dynq.QuantizedExperts": 1},
+    "optimum_t5": {
+        "ort_dynq.DynamicQuantizeLinear": 13,
+        "ort_dynq.TwoTermQuantize": 2,
+        "ort_dynq.QuantizedMatMul": 16,
+        "ort_dynq.QuantizedMatMulProgram": 4,
+    },
+    "optimum_whisper": {
+        "ort_dynq.DynamicQuantizeLinear": 13,
+        "ort_dynq.TwoTermQuantize": 2,
+        "ort_dynq.QuantizedMatMul": 14,
+        "ort_dynq.QuantizedMatMulProgram": 6,
+    },
     "ort_dequantized_weights": {
         "ort_dynq.TwoTermQuantize": 2,
         "ort_dynq.QuantizedMatMulProgram": 1,

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 from helpers import make_session, stock_session
 from rewriting import nodes_of, products
-from tied_models import WIDTH, WORDS, data, decoder
+from tied_models import data, decoder, tables
 
-from ort_dynq.rewriter import Result, rewrite
-
-
-def tables(result: Result) -> list[str]:
-    """Returns the initializers as large as the table."""
-    return [each.name for each in result.to_proto().graph.initializer if np.prod(each.dims) >= WORDS * WIDTH]
+from ort_dynq.rewriter import rewrite
 
 
 @pytest.mark.parametrize(("half", "dequantizes_first"), [(False, False), (False, True), (True, False)])

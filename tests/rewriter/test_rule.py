@@ -130,6 +130,21 @@ EMBEDDING = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         floats = DequantizeLinear(table, scale)
         y = Gather(floats, ids)
     }""")
+TRANSPOSED_TABLE = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (int64[n] ids, float[n, 4] h) => (int8[n, 4] rows, float[n, 2048] y) <float scale = {0.5}> {
+        shape = Constant<value_ints = [2048, 4]>()
+        table = ConstantOfShape<value = int8[1] {2}>(shape)
+        rows = Gather(table, ids)
+        turned = Transpose(table)
+        floats = DequantizeLinear(turned, scale)
+        y = MatMul(h, floats)
+    }""")
+PICKED = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[8, 64] x, int64[n, 1] ids) => (float[n, 64] y) {
+        q, s, z = DynamicQuantizeLinear(x)
+        floats = DequantizeLinear(q, s, z)
+        y = GatherND(floats, ids)
+    }""")
 RELATIVE_BOUNDS = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
     g (float[8, 64] x) => (float[8, 64] y)
     <int64[1] last = {-1}, float zero = {0}, float epsilon = {0.00001}, float most = {255}> {
@@ -184,7 +199,7 @@ def test_match_changes_nothing() -> None:
         ),
     )
     texts = ATTENTION_OVER_CODES, ATTENTION_OF_INTEGERS, SCALES_ALONG_SUMS, WRITTEN_PART, ROTARY, GROUPS, BIASES, PAST
-    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING, POOLED))
+    written = map(ir.from_proto, (*texts, ROUNDED_BY_SUM, RELATIVE_BOUNDS, EMBEDDING, TRANSPOSED_TABLE, PICKED, POOLED))
     for model in (*(load(MODELS / name / "model.onnx") for name in names), *written):
         moved = without_transposes(model) or model
         meets = [each for phase in (*ALL_PHASES, ()) for each in ([meets_every_node(moved, concerned)], phase)]

@@ -106,6 +106,8 @@ class Facts:
         """Gives `new`, which replaces `old`, the type and shape of `old`, both the inferred and the declared ones."""
         new.type, new.shape = old.type, old.shape
         self._replaced[old] = new
+        if old in self._folded:
+            self._folded.add(new)
         self._saved[new] = self._saved.get(old, (None, None))
 
     def declare(self, value: ir.Value) -> None:

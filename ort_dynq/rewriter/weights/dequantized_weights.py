@@ -156,8 +156,14 @@ def dequantized_weights_of(
     is_default = bool((zero_points == 1 << bits - 1).all())
     packed_zeros = None if is_default else ir.tensor(bytes_of(zero_points, bits))
     weights = NBits(depth, columns, bits, size, stored, ir.tensor(np.ascontiguousarray(scales)), packed_zeros, root)
-    others = (*dequantizer.node.inputs[1:], _text(dequantizer.node), *map(_text, dequantizer.moves))
+    others = (*map(elements_of, dequantizer.node.inputs[1:]), _text(dequantizer.node), *map(_text, dequantizer.moves))
     return weights, (root, *others, is_transposed, split)
+
+
+def elements_of(value: ir.Value | None) -> Hashable:
+    """Returns what equal scales or zero points have in common: branches may have copies of them."""
+    tensor = None if value is None else value.const_value
+    return value if tensor is None else (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
 
 def _text(node: ir.Node) -> str:
@@ -270,7 +276,8 @@ def _is_tied(node: ir.Node, root: ir.Value, dequantizer: Dequantizer, product: M
         return _has_rows_as_columns(dequantizer, product)
     if not is_standard(node, "DequantizeLinear") or _text(node) != _text(dequantizer.node):
         return False
-    if list(node.inputs) != list(dequantizer.node.inputs) or node.outputs[0].is_graph_output():
+    has_same = list(map(elements_of, node.inputs[1:])) == list(map(elements_of, dequantizer.node.inputs[1:]))
+    if node.inputs[0] is not root or not has_same or node.outputs[0].is_graph_output():
         return False
     value, moves = node.outputs[0], list[ir.Node]()
     for move in dequantizer.moves:
