@@ -18,11 +18,11 @@ from ..operators import DOMAIN
 from ..rewriter import Result
 from ..rewriter.loop import convert, op_counts
 from ..rewriter.metadata import is_ours
-from ..rewriter.normal_form import inlined
+from ..rewriter.normal_form import inlined, with_distinct_names
 from ..rewriter.rule import Rule
 from ..storage import check_data, explained, load, refusal_of_original
 from ..structure import structure_of
-from . import activations, dynamic_products, left, nbits, recurrent, weights
+from . import activations, dynamic_products, embedding, experts, left, linear_operators, nbits, recurrent, weights
 from .stored import FORMS
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ _LOG = logging.getLogger(__name__)
 def dequantize(model: Model, *, weights_form: str = FORMS[0]) -> Result:
     """Turns a quantized model into a float model, or into one whose weights alone are quantized.
 
-    Products of quantize_dynamic, MatMulNBits, DynamicQuantizeLSTM, QuantizeLinear and DequantizeLinear with constant
-    scales or with scales of run time, and fake quantizations become float operators of ONNX. The given model is not
-    changed. The new one keeps the names of inputs and outputs.
+    Products of quantize_dynamic, operators that take codes with their scales (QLinearMatMul, QLinearConv, QAttention
+    and others, also those of ONNX Runtime's optimizations), MatMulNBits, QMoE, GatherBlockQuantized,
+    DynamicQuantizeLSTM, QuantizeLinear and DequantizeLinear with constant scales or with scales of run time, and fake
+    quantizations become float operators of ONNX, or of com.microsoft if ONNX has none: Attention,
+    EmbedLayerNormalization, MoE. The given model is not changed. The new one keeps the names of inputs and outputs.
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
@@ -62,10 +64,11 @@ def dequantize(model: Model, *, weights_form: str = FORMS[0]) -> Result:
         refusal = refusal_of_original(structure_of(loaded), model)
         if refusal:
             raise DynqError(refusal)
-        form = named(inlined(loaded))
+        form = named(with_distinct_names(inlined(loaded)))
         before = op_counts(form)
         phases: Sequence[Sequence[Rule[Any]]] = (
             tuple(rule(weights_form) for rule in (dynamic_products.rule, nbits.rule, recurrent.rule)),
+            tuple(rule(weights_form) for rule in (linear_operators.rule, experts.rule, embedding.rule)),
             (activations.FAKE,),
             (activations.PAIRS,),
             *(((weights.RULE,),) if weights_form == "float" else ()),

@@ -42,7 +42,7 @@ def normal_form(model: ir.Model) -> tuple[ir.Model, ir.Model, list[str]]:
     form, given_model, model = with_weights_outside(form), model, with_weights_outside(model)
     if model is not given_model:
         notes.append(NOTE)
-    return model, _without_remainders(without_carried_invariants(_with_distinct_names(form))), notes
+    return model, _without_remainders(without_carried_invariants(with_distinct_names(form))), notes
 
 
 def inlined(model: ir.Model) -> ir.Model:
@@ -85,12 +85,12 @@ def with_branches_taken(model: ir.Model, inputs: Mapping[str, npt.NDArray[Any]])
 
     Values have their names in the normal form. A model without such an If is returned itself.
     """
-    distinct = _with_distinct_names(model)
+    distinct = with_distinct_names(model)
     form = without_known_branches(distinct, inputs)
     return model if form is distinct else form
 
 
-def _with_distinct_names(model: ir.Model) -> ir.Model:
+def with_distinct_names(model: ir.Model) -> ir.Model:
     """Returns a copy of a model in which no two values of its graphs have one name; itself if none have.
 
     ONNX Runtime allows this if the value outside is computed after the subgraph, and in graphs beside each other, as in
