@@ -47,6 +47,7 @@ from .products import (
     integer_matmul,
     matmul_nbits,
     mixture_of_experts,
+    picked_rows,
     saturating_products,
     tied_embedding,
     transposed_tables,
@@ -60,7 +61,7 @@ PHASES = (
     (
         *(cast_like.RULE, masked.RULE, written_parts.RULE, repeated.RULE, einsum_of_heads.RULE),
         *(scaled_bounds.RULE, dequantized_sums.RULE, rounding.RULE, shifted_codes.RULE),
-        *(dequantized_rows.RULE, transposed_tables.RULE),
+        *(dequantized_rows.RULE, transposed_tables.RULE, picked_rows.RULE),
     ),
     (narrowing.RULE,),
     (truncation.RULE,),

@@ -60,7 +60,7 @@ _MAX_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
 _CLIP = "clip the codes before it"
-_CODE_MOVES = MOVES - INTERLEAVING - {"MaxPool"}  # ONNX Runtime runs the others with floats only
+_CODE_MOVES = MOVES - INTERLEAVING  # ONNX Runtime runs these with floats only
 
 
 class AffineForms(OfOnePhase):
@@ -392,6 +392,8 @@ class AffineForms(OfOnePhase):
             return self._lose(node)
         if node.op_type in COPIES:
             return replace(form, value=value)
+        if node.op_type == "MaxPool" and (form.params or value.dtype not in CODE_TYPES):  # it ignores NaN
+            return self._lose(node, "it ignores NaN; pool the codes before they are dequantized, or quantize after it")
         others: tuple[Affine, ...] = ()
         if node.op_type == "Concat":
             others = tuple(each for value in node.inputs[1:] if (each := self.of(value)) is not None)
