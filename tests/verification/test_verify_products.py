@@ -287,10 +287,11 @@ def test_rows_of_zeros() -> None:
     assert result.products[0].b_error == 0
 
 
-def branches() -> onnx.ModelProto:
+def branches(condition: str = "c") -> onnx.ModelProto:
     """Returns a model with a product in a branch of an If, and one after it."""
-    body = """y = If(c) <then_branch = then () => (float[n, 16] t) { t = MatMul(dx, w) },
-                         else_branch = else () => (float[n, 16] e) { e = Mul(x, x) }>
+    body = f"""b = Not(c) d = Not(b)
+        y = If({condition}) <then_branch = then () => (float[n, 16] t) {{ t = MatMul(dx, w) }},
+                         else_branch = else () => (float[n, 16] e) {{ e = Mul(x, x) }}>
         ym = Abs(y) yp = ReduceMax<axes = [-1]>(ym) ys = Div(yp, p)
         yq = Div(y, ys) yr = Round(yq) yc = Clip(yr, m, p) yd = Mul(yc, ys) z = MatMul(yd, v) out = Relu(z)"""
     parameters = {"w": weights(16, 16), "v": weights(16, 4)}
@@ -301,7 +302,8 @@ def branches() -> onnx.ModelProto:
 def test_product_in_a_branch_is_reported_as_not_compared(
     taken: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    model, inputs = branches(), {"c": np.array(taken)}
+    """Its condition is computed."""
+    model, inputs = branches("d"), {"c": np.array(taken)}
     result = check(model, inputs=inputs)
     assert result.passed
     assert (len(result.products), result.unreachable) == (1, 1)
@@ -318,6 +320,22 @@ def test_product_in_a_branch_is_reported_as_not_compared(
     assert "Not compared: 1 integer product or fusion in subgraphs or functions" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_product_in_a_branch_that_an_input_chooses(taken: bool) -> None:
+    """The branch that runs takes the place of its If."""
+    model, inputs = branches(), {"c": np.array(taken)}
+    result = check(model, inputs=inputs)
+    assert result.passed
+    assert (len(result.products), result.unreachable) == (2 if taken else 1, 0)
+    assert [output.name for output in result.outputs] == ["out"] if taken else ["y", "out"]
+    wrong = rewritten(model)
+    conditional = next(node for node in wrong.graph.node if node.op_type == "If")
+    nodes = [node for attribute in conditional.attribute for node in attribute.g.node]
+    product = next(node for node in nodes if "QuantizedMatMul" in node.op_type)
+    change(wrong, operand(product, "column_scale"), 0, lambda scale: scale * 2)
+    assert check(model, wrong, inputs=inputs).passed == (not taken)
+
+
 def test_a_model_that_was_rewritten_before_equals_itself() -> None:
     """Its products were no float products, so they must be equal bit for bit."""
     model = rewritten(transformers.encoder("token", **SIZES))
@@ -330,7 +348,7 @@ def test_a_model_that_was_rewritten_before_equals_itself() -> None:
 
 
 def test_all_outputs_come_from_branches_with_products() -> None:
-    model = branches()
+    model = branches("d")
     del model.graph.output[1:]
     (branch,) = (i for i, node in enumerate(model.graph.node) if node.op_type == "If")
     del model.graph.node[branch + 1 :]

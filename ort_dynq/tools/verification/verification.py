@@ -45,8 +45,9 @@ class Verification(Shown):
         unchecked: Why the comparison says nothing about B, or not enough; empty otherwise.
         products: The float products of A that are integer products in B, and the fusions of B. They also decide the
             result.
-        unreachable: The number of integer products and fusions in subgraphs. They are not compared, and neither are
-            the outputs of the nodes that contain them: the nodes that use these outputs run on A's.
+        unreachable: The number of integer products and fusions in subgraphs, except for the branch that an input of the
+            model chooses, which takes the place of its If. They are not compared, and neither are the outputs of the
+            nodes that contain them: the nodes that use these outputs run on A's.
         end_to_end: For information, if B has integer products: B from its inputs to its outputs.
         perturbed: For information, to compare with `end_to_end`: A itself, with a relative change of 2**-22 in its
             results of these products; of 2**-9 if they are float16.
