@@ -19,6 +19,7 @@
   X(quantized_recurrence)     \
   X(row_program)              \
   X(channel_gate)             \
+  X(interleave)               \
   X(reduce_abs_max)           \
   X(reduce_min_max)           \
   X(dynamic_quantize_linear)  \

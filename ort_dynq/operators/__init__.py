@@ -15,6 +15,7 @@ from . import (
     compressed_matmul,
     dynamic_quantize_linear,
     granular,
+    interleave,
     quantized_attention,
     quantized_conv,
     quantized_experts,
@@ -46,6 +47,7 @@ FAMILIES: tuple[Family, ...] = (
     reduce.FAMILY,
     row_program.FAMILY,
     channel_gate.FAMILY,
+    interleave.FAMILY,
 )
 OPERATORS: dict[str, Operator] = {operator.name: operator for family in FAMILIES for operator in family.operators}
 

@@ -6,6 +6,7 @@ onnx_ir, which rules hand on.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,20 @@ def convolution(bias: int) -> ShapeRule:
         return None if src is None else [src[0], channels[-1] if channels else None, *([None] * (len(src) - 2))]
 
     return found
+
+
+def interleaved(call: Call) -> Dims | None:
+    """[N, C, d1 * s1, ...] of [N, C * s1 * ..., d1, ...] and the strides."""
+    src = call.shape(0)
+    if src is None:
+        return None
+    channels, *lengths = src[1:]
+    strides = [call.attributes[f"stride_{i + 1}"] for i in range(len(lengths))]
+    return [
+        src[0],
+        channels // math.prod(strides) if isinstance(channels, int) else None,
+        *(n * s if isinstance(n, int) else None for n, s in zip(lengths, strides, strict=True)),
+    ]
 
 
 def matrix_product(call: Call) -> Dims | None:

@@ -1,7 +1,7 @@
 """The rule for transposed convolutions with constant float weights.
 
 activation, ConvTranspose, [Add bias], [BatchNormalization]
-    -> quantization, QuantizedConv, [Reshape, Transpose, Reshape for each axis], [Slice]
+    -> quantization, QuantizedConv, [Interleave], [Slice]
 
 ../rewriter/convolutions/transposed.py has the nodes after QuantizedConv.
 """

@@ -1073,6 +1073,14 @@ Problem make_problem(Bytes& bytes) {
   if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
   std::optional<Mixture> mixture;
   if (name == "QuantizedExperts") mixture.emplace(bytes, problem.attributes, src);
+  if (name == "Interleave" && src.rank >= 3 && !wrong_attributes) {
+    static constexpr const char* kStrides[] = {"stride_1", "stride_2", "stride_3"};
+    for (size_t i = 0; i < std::min<size_t>(3, src.rank - 2); ++i) {
+      const auto stride = static_cast<int64_t>(1 + bytes.below(4));
+      problem.attributes.push_back({kStrides[i], nullptr, stride});
+      if (!bytes.one_in(16)) src.dims[1] *= stride;
+    }
+  }
   std::optional<Gate> gate;
   if (name == "ChannelGate") gate.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;

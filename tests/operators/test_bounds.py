@@ -91,6 +91,14 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         for i, (channels, hidden, image) in enumerate(((n, 3, (2, 2)), (3, n, (2,)), (2, 5, (1, n, 1)))):
             shapes = (hidden, channels), (hidden,), (channels, hidden), (channels,)
             yield [(2, channels, *image), *shapes], {"program": GATES[(i + n) % len(GATES)]}
+    elif operator.name == "Interleave":
+        for shape, strides in (
+            ((1, 4, n, 3), (2, 2)),
+            ((2, 6, n), (3,)),
+            ((1, 4, 3, n), (2, 2)),
+            ((1, 8, 2, 3, n), (2,) * 3),
+        ):
+            yield [shape], {f"stride_{i}": stride for i, stride in enumerate(strides, 1)}
     elif "program" in names:
         yield from programs(operator, n)
     elif len(operator.inputs) == 1:
@@ -416,6 +424,20 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             (-(2**63), 1),
         ):
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
+        return
+    if operator.name == "Interleave":
+        for shape in (
+            (),
+            (4,),
+            (2, 4),
+            (2, 3, 5),
+            (2, 6, 5, 4),
+            (2, 6, 5),
+            (1, 12, 2, 2, 2, 2),
+            (2, 1, 4),
+            (2, 2, 4, 1),
+        ):
+            yield [shape], {"stride_1": 2, "stride_2": 2}, [(2, 4, 3, 5)]
         return
     if count == 1:  # every shape is valid
         return

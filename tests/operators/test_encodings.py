@@ -45,6 +45,8 @@ def arrays_of(operator: Operator) -> list[Array]:
         return compressed_inputs(rng, ("int8", "int8"), (1, 1, 1, 4, 2, 2, 2), has_zero_points=False)
     if operator.name == "CompressedMatMul":
         return compressed_operands(np.random.default_rng(0), "int8", (4,), 2, 1, 2)
+    if operator.name == "Interleave":
+        return [np.ones((4, 2, 3), np.float32)]
     if operator.name == "ChannelGate":
         return [np.ones(shape, np.float32) for shape in ((4, 2, 1), (3, 2), (3,), (2, 3), (2,))]
     if operator.name == "QuantizedAttention":

@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 ENCODER = {"DynamicDequantize": 2, "RowProgram": 6, "QuantizedMatMul": 6, "QuantizedMatMulProgram": 3}
 ENCODER |= {"QuantizedAttention": 1}
-IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3}
+IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3, "Interleave": 2}
 HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "QuantizedMatMulProgram": 1}
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
 MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "ChannelGate": 1}

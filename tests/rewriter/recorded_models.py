@@ -82,6 +82,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.DynamicQuantizeLinear": 1,
         "ort_dynq.RowProgram": 1,
         "ort_dynq.QuantizedConv": 2,
+        "ort_dynq.Interleave": 1,
     },
     "integer_attention": {"ort_dynq.RowProgram": 4},
     "integer_heads": {"ort_dynq.RowProgram": 2},

@@ -343,7 +343,7 @@ def test_a_scale_after_the_convolution() -> None:
     [
         (ACTIVATIONS["symmetric"] + "y = Conv(dx, w)", "random", "not an 8-bit grid in each output channel"),
         (ACTIVATIONS["symmetric"] + "w2 = Mul(w, m)\n y = Conv(dx, w2)", "folded", "computed at run time"),
-        (ACTIVATIONS["symmetric"] + "y = ConvTranspose(dx, w)", "transposed", "too few products"),
+        (ACTIVATIONS["symmetric"] + "y = ConvTranspose<strides = [2, 2]>(dx, w)", "transposed", "too few products"),
         (
             SYMMETRIC.replace("ReduceMax<keepdims = 1>(a)", "ReduceMax(a, last)") + "dx = Mul(c, s)\n y = Conv(dx, w)",
             "folded",

@@ -1,4 +1,4 @@
-"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv, then Transposes.
+"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv, then Interleave.
 
 With strides s and one axis, a transposed convolution is
 
@@ -6,7 +6,7 @@ With strides s and one axis, a transposed convolution is
 
 Write k = s * j + r with the phase r < s. The outputs o + pad = s * q + r of one phase are a convolution of x by every
 s-th weight: y[m, s * q + r - pad] = sum(x[c, q - j] * w[c, m, s * j + r]). So QuantizedConv gets the channels
-m * s + r, and kernels of ceil(K / s) weights in reverse order; Transpose puts the phases side by side.
+m * s + r, and kernels of ceil(K / s) weights in reverse order; Interleave puts the phases side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ import onnx_ir as ir
 from ...operators.encodings import AutoPad
 from ..analysis.inference import Facts
 from ..codes.codes import Codes
-from ..edit import Edit
+from ..edit import Edit, call
 from ..policy.cost import is_slow_transposed_convolution
 from ..products.epilogue import Epilogue
 from ..reasons import Reason, Unconverted
@@ -191,69 +190,20 @@ def _weights_of_phases(weights: Weights, axes: Axes) -> Weights:
     return found
 
 
-class _Shapes:
-    """Shapes of the convolution of the phases, as constants if the size of the image is known."""
-
-    def __init__(self, result: ir.Value, phases: Phases, edit: Edit) -> None:
-        self._edit, self._before, self._strides = edit, phases.epilogue.last_node, phases.axes.strides
-        rank, shape = len(self._strides), phases.activation.shape
-        image = [None] * rank if shape is None else [dim if isinstance(dim, int) else None for dim in shape[2:]]
-        more = [a + b - t + 1 for a, b, t in zip(*phases.axes.pads, phases.axes.taps, strict=True)]
-        self._lengths = [None if dim is None else dim + n for dim, n in zip(image, more, strict=True)]
-        self._shape = None if None not in self._lengths else self._insert("Shape", result)
-
-    def of(self, *dims: int | tuple[Sequence[int], Sequence[int]]) -> ir.Value:
-        """Returns a shape. A dimension is a number, or the product of the lengths of axes and the strides of axes."""
-        parts = []
-        for dim in dims:
-            axes, strided = dim if isinstance(dim, tuple) else ((), ())
-            known = [self._lengths[axis] for axis in axes]
-            number = math.prod(self._strides[axis] for axis in strided) if isinstance(dim, tuple) else dim
-            numbers = [number, *(length for length in known if length is not None)]
-            value: int | ir.Value = math.prod(numbers)
-            for axis, length in zip(axes, known, strict=True):
-                if length is None:
-                    value = self._insert("Mul", self._constant(value), self._length(axis))
-            parts.append(value)
-        if not any(isinstance(part, ir.Value) for part in parts):
-            return self._constant([part for part in parts if isinstance(part, int)])
-        return self._insert("Concat", *map(self._constant, parts), axis=0)
-
-    def _length(self, axis: int) -> ir.Value:
-        assert self._shape is not None
-        return self._insert("Gather", self._shape, self._constant(axis + 2))
-
-    def _constant(self, numbers: int | Sequence[int] | ir.Value) -> ir.Value:
-        if isinstance(numbers, ir.Value):
-            return numbers
-        return self._edit.add_constant(np.array(numbers, np.int64).reshape(-1), before=self._before)
-
-    def _insert(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        return self._edit.insert(ir.node(op_type, list(inputs), attributes), before=self._before)
-
-
 def _interleaved(result: ir.Value, phases: Phases, edit: Edit) -> ir.Value:
     """Returns the output of the ConvTranspose: the phases [N, M * s1 * ... * sr, q1, ..., qr] side by side, and cut."""
     strides, before = phases.axes.strides, phases.epilogue.last_node
-    axes = range(len(strides))
-
-    def insert(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        return edit.insert(ir.node(op_type, list(inputs), attributes), before=before)
 
     def constant(numbers: Sequence[int]) -> ir.Value:
         return edit.add_constant(np.array(numbers, np.int64), before=before)
 
     if any(stride > 1 for stride in strides):
-        shapes = _Shapes(result, phases, edit)
-        for axis in reversed(axes):  # one at a time, which ONNX Runtime moves fastest
-            if strides[axis] > 1:
-                outer, inner = axes[: axis + 1], axes[axis + 1 :]
-                # [..., s, q1 * ... * q, the inner axes] becomes [..., q1 * ... * q, s, the inner axes].
-                by_phase = insert("Reshape", result, shapes.of(-1, strides[axis], (outer, ()), (inner, inner)))
-                result = insert("Transpose", by_phase, perm=[0, 2, 1, 3])
-        result = insert("Reshape", result, shapes.of(-1, phases.channels, *(((axis,), (axis,)) for axis in axes)))
+        given = {f"stride_{i}": stride for i, stride in enumerate(strides, 1)}
+        result = edit.insert(call("Interleave", [result], **given), before=before)
     first, last = phases.axes.cut
     if any(first) or any(last):
         ends = [-length if length else np.iinfo(np.int64).max for length in last]
-        result = insert("Slice", result, constant(first), constant(ends), constant([axis + 2 for axis in axes]))
+        axes = [axis + 2 for axis in range(len(strides))]
+        inputs = [result, constant(first), constant(ends), constant(axes)]
+        result = edit.insert(ir.node("Slice", inputs), before=before)
     return result

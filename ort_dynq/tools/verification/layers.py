@@ -82,8 +82,8 @@ class Layers:
 
     def result(self, node: ir.Node) -> ir.Value:
         """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
-        # Add: of an offset of each row. Transpose, Slice: of an Einsum, and of the phases of a transposed convolution.
-        value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add", "Transpose", "Slice")
+        # Add: of an offset of each row. Transpose: of an Einsum. Interleave, Slice: of a transposed convolution.
+        value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add", "Transpose", "Slice", "Interleave")
         while value.name not in self.values and (following := _following(value)) is not None:
             if following.op_type not in skipped:
                 break
