@@ -140,7 +140,7 @@ void DirectPart::allocate() {
   code_sums_size_ = has_weight_zps_ ? positions_ + kConvSlack : 0;
   code_sums_ = allocate_some<int32_t>(terms * code_sums_size_);
   tiles_bytes_ = in_tiles_ ? conv_tiles_bytes(block_.input.run, block_.input.run_bytes) : 0;
-  tiles_ = allocate_some<uint8_t>(terms * tiles_bytes_ + kTileBytes);
+  tiles_ = allocate_some<uint8_t>(in_tiles_ ? terms * tiles_bytes_ + kTileBytes : 0);
   wide_weights_ = allocate_some<uint8_t>(products_.conv_quad_bytes * conv_.quads);
   aligned_tiles_ = tiles_.get() + (kTileBytes - reinterpret_cast<uintptr_t>(tiles_.get()) % kTileBytes) % kTileBytes;
   block_.scratch.weights = wide_weights_.get();
