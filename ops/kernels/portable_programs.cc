@@ -35,6 +35,41 @@ float to_int32(float value) {
 
 #include "kernels/functions-inl.h"
 
+// The steps that only compute: X(step, what it makes of acc, and of its operands a and b if it has these).
+#define ORT_DYNQ_UNARY_STEPS(X)          \
+  X(kAbs, fabsf(acc))                    \
+  X(kNeg, -acc)                          \
+  X(kSqrt, sqrtf(acc))                   \
+  X(kRound, round_half_even(acc))        \
+  X(kFloor, floorf(acc))                 \
+  X(kCeil, ceilf(acc))                   \
+  X(kSign, sign_of(acc))                 \
+  X(kToFloat16, rounded_to_float16(acc)) \
+  X(kToInt8, saturated(acc, -128, 127))  \
+  X(kToUint8, saturated(acc, 0, 255))    \
+  X(kToInt32, to_int32(acc))             \
+  X(kSigmoid, sigmoid_of<Scalar>(acc))   \
+  X(kGelu, gelu_of<Scalar>(acc))
+#define ORT_DYNQ_BINARY_STEPS(X)             \
+  X(kLoad, a)                                \
+  X(kAdd, acc + a)                           \
+  X(kSub, acc - a)                           \
+  X(kSubFrom, a - acc)                       \
+  X(kMul, acc* a)                            \
+  X(kDiv, acc / a)                           \
+  X(kDivInto, a / acc)                       \
+  X(kMax, max_of(acc, a))                    \
+  X(kMin, min_of(acc, a))                    \
+  X(kEqual, acc == a ? 1.0f : 0.0f)          \
+  X(kLess, acc < a ? 1.0f : 0.0f)            \
+  X(kLessOrEqual, acc <= a ? 1.0f : 0.0f)    \
+  X(kGreater, acc > a ? 1.0f : 0.0f)         \
+  X(kGreaterOrEqual, acc >= a ? 1.0f : 0.0f) \
+  X(kLeakyRelu, acc < 0 ? a * acc : acc)
+#define ORT_DYNQ_TERNARY_STEPS(X) \
+  X(kClip, clip(acc, a, b))       \
+  X(kWhere, acc != 0 ? a + 0.0f : b)
+
 // A tile of up to kTileElements elements of one row.
 class Tile {
  public:
@@ -48,66 +83,21 @@ class Tile {
  private:
   void run(const Step& step, bool begins_row) {
     switch (step.kind) {
-      case StepKind::kLoad:
-        return binary(step, [](float, float a) { return a; });
-      case StepKind::kAdd:
-        return binary(step, [](float acc, float a) { return acc + a; });
-      case StepKind::kSub:
-        return binary(step, [](float acc, float a) { return acc - a; });
-      case StepKind::kSubFrom:
-        return binary(step, [](float acc, float a) { return a - acc; });
-      case StepKind::kMul:
-        return binary(step, [](float acc, float a) { return acc * a; });
-      case StepKind::kDiv:
-        return binary(step, [](float acc, float a) { return acc / a; });
-      case StepKind::kDivInto:
-        return binary(step, [](float acc, float a) { return a / acc; });
-      case StepKind::kMax:
-        return binary(step, max_of);
-      case StepKind::kMin:
-        return binary(step, min_of);
-      case StepKind::kEqual:
-        return binary(step, [](float acc, float a) { return acc == a ? 1.0f : 0.0f; });
-      case StepKind::kLess:
-        return binary(step, [](float acc, float a) { return acc < a ? 1.0f : 0.0f; });
-      case StepKind::kLessOrEqual:
-        return binary(step, [](float acc, float a) { return acc <= a ? 1.0f : 0.0f; });
-      case StepKind::kGreater:
-        return binary(step, [](float acc, float a) { return acc > a ? 1.0f : 0.0f; });
-      case StepKind::kGreaterOrEqual:
-        return binary(step, [](float acc, float a) { return acc >= a ? 1.0f : 0.0f; });
-      case StepKind::kLeakyRelu:
-        return binary(step, [](float acc, float a) { return acc < 0 ? a * acc : acc; });
-      case StepKind::kClip:
-        return ternary(step, clip);
-      case StepKind::kWhere:
-        return ternary(step, [](float acc, float a, float b) { return acc != 0 ? a + 0.0f : b; });
-      case StepKind::kAbs:
-        return unary([](float acc) { return fabsf(acc); });
-      case StepKind::kNeg:
-        return unary([](float acc) { return -acc; });
-      case StepKind::kSqrt:
-        return unary([](float acc) { return sqrtf(acc); });
-      case StepKind::kRound:
-        return unary(round_half_even);
-      case StepKind::kFloor:
-        return unary([](float acc) { return floorf(acc); });
-      case StepKind::kCeil:
-        return unary([](float acc) { return ceilf(acc); });
-      case StepKind::kSign:
-        return unary(sign_of);
-      case StepKind::kToFloat16:
-        return unary(rounded_to_float16);
-      case StepKind::kToInt8:
-        return unary([](float acc) { return saturated(acc, -128, 127); });
-      case StepKind::kToUint8:
-        return unary([](float acc) { return saturated(acc, 0, 255); });
-      case StepKind::kToInt32:
-        return unary(to_int32);
-      case StepKind::kSigmoid:
-        return unary([](float acc) { return sigmoid_of<Scalar>(acc); });
-      case StepKind::kGelu:
-        return unary([](float acc) { return gelu_of<Scalar>(acc); });
+#define ORT_DYNQ_CASE(kind, result) \
+  case StepKind::kind:              \
+    return unary([](float acc) { return result; });
+      ORT_DYNQ_UNARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
+#define ORT_DYNQ_CASE(kind, result) \
+  case StepKind::kind:              \
+    return binary(step, []([[maybe_unused]] float acc, float a) { return result; });
+      ORT_DYNQ_BINARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
+#define ORT_DYNQ_CASE(kind, result) \
+  case StepKind::kind:              \
+    return ternary(step, [](float acc, float a, float b) { return result; });
+      ORT_DYNQ_TERNARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
       case StepKind::kStore: {
         float* to = reinterpret_cast<float*>(address(step.a));
         for (int64_t i = 0; i < count_; ++i) store(to + i, acc_[i]);

@@ -234,7 +234,7 @@ struct Elementwise512 : Vector512 {
   // Sums of the low and the high halves of quads, in the order of the codes.
   static void order_half_quads(I (&sums)[4][2], I (&to)[8]) {
     for (auto& both : sums) zip_lanes(both[0], both[1]);
-    for (int half = 0; half < 2; ++half)
+    for (int64_t half = 0; half < 2; ++half)
       for (int64_t i = 0; i < 2; ++i) {
         const I a = sums[2 * i][half], b = sums[2 * i + 1][half];
         to[4 * half + i] = _mm512_shuffle_i64x2(a, b, 0x44);

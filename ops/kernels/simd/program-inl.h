@@ -62,6 +62,41 @@ struct Best {
   V::F head;  // NaN if one of the first kHeadElements numbers of the row is
 };
 
+// The steps that only compute: X(step, what it makes of x, and of its operands a and b if it has these; `zero` is one).
+#define ORT_DYNQ_UNARY_STEPS(X)                  \
+  X(kAbs, V::abs(x))                             \
+  X(kNeg, V::negate(x))                          \
+  X(kSqrt, V::sqrt(x))                           \
+  X(kRound, V::round_float(x))                   \
+  X(kFloor, V::floor(x))                         \
+  X(kCeil, V::ceil(x))                           \
+  X(kSign, sign_of(x))                           \
+  X(kToFloat16, V::rounded_to_f16(x))            \
+  X(kToInt8, to_codes<kS8>(x))                   \
+  X(kToUint8, to_codes<kU8>(x))                  \
+  X(kToInt32, V::to_float(V::round_wrapping(x))) \
+  X(kSigmoid, sigmoid_of<V>(x))                  \
+  X(kGelu, gelu_of<V>(x))
+#define ORT_DYNQ_BINARY_STEPS(X)             \
+  X(kLoad, a)                                \
+  X(kAdd, V::add(x, a))                      \
+  X(kSub, V::sub(x, a))                      \
+  X(kSubFrom, V::sub(a, x))                  \
+  X(kMul, V::mul(x, a))                      \
+  X(kDiv, V::div(x, a))                      \
+  X(kDivInto, V::div(a, x))                  \
+  X(kMax, max_or_nan(x, a))                  \
+  X(kMin, min_or_nan(x, a))                  \
+  X(kEqual, V::equal(x, a))                  \
+  X(kLess, V::less(x, a))                    \
+  X(kLessOrEqual, V::less_or_equal(x, a))    \
+  X(kGreater, V::less(a, x))                 \
+  X(kGreaterOrEqual, V::less_or_equal(a, x)) \
+  X(kLeakyRelu, V::choose(V::less(x, zero), V::mul(a, x), x))
+#define ORT_DYNQ_TERNARY_STEPS(X) \
+  X(kClip, clipped(x, a, b))      \
+  X(kWhere, V::choose(x, V::add(a, zero), b))
+
 // The accumulators of one tile: kVectors vectors. All functions are inlined, so that they stay in registers.
 template <int kVectors, class Part>
 struct Tile {
@@ -152,96 +187,24 @@ struct Tile {
     const Step* const end = pass.steps + pass.count;
     for (const Step* step = pass.steps; step < end; ++step) {
       switch (step->kind) {
-        case StepKind::kLoad:
-          binary(*step, [](V::F, V::F a) { return a; });
-          break;
-        case StepKind::kAdd:
-          binary(*step, [](V::F x, V::F a) { return V::add(x, a); });
-          break;
-        case StepKind::kSub:
-          binary(*step, [](V::F x, V::F a) { return V::sub(x, a); });
-          break;
-        case StepKind::kSubFrom:
-          binary(*step, [](V::F x, V::F a) { return V::sub(a, x); });
-          break;
-        case StepKind::kMul:
-          binary(*step, [](V::F x, V::F a) { return V::mul(x, a); });
-          break;
-        case StepKind::kDiv:
-          binary(*step, [](V::F x, V::F a) { return V::div(x, a); });
-          break;
-        case StepKind::kDivInto:
-          binary(*step, [](V::F x, V::F a) { return V::div(a, x); });
-          break;
-        case StepKind::kMax:
-          binary(*step, [](V::F x, V::F a) { return max_or_nan(x, a); });
-          break;
-        case StepKind::kMin:
-          binary(*step, [](V::F x, V::F a) { return min_or_nan(x, a); });
-          break;
-        case StepKind::kEqual:
-          binary(*step, [](V::F x, V::F a) { return V::equal(x, a); });
-          break;
-        case StepKind::kLess:
-          binary(*step, [](V::F x, V::F a) { return V::less(x, a); });
-          break;
-        case StepKind::kLessOrEqual:
-          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(x, a); });
-          break;
-        case StepKind::kGreater:
-          binary(*step, [](V::F x, V::F a) { return V::less(a, x); });
-          break;
-        case StepKind::kGreaterOrEqual:
-          binary(*step, [](V::F x, V::F a) { return V::less_or_equal(a, x); });
-          break;
-        case StepKind::kLeakyRelu:
-          binary(*step, [=](V::F x, V::F a) { return V::choose(V::less(x, zero), V::mul(a, x), x); });
-          break;
-        case StepKind::kClip:
-          ternary(*step, [](V::F x, V::F a, V::F b) { return clipped(x, a, b); });
-          break;
-        case StepKind::kWhere:
-          ternary(*step, [=](V::F x, V::F a, V::F b) { return V::choose(x, V::add(a, zero), b); });
-          break;
-        case StepKind::kAbs:
-          unary([](V::F x) { return V::abs(x); });
-          break;
-        case StepKind::kNeg:
-          unary([](V::F x) { return V::negate(x); });
-          break;
-        case StepKind::kSqrt:
-          unary([](V::F x) { return V::sqrt(x); });
-          break;
-        case StepKind::kRound:
-          unary([](V::F x) { return V::round_float(x); });
-          break;
-        case StepKind::kFloor:
-          unary([](V::F x) { return V::floor(x); });
-          break;
-        case StepKind::kCeil:
-          unary([](V::F x) { return V::ceil(x); });
-          break;
-        case StepKind::kSign:
-          unary([](V::F x) { return sign_of(x); });
-          break;
-        case StepKind::kToFloat16:
-          unary([](V::F x) { return V::rounded_to_f16(x); });
-          break;
-        case StepKind::kToInt8:
-          unary([](V::F x) { return to_codes<kS8>(x); });
-          break;
-        case StepKind::kToUint8:
-          unary([](V::F x) { return to_codes<kU8>(x); });
-          break;
-        case StepKind::kToInt32:
-          unary([](V::F x) { return V::to_float(V::round_wrapping(x)); });
-          break;
-        case StepKind::kSigmoid:
-          unary([](V::F x) { return sigmoid_of<V>(x); });
-          break;
-        case StepKind::kGelu:
-          unary([](V::F x) { return gelu_of<V>(x); });
-          break;
+#define ORT_DYNQ_CASE(kind, result)       \
+  case StepKind::kind:                    \
+    unary([](V::F x) { return result; }); \
+    break;
+        ORT_DYNQ_UNARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
+#define ORT_DYNQ_CASE(kind, result)                                         \
+  case StepKind::kind:                                                      \
+    binary(*step, [=]([[maybe_unused]] V::F x, V::F a) { return result; }); \
+    break;
+        ORT_DYNQ_BINARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
+#define ORT_DYNQ_CASE(kind, result)                                 \
+  case StepKind::kind:                                              \
+    ternary(*step, [=](V::F x, V::F a, V::F b) { return result; }); \
+    break;
+        ORT_DYNQ_TERNARY_STEPS(ORT_DYNQ_CASE)
+#undef ORT_DYNQ_CASE
         case StepKind::kStore: {
           auto* p = at<float>(step->a);
           each([&](int v) ORT_DYNQ_INLINE_LAMBDA { part.store(p + v * L, acc[v]); });
@@ -273,6 +236,10 @@ struct Tile {
     }
   }
 };
+
+#undef ORT_DYNQ_UNARY_STEPS
+#undef ORT_DYNQ_BINARY_STEPS
+#undef ORT_DYNQ_TERNARY_STEPS
 
 template <int kVectors>
 ORT_DYNQ_ONE_COPY void run_tile(const Pass& pass, int64_t row, int64_t col, Best* best) {
