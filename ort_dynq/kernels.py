@@ -23,6 +23,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.float32),
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),
+    5: np.dtype(np.int16),
     6: np.dtype(np.int32),
     10: np.dtype(np.float16),
     16: np.dtype(ml_dtypes.bfloat16),

@@ -17,7 +17,14 @@ from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.program import REDUCTIONS
 from ort_dynq.rewriter.functions import make_function
 
-_TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+_TYPES = {
+    "float32": "float",
+    "float16": "float16",
+    "uint8": "uint8",
+    "int8": "int8",
+    "int16": "int16",
+    "int32": "int32",
+}
 # Casts make inputs of types that NumPy has not, and floats of such outputs.
 _AS_FLOATS: dict[str, Any] = {"uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4, "bfloat16": ml_dtypes.bfloat16}
 _NUMBERS = {"uint4": 21, "int4": 22, "bfloat16": 16}

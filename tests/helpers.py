@@ -42,7 +42,14 @@ IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runti
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
-_TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+_TYPES = {
+    "float32": "float",
+    "float16": "float16",
+    "uint8": "uint8",
+    "int8": "int8",
+    "int16": "int16",
+    "int32": "int32",
+}
 # operators/test_formats.py has bfloat16, 4-bit codes, and signatures with more than one input of float16.
 SIGNATURES = [
     (operator, signature)

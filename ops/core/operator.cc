@@ -10,6 +10,8 @@ const char* name_of(Type type) {
       return "uint8";
     case kInt8:
       return "int8";
+    case kInt16:
+      return "int16";
     case kInt32:
       return "int32";
     case kFloat16:
@@ -33,6 +35,7 @@ int64_t bits_of(Type type) {
     case kUint8:
     case kInt8:
       return 8;
+    case kInt16:
     case kFloat16:
     case kBfloat16:
       return 16;

@@ -48,13 +48,15 @@ struct PanelPack {
 };
 using PanelPackKernel = void (*)(const PanelPack&);
 
-// Sums of products of words with a panel, where depth <= kMostProducts.
+// Sums of products of words with panels, where depth <= kMostProducts. The panels of a model are stored for every
+// instruction set: they are of pairs of int16 and kMostPanelColumns columns.
 struct PanelProduct {
   const int16_t* words;  // rows of `word_stride`, with a 0 behind an odd depth
   int64_t word_stride, rows, depth, cols;
   const int16_t* panels;
   int64_t panel_stride;
   bool fits_int8;
+  bool is_stored = false;
 };
 
 // scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`; then the same of other groups is
@@ -71,7 +73,7 @@ struct PanelScores {
 };
 using PanelScoresKernel = void (*)(const PanelScores&);
 
-// Of each row, words[i] = round(x[i] * factors[i] * (1 / step)), where step = max(the largest magnitude / kLargestWord,
+// Of each row, words[i] = round(x[i] * factors[i] * (1 / step)), where step = max(the largest magnitude / largest_word,
 // kSmallestStep). If a number is NaN or infinite, the step is NaN, and the words are 0. `factors` may be null: 1.
 struct WordRows {
   const float* x;
@@ -81,6 +83,7 @@ struct WordRows {
   int16_t* words;
   int64_t word_stride;
   float* steps;
+  float largest_word = kLargestWord;
 };
 using QuantizeWordsKernel = void (*)(const WordRows&);
 

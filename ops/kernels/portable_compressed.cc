@@ -27,12 +27,13 @@ int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c)
   constexpr int64_t kColumns = kMostPanelColumns;
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
-  int32_t sum = 0;
-  for (int64_t d = 0; d < p.depth; ++d) sum += words[d] * pairs[d / 2 * 2 * kColumns + d % 2];
-  return sum;
+  uint32_t sum = 0;  // stored panels may have any words: sums wrap around as in vectors
+  for (int64_t d = 0; d < p.depth; ++d)
+    sum += static_cast<uint32_t>(words[d] * load(pairs + d / 2 * 2 * kColumns + d % 2));
+  return static_cast<int32_t>(sum);
 }
 
-float quantize_row(const float* x, const float* factors, int64_t count, int16_t* words) {
+float quantize_row(const float* x, const float* factors, int64_t count, float largest_word, int16_t* words) {
   const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
   float peak = 0;
   bool is_finite = true;
@@ -41,7 +42,7 @@ float quantize_row(const float* x, const float* factors, int64_t count, int16_t*
     is_finite = is_finite && magnitude < kInfinity;
     if (magnitude > peak) peak = magnitude;
   }
-  const float quotient = peak / kLargestWord, step = quotient < kSmallestStep ? kSmallestStep : quotient;
+  const float quotient = peak / largest_word, step = quotient < kSmallestStep ? kSmallestStep : quotient;
   const float inverse = 1.0f / step;
   for (int64_t i = 0; i < count; ++i)
     words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
@@ -67,8 +68,8 @@ void portable_word_product(const WordProduct& p) {
 
 void portable_quantize_words(const WordRows& rows) {
   for (int64_t r = 0; r < rows.rows; ++r)
-    store(rows.steps + r,
-          quantize_row(rows.x + r * rows.stride, rows.factors, rows.count, rows.words + r * rows.word_stride));
+    store(rows.steps + r, quantize_row(rows.x + r * rows.stride, rows.factors, rows.count, rows.largest_word,
+                                       rows.words + r * rows.word_stride));
 }
 
 template <int kKind>

@@ -10,6 +10,8 @@
   X(two_term_quantize)        \
   X(quantized_matmul)         \
   X(quantized_matmul_program) \
+  X(word_matmul)              \
+  X(word_matmul_program)      \
   X(quantized_conv)           \
   X(quantized_conv_program)   \
   X(quantized_attention)      \

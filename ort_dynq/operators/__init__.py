@@ -24,6 +24,7 @@ from . import (
     reduce,
     row_program,
     two_term,
+    word_matmul,
 )
 from .spec import Attribute, Family, Input, Operator, Signature
 
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     dynamic_quantize_linear.FAMILY,
     two_term.FAMILY,
     quantized_matmul.FAMILY,
+    word_matmul.FAMILY,
     quantized_conv.FAMILY,
     quantized_attention.FAMILY,
     compressed_attention.FAMILY,

@@ -20,18 +20,15 @@ _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _OPERAND_TYPES = (*CODE_TYPES, *_FLOAT_TYPES)
 
 
-def word_constants() -> str:
+def word_constants(largest_word: int = MAX_WORD) -> str:
     """The constants that :func:`words` reads, and ``end``, beyond every dimension."""
     return f"""last = Constant<value_ints = [-1]>()
     end = Constant<value_ints = [{2**63 - 1}]>()
     one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
     zero = Constant<value_float = 0.0>()
     one = Constant<value_float = 1.0>()
-    minus_one = Neg(one)
-    minus_infinity = Div(minus_one, zero)
-    infinity = Neg(minus_infinity)
-    nan = Sub(infinity, infinity)
-    largest_word = Constant<value_float = {MAX_WORD}.0>()
+    nan = Constant<value_float = nan>()
+    largest_word = Constant<value_float = {largest_word}.0>()
     smallest_step = Constant<value_float = {_MIN_STEP!r}>()"""
 
 
@@ -360,6 +357,8 @@ def _body(opset: int) -> str:
     return f"""{{
     {vectors}
     {word_constants()}
+    minus_one = Neg(one)
+    minus_infinity = Div(minus_one, zero)
     log2e = Constant<value_float = 1.44269502162933349609375>()
     transposed_flag = Constant<value_int: int = @transposed_key>()
     is_transposed = Cast<to = 9>(transposed_flag)

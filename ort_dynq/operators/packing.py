@@ -17,6 +17,8 @@ from .encodings import QuadAxis
 
 BLOCK_COLUMNS = 16
 QUAD = 4
+PANEL_COLUMNS = 32  # of words
+PAIR = 2
 
 
 def packed_shape(depth: int, columns: int, bits: int = 8) -> tuple[int, int, int, int]:
@@ -133,3 +135,30 @@ def _conv_depth(shape: Sequence[int], quad_axis: QuadAxis | int) -> int:
 
 def _round_up(length: int) -> int:
     return -(-length // QUAD) * QUAD
+
+
+def packed_words_shape(depth: int, columns: int) -> tuple[int, int, int, int]:
+    """The shape of packed words of shape [depth, columns]."""
+    return -(-columns // PANEL_COLUMNS), -(-depth // PAIR), PANEL_COLUMNS, PAIR
+
+
+def pack_words(words: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """Packs weights of WordMatMul.
+
+    Args:
+        words: int16, [K, N].
+
+    Returns:
+        int16, [ceil(N / 32), ceil(K / 2), 32, 2]. Padding is 0.
+    """
+    depth, columns = words.shape
+    panels, pairs, _, _ = packed_words_shape(depth, columns)
+    padded = np.zeros((pairs * PAIR, panels * PANEL_COLUMNS), np.int16)
+    padded[:depth, :columns] = words
+    return np.ascontiguousarray(padded.reshape(pairs, PAIR, panels, PANEL_COLUMNS).transpose(2, 0, 3, 1))
+
+
+def unpack_words(packed: npt.NDArray[np.int16], depth: int, columns: int) -> npt.NDArray[np.int16]:
+    """Returns the words that :func:`pack_words` packed, [depth, columns]."""
+    panels, pairs = packed.shape[:2]
+    return packed.transpose(1, 3, 0, 2).reshape(pairs * PAIR, panels * PANEL_COLUMNS)[:depth, :columns]

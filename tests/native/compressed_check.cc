@@ -215,6 +215,7 @@ void check_quantization() {
   block.rows = rows;
   block.count = count;
   block.word_stride = word_stride;
+  if (source.one_in(3)) block.largest_word = 4095;  // of WordMatMul
   const std::vector<int16_t> before(static_cast<size_t>((rows - 1) * word_stride + count), 0x5a5a);
   const std::vector<float> no_steps(static_cast<size_t>(rows), 1.0f);
   const std::string problem = std::to_string(rows) + "x" + std::to_string(count) + " numbers";
@@ -225,7 +226,7 @@ void check_quantization() {
     Bits bits = bits_of_floats(block.steps, rows);
     for (size_t i = 0; i < before.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
-      if (at % word_stride < count && std::abs(int{block.words[i]}) > kLargestWord)
+      if (at % word_stride < count && std::abs(int{block.words[i]}) > block.largest_word)
         fail("quantize_words: a word is too large");
       bits.push_back(static_cast<uint32_t>(block.words[i]));
     }
@@ -329,6 +330,7 @@ void check_panels() {
   block.group_steps = rows;
   block.group_scales = cols;
   block.is_split = kind == dynq::kWords;
+  block.product.is_stored = !block.is_split && source.one_in(3);  // panels of the portable kernels
   pack.fits_int8 = block.product.fits_int8 = is_narrow || (kind == dynq::kS8 && pack.zero_points == nullptr);
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
@@ -339,15 +341,16 @@ void check_panels() {
                               std::to_string(depth) + "x" + std::to_string(cols) + ", " + std::to_string(groups) +
                               " groups";
   compare("pack and panel_scores", problem, [&](const CompressedKernels& kernels) {
-    const int64_t columns = kernels.panel_columns;
-    pack.panel_stride = block.product.panel_stride = round_up(all_rows, kernels.panel_rows) * columns;
+    const CompressedKernels& packing = block.product.is_stored ? dynq::kPortableCompressed : kernels;
+    const int64_t columns = packing.panel_columns;
+    pack.panel_stride = block.product.panel_stride = round_up(all_rows, packing.panel_rows) * columns;
     const int64_t size = round_up(cols, columns) / columns * pack.panel_stride;
     int16_t* const panels = place(std::vector<int16_t>(static_cast<size_t>(groups * size), 0x5a5a), 2);
     for (int64_t group = 0; group < groups; ++group) {
       dynq::PanelPack of_group = pack;
       of_group.codes = static_cast<const uint8_t*>(pack.codes) + group * pack.code_stride * per_row;
       of_group.panels = panels + group * size;
-      kernels.pack[kind](of_group);
+      packing.pack[kind](of_group);
     }
     block.product.panels = panels + before_rows * columns;
     block.group_panels = size;

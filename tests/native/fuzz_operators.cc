@@ -569,6 +569,12 @@ struct Product {
     return shape;
   }
 
+  // Of WordMatMul.
+  Shape shape_of_word_input(size_t index, const Shape& src) const {
+    const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1];
+    return index == 1 ? stacked({(columns + 31) / 32, (depth + 1) / 2, 32, 2}) : stacked({columns});
+  }
+
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src, const Shape& scales) const {
     const int64_t depth = src.rank == 0 ? 1 : src.dims[src.rank - 1] / terms, unit = bits == 4 ? 8 : bits == 2 ? 16 : 4;
     const int64_t groups = group_size > 0 ? std::max<int64_t>(1, depth / group_size) : 1;
@@ -1060,7 +1066,9 @@ Problem make_problem(Bytes& bytes) {
   const bool has_blocks = name == "TwoTermQuantize" || name == "RowProgram";
   if (has_blocks && !wrong_attributes) fit_blocks(problem.attributes, src);
   std::optional<Product> product;
-  if (name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
+  const bool has_words = name.rfind("WordMatMul", 0) == 0;
+  if (has_words) problem.attributes.clear();
+  if (has_words || name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;
   if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Attention> attention;
@@ -1103,13 +1111,14 @@ Problem make_problem(Bytes& bytes) {
     const int64_t axis = find<int64_t>(problem.attributes, "axis", -1, &ort_dynq_attribute::integer);
     return program->shape_of(operand, dst, product ? -1 : conv ? 2 : axis);
   };
-  const size_t first_operand = conv ? 9 : product ? 8 : 2;
+  const size_t first_operand = conv ? 9 : has_words ? 4 : product ? 8 : 2;
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
     const Shape& scales = problem.inputs.empty() ? src : problem.inputs[std::min<size_t>(i, 2) - 1].shape;
     given.shape = i == 0                          ? src
                   : program && i >= first_operand ? operand_shape(i - first_operand)
+                  : has_words                     ? product->shape_of_word_input(i, src)
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
                   : attention                     ? attention->shape_of_input(bytes, i)

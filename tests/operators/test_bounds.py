@@ -34,13 +34,13 @@ from recurrence import CELLS, attributes_of
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
-from ort_dynq.operators.packing import packed_conv_shape, packed_shape
+from ort_dynq.operators.packing import packed_conv_shape, packed_shape, packed_words_shape
 
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedMatMulProgram", "QuantizedConvProgram")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
-TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32"}
 # Every tail of vectors of 4 to 32 elements, whole vectors, and both sides of tiles of 64, 96 and 128.
 LENGTHS = (*range(1, 36), 47, 48, 49, *range(63, 67), 96, 97, *range(127, 130))
 
@@ -83,6 +83,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
         for rows, depth, parts, size in ((n, 3, 2, 4), (1, n, 2, 3), (2, 9, n, 2), (3, 5, 2, n), (20, n, 3, 33)):
             for zero_points in ((depth, parts), ()):
                 yield [(rows, depth), (depth, parts * size), (depth, parts), zero_points], {}
+    elif operator.name == "WordMatMul":
+        yield from word_products(n)
     elif operator.name == "QuantizedRecurrence":
         yield from recurrences(n)
     elif operator.name == "QuantizedExperts":
@@ -207,6 +209,12 @@ def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
         yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given
 
 
+def word_products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    for rows, depth, columns in ((n, 3, 5), (2, n, 3), (3, 5, n), (13, n + 256, 33)):
+        yield [(rows, depth), packed_words_shape(depth, columns), (columns,), (columns,)], {}
+    yield [(2, 3, n), (2, *packed_words_shape(n, 9)), (2, 9), (2, 9)], {}
+
+
 def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attributes]]:
     """Other programs for each n, with operands of all forms."""
     rng = np.random.default_rng(n)
@@ -220,6 +228,10 @@ def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attribut
             yield [src, (), *operands(rng, text, src, first)], {"axis": axis, "program": text}
     elif operator.name == "QuantizedMatMulProgram":
         for i, (shapes, given) in enumerate(products(n)):
+            text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
+            yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
+    elif operator.name == "WordMatMulProgram":
+        for i, (shapes, given) in enumerate(word_products(n)):
             text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
             yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
     else:
@@ -534,6 +546,20 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             for shape in wrong:
                 yield [*product[:index], shape, *product[index + 1 :]], {}, product
         return
+    if operator.name == "WordMatMul":
+        words: list[Given] = [(2, 4), (1, 2, 32, 2), (3,), (3,)]
+        for index, wrong in (
+            (0, [(), (2, 5), (2, 2), (4, 0)]),
+            (1, [(), (2, 32, 2), (1, 1, 32, 2), (2, 2, 32, 2), (1, 2, 16, 2), (1, 1, 2, 32, 2), (0, 2, 32, 2)]),
+            (2, [(), (1,), (4,), (1, 3)]),
+            (3, [(), (1,), (4,), (33,), (1, 3)]),
+        ):
+            for shape in wrong:
+                yield [*words[:index], shape, *words[index + 1 :]], {}, words
+        stacked: list[Given] = [(2, 3, 4), (2, 1, 2, 32, 2), (2, 3), (2, 3)]
+        for index, shape in ((0, (3, 3, 4)), (0, (4,)), (1, (1, 2, 32, 2)), (1, (3, 1, 2, 32, 2)), (2, (3,))):
+            yield [*stacked[:index], shape, *stacked[index + 1 :]], {}, stacked
+        return
     if operator.name == "QuantizedExperts":
         mixture: list[Given] = [(3, 32), (3, 4), (3, 4)]
         mixture += [(4, 2, 4, 16, 4), (4, 2, 32), (4, 2, 32), (4, 32), (4, 2, 2, 16, 4), (1,), (4, 1, 32), (4, 32)]
@@ -626,6 +652,8 @@ def wrong_operands(operator: Operator) -> Iterator[tuple[Sequence[Given], Attrib
         for axis in (2, -3, 2**62, -(2**63)):
             yield ours, {"axis": axis}, []
         yield [(2, 4), *ours[1:]], {"program": text}, ours
+    elif product.name == "WordMatMul":
+        ours = [(2, 4), (1, 2, 32, 2), (3,), (3,), (2, 1), (3,), (2, 3)]
     elif product.name == "QuantizedMatMul":
         ours = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,), (2, 1), (3,), (2, 3)]
     else:

@@ -118,7 +118,11 @@ def test_inputs_are_not_written(isa: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "text"),
     [
-        ((np.float64([1]), np.float32(1)), {}, "an input is float64, expected one of float32, uint8, int8, int32"),
+        (
+            (np.float64([1]), np.float32(1)),
+            {},
+            "an input is float64, expected one of float32, uint8, int8, int16, int32",
+        ),
         ((np.float32([1]), np.float64(1)), {}, "an input is float64, expected one of"),
         ((np.uint8([1]), np.float32(1)), {}, r"DynamicQuantize: inputs of types .*uint8.* are not supported"),
         ((np.float32([1]), np.float32(1), np.float32(1)), {}, "DynamicQuantize: inputs of types .* are not supported"),

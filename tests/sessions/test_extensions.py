@@ -26,6 +26,7 @@ from cases.compressed_attention import compressed_inputs
 from cases.compressed_matmul import compressed_operands
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
+from cases.word_matmul import word_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
 from recurrence import recurrence_inputs
 
@@ -38,7 +39,7 @@ from ort_dynq.cli import main
 from ort_dynq.operators import OPERATORS, VERSION, Operator, Signature
 from ort_dynq.session import InferenceSession
 
-TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int32": "int32"}
+TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32"}
 
 SRC = np.float32([[-3, 0.5, 1.5], [2.5, 90, 300]])
 FEEDS = {"src": SRC, "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}
@@ -127,6 +128,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return expert_inputs(rng, (7, 32), 3, 48, bits=8, program="dst = x", **kinds)
     if operator.name == "CompressedAttention":
         return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
+    if operator.name.startswith("WordMatMul"):
+        return [*word_inputs(rng, (7, 33), 20)[0], *operands]
     if operator.name == "CompressedMatMul":
         return compressed_operands(rng, types[1], (7,), 33, 4, 5, float_types=(types[0], types[2]))
     if operator.name == "QuantizedAttention":

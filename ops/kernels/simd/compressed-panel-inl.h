@@ -52,15 +52,22 @@ void pack_panels(const PanelPack& p) {
   }
 }
 
-// The sums of kCount rows of words and a panel.
+// The first column of a vector pair in a panel.
+inline const int16_t* panel_at(const PanelProduct& p, int64_t column) {
+  const int64_t columns = p.is_stored ? kMostPanelColumns : kPairColumns;
+  return p.panels + column / columns * p.panel_stride + column % columns * 2;
+}
+
+// The sums of kCount rows of words and kPairColumns columns of a panel.
 template <int kCount>
 inline void tile_of_panel(const PanelProduct& p, const int16_t* words, const int16_t* panel, V::I (&sums)[kCount][2]) {
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
+  const int64_t of_pair = 2 * (p.is_stored ? kMostPanelColumns : kPairColumns);
   for (int64_t d = 0; d < p.depth; d += 2) {
     const V::I low = V::load(static_cast<const void*>(panel)),
                high = V::load(static_cast<const void*>(panel + kPairColumns));
-    panel += 2 * kPairColumns;
+    panel += of_pair;
 #pragma GCC unroll 6
     for (int r = 0; r < kCount; ++r) {
       const V::I pair = pair_of_words(words + r * p.word_stride + d, 2);
@@ -100,7 +107,7 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
   for (int64_t group = 0; group < block.groups; ++group) {
     V::I sums[kCount][2];
     tile_of_panel(p, p.words + group * block.group_words + row * p.word_stride,
-                  p.panels + group * block.group_panels + first / kPairColumns * p.panel_stride, sums);
+                  panel_at(p, first) + group * block.group_panels, sums);
     const float* const steps = block.steps + group * block.group_steps + row / kWordRows;
     V::F scales[2] = {V::set1(1.0f), V::set1(1.0f)};
     if (block.scales != nullptr) {

@@ -57,7 +57,7 @@ void quantize_rows(const WordRows& p) {
       for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = V::set1(0.0f);
       largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::larger_bits(a, b); });
     }
-    const V::F step = V::max(V::div(largest, V::set1(kLargestWord)), V::set1(kSmallestStep));
+    const V::F step = V::max(V::div(largest, V::set1(p.largest_word)), V::set1(kSmallestStep));
     float magnitudes[V::kLanes], steps[V::kLanes], inverses[V::kLanes];
     V::store<false>(magnitudes, largest);
     V::store<false>(steps, step);

@@ -187,7 +187,7 @@ void multiply_panels(const PanelScores& block, int64_t quads, int64_t tile_quads
 
 void panel_scores(const PanelScores& block) {
   const PanelProduct& p = block.product;
-  if (has_pairs(p.panel_stride)) return kAvx512VnniCompressed.panel_scores(block);
+  if (p.is_stored || has_pairs(p.panel_stride)) return kAvx512VnniCompressed.panel_scores(block);
   const int64_t quads = (p.depth + kPanelRows - 1) / kPanelRows * (kPanelRows / kQuad);
   int64_t tiles = 1;
   while (quads % tiles != 0 || quads / tiles > kTileRows) ++tiles;

@@ -1,0 +1,97 @@
+"""WordMatMul equals its definition in NumPy, with exact integers, on every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from cases.word_matmul import SIZES, word_inputs
+from helpers import Array, Shape, assert_same, explained, make_session, parse
+
+from ort_dynq import kernels
+from ort_dynq.operators.packing import pack_words, unpack_words
+from ort_dynq.operators.word_matmul import BLOCK, MAX_SRC_WORD, MAX_WEIGHT_WORD
+
+
+def defined(src: Array, words: Array, scale: Array, bias: Array) -> Array:
+    """The definition; sums are of int64."""
+    dst = bias[..., None, :]
+    for first in range(0, src.shape[-1], BLOCK):
+        x = src[..., first : first + BLOCK]
+        step = np.maximum(np.abs(x).max(-1, keepdims=True) / np.float32(MAX_SRC_WORD), np.float32(2**-126))
+        codes = np.rint(x * (np.float32(1) / step)).astype(np.int64)
+        assert np.abs(codes).max(initial=0) <= MAX_SRC_WORD
+        exact = codes @ words[..., first : first + BLOCK, :].astype(np.int64)
+        assert np.abs(exact).max(initial=0) < 2**31
+        dst = dst + exact.astype(np.float32) * step * scale[..., None, :]
+    return np.asarray(dst, np.float32)
+
+
+def tied(rng: np.random.Generator, shape: Shape) -> Array:
+    """Numbers whose steps are powers of two, so that half of the quotients are ties, and their float neighbours."""
+    x = rng.integers(-MAX_SRC_WORD * 2, MAX_SRC_WORD * 2 + 1, shape).astype(np.float32) / 2
+    x[..., ::BLOCK] = MAX_SRC_WORD
+    x *= np.float32(2.0) ** rng.integers(-3, 4, (*shape[:-1], 1)).astype(np.float32)
+    toward = rng.choice(np.float32([-np.inf, np.inf]), shape)
+    return np.where((rng.random(shape) < 0.3) & (np.arange(shape[-1]) % BLOCK > 0), np.nextafter(x, toward), x)
+
+
+@pytest.mark.parametrize(("src", "columns", "stack"), [each for each in SIZES if each[0][-1]])
+def test_sums_are_exact(isas: Sequence[str], src: Shape, columns: int, stack: Shape) -> None:
+    rng = np.random.default_rng(columns)
+    inputs, words = word_inputs(rng, src, columns, stack)
+    for x in (inputs[0], tied(rng, src)) if 0 not in src else (inputs[0],):
+        expected = defined(np.atleast_2d(x), words, *inputs[2:])
+        for isa in isas:
+            with kernels.use_isa(isa), explained(isa):
+                (dst,) = kernels.run("WordMatMul", [x, *inputs[1:]])
+                assert_same(dst.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums(isas: Sequence[str], sign: int) -> None:
+    """All words are as large as they may be: the sums of a block are within 0.1 % of int32's limit."""
+    words = np.full((2 * BLOCK + 3, 70), MAX_WEIGHT_WORD, np.int16)
+    src = np.full((13, len(words)), sign, np.float32)
+    ones, zeros = np.ones(70, np.float32), np.zeros(70, np.float32)
+    expected = defined(src, words, ones, zeros)
+    for isa in isas:
+        with kernels.use_isa(isa):
+            assert_same(kernels.run("WordMatMul", [src, pack_words(words), ones, zeros])[0], expected)
+
+
+def test_a_row_does_not_depend_on_others(product_isa: str) -> None:
+    inputs, _ = word_inputs(np.random.default_rng(0), (40, 300), 70)
+    inputs[0][7, 299] = np.nan
+    inputs[0][9, 0] = -np.inf
+    (all_rows,) = kernels.run("WordMatMul", inputs)
+    for row in range(len(all_rows)):
+        assert_same(kernels.run("WordMatMul", [inputs[0][row], *inputs[1:]])[0], all_rows[row])
+    assert list(np.flatnonzero(np.isnan(all_rows).any(1))) == [7, 9]
+    assert np.isnan(all_rows[[7, 9]]).all()
+
+
+@pytest.mark.parametrize(("src", "columns", "stack"), [((130, 1100), 600, ()), ((2, 3, 200, 260), 97, (3,))])
+def test_threads_change_nothing(src: Shape, columns: int, stack: Shape) -> None:
+    inputs, words = word_inputs(np.random.default_rng(0), src, columns, stack)
+    dst = kernels.run("WordMatMul", inputs)[0]
+    assert_same(dst, defined(inputs[0], words, *inputs[2:]))
+    names = ("x", "w", "s", "b")
+    model = parse(
+        "float[] x, int16[] w, float[] s, float[] b", "float[] y", f"y = ort_dynq.WordMatMul({', '.join(names)})"
+    )
+    for threads in (1, 2, 3):
+        session = make_session(model, "native", threads=threads)
+        assert_same(np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0]), dst)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 32), (3, 33), (7, 64), (256, 5)])
+def test_packed_words(shape: tuple[int, int]) -> None:
+    words = np.random.default_rng(0).integers(-2047, 2048, shape).astype(np.int16)
+    packed = pack_words(words)
+    assert packed[0, 0, 0, 0] == words[0, 0]
+    assert packed[(shape[1] - 1) // 32, (shape[0] - 1) // 2, (shape[1] - 1) % 32, (shape[0] - 1) % 2] == words[-1, -1]
+    assert packed.size == np.ceil(shape[0] / 2) * 2 * np.ceil(shape[1] / 32) * 32
+    assert np.count_nonzero(packed) == np.count_nonzero(words)
+    assert_same(unpack_words(packed, *shape), words)
