@@ -346,7 +346,7 @@ KEYS = "attention over codes: the keys are not codes of 8 or 4 bits with one sca
     [
         (FLOAT_COLUMNS, "attention over codes: the keys are not"),
         (PER_ELEMENT, KEYS),
-        (REPEATED, KEYS),
+        (REPEATED, "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and "),
         (OTHER_HEADS, "attention over codes: the numbers and sizes of heads are not known numbers, or query, key and "),
         (WIDE_CODES, KEYS),
         (

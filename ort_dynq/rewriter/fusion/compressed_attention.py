@@ -164,11 +164,12 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     product, values = found.product, context.shared(Values)
     given_query = _unscaled(found.scores.query)
     given_key = _unscaled(found.scores.key, is_key=True)
-    query, key_value, value_value = given_query.view.value, given_key.view.value, skip_casts(found.value.value)
+    query = given_query.view.value
     is_transposed = leaves(given_key.view.axes[-1:]) == leaves(found.probabilities[-1:])
     if leaves(given_query.view.axes[-1:]) == leaves(found.probabilities[-2:-1]):  # the product transposes it
         return None
-    key_value, value_value = _unrepeated(key_value), _unrepeated(value_value)
+    key_value = _unrepeated(given_key.view)
+    value_value = _unrepeated(View(skip_casts(found.value.value), found.value.axes))
     if not (_dequantizes(key_value) or _dequantizes(value_value)):
         return None
     scalars, softcap, steps = split_steps(found.scores.steps)
@@ -269,29 +270,19 @@ def _is_attention(query: ir.Value, key: ir.Value, value: ir.Value, is_transposed
     return heads % key_heads == 0 and is_equal(q[0], k[0]) and is_equal(q[0], v[0])
 
 
-def _unrepeated(value: ir.Value) -> ir.Value:
-    """Returns the key or value whose heads are repeated: Reshape(Expand(Unsqueeze(value, 2))); else the value itself.
-
-    Heads of the query that are adjacent then share a head, as in the operator.
-    """
-    reshape = producer_of(value, "Reshape")
-    expand = None if reshape is None else producer_of(skip_casts(operand(reshape)), "Expand")
-    lift = None if expand is None else producer_of(skip_casts(operand(expand)), "Unsqueeze", "Reshape")
-    if reshape is None or expand is None or lift is None:
-        return value
-    source = skip_casts(operand(lift))
-    whole, repeated, lifted, narrow = map(dims_of, (value, expand.outputs[0], lift.outputs[0], source))
-    if not len(whole) == len(narrow) == 4 or not len(repeated) == len(lifted) == 5:
-        return value
-    repeats, heads = repeated[2], narrow[1]
-    if not isinstance(repeats, int) or not isinstance(heads, int) or lifted[2] != 1:
-        return value
-    stays = all(
-        _is_length(a, b) and (i > 1 or is_equal(a, b))
-        for one in (lifted, repeated, [whole[0], heads, 1, *whole[2:]])
-        for i, (a, b) in enumerate(zip(narrow, [*one[:2], *one[3:]], strict=True))
-    )
-    return source if stays and whole[1] == heads * repeats else value
+def _unrepeated(operand: View) -> ir.Value:
+    """Returns the key or value whose heads are repeated (Expand), or itself: heads of query share adjacent ones."""
+    first, *sources = (each.view for each in sources_of(operand, repeats=True))
+    whole = [leaves([axis]) for axis in first.axes]
+    for view in reversed(sources):
+        axes = [leaves([axis]) for axis in view.axes]
+        if (
+            len(axes) == 4
+            and axes[1] == whole[1][: len(axes[1])] != whole[1]
+            and [*axes[:1], *axes[2:]] == [*whole[:1], *whole[2:]]
+        ):
+            return view.value
+    return first.value
 
 
 def _operand(value: ir.Value | None, axis: int) -> _Operand | None:
