@@ -191,8 +191,8 @@ def selection_text(selection: Selection, gates: Gates, cost: Speed | None) -> It
             f"{selection.snr_db:.1f} dB with. "
             + (cost.busy if cost.ratio is None else f"The model takes {cost.ratio:.2f} times as long (1 thread)")
         )
-        rows = [(each.name, each.form, *_ratios(each.one_term), *_ratios(each.two_terms)) for each in selection.layers]
-        head = ("layer, worst first", "becomes", "own dB", "outputs dB", "own, two", "outputs, two")
+        rows = [(each.name, each.form, *_ratios(each.before), *_ratios(each.after)) for each in selection.layers]
+        head = ("layer, worst first", "becomes", "own dB", "outputs dB", "own, then", "outputs, then")
         yield table(head, rows)
         yield from _candidates(selection, has_cosine=gates.min_cosine is not None)
     if selection.kept_back:
@@ -277,6 +277,6 @@ def _layers(layers: Sequence[LayerAccuracy]) -> Iterator[RenderableType]:
         yield one_line(
             f"One channel dominates the range of the activation in {len(outliers)} of {len(layers)} layers; few codes "
             f"remain for the other channels there. Worst: {worst.name}, channel {worst.channel}, "
-            f"{worst.range_ratio:.0f} times the median channel. Remedy: --min-snr, which gives such layers two terms, "
-            "or --activations two-term for all"
+            f"{worst.range_ratio:.0f} times the median channel. Remedy: --min-snr, which gives such layers two terms "
+            "or words, or --activations two-term for all"
         )

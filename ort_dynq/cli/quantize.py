@@ -61,9 +61,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
     parser.add_argument(
         "--weights",
-        choices=("int8", "int4"),
+        choices=("int8", "int12", "int4"),
         default="int8",
-        help="int4: smaller and less accurate (default: int8)",
+        help="int4: smaller and less accurate; int12: near floats, and faster than these with VNNI (default: int8)",
     )
     parser.add_argument(
         "--activations",
@@ -82,7 +82,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--min-snr",
         type=decibels,
         metavar="DB",
-        help="give layers two terms, or keep them in float, until each output has this signal-to-noise ratio",
+        help="give layers two terms or words, or keep them in float, until each output has this signal-to-noise ratio",
     )
     parser.add_argument(
         "--only-if-faster", action="store_true", help="keep layers in float that are slower as integers"

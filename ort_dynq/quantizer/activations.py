@@ -34,3 +34,8 @@ def note_on(codes: Codes, options: Options) -> str:
     """Returns the remark for the report if codes have two terms that the options do not ask for; else an empty text."""
     has_chosen = codes.terms == 2 and options.activations != "two-term"
     return "two terms, for the signal-to-noise ratio of the outputs" if has_chosen else ""
+
+
+def note_on_words(options: Options) -> str:
+    """Returns the remark for the report if a layer has words that the options do not ask for; else an empty text."""
+    return "" if options.weights == "int12" else "words, for the signal-to-noise ratio of the outputs"

@@ -92,7 +92,7 @@ def _build(match: _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct, 
     else:
         build_quantized_matmul(match.epilogue, codes_of(match.activation, edit, match.options), match.weights, edit)
     note_activation(edit, match.activation)
-    edit.note = "int8: the weights of the model" if match.options.weights == "int4" else ""
+    edit.note = "int8: the weights of the model" if match.options.weights != "int8" else ""
 
 
 def rule(options: Options) -> Rule[_DynamicProduct | integer_conv.IntegerConv | UnsignedProduct]:

@@ -1,6 +1,7 @@
 """The rule for MatMul, Gemm and Einsum with constant float weights.
 
 activation, MatMul | Gemm | Einsum, [Add bias]    -> quantization, QuantizedMatMul
+                                                  -> WordMatMul
 """
 
 from __future__ import annotations
@@ -23,15 +24,24 @@ from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
+from ..rewriter.products.word_matmul import build_word_matmul
 from ..rewriter.programs.steps import RESHAPING
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import columns_of
-from ..rewriter.weights.grid import QuantizedWeights, SharedGrids, check_length, check_sums, columns_of_stack, grid_of
+from ..rewriter.weights.grid import (
+    WORD_BITS,
+    QuantizedWeights,
+    SharedGrids,
+    check_length,
+    check_sums,
+    columns_of_stack,
+    grid_of,
+)
 from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
-from .activations import codes_of, note_on
+from .activations import codes_of, note_on, note_on_words
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release
+from .weights import MAX_WORD, check_constant, floats_of, grid_of_columns, grid_of_groups, release
 
 _FACTORS = 2
 _RANK = 2  # of a matrix
@@ -61,15 +71,17 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
-    search = functools.partial(_grid_of, b, product.has_transposed_b, options, facts)
-    grid, note = context.shared(SharedGrids).of(b, product.has_transposed_b, search)
-    check_length(grid)
+    layout = product.has_transposed_b, options.has_words(node)
+    search = functools.partial(_grid_of, b, *layout, options, facts)
+    grid, note = context.shared(SharedGrids).of(b, layout, search)
+    if grid.bits != WORD_BITS:
+        check_length(grid)
     grid = with_stack_of(grid, a)
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     if is_tiny_row(a, depth, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
-    if options.has_two_terms(node) and is_tiny_matrix(depth, columns, terms=2):
+    if options.has_two_terms(node) and grid.bits != WORD_BITS and is_tiny_matrix(depth, columns, terms=2):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
@@ -105,6 +117,10 @@ def _build(match: _FloatLayer, edit: Edit) -> None:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
     else:
         note_activation(edit, a)
+    if match.grid.bits == WORD_BITS:
+        build_word_matmul(match.epilogue, a, match.grid, edit)
+        edit.note = note_on_words(match.options)
+        return
     codes = codes_of(a, edit, match.options)
     build_quantized_matmul(match.epilogue, codes, match.grid, edit)
     edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
@@ -116,7 +132,9 @@ def rule(options: Options) -> Rule[_FloatLayer]:
     return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True)
 
 
-def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -> tuple[QuantizedWeights, str]:
+def _grid_of(
+    b: ir.Value, is_transposed: bool, has_words: bool, options: Options, facts: Facts
+) -> tuple[QuantizedWeights, str]:
     """Returns constant weights, or their transpose, as codes, and a note if they differ from the options.
 
     Raises:
@@ -129,7 +147,7 @@ def _grid_of(b: ir.Value, is_transposed: bool, options: Options, facts: Facts) -
     if is_tiny_matrix(depth, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
-    grid, note = _grid(matrix, options)
+    grid, note = (words_of(matrix), "") if has_words else _grid(matrix, options)
     release(b)
     return dataclasses.replace(grid, stack=stack), note
 
@@ -152,6 +170,18 @@ def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Quantized
             return grid_of_groups(weights, size), note
         return _int8(weights), f"int8, since no group divides {depth} rows"
     return _int8(weights), ""
+
+
+def words_of(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
+    """Returns weights, [K, N], as words.
+
+    Those that are the result of a dequantization with one scale for each column keep its codes.
+    """
+    grid = grid_of(weights)
+    if grid is None or grid.group_size:
+        return grid_of_columns(weights, MAX_WORD)
+    words = grid.codes.astype(np.int16) - grid.zero_point.astype(np.int16)
+    return QuantizedWeights(words, np.zeros(1, np.int8), grid.scale, WORD_BITS)
 
 
 def _int8(weights: npt.NDArray[np.float32]) -> QuantizedWeights:

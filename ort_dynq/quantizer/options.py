@@ -14,7 +14,7 @@ from ..graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, graphs, label
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM
 
-WEIGHTS = ("int8", "int4")
+WEIGHTS = ("int8", "int12", "int4")
 ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
 EMBEDDINGS = ("int8", "keep")
@@ -36,11 +36,13 @@ class Forms(NamedTuple):
 
     Attributes:
         two_terms: Layers whose activation gets two terms, for `min_snr`.
+        words: Layers that become products of words, for `min_snr`.
         floats: Layers that stay in float, for `min_snr`.
         slow: Layers that stay in float because integers are not faster.
     """
 
     two_terms: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
     floats: frozenset[str] = frozenset()
     slow: frozenset[str] = frozenset()
 
@@ -84,6 +86,10 @@ class Options:
     def has_two_terms(self, node: ir.Node) -> bool:
         """Returns whether the activation of a layer gets two terms."""
         return self.activations == "two-term" or label(node) in self.forms.two_terms
+
+    def has_words(self, node: ir.Node) -> bool:
+        """Returns whether a layer becomes a product of words, if it can."""
+        return self.weights == "int12" or label(node) in self.forms.words
 
     def check(self, node: ir.Node) -> None:
         """Checks that a layer is not excluded.
@@ -153,12 +159,18 @@ def checked(
         raise DynqError("group is the number of 4-bit weights that share a scale; give weights int4 as well")
     if group is not None and group not in GROUPS:
         raise DynqError(f"group is {group!r}, expected {', '.join(map(str, GROUPS[:-1]))} or {GROUPS[-1]}")
+    if symmetric and weights == "int12":
+        raise DynqError("symmetric is for activations of 8 bits; leave it out with weights int12")
     if symmetric and activations != "token":
         raise DynqError("symmetric is for activations per token; give activations token, or leave symmetric out")
+    if weights == "int12" and activations != "token":
+        raise DynqError("weights int12 have activations of 13 bits for each token; leave activations out")
     if isinstance(exclude, str):
         raise DynqError(f"exclude is the text {exclude!r}, expected a list of patterns")
-    if chooses_forms or activations == "two-term":
+    if chooses_forms or activations == "two-term" or weights == "int12":
         attention = "float"  # its products have one term, and no layer can be left out to remove their noise
+    if weights == "int12":
+        embeddings = "keep"  # rows of 8 bits have more noise
     return Options(
         weights,
         group or GROUPS[0],

@@ -118,7 +118,7 @@ def _constant(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 def _build(match: _RecurrentLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
     x, weights, options = steps_first(match.recurrence, match.activation, edit), match.weights, match.options
-    notes = ["int8"] if options.weights == "int4" else []
+    notes = ["int8"] if options.weights != "int8" else []
     if weights.inputs is not None:
         codes = codes_of(x, edit, options)
         src = input_products(codes, weights.inputs, match.bias, edit)

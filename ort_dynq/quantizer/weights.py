@@ -11,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..operators.word_matmul import MAX_WEIGHT_WORD
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.weights.grid import QuantizedWeights
+from ..rewriter.weights.grid import WORD_BITS, QuantizedWeights
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
 _MAX_CODE = np.float32(127)
+MAX_WORD = np.float32(MAX_WEIGHT_WORD)
 _LOWEST_CODE_OF_4_BITS, _MAX_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
 _CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
@@ -69,31 +71,34 @@ def release(weights: ir.Value) -> None:
             todo += node.inputs
 
 
-def grid_of_columns(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
-    """Returns weights as int8 codes with one scale for each column.
+def grid_of_columns(weights: npt.NDArray[np.float32], max_code: np.float32 = _MAX_CODE) -> QuantizedWeights:
+    """Returns weights as codes with one scale for each column: int8, or words of int16 if `max_code` is that of words.
 
-    scale[n] = max(abs(weights[:, n])) / 127, or 1 if that is 0
-    code[k, n] = clip(round(weights[k, n] / scale[n]), -127, 127), ties to even
+    scale[n] = max(abs(weights[:, n])) / max_code, or 1 if that is 0
+    code[k, n] = clip(round(weights[k, n] / scale[n]), -max_code, max_code), ties to even
 
     Every step is float32, so the codes are the same in every run and on every CPU.
 
     Args:
         weights: float32, [K, N].
+        max_code: 127 or :data:`MAX_WORD`.
 
     Raises:
         Unconverted: The weights have NaN or an infinity.
     """
     depth, columns = weights.shape
-    codes, scale = np.empty((depth, columns), np.int8), np.empty((1, columns), np.float32)
+    has_words = max_code > _MAX_CODE
+    codes = np.empty((depth, columns), np.int16 if has_words else np.int8)
+    scale = np.empty((1, columns), np.float32)
     for block in _blocks(columns):
         part = weights[:, block]
-        scales = _largest(np.maximum(part.max(0), -part.min(0))) / _MAX_CODE
+        scales = _largest(np.maximum(part.max(0), -part.min(0))) / max_code
         scales[scales == 0] = 1
         scale[0, block] = scales
         quotients = part / scales
-        # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
-        codes[:, block] = np.clip(np.rint(quotients, out=quotients), -_MAX_CODE, _MAX_CODE, out=quotients)
-    return QuantizedWeights(codes, np.zeros(1, np.int8), scale)
+        # The quotient exceeds the largest code if the scale is a denormal number, whose rounding is coarse.
+        codes[:, block] = np.clip(np.rint(quotients, out=quotients), -max_code, max_code, out=quotients)
+    return QuantizedWeights(codes, np.zeros(1, np.int8), scale, WORD_BITS if has_words else 8)
 
 
 def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[Any]]:

@@ -133,7 +133,8 @@ class Report(Shown):
 
         A quantized table of embeddings is no product, attention in one operator is one, and a recurrent layer several.
         """
-        ours = sum(count for op, count in self.after.items() if op.startswith(f"{DOMAIN}.Quantized"))
+        own = (f"{DOMAIN}.Quantized", f"{DOMAIN}.Word")
+        ours = sum(count for op, count in self.after.items() if op.startswith(own))
         return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())
 
     @property

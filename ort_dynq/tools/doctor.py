@@ -383,7 +383,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     """Operators with inputs and attributes; the inputs have `length` columns."""
     import numpy as np
 
-    from ..operators.packing import pack
+    from ..operators.packing import pack, pack_words
 
     rng, shape = np.random.default_rng(length), (_ROWS, length)
     x = rng.integers(-300, 300, shape).astype(np.float32) / 2  # half of the quotients by a scale of 1 are ties
@@ -409,4 +409,7 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
         product = [*rows, pack(weights, bits), zero_point, *columns]
         yield "QuantizedMatMul", product, given
         yield "QuantizedMatMulProgram", [*product, x, x[0], unused], {**given, "program": _TAIL}
+    words = rng.integers(-2047, 2048, (300, length)).astype(np.int16)
+    src = rng.standard_normal((_ROWS, len(words)), np.float32)
+    yield "WordMatMul", [src, pack_words(words), scales, x[0]], {}
     yield "RowProgram", [x, np.zeros(1, np.int8), *[unused] * 4], {"program": _CHAIN, "code_type": 3}

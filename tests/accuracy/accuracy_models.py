@@ -48,18 +48,18 @@ def with_outlier() -> onnx.ModelProto:
     )
 
 
-def with_three_forms() -> onnx.ModelProto:
+def with_three_forms(of_weights: float = 300) -> onnx.ModelProto:
     """Three layers of WIDE channels. One term suffices for to_h.
 
     Channel 5 of the activation of to_c is 300 times as large as the others, and its weights are small: two terms
-    suffice. The weights of to_y for channel 7 are 300 times as large as the others, and the activation is small there:
-    their own noise is large, so the layer must stay in float.
+    suffice. The weights of to_y for channel 7 are `of_weights` times as large as the others, and the activation is
+    small there: their own noise is large, so the layer must stay in float, or have words if they are 20 times as large.
     """
     large, small = np.ones(WIDE, F), np.ones(WIDE, F)
     large[5], small[7] = 300, F(300) ** -2
     constants = {name: floats(WIDE, WIDE, seed=seed) / F(WIDE**0.5) for seed, name in enumerate(("w", "v", "u"))}
     constants["v"][5] /= 300**2
-    constants["u"][7] *= 300
+    constants["u"][7] *= of_weights
     return model_of(
         "h = MatMul(x, w) s = Mul(h, large) c = MatMul(s, v) t = Mul(c, small) y = MatMul(t, u)",
         {**constants, "large": large, "small": small},

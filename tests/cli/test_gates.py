@@ -89,7 +89,7 @@ def test_quantize_chooses_forms_for_each_limit(capsys: pytest.CaptureFixture[str
     quantize = ("quantize", "float.onnx", "-o", "out.onnx", "--data", "data.npz", "--no-timing")
     for limit, key in (("--min-agreement", "agreement"), ("--min-cosine", "cosine")):
         status, data, line = outcome(capsys, *quantize, limit, "0.9")
-        assert (status, data["selection"]["floats"], data["selection"]["kept_back"]) == (0, ["to_c"], 2)
+        assert (status, data["selection"]["words"], data["selection"]["kept_back"]) == (0, ["to_c"], 2)
         assert line.startswith(f"PASSED: {limit} 0.9: ")
         candidates = {each["name"]: each for each in data["selection"]["candidates"]}
         assert candidates["8 bits"][key] < 0.9 <= candidates["selected"][key]

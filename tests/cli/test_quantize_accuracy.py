@@ -107,7 +107,7 @@ def test_generated_data_are_a_smoke_test(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_min_snr(capsys: pytest.CaptureFixture[str]) -> None:
     selection = run_json(capsys, *QUANTIZE, "--min-snr", "30", "--data", "data.npz")["selection"]
-    assert selection["floats"] == ["to_c"]
+    assert (selection["words"], selection["floats"]) == (["to_c"], [])
     assert selection["all_snr_db"] < 30 < selection["snr_db"]
     assert selection["cost"] > 0
     text = text_of(capsys, *QUANTIZE, "--min-snr", "5", "--data", "data.npz")
@@ -145,6 +145,17 @@ def test_layers_that_no_data_reach(capsys: pytest.CaptureFixture[str]) -> None:
     for wanted in ("20", "100"):
         assert "not measured: 1 quantized layer that no data reached: b\n" in text_of(capsys, *given, wanted)
     assert run_json(capsys, *given, "100")["selection"]["not_measured"] == ["b"]
+
+
+def test_words(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, *QUANTIZE, "--weights", "int12", "--verify")
+    assert {each["operator"] for each in found["accuracy"]["layers"]} == {"WordMatMul"}
+    metadata = {each.key: each.value for each in onnx.load("int8.onnx").metadata_props}
+    assert metadata["ort_dynq.quantized"] == "weights=int12 activations=token symmetric=0"
+    report = ("bench", "float.onnx", "int8.onnx", "--report", "report.html", "--seconds", "0.01")
+    assert "products: 4 integer, 0 float" in text_of(capsys, *QUANTIZE, "--weights", "int12")
+    text_of(capsys, *report, "--data", "data.npz")
+    assert re.search(r'<td class="name">.*>to_c<.*<small>words</small></td>', Path("report.html").read_text())
 
 
 def test_two_terms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_the_same_bytes_in_every_run(weights: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": "int2"}, "weights is 'int2', expected int8 or int4"),
+        ({"weights": "int2"}, "weights is 'int2', expected int8, int12 or int4"),
         ({"activations": "row"}, "activations is 'row', expected token, tensor or two-term"),
         ({"weights": "int4", "group": 48}, "group is 48, expected 32, 64 or 128"),
         ({"group": 64}, "give weights int4 as well"),

@@ -48,6 +48,7 @@ HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
 MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "ChannelGate": 1}
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
 ACTIVATIONS = {"RowProgram": 9, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 8}
+WORDS = {"RowProgram": 1, "WordMatMul": 6, "WordMatMulProgram": 3}
 TWO = {"RowProgram": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
 
 
@@ -75,6 +76,7 @@ CASES = (
         FLOATS,
     ),
     Case("float_encoder", ENCODER, (18, 18, 16), {"weights": "int4", "group": 64}),
+    Case("float_encoder", WORDS, (60, 60, 60), {"weights": "int12"}),
     Case(
         "float_encoder",
         of(ENCODER, "RowProgram", RowProgram=6, DynamicDequantize=1, QuantizedMatMulProgram=2, QuantizedAttention=0),

@@ -1,4 +1,10 @@
-"""min_snr: the layers that get two terms or stay in float, and errors for ratios that are not reached."""
+"""min_snr: the layers that get two terms or words, or stay in float, and errors for ratios that are not reached.
+
+The forms between 8 bits and float take about the same time, so that words would mostly be chosen: most tests leave
+them out, and choose between two terms and float.
+
+More than 450 lines: all tests share the fixture for this, and how they select.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +28,19 @@ from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
 from ort_dynq.tools.measuring.profile import NodeTime, Profile
-from ort_dynq.tools.quantization.ladder import steps_of, times_of_layers
+from ort_dynq.tools.quantization import ladder, outcome, selection
+from ort_dynq.tools.quantization.ladder import FLOAT, TWO_TERMS, steps_of, times_of_layers
 from ort_dynq.tools.quantization.outcome import Selection
 from ort_dynq.tools.quantization.selection import select
 
 DATA = {"x": floats(20, K, seed=7)}
+
+
+@pytest.fixture(autouse=True)
+def _rungs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "words" not in request.node.originalname:
+        for module in (ladder, outcome, selection):
+            monkeypatch.setattr(module, "RUNGS", (TWO_TERMS, FLOAT))
 
 
 def snr_of(model: onnx.ModelProto, result: Result, x: Array) -> float:
@@ -42,9 +56,15 @@ def floats_of(result: Result) -> list[str]:
 
 
 def selected(
-    model: onnx.ModelProto, min_snr: float, data: Any, *, activations: str = "token", backend: Backend = "native"
+    model: onnx.ModelProto,
+    min_snr: float,
+    data: Any,
+    *,
+    weights: str = "int8",
+    activations: str = "token",
+    backend: Backend = "native",
 ) -> Selection:
-    options = checked("int8", None, activations, False, (), chooses_forms=True)
+    options = checked(weights, None, activations, False, (), chooses_forms=True)
 
     def quantize(forms: Forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
@@ -97,12 +117,12 @@ def test_all_three_forms(backend: Backend) -> None:
     assert found.snr_db > 30
     assert [(each.name, each.stays_float) for each in found.layers] == [("to_y", True), ("to_c", False)]
     for each in found.layers:
-        assert each.one_term is not None
-        assert each.two_terms is not None
-        assert each.one_term.output_snr_db is not None
-        assert each.two_terms.output_snr_db is not None
-        assert each.one_term.output_snr_db < 15
-        assert (each.two_terms.output_snr_db > 40) == (each.name == "to_c")
+        two_terms = each.measured["two terms"]
+        assert each.before.output_snr_db is not None
+        assert two_terms.output_snr_db is not None
+        assert each.before.output_snr_db < 15
+        assert (two_terms.output_snr_db > 40) == (each.name == "to_c")
+        assert each.after == (two_terms if each.name == "to_c" else None)
     notes = {each.node: each.reason for each in found.result.report.rewritten}
     assert notes == {"to_h": "", "to_c": "two terms, for the signal-to-noise ratio of the outputs"}
     forms = {name: found.to_dict()[name] for name in ("two_terms", "floats", "not_measured")}
@@ -121,10 +141,49 @@ def test_forms_of_higher_ratios(min_snr: float, two_terms: list[str], in_float: 
     assert (two_terms_of(result), floats_of(result)) == (two_terms, in_float)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_words_in_place_of_float(backend: Backend) -> None:
+    """They are enough for the layer that two terms do not help."""
+    model = with_three_forms(20)
+    found = selected(model, 30, WIDE_DATA, backend=backend)
+    forms = {name: found.to_dict()[name] for name in ("two_terms", "words", "floats")}
+    assert "to_y" in forms["words"]
+    assert (sorted(forms["two_terms"] + forms["words"]), forms["floats"]) == (["to_c", "to_y"], [])
+    assert found.snr_db == pytest.approx(snr_of(model, found.result, WIDE_DATA["x"]), abs=0.01)
+    assert found.snr_db > 30
+    assert [each.name for each in found.candidates] == ["8 bits", "two terms", "words", "float", "selected"]
+    of_words = next(each for each in found.layers if each.name == "to_y")
+    assert of_words.after is not None
+    assert of_words.after.form == "WordMatMul"
+    assert of_words.after.output_snr_db is not None
+    assert of_words.after.output_snr_db > 40
+    notes = {each.node: each.reason for each in found.result.report.rewritten}
+    assert notes["to_y"] == "words, for the signal-to-noise ratio of the outputs"
+    (stock,) = stock_session(found.result.to_proto()).run(None, WIDE_DATA)
+    (actual,) = make_session(found.result.to_proto(), backend).run(None, WIDE_DATA)
+    assert_same(np.asarray(actual), np.asarray(stock))
+
+
+def test_words_of_small_layers() -> None:
+    """They have no two terms, but words."""
+    result = ort_dynq.quantize(with_outlier(), min_snr=30, data=DATA)
+    assert (two_terms_of(result), floats_of(result)) == ([], [])
+    assert "WordMatMul" in {each.operator for each in result.report.rewritten if each.node == "to_c"}
+    assert snr_of(with_outlier(), result, DATA["x"]) > 30
+
+
+def test_words_for_all_layers_leave_float_alone() -> None:
+    found = selected(with_three_forms(), 40, WIDE_DATA, weights="int12")
+    forms = {name: found.to_dict()[name] for name in ("two_terms", "words")}
+    assert forms == {"two_terms": [], "words": []}
+    assert floats_of(found.result) == ["to_c", "to_y"]
+    assert [each.name for each in found.candidates] == ["8 bits", "float", "selected"]
+
+
 def test_no_layer_has_one_term_if_two_are_asked_for() -> None:
     found = selected(with_three_forms(), 20, WIDE_DATA, activations="two-term")
     assert (two_terms_of(found.result), floats_of(found.result)) == (["to_h", "to_c"], ["to_y"])
-    assert [(each.name, each.one_term) for each in found.layers] == [("to_y", None)]
+    assert [(each.name, each.before.terms) for each in found.layers] == [("to_y", 2)]
     assert {each.reason for each in found.result.report.rewritten} == {""}
 
 
@@ -225,8 +284,7 @@ def test_layers_in_subgraphs_get_two_terms() -> None:
     assert found.all_snr_db < 15
     assert found.snr_db > 40
     (layer,) = found.layers
-    assert layer.one_term is not None
-    assert layer.one_term.snr_db is None
+    assert layer.before.snr_db is None
 
 
 def test_layers_that_no_data_reach_are_not_in_the_way() -> None:

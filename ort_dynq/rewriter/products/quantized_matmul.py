@@ -95,7 +95,6 @@ def scales_and_bias(epilogue: Epilogue, codes: Codes, edit: Edit) -> tuple[ir.Va
         float32: one for each row, or for each of its groups, or one for all; [groups or 1, N], or [N] for a
         convolution; [N]. Those of stacked weights begin with the dimensions of the stack.
     """
-    size, stack, shared = epilogue.channels.size, epilogue.channels.stack, edit.shared(SharedInitializers)
     scale = epilogue.row if codes.scale is None else codes.scale
     row = edit.add_constant(np.float32(1), before=edit.node) if scale is None else scale
     if epilogue.is_row_moved:
@@ -104,10 +103,17 @@ def scales_and_bias(epilogue: Epilogue, codes: Codes, edit: Edit) -> tuple[ir.Va
     if codes.repeats_scale:
         row_shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=epilogue.last_node)
         row = edit.insert(ir.node("Expand", [row, row_shape]), before=epilogue.last_node)
+    column, bias = column_and_bias(epilogue, edit)
+    return row, edit.shared(SharedInitializers).of(column, edit), bias
+
+
+def column_and_bias(epilogue: Epilogue, edit: Edit) -> tuple[npt.NDArray[np.float32], ir.Value]:
+    """Returns the scales of the columns and the bias, as :func:`scales_and_bias` does."""
+    size, stack = epilogue.channels.size, epilogue.channels.stack
     column = np.ones(size, np.float32) if epilogue.column is None else epilogue.column
     column = column.reshape(size) if epilogue.channels.spatial_rank else stacked(column.reshape(-1, size), stack)
     # -0 + x is x for every x; 0 + -0 is not.
     bias = np.full(size, -0.0, np.float32) if epilogue.bias is None else epilogue.bias
     if not isinstance(bias, ir.Value):
         bias = bias.reshape(*stack, epilogue.channels.columns)
-    return row, shared.of(column, edit), bias if isinstance(bias, ir.Value) else shared.of(bias, edit)
+    return column, bias if isinstance(bias, ir.Value) else edit.shared(SharedInitializers).of(bias, edit)

@@ -2,6 +2,7 @@
 
 QuantizedConv, Relu | Clip | HardSwish | Add of another tensor | ...    -> QuantizedConvProgram
 QuantizedMatMul, ...                                                    -> QuantizedMatMulProgram
+WordMatMul, ...                                                         -> WordMatMulProgram
 
 The program runs while the result is in the cache. As nodes of their own, such functions take up to half of the time of
 a convolution network. Every node is a step of the program, so the result has the model's own bits, except after an
@@ -20,7 +21,7 @@ import onnx_ir as ir
 
 from ...errors import DynqError
 from ...graphs import subgraphs
-from ...operators import DOMAIN
+from ...operators import DOMAIN, OPERATORS
 from ...operators.program import OPERANDS, OUTPUTS, TAIL_OPERANDS, Program, literal
 from ...opsets import OPSET
 from ..analysis.bounds import bounds_of
@@ -33,8 +34,7 @@ from ..rule import Context, Rule
 from .fused_steps import FusedTranslation, is_activation, is_power
 from .steps import ELEMENTWISE, Translation, elements_of
 
-_PRODUCTS = ("QuantizedConv", "QuantizedMatMul")
-_BIAS = 7  # the input with one element for each output channel
+_PRODUCTS = ("QuantizedConv", "QuantizedMatMul", "WordMatMul")
 _DST = list(OUTPUTS).index("dst")
 _MAX_NODES = 24
 _FLOAT16_BOUNDS = 2048.0  # float16 represents all integers up to here
@@ -157,7 +157,7 @@ class _TailRegion:
         """How the program reads an operand: the tensor, or one number for each output channel."""
         if same_shape(value, self.result):
             return "tensor"
-        bias, shape, result = self.product.inputs[_BIAS], value.shape, self.result.shape
+        bias, shape, result = self.product.inputs[_bias_of(self.product)], value.shape, self.result.shape
         if bias is None or bias.shape is None or shape is None or result is None or len(shape) > len(result):
             return None
         lengths = [*[1] * (len(result) - len(shape)), *shape]
@@ -222,6 +222,11 @@ def _build(match: _Tail, edit: Edit) -> None:
 RULE = Rule("tail of a product", OPSET, _match, _build)
 
 
+def _bias_of(product: ir.Node) -> int:
+    """Returns the index of the input with one element for each output channel."""
+    return [value.name for value in OPERATORS[product.op_type].inputs].index("bias")
+
+
 def axis_of_rows(product: str) -> int:
     """Returns the first of the dimensions that form a row of a product's result, for its program."""
     return 2 if product == "QuantizedConv" else -1
@@ -250,11 +255,11 @@ def _split(node: ir.Node) -> list[ir.Node]:
     given = attributes_of(node)
     split = {name: given.pop(name) for name in ("program", "branch")}
     inputs = [each for each in node.inputs if each is not None]
-    operands, bias = inputs[-TAIL_OPERANDS:], inputs[_BIAS]
+    operands, bias = inputs[-TAIL_OPERANDS:], inputs[_bias_of(node)]
     is_float16 = ir.DataType.FLOAT16 in (bias.dtype, node.outputs[0].dtype)
     widening = [ir.node("Cast", [bias], {"to": int(ir.DataType.FLOAT)})] if is_float16 else []
     for cast in widening:
-        inputs[_BIAS] = cast.outputs[0]
+        inputs[_bias_of(node)] = cast.outputs[0]
     product = call(node.op_type.removesuffix("Program"), inputs[:-TAIL_OPERANDS], **given)
     product.name = node.name
     product.metadata_props.update(node.metadata_props)

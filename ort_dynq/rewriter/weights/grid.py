@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 _GROUP_SIZES = (256, 128, 64, 32, 16)
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights that are not a grid
 _PROBED_ROWS = 64
+WORD_BITS = 12
 _FEW_ROWS = 4  # they reject most candidates for a scale
 _MAX_ROUNDING = 2.0**-13
 _MIN_ROUNDED_ROWS = 8  # fewer numbers of float16, or nearly, are multiples of some scale by chance
@@ -50,10 +51,10 @@ class QuantizedWeights:
     to the largest weight.
 
     Attributes:
-        codes: int8, [K, N]; 0 to 15 if `bits` is 4.
+        codes: int8, [K, N]; 0 to 15 if `bits` is 4; int16 if it is 12.
         zero_point: int8, [groups, N], or [1] if all are equal.
         scale: float32, [groups, N], or [1, N].
-        bits: 8 or 4.
+        bits: 8 or 4; or 12, of words, which have no zero points.
         group_size: The number of adjacent k that share a scale; 0 if all do.
         is_rounded: Whether the weights have roundings that verification has to know.
         is_near: Whether these are relative to the largest weight, at most MAX_ROUNDING_OF_ALL of it.
@@ -61,7 +62,7 @@ class QuantizedWeights:
             matrix, then those of the second one, and so on.
     """
 
-    codes: npt.NDArray[np.int8]
+    codes: npt.NDArray[Any]
     zero_point: npt.NDArray[np.int8]
     scale: npt.NDArray[np.float32]
     bits: int = 8

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
     from ..measuring.progress import Track
 
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence")
+_OF_WORDS = ("WordMatMul",)
+_PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence", *_OF_WORDS)
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 _MAX_RECORDED = 1 << 29  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
@@ -64,7 +65,7 @@ class LayerAccuracy:
 
     Attributes:
         name: The name of its node.
-        operator: What it became: QuantizedMatMul, QuantizedConv or QuantizedRecurrence.
+        operator: What it became: QuantizedMatMul, QuantizedConv, QuantizedRecurrence or WordMatMul.
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
@@ -95,9 +96,14 @@ class LayerAccuracy:
     def has_outlier(self) -> bool:
         """Whether one channel, more than :data:`OUTLIER` times the median, leaves few codes for the others.
 
-        With two terms, there are enough codes for all.
+        With two terms or words, there are enough codes for all.
         """
-        return self.terms == 1 and self.range_ratio is not None and self.range_ratio > OUTLIER
+        return self.terms == 1 and not self.has_words and self.range_ratio is not None and self.range_ratio > OUTLIER
+
+    @property
+    def has_words(self) -> bool:
+        """Whether it is a product of words."""
+        return self.operator in _OF_WORDS
 
     @property
     def form(self) -> str:

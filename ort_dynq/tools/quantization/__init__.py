@@ -49,7 +49,8 @@ def quantize(
 
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
-        weights: "int8" with one scale for each output channel, or "int4" with one for each group.
+        weights: "int8" with one scale for each output channel, "int4" with one for each group, or "int12" for words:
+            the activations of matrix products get 13 bits, and other layers int8.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, "tensor" for one for all, or "two-term" for two
             codes for each element, the second for what the first leaves: the activations are nearly as exact as
@@ -63,7 +64,7 @@ def quantize(
         from_static: Whether the model has QuantizeLinear and DequantizeLinear with constant scales, as onnxruntime's
             quantize_static writes it: its products and convolutions keep their weights, and get activations as given
             here, within the bounds of the constant scales. Not with `min_snr`.
-        min_snr: Gives the activations of the layers that harm the outputs most two terms, or keeps these layers in
+        min_snr: Gives the layers that harm the outputs most activations of two terms, or words, or keeps them in
             float, until each output has this signal-to-noise ratio on `data`, in decibels; see selection.py.
         min_agreement: The same for the share of equal decisions of each output that decides something: the largest
             element of each row, probabilities above one half, or the tokens of sequences (CTC).

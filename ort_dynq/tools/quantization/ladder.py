@@ -15,7 +15,7 @@ from ..accuracy.layers import LayerAccuracy
 from ..measuring.profile import Profile
 
 # What a multiplication costs more than one of 8-bit integers, and what a weight costs more that is read as a float.
-_TWO_TERMS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 1.0, 16.0
+_TWO_TERMS_COST, _WORDS_COST, _FLOAT_COST, _FLOAT_WEIGHT_COST = 0.5, 0.6, 1.0, 16.0
 _MIN_COST = 1e-9  # of a step that takes no time, so that its noise alone decides
 _FUSED = ("/", "_nchwc")  # what ONNX Runtime appends to the name of a node that it fuses or moves to another layout
 
@@ -26,25 +26,36 @@ class Rung(NamedTuple):
     Attributes:
         name: Its name for users.
         field: The field of :class:`Forms` with the layers that have it.
-        terms: The codes of an element of the activation; 0 for floats.
+        has: Returns whether a quantized layer has this form.
         cost: Estimates the time that a layer takes more than with 8 bits, in multiplications of 8-bit integers.
     """
 
     name: str
     field: str
-    terms: int
+    has: Callable[[LayerAccuracy], bool]
     cost: Callable[[LayerAccuracy], float]
 
 
-TWO_TERMS = Rung("two terms", "two_terms", 2, lambda layer: _TWO_TERMS_COST * max(1, layer.multiplications))
+TWO_TERMS = Rung(
+    "two terms",
+    "two_terms",
+    lambda layer: layer.terms == 2,
+    lambda layer: _TWO_TERMS_COST * max(1, layer.multiplications),
+)
+WORDS = Rung("words", "words", lambda layer: layer.has_words, lambda layer: _WORDS_COST * max(1, layer.multiplications))
 FLOAT = Rung(
     "float",
     "floats",
-    0,
+    lambda layer: False,
     lambda layer: _FLOAT_COST * max(1, layer.multiplications) + _FLOAT_WEIGHT_COST * layer.reads,
 )
-RUNGS = (TWO_TERMS, FLOAT)
+RUNGS = (TWO_TERMS, WORDS, FLOAT)
 """The forms above the one that the options give, the fastest first; a new form is one more element."""
+
+
+def number_of_form(layer: LayerAccuracy) -> int:
+    """Returns the number of the rung that a quantized layer is on, from 1 on; 0 below them."""
+    return next((number for number, rung in enumerate(RUNGS, 1) if rung.has(layer)), 0)
 
 
 class FormStep(NamedTuple):

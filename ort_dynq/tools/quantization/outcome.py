@@ -12,7 +12,7 @@ from ..accuracy.gates import Gate
 from ..accuracy.layers import LayerAccuracy
 from ..accuracy.outputs import OutputAccuracy, worst_snr
 from ..measuring.plain import plain
-from .ladder import FLOAT, RUNGS, TWO_TERMS
+from .ladder import FLOAT, RUNGS
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Layer:
 
     Attributes:
         form: Its form, a name of :data:`.ladder.RUNGS`.
-        measured: Its ratios by the name of the form; that of the options has an empty name.
+        measured: Its ratios by the name of the form, that of the options first: a name of the rungs, or an empty one.
     """
 
     form: str
@@ -33,19 +33,19 @@ class Layer:
         return self.form == FLOAT.name
 
     @property
-    def one_term(self) -> LayerAccuracy | None:
-        """Its ratios in the form that the options give, if that has one term."""
-        return self.measured.get("")
+    def before(self) -> LayerAccuracy:
+        """Its ratios in the form that the options give."""
+        return next(iter(self.measured.values()))
 
     @property
-    def two_terms(self) -> LayerAccuracy | None:
-        """Its ratios with two terms; None if it cannot have them."""
-        return self.measured.get(TWO_TERMS.name)
+    def after(self) -> LayerAccuracy | None:
+        """Its ratios in its form; None in float."""
+        return self.measured.get(self.form)
 
     @property
     def name(self) -> str:
         """The name of its node."""
-        return next(iter(self.measured.values())).name
+        return self.before.name
 
 
 @dataclass(frozen=True)

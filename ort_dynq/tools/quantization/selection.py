@@ -27,7 +27,7 @@ from ..measuring.profile import computing_nodes, profile
 from ..measuring.progress import Track, tracked
 from ..measuring.timing import Latency, Speed, latencies, session_contender, speed
 from ..verification.rounded import terms_of
-from .ladder import FLOAT, RUNGS, FormStep, Times, forms_of, last_of_layers, steps_of, times_of_layers
+from .ladder import FLOAT, RUNGS, FormStep, Times, forms_of, last_of_layers, number_of_form, steps_of, times_of_layers
 from .outcome import Candidate, Layer, Selection
 
 if TYPE_CHECKING:
@@ -202,14 +202,14 @@ class _FormSearch:
             layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
         better: dict[str, dict[str, LayerAccuracy]] = {}
         models: dict[str, ir.Model] = {}
-        products = frozenset(each.name for each in layers.values() if each.terms == 1 and product_of(each.operator))
-        for rung in RUNGS if products else ():
-            if rung is not FLOAT:
+        for number, rung in enumerate(RUNGS[: RUNGS.index(FLOAT)], 1):
+            below = [each for each in layers.values() if product_of(each.operator) and number_of_form(each) < number]
+            if products := frozenset(each.name for each in below):
                 forms = Forms(**{rung.field: products})
                 models[rung.name] = self.quantize(forms).model
                 rest = forms._replace(floats=frozenset(layers) - products)
                 found = self._layers_of(self.quantize(rest).model if rest.floats else models[rung.name])
-                better[rung.name] = {name: each for name, each in found.items() if each.terms == rung.terms}
+                better[rung.name] = {name: each for name, each in found.items() if rung.has(each)}
         return layers, better, models
 
     def _layers_of(self, model: ir.Model) -> dict[str, LayerAccuracy]:
@@ -324,9 +324,9 @@ def _stricter(gates: Gates, unseen: Sequence[Gate], seen: Sequence[Gate]) -> Gat
 
 
 def _by_form(layer: LayerAccuracy, better: Mapping[str, LayerAccuracy]) -> dict[str, LayerAccuracy]:
-    """Returns the ratios of a layer by its form. If the options give two terms, these are its own."""
-    own = next((rung.name for rung in RUNGS if rung.terms == layer.terms), "")
-    return {own: layer, **better}
+    """Returns the ratios of a layer by its form. If the options give two terms or words, these are its own."""
+    number = number_of_form(layer)
+    return {RUNGS[number - 1].name if number else "": layer, **better}
 
 
 def _bisect(high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) -> int:

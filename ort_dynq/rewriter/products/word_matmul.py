@@ -1,0 +1,34 @@
+"""Builds WordMatMul from weights of 12 bits and the epilogue of a product."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ...operators.packing import pack_words
+from ..edit import Edit, call
+from ..shared_initializers import SharedInitializers
+from ..weights.grid import QuantizedWeights, stacked
+from .epilogue import Epilogue
+from .quantized_matmul import column_and_bias
+
+
+def build_word_matmul(epilogue: Epilogue, activation: ir.Value, grid: QuantizedWeights, edit: Edit) -> None:
+    """Puts WordMatMul in place of a matrix product of floats and its epilogue.
+
+    Args:
+        epilogue: The nodes after the product: a bias.
+        activation: float32, [..., K].
+        grid: The weights, of 12 bits. The epilogue has their scales.
+        edit: The edit of the product.
+    """
+    shared, stack, before = edit.shared(SharedInitializers), grid.stack, epilogue.last_node
+    column, bias = column_and_bias(epilogue, edit)
+    scale = column.reshape(*stack, epilogue.channels.columns)
+    matrices = stacked(grid.codes.astype(np.int16), stack).reshape(math.prod(stack), len(grid.codes), -1)
+    packed = np.stack([pack_words(matrix) for matrix in matrices])
+    weights = packed.reshape(*stack, *packed.shape[1:])
+    main = call("WordMatMul", [activation, shared.of(weights, edit), shared.of(scale, edit), bias])
+    edit.replace(epilogue.last, epilogue.moved(edit.insert_main(main, before=before), edit))

@@ -1,0 +1,156 @@
+"""Weights of 12 bits: products of words. The results equal the definition, with either backend and without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers import Array, assert_same, make_session, stock_session
+from onnx import helper
+from quantizing import F, activations, floats, model_of, operators, product, run
+
+import ort_dynq
+from ort_dynq import DynqError
+from ort_dynq.backends.options import BACKENDS, Backend
+from ort_dynq.operators.packing import unpack_words
+from ort_dynq.quantizer import checked, quantize_layers
+from ort_dynq.quantizer.options import Forms
+from ort_dynq.rewriter import Result
+
+K, N = 288, 240  # two blocks of sums
+W, BIAS = floats(K, N, seed=3), floats(N, seed=4)
+X = activations(9, K)
+X[0], X[1, 5] = 0, 300
+
+
+def words_of(weights: Array) -> tuple[Array, Array]:
+    """Weights, [..., K, N], as words, in float64, and their scales."""
+    scale = np.abs(weights).max(-2, keepdims=True) / F(2047)
+    return np.clip(np.rint(weights / scale), -2047, 2047).astype(np.float64), scale
+
+
+def rounded(x: Array) -> Array:
+    """An activation as words times their steps, in float64."""
+    blocks = [x[..., first : first + 256] for first in range(0, x.shape[-1], 256)]
+    steps = [np.maximum(np.abs(each).max(-1, keepdims=True) / F(4095), F(2**-126)) for each in blocks]
+    pairs = zip(blocks, steps, strict=True)
+    return np.concatenate([np.rint(each * (F(1) / step)).astype(np.float64) * step for each, step in pairs], -1)
+
+
+def by_definition(x: Array, weights: Array) -> Array:
+    words, scale = words_of(weights)
+    return np.asarray(rounded(x) @ (words * scale))
+
+
+def quantized(model: onnx.ModelProto, **options: Any) -> Result:
+    return ort_dynq.quantize(model, weights="int12", **options)
+
+
+def decibels(actual: Array, expected: Array) -> float:
+    return float(10 * np.log10(np.square(expected).sum() / np.square(actual - expected).sum()))
+
+
+@pytest.mark.parametrize("shape", [("M", K), (2, 3, K), (K,)], ids=str)
+def test_definition(shape: tuple[int | str, ...]) -> None:
+    result = quantized(product(W, shape=shape))
+    assert operators(result) == {"WordMatMul": 1}
+    x = X if shape[0] == "M" else activations(*(int(each) for each in shape))
+    actual, expected = run(result, x), by_definition(x, W)
+    # Only the float32 roundings of two sums, their steps and scales are left.
+    words, scale = words_of(W)
+    assert (np.abs(actual - expected) <= 2.0**-20 * np.abs(rounded(x)) @ np.abs(words * scale)).all()
+    exact = x.astype(np.float64) @ W
+    assert decibels(actual, exact) > max(55, decibels(run(ort_dynq.quantize(product(W, shape=shape)), x), exact) + 16)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_both_backends_and_no_plugin_give_the_same_bits(backend: Backend) -> None:
+    """Two layers with a Relu between them, which becomes a program of the first product."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Relu", ["p"], ["r"]),
+        helper.make_node("Gemm", ["r", "w", "c"], ["y"], transB=1),
+    ]
+    result = quantized(model_of(nodes, {"w": W, "c": floats(K, seed=5)}, shape=("M", K)))
+    assert operators(result) == {"WordMatMul": 1, "WordMatMulProgram": 1}
+    content = result.to_proto()
+    expected = np.asarray(stock_session(content).run(None, {"x": X})[0])
+    for threads in (1, 2):
+        session = make_session(content, backend, threads=threads)
+        assert_same(np.asarray(session.run(None, {"x": X})[0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bias"),
+    [({"transA": 1}, None), ({"alpha": -0.5, "beta": 2.0, "transB": 1}, BIAS)],
+    ids=["transA", "alpha, beta, transB"],
+)
+def test_gemm(attributes: dict[str, float], bias: Array | None) -> None:
+    constants = {"b": np.ascontiguousarray(W.T) if attributes.get("transB") else W}
+    if bias is not None:
+        constants["c"] = bias
+    x = np.ascontiguousarray(X.T) if attributes.get("transA") else X
+    gemm = helper.make_node("Gemm", ["x", *constants], ["y"], **attributes)
+    result = quantized(model_of([gemm], constants, shape=x.shape))
+    assert operators(result) == {"WordMatMul": 1}
+    expected = attributes.get("alpha", 1.0) * by_definition(X, W)
+    if bias is not None:
+        expected = expected + attributes.get("beta", 1.0) * bias
+    assert np.abs(run(result, x) - expected).max() <= 2.0**-20 * np.abs(expected).max()
+
+
+def test_stacked_weights() -> None:
+    """A matrix for each head."""
+    stack, x = floats(3, K, N, seed=6), activations(2, 3, 5, K)
+    result = quantized(model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": stack}, shape=x.shape))
+    assert operators(result) == {"WordMatMul": 1}
+    expected = by_definition(x, stack)
+    assert np.abs(run(result, x) - expected).max() <= 2.0**-20 * np.abs(expected).max()
+
+
+def test_dequantized_weights_keep_their_codes() -> None:
+    """Codes of 8 bits with one scale for each column: words are not rounded anew."""
+    codes, scale = np.random.default_rng(0).integers(-127, 128, (K, N)), np.exp(floats(N, seed=9)) / F(64)
+    codes[0] = 127
+    result = quantized(product(codes.astype(F) * scale, shape=("M", K)))
+    (node,) = (each for each in result.to_proto().graph.node if each.op_type == "WordMatMul")
+    constants = {each.name: onnx.numpy_helper.to_array(each) for each in result.to_proto().graph.initializer}
+    assert_same(unpack_words(constants[node.input[1]], K, N), codes.astype(np.int16))
+    assert_same(constants[node.input[2]], scale)
+
+
+def test_some_layers_have_words() -> None:
+    """Two products of the same weights: one has words, the other one codes."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], [each], name=f"to_{each}") for each in "ab"]
+    nodes.append(helper.make_node("Sum", ["a", "b"], ["y"]))
+    options = checked("int8", None, "token", False, ())
+    model = model_of(nodes, {"w": W}, shape=("M", K))
+    found = quantize_layers(model, replace(options, forms=Forms(words=frozenset({"to_b"}))))
+    became = {each.node: (each.operator, each.reason) for each in found.report.rewritten}
+    note = "words, for the signal-to-noise ratio of the outputs"
+    assert became == {"to_a": ("QuantizedMatMul", ""), "to_b": ("WordMatMul", note)}
+    run(found, X)
+
+
+def test_attention_and_embeddings_stay_float() -> None:
+    options = checked("int12", None, "token", False, ())
+    assert (options.attention, options.embeddings) == ("float", "keep")
+    assert options.text == "weights=int12 activations=token symmetric=0"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"activations": "two-term"}, "weights int12 have activations of 13 bits for each token"),
+        ({"activations": "tensor"}, "weights int12 have activations of 13 bits for each token"),
+        ({"symmetric": True}, "symmetric is for activations of 8 bits"),
+        ({"group": 32}, "give weights int4 as well"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(DynqError, match=text):
+        quantized(product(W, shape=("M", K)), **options)
