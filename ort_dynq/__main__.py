@@ -1,4 +1,4 @@
-"""The program ``ort-dynq``, also ``python -m ort_dynq``: the command line, whose imports can be interrupted, too."""
+"""The program ``ort-dynq``, also ``python -m ort_dynq``: the command line. Its imports can be interrupted, too."""
 
 from __future__ import annotations
 

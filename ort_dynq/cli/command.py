@@ -324,7 +324,7 @@ def _add_output(parser: argparse.ArgumentParser, *, verifies: bool) -> None:
 
 
 class _KeepExamples(argparse.HelpFormatter):
-    """Wraps all texts but the examples, whose lines are kept."""
+    """Wraps all texts but the examples. Their lines are kept."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):

@@ -65,7 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def with_separator(given: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the arguments with `--` before the program, whose own options are then not taken for ours.
+    """Returns the arguments with `--` before the program: its own options are then not taken for ours.
 
     Args:
         given: The arguments after `run`.

@@ -102,5 +102,5 @@ def _build(match: _RestoredProduct, edit: Edit) -> None:
 
 
 def rule(form: str) -> Rule[_RestoredProduct]:
-    """Returns the rule, whose weights have a form."""
+    """Returns the rule for weights of a form."""
     return Rule("integer product", 10, functools.partial(_match, form=form), _build)

@@ -75,5 +75,5 @@ def _build(match: _NBitsProduct, edit: Edit) -> None:
 
 
 def rule(form: str) -> Rule[_NBitsProduct]:
-    """Returns the rule, whose weights have a form."""
+    """Returns the rule for weights of a form."""
     return Rule("weights of few bits", 7, functools.partial(_match, form=form), _build)

@@ -1,6 +1,6 @@
 """CompressedAttention: attention over keys and values that are stored as codes of 8 or 4 bits.
 
-More than 450 lines: one formula, whose parts share the names of its values.
+More than 450 lines: one formula. Its parts share the names of its values.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _of_tokens(value: str, to: str, opset: int) -> str:
 
 
 def _scores_of_groups(opset: int) -> str:
-    """Sets ``scores_of_groups_all``: words of the query, whose sums are multiplied by the scales of each group."""
+    """Sets ``scores_of_groups_all``: words of the query. Their sums are multiplied by the scales of each group."""
     flat = reshape(opset)
     return f"""queries_shape = Concat<axis = 0>(key_lead, row_count, key_groups, key_group_size)
     query_grouped = {flat}(query_rows, queries_shape)

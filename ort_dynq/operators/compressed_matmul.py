@@ -1,4 +1,4 @@
-"""CompressedMatMul: floats times a matrix of codes of 8 or 4 bits, whose scales vary along the sums."""
+"""CompressedMatMul: floats times a matrix of codes of 8 or 4 bits. Its scales vary along the sums."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _product(result: str, opset: int, flat: str) -> str:
 
 _OPERATOR = Operator(
     "CompressedMatMul",
-    "Multiplies floats by a matrix of codes, whose rows have a scale and a zero point for each part of the columns. "
+    "Multiplies floats by a matrix of codes. Its rows have a scale and a zero point for each part of the columns. "
     "The scales vary along the sums, so each part has its own left factor, `src` times its scales, which become words "
     "of 16 bits as in [CompressedAttention](#compressedattention). Sums are exact, so results depend neither on other "
     "rows nor on how many there are.",

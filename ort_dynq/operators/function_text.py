@@ -46,7 +46,7 @@ def largest(name: str, value: str, least: str, opset: int) -> str:
 
 
 def horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
-    """The nodes of a polynomial, whose coefficient of the highest power is the first one."""
+    """The nodes of a polynomial. The coefficient of the highest power is the first one."""
     for i, number in enumerate(coefficients):
         name = to if i == len(coefficients) - 1 else f"{to}_{i}"
         if i == 0:

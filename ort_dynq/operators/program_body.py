@@ -70,7 +70,7 @@ def body_of(
 
 
 def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> Iterator[str]:
-    """The nodes of one step, whose value gets the name `to`."""
+    """The nodes of one step. Its value gets the name `to`."""
     operator, listed = step.operator, ", ".join(operands)
     if operator in COMPARISONS:
         yield f"{to}_b = {operator}({listed})"

@@ -311,6 +311,6 @@ QUANTIZED_RECURRENCE = Operator(
 
 FAMILY = Family(
     "Recurrent layers",
-    "The steps of LSTM, GRU and RNN, whose weights are integers. Which layer it is says the program.",
+    "The steps of LSTM, GRU and RNN with weights of integers. The program says which layer it is.",
     (QUANTIZED_RECURRENCE,),
 )

@@ -1,4 +1,4 @@
-"""The rule for MatMulNBits, whose weights have few bits already: they stay as they are.
+"""The rule for MatMulNBits. Its weights have few bits already, and stay as they are.
 
 MatMulNBits    -> RowProgram in the blocks of the weights, QuantizedMatMul
                -> TwoTermQuantize in the blocks of the weights, QuantizedMatMul of two terms

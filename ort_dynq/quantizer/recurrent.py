@@ -102,7 +102,7 @@ def _weights_of_floats(x: ir.Value, w: ir.Value, r: ir.Value, terms: int, facts:
 
 
 def _weights_of_codes(node: ir.Node, facts: Facts) -> _Weights:
-    """Returns W and R of DynamicQuantizeLSTM, whose codes stay."""
+    """Returns W and R of DynamicQuantizeLSTM. Their codes stay."""
     inputs, recurrent = weights_of(node, facts)
     return _Weights(len(inputs.codes), recurrent, inputs, None)
 

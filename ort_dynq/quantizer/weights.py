@@ -17,7 +17,7 @@ from ..rewriter.analysis.inference import Facts
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.weights.grid import WORD_BITS, QuantizedWeights
 
-_BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step, whose temporary arrays take several times its size
+_BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step: its temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
 _MAX_CODE = np.float32(127)
 MAX_WORD = np.float32(MAX_WEIGHT_WORD)
@@ -96,7 +96,7 @@ def grid_of_columns(weights: npt.NDArray[np.float32], max_code: np.float32 = _MA
         scales[scales == 0] = 1
         scale[0, block] = scales
         quotients = part / scales
-        # The quotient exceeds the largest code if the scale is a denormal number, whose rounding is coarse.
+        # The quotient exceeds the largest code if the scale is a denormal number: its rounding is coarse.
         codes[:, block] = np.clip(np.rint(quotients, out=quotients), -max_code, max_code, out=quotients)
     return QuantizedWeights(codes, np.zeros(1, np.int8), scale, WORD_BITS if has_words else 8)
 
@@ -121,7 +121,7 @@ def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.ND
         scale[scale == 0] = 1
         scales[block] = scale
         part /= scale.astype(np.float32)
-        # The quotient exceeds 127 if the scale is a denormal number, whose rounding is coarse.
+        # The quotient exceeds 127 if the scale is a denormal number: its rounding is coarse.
         codes[block] = np.clip(np.rint(part, out=part), -_MAX_CODE, _MAX_CODE, out=part)
     return codes, scales
 

@@ -1,6 +1,6 @@
 """The graph rewriter: turns the dynamic quantization chains of a model into calls of ort_dynq's operators.
 
-A rewritten model contains a model-local function for each operator, whose body computes the same with standard
+A rewritten model contains a model-local function for each operator. Its body computes the same with standard
 operators (functions.py). So the model also runs without the plugin, but slowly.
 
 rules.py lists the rules, by phase; each is in the folder of its subject. They read types, shapes and constants from

@@ -89,7 +89,7 @@ class Edit:
         return self._insert(_Insertion(nodes, before, False, origin or self.node))
 
     def insert_after(self, *nodes: ir.Node, after: ir.Node) -> ir.Value:
-        """Records new nodes after an old one, whose metadata they inherit; returns the last one's first output."""
+        """Records new nodes after an old one, which inherit its metadata; returns the last one's first output."""
         return self._insert(_Insertion(nodes, after, True, after))
 
     def _insert(self, insertion: _Insertion) -> ir.Value:

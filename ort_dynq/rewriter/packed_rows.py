@@ -1,4 +1,4 @@
-"""Gathers rows of a table from the packed weights of a product, whose columns these rows are.
+"""Gathers rows of a table from the packed weights of a product: its columns are these rows.
 
 So the table of a tied embedding, which the last product of a language model multiplies by, is stored once.
 """

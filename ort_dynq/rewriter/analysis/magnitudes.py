@@ -219,7 +219,7 @@ def _sum_with(value: ir.Value | None, low: ir.Value) -> ir.Value | None:
 
 
 def _multiples(x: ir.Value) -> Iterator[tuple[ir.Value, float]]:
-    """Yields x, and the values that it is a multiple of, each with the factor, whose magnitude is rounded up."""
+    """Yields x, and the values that it is a multiple of, each with the factor. Its magnitude is rounded up."""
     factor = 1.0
     yield x, factor
     for _ in CHAIN.steps():
@@ -487,7 +487,7 @@ def _clamps(node: ir.Node, r: ir.Value) -> tuple[ir.Value | None, bool, bool]:
 
 
 def _guarded(value: ir.Value) -> ir.Value | None:
-    """Returns v of Where(condition, v, 0), whose product with x is one with v, or 0.
+    """Returns v of Where(condition, v, 0): its product with x is one with v, or 0.
 
     Or 1 / r of Where(r > 0, 1 / r, 1), the inverse of Where(r > 0, r, 1).
     """

@@ -282,7 +282,7 @@ def _is_exact(node: ir.Node) -> bool:
 
 
 def _slice(start: int, end: int, step: int, length: int) -> slice:
-    """Returns a slice of ONNX, whose end may lie before the first element, as one of Python."""
+    """Returns a slice of ONNX as one of Python. Its end may lie before the first element."""
     return slice(start, None if step < 0 and end < -length else end, step)
 
 

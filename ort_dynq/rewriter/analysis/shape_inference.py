@@ -134,7 +134,7 @@ def _fold_integers(graph: ProtoGraph, given: Container[str | None]) -> None:
 
     Args:
         graph: The graph.
-        given: The names of the model's inputs, whose initializers are only defaults.
+        given: The names of the model's inputs. Their initializers are only defaults.
     """
     known: dict[str, npt.NDArray[np.int64]] = {}
     for tensor in graph.initializer if isinstance(graph, onnx.GraphProto) else ():

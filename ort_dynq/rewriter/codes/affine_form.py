@@ -323,7 +323,7 @@ class Affine:
         return [self, *(part for move in self.moves for each in move.others for part in each.parts)]
 
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param | None]) -> Affine:
-        """Returns the form of another value, whose scale, zero point and offset a function computes from these."""
+        """Returns the form of another value: a function computes its scale, zero point, offset and marks from these."""
         scale, zero_point, offset, mark, nan = (
             None if (param := self.param(name)) is None else change(name, param)
             for name in ("scale", "zero point", "offset", *MARKS)

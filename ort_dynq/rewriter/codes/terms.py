@@ -92,7 +92,7 @@ class Param:
 
         Args:
             shape: The shape of the value that they belong to.
-            codes: Codes of this shape, whose dimensions are used if one is not known.
+            codes: Codes of this shape. Their dimensions are used if one is not known.
             last: An axis, negative, up to which there are numbers for each index; those that there are, if beyond it.
         """
         if self.axes is None or not self.axes or (self.is_of_runs(shape) and max(self.axes) >= last):

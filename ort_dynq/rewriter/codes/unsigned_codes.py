@@ -54,7 +54,7 @@ class UnsignedCodes:
         """Returns the uint8 form of int8 codes or of an int8 zero point.
 
         Args:
-            value: The value, whose type need not be known.
+            value: The value. Its type need not be known.
             edit: The edit that inserts the nodes, if there is no uint8 form yet.
         """
         if value not in self._unsigned:

@@ -53,7 +53,7 @@ class _FloatConv:
 
 @dataclass(frozen=True)
 class _FloatConvParts:
-    """The parts of a convolution, whose results are added, and the activation that it multiplies."""
+    """The parts of a convolution, and the activation that it multiplies. The results of the parts are added."""
 
     parts: tuple[_FloatConv, ...]
     value: ir.Value

@@ -66,7 +66,7 @@ def made_by_onnxruntime(product: ir.Node, dq: ir.Node, moves: Sequence[ir.Node],
 
     Args:
         product: The MatMul, Gemm or Einsum.
-        dq: The DequantizeLinear of its second factor, whose inputs are constants.
+        dq: The DequantizeLinear of its second factor. Its inputs are constants.
         moves: The nodes between them.
         uses: The number of uses of the weights: each node of `moves` and the product have one.
         readers: The number of uses of the codes or of the scales, the larger one: MatMulNBits has its own.

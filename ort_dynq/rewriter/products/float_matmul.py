@@ -60,7 +60,7 @@ class _FloatMatMul:
 
 @dataclass(frozen=True)
 class _FloatMatMulParts:
-    """The products of the terms of an activation, whose results are added; most activations have one.
+    """The products of the terms of an activation; most have one. The results are added.
 
     Attributes:
         parts: The products. The first one has the bias.

@@ -5,7 +5,7 @@ MatMulNBits    -> RowProgram in blocks, QuantizedMatMul
                -> and Reshape, ReduceSum, MatMul, Add, if zero points of the weights are no integers
 
 With accuracy_level 4, ONNX Runtime itself quantizes the activation at run time: each block to codes of -127 to 127 (on
-x86; on ARM each row). Here each block gets 256 codes from min(x, 0) to max(x, 0), whose steps are never larger. All
+x86; on ARM each row). Here each block gets 256 codes from min(x, 0) to max(x, 0): their steps are never larger. All
 other levels compute with the activation as floats: these products stay, unless `weights_only` says how to quantize
 them. With `weights_only` "two-term", the activation gets two codes at each level. If zero points of the weights are
 floats, ONNX Runtime ignores level 4 and dequantizes the weights in every run: then two terms replace level 4, too,

@@ -3,7 +3,7 @@
 QMoE    -> QuantizedExperts
 
 ONNX Runtime's kernel quantizes the activations of experts at run time, as MatMulNBits of accuracy_level 4 does, if the
-weights have blocks, and 8 bits, or 4 and accuracy_level 4. Here each block gets 256 codes, whose steps are never
+weights have blocks, and 8 bits, or 4 and accuracy_level 4. Here each block gets 256 codes: their steps are never
 larger. Other experts compute with the activation as floats: they stay, unless `weights_only` says how to quantize them.
 With `weights_only` "two-term", the activations of all experts get two codes.
 

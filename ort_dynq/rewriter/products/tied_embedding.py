@@ -3,7 +3,7 @@
 GatherBlockQuantized    -> GatherND of packed weights, Gather of scales and zero points, DynamicDequantize
 Gather of 8-bit codes   -> GatherND of packed weights
 
-The product has become QuantizedMatMul, whose packed weights are in another order. The rows are gathered from these, so
+The product has become QuantizedMatMul. Its packed weights are in another order. The rows are gathered from these, so
 that the model stores them once. The result has the same bits.
 """
 

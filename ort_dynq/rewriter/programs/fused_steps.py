@@ -255,7 +255,7 @@ class FusedTranslation(Translation):
         return [y, "", "", x if is_skip else ""]
 
     def _program(self, node: ir.Node) -> list[str]:
-        """The steps of another program, whose inputs are values of this one, with those that its codes imply."""
+        """The steps of another program with values of this one as inputs, with those that its codes imply."""
         to_code = _TO_CODE[attributes_of(node)["code_type"]]
         program = parse(attributes_of(node)["program"])
         terms = dict(zip(_inputs_of(node), map(self.term, elements_of(node)), strict=True))

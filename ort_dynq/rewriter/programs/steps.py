@@ -206,7 +206,7 @@ class Translation:
         return x if op_type in RESHAPING else add(op_type, x, *others)
 
     def _quantized(self, dtype: ir.DataType | None, x: str, scale: str, zero_point: str = "0.0") -> str:
-        """QuantizeLinear, whose code of NaN is the lowest one."""
+        """QuantizeLinear. Its code of NaN is the lowest one."""
         add, code = self.program.add, self.program.add("Div", x, scale)
         if dtype == ir.DataType.UINT8:
             return add("Uint8", self._moved(add("Round", code), "Add", zero_point))

@@ -38,7 +38,7 @@ class Cell:
 
 
 class _Builder:
-    """Builds a program from activation functions, whose arguments may be clipped."""
+    """Builds a program from activation functions. Their arguments may be clipped."""
 
     def __init__(self, clip: float) -> None:
         self.program = Program()

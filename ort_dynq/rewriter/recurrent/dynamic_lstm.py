@@ -55,7 +55,7 @@ def is_dynamic_lstm(node: ir.Node) -> bool:
 
 
 def weights_of(node: ir.Node, facts: Facts) -> tuple[QuantizedWeights, tuple[QuantizedWeights, ...]]:
-    """Returns the weights of a DynamicQuantizeLSTM, whose codes stay.
+    """Returns the weights of a DynamicQuantizeLSTM. Their codes stay.
 
     Args:
         node: The layer: W and R are [directions, I or hidden_size, columns].

@@ -33,7 +33,7 @@ _MOVES = RESHAPES | {"Cast", "Identity"} | {"Transpose"}
 _BITS = {"INT8": 8, "UINT8": 8, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}
 # Blocks of 128 with 256 codes have the noise of level 4's blocks of 32, which it takes for channels with one scale.
 _SPLITS = (128, 64, 32, 16)
-_COLUMNS = 1024  # packed in one step, whose temporary arrays take several times its size
+_COLUMNS = 1024  # packed in one step: its temporary arrays take several times its size
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _grid_of_all(weights: npt.NDArray[np.float32]) -> QuantizedWeights | None:
 
 
 def grid_of_integers(weights: npt.NDArray[Any]) -> QuantizedWeights | None:
-    """Returns the grid of integer weights, [K, N], whose scales are 1; None if they are not 8-bit codes of one."""
+    """Returns the grid of integer weights, [K, N], with scales of 1; None if they are not 8-bit codes of one."""
     if weights.ndim != 2 or weights.dtype.kind not in "iu" or not weights.size:
         return None
     if max(-int(weights.min()), int(weights.max())) > 255:

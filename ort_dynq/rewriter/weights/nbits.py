@@ -37,7 +37,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 QUANTIZED_LEVEL = 4  # accuracy_level of activations of 8 bits
 _BITS = (2, 4, 8)
 _WEIGHTS = slice(1, 4)  # the inputs B, scales and zero points
-_COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step, whose temporary arrays take several times its size
+_COLUMNS = 64 * BLOCK_COLUMNS  # packed in one step: its temporary arrays take several times its size
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class ScaleIndices:
 
     @classmethod
     def of(cls, shape: Sequence[int], of_scale: Sequence[int], axis: int, block_size: int) -> ScaleIndices:
-        """Returns the indices of the weights of a DequantizeLinear, whose attributes and shapes are valid.
+        """Returns the indices of the weights of a valid DequantizeLinear.
 
         Args:
             shape: The shape of the codes.

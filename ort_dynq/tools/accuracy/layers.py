@@ -139,7 +139,7 @@ def measure_layers(
 
     Returns:
         The layers, the worst first, and the number of layers that are not measured: layers in subgraphs and functions,
-        Gemm with transA, whose activation A does not have, ConvInteger, and recurrent layers whose states of all
+        Gemm with transA (A does not have its activation), ConvInteger, and recurrent layers whose states of all
         steps nothing uses.
 
     Raises:

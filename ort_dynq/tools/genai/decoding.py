@@ -250,7 +250,7 @@ def greedy_tokens(
         folder: The folder of A.
         a: The original.
         b: The decoder that was made from it.
-        tokens: A text, int64 [tokens], whose parts are the prompts.
+        tokens: A text, int64 [tokens]. Its parts are the prompts.
         backend: How B gets the operators, see :func:`ort_dynq.register`.
         track: Shows the progress.
 

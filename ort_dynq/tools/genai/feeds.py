@@ -1,4 +1,4 @@
-"""Generates inputs of a decoder, whose shapes depend on each other: new tokens, a mask, past keys and values."""
+"""Generates inputs of a decoder. Their shapes depend on each other: new tokens, a mask, past keys and values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def decoder_feeds(
         seed: The seed.
 
     Raises:
-        DynqError: The decoder has another input, whose values are not known.
+        DynqError: The decoder has another input. Its values are not known.
     """
     names = _names(folder, "inputs", _INPUTS)
     rng, given = np.random.default_rng(seed), given or {}

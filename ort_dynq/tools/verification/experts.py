@@ -1,4 +1,4 @@
-"""Verifies mixtures of experts (QMoE), whose activations become codes in B, and in A in most cases.
+"""Verifies mixtures of experts (QMoE). Their activations become codes in B, and in A in most cases.
 
 The reference is computed in float64 from A's activation and scores, with the weights as QMoE's specification defines
 them. B's activation and scores must be A's, bit for bit: both models compute them alike. There are two checks of the

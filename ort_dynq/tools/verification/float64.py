@@ -265,7 +265,7 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
     Args:
         x: float64, [N, C, D1, ..., Dr].
         w: float64, [M, C / group, k1, ..., kr].
-        node: The Conv, whose attributes apply.
+        node: The Conv. Its attributes apply.
 
     Returns:
         float64, [N, M, O1, ..., Or].
@@ -301,7 +301,7 @@ def scatter(x: Array, w: Array, node: ir.Node) -> Array:
     Args:
         x: float64, [N, C, D1, ..., Dr].
         w: float64, [C, M / group, k1, ..., kr].
-        node: The ConvTranspose, whose attributes apply.
+        node: The ConvTranspose. Its attributes apply.
 
     Returns:
         float64, [N, M, O1, ..., Or].

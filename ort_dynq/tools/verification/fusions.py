@@ -1,4 +1,4 @@
-"""Verifies fusions: normalizations, activation functions and attention, whose last bits differ from the original's.
+"""Verifies fusions: normalizations, activation functions and attention. Last bits differ from the original's.
 
 Each is computed from A's values and compared with A's nodes in float64. The nodes after it then get A's result.
 """
@@ -99,7 +99,7 @@ class QuickGelu(OpRun):
 
 
 class RotaryEmbedding(OpRun):
-    """ONNX Runtime's operator of this name, of [B, H, S, D], whose halves are rotated."""
+    """ONNX Runtime's operator of this name, of [B, H, S, D]. Its halves are rotated."""
 
     op_domain = "com.microsoft"
 
@@ -282,7 +282,7 @@ def _computed(nodes: Sequence[ir.Node], given: Mapping[str, Array], name: str, g
         nodes: The nodes, in order.
         given: The values that they read, by name.
         name: The name of the value.
-        graph: The graph, whose opsets apply.
+        graph: The graph. Its opsets apply.
     """
     protos = [_in_float64(ir.serde.serialize_node(node)) for node in nodes]
     feeds = {name: _wide(array) for name, array in given.items()}

@@ -1,4 +1,4 @@
-"""Verifies products of MatMulNBits, whose activation becomes codes in B, and in A if accuracy_level is 4.
+"""Verifies products of MatMulNBits. Their activation becomes codes in B, and in A if accuracy_level is 4.
 
 Rounding an activation to codes is noise, which one model may have and the other not: A's codes are exact for integers
 up to 127, B's for integers up to 255. So A's own error is no bound, not even with a factor. There are two checks:

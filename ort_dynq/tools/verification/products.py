@@ -1,4 +1,4 @@
-"""Verifies float products that became integer products, whose last bits differ from the original's.
+"""Verifies float products that became integer products. Their last bits differ from the original's.
 
 Compared end to end, two correct models may differ by a percent: rounding to 8 bits turns a difference in the last bit
 into a whole step. So verification has two parts. Each product is computed from A's intermediate values and compared
@@ -81,7 +81,7 @@ class Product:
     abs(x) @ abs(w) * abs(scale) + abs(bias). In this unit, the textbook bound of the error of a float32 product is K
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.5). For a MatMulNBits of A, the reference of B
     has B's activation: the rounding of the activation to codes is compared apart from it (nbits.py). So it is for
-    DynamicQuantizeLSTM and QMoE, whose errors are relative to their bounds: `allowed` is 1 (recurrent.py, experts.py).
+    DynamicQuantizeLSTM and QMoE. Their errors are relative to their bounds: `allowed` is 1 (recurrent.py, experts.py).
 
     Attributes:
         name: The name of the node in B, or of its result if the node has none.
@@ -121,7 +121,7 @@ class Checked:
 
     Attributes:
         products: The integer products of B's main graph.
-        unreachable: The number of integer products in subgraphs, whose values cannot be graph outputs.
+        unreachable: The number of integer products in subgraphs: their values cannot be graph outputs.
         b: B's outputs by name, except results of products and of nodes that contain
             unreachable products.
         original: All outputs of A.

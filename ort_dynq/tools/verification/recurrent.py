@@ -1,4 +1,4 @@
-"""Verifies DynamicQuantizeLSTM, whose inputs and states become codes in both models.
+"""Verifies DynamicQuantizeLSTM. Its inputs and states become codes in both models.
 
 One code that differs changes all later steps. So each step is compared by itself, in float64, from the state that the
 model itself had before it. There are three checks:

@@ -40,7 +40,7 @@ class Verification(Shown):
             output NaN.
         outputs: The comparison that decides the result: both models with optimizations off. If B has integer products,
             B runs on A's results of these products, and outputs that are such a result are left out.
-        default_outputs: For information: B at the default optimization level, whose fusions change the last bits.
+        default_outputs: For information: B at the default optimization level. Its fusions change the last bits.
         failure: Why B does not load or run; empty otherwise.
         unchecked: Why the comparison says nothing about B, or not enough; empty otherwise.
         products: The float products of A that are integer products in B, and the fusions of B. They also decide the
