@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DynqError
 from .arguments import given_data, rare
-from .render import format_shape, one_line, working
+from .render import format_bytes, format_shape, one_line, working
 
 if TYPE_CHECKING:
     from ..inputs import Input
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _SECONDS = 1.0  # for both models together, at least 5 calls of each
 _TOKENS = 128  # of a prompt, and before a decoded token
-_MEGA, _KILO = 1e6, 1e3
 _CHANNELS = (1, 3, 4)  # of images
 
 
@@ -91,7 +90,7 @@ class _Facts:
         from ..tools.measuring.plain import size_of_noise
 
         return [
-            f"{source} {_size(self.bytes_before)} -> {target} {_size(self.bytes_after)}",
+            f"{source} {format_bytes(self.bytes_before)} -> {target} {format_bytes(self.bytes_after)}",
             f"products: {self.integer_products} integer, {self.float_products} float",
             *([] if self.snr_db is None else [f"outputs within {size_of_noise(self.snr_db)}: {self.snr_db:.0f} dB"]),
         ]
@@ -316,8 +315,3 @@ def _is_open_image(each: Input) -> bool:
         return False
     _, a, b, c = each.shape
     return (b == c == ASSUMED and a in _CHANNELS) or (a == b == ASSUMED and c in _CHANNELS)
-
-
-def _size(count: int) -> str:
-    unit, name = (_MEGA, "MB") if count >= _MEGA else (_KILO, "kB")
-    return f"{count / unit:.0f} {name}" if count >= 10 * unit else f"{count / unit:.1f} {name}"

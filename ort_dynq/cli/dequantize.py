@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..formats import check_file
 from .arguments import add_output, check_target
 from .command import Command, Outcome
-from .render import one_line, table, working
+from .render import format_bytes, one_line, table, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,16 +56,13 @@ def _run(arguments: argparse.Namespace) -> Outcome:
             yield table(("stays", "operator", "reason"), [(n, *row) for row, n in stays.most_common()])
         yield ""
         yield one_line(
-            f"{source} {_size(before)} -> {target} {_size(after)}; products: {integer} integer, {floats} float"
+            f"{source} {format_bytes(before)} -> {target} {format_bytes(after)}; "
+            f"products: {integer} integer, {floats} float"
         )
 
     data = {"input": str(source), "output": str(target), **result.report.to_dict()}
     data |= {"bytes_before": before, "bytes_after": after, "integer_products": integer, "float_products": floats}
     return Outcome(data, text, 0)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 COMMAND = Command(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SMOKE_TEST = "GENERATED DATA: NO MORE THAN A SMOKE TEST. Give your own data with --data to see the accuracy"
 """The line after accuracy figures that say little."""
+_MEGA, _KILO = 1e6, 1e3
 _STYLES = {
     "PASSED": "bold green",
     "FAILED": "bold red",
@@ -104,6 +105,12 @@ SCALAR = "scalar"
 def format_shape(sizes: Sequence[int]) -> str:
     """Writes a shape as 2x3x4."""
     return "x".join(map(str, sizes)) or SCALAR
+
+
+def format_bytes(count: int) -> str:
+    """Returns the size of a file, with two digits or more."""
+    unit, name = (_MEGA, "MB") if count >= _MEGA else (_KILO, "kB")
+    return f"{count / unit:.0f} {name}" if count >= 10 * unit else f"{count / unit:.1f} {name}"
 
 
 def rendered(text: Iterable[RenderableType]) -> str:
