@@ -213,7 +213,7 @@ class Blocks {
   bool takes_as_stored(int64_t first, const Extent& extent) const {
     if (src_.bits >= 8 && dst_.bits >= 8) return true;
     const bool is_even = first % 2 == 0 && extent.cols % 2 == 0 && (extent.rows == 1 || extent.stride % 2 == 0);
-    return is_even && extent.cols >= kLeastColumnsOf4Bits;
+    return is_even && extent.cols >= kMinColumnsOf4Bits;
   }
 
   // The rows of the piece are `stride` elements apart in the tensors.

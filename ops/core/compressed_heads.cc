@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTransposedRows = 16;   // rows of float keys that are read at once
 constexpr int64_t kWidenedColumns = 512;  // of codes of 4 bits, for panels
-static_assert(kWidenedColumns % kMostPanelColumns == 0);
+static_assert(kWidenedColumns % kMaxPanelColumns == 0);
 
 CodeKind kind_of(Type type) { return type == kInt8 || type == kInt4 ? kS8 : kU8; }
 
@@ -55,8 +55,8 @@ void turn(const float* from, int64_t tokens, float* to) {
     for (int64_t group = 0; group < kGroups; ++group) store(to + group * tokens + t, load(from + t * kGroups + group));
 }
 
-constexpr int64_t kMostTurned = 8;
-constexpr void (*turn_scales[kMostTurned + 1])(const float*, int64_t, float*) = {
+constexpr int64_t kMaxTurned = 8;
+constexpr void (*turn_scales[kMaxTurned + 1])(const float*, int64_t, float*) = {
     nullptr, turn<1>, turn<2>, turn<3>, turn<4>, turn<5>, turn<6>, turn<7>, turn<8>};
 
 // Rows of words as columns.
@@ -106,7 +106,7 @@ const float* CompressedOperand::floats(const Tensor& tensor, int64_t head, std::
     std::fill(holder.get(), holder.get() + parameters(), load(data));
     return holder.get();
   }
-  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(tensor, 2) == n_.t && groups_ <= kMostTurned;
+  const bool is_turned = !is_per_channel_ && !is_transposed_ && dim(tensor, 2) == n_.t && groups_ <= kMaxTurned;
   if (is_turned && dim(tensor, 3) == groups_) {
     turn_scales[groups_](data + start(tensor, head), n_.t, holder.get());
     return holder.get();
@@ -242,19 +242,19 @@ CompressedHead::Packing::Packing(const CompressedOperand& operand, bool is_of_ke
       cols(is_key ? tokens : operand.group_size()),
       stride(is_key ? length : size),
       widened(std::min(kWidenedColumns, stride)),
-      turned(memory<uint8_t>(is_turned && !operand.is_float() ? depth * kMostPanelColumns : 0)),
+      turned(memory<uint8_t>(is_turned && !operand.is_float() ? depth * kMaxPanelColumns : 0)),
       // For values, those of all groups.
       holder(memory<uint8_t>(!operand.has_4_bits() ? 0
-                             : is_turned           ? kMostPanelColumns * size
+                             : is_turned           ? kMaxPanelColumns * size
                                                    : depth * widened)),
-      turned_words(memory<int16_t>(is_turned && operand.is_float() ? depth * kMostPanelColumns : 0)) {}
+      turned_words(memory<int16_t>(is_turned && operand.is_float() ? depth * kMaxPanelColumns : 0)) {}
 
 void CompressedHead::pack(bool is_key) {
   const CompressedKernels& kernels = active_compressed();
   const int64_t columns = kernels.panel_columns, tokens = operand.token_group_size();
   const int64_t group_size = operand.group_size(), cols = is_key ? tokens : group_size;
   const bool has_parts_of_panels = !is_key && operand.token_groups() > 1;
-  if (2 * cols < columns || (is_key && group_size > kMostProducts)) return;
+  if (2 * cols < columns || (is_key && group_size > kMaxProducts)) return;
   if (has_parts_of_panels && tokens % kernels.panel_rows != 0) return;
   const int64_t parts = operand.token_groups() * operand.groups(), panels_of_part = divide_up(cols, columns);
   panel_stride_ = round_up(is_key ? group_size : operand.length(), kernels.panel_rows) * columns;
@@ -269,10 +269,10 @@ void CompressedHead::pack(bool is_key) {
 
 void CompressedHead::pack_part(const Packing& packing, int64_t part) {
   const CompressedKernels& kernels = active_compressed();
-  for (int64_t first = 0; first < packing.cols; first += kMostPanelColumns) {
+  for (int64_t first = 0; first < packing.cols; first += kMaxPanelColumns) {
     PanelPack pack = {};
     pack.depth = packing.depth;
-    pack.cols = std::min(kMostPanelColumns, packing.cols - first);
+    pack.cols = std::min(kMaxPanelColumns, packing.cols - first);
     pack.panels = panels_ + part * part_stride_ + first / kernels.panel_columns * panel_stride_;
     pack.panel_stride = panel_stride_;
     pack.fits_int8 = operand.fits_int8();
@@ -287,14 +287,14 @@ void CompressedHead::set_codes(const Packing& packing, int64_t part, int64_t fir
   const int64_t token = part / operand.groups() * packing.tokens + first, size = packing.size;
   const int64_t element = part % operand.groups() * operand.group_size();
   if (!packing.is_turned) return set_halves(packing, part, first, pack);
-  pack.code_stride = kMostPanelColumns;
+  pack.code_stride = kMaxPanelColumns;
   if (operand.is_float()) {
-    turn_words(memory_.words.get() + token * size, pack.cols, size, packing.turned_words.get(), kMostPanelColumns);
+    turn_words(memory_.words.get() + token * size, pack.cols, size, packing.turned_words.get(), kMaxPanelColumns);
     pack.codes = packing.turned_words.get();
     return;
   }
   const auto* rows = static_cast<const uint8_t*>(codes(token * size, pack.cols * size, packing.holder.get()));
-  transpose_bytes(rows + element, size, pack.cols, packing.depth, packing.turned.get(), kMostPanelColumns);
+  transpose_bytes(rows + element, size, pack.cols, packing.depth, packing.turned.get(), kMaxPanelColumns);
   pack.codes = packing.turned.get();
 }
 

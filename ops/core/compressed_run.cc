@@ -64,7 +64,7 @@ int64_t parts_of(const CompressedRun& run, int64_t units) {
   // Parts that do not begin with a panel would write the same scores; those that do not begin with a block would
   // round its words with other steps.
   const bool has_parts = (!run.key.is_per_channel() || run.key.token_group_size() % kWordUnit == 0) &&
-                         (run.value.token_groups() == 1 || run.value.token_group_size() % kMostProducts == 0);
+                         (run.value.token_groups() == 1 || run.value.token_group_size() % kMaxProducts == 0);
   if (units >= kFewUnits || !has_parts) return 1;
   return std::max<int64_t>(1, (run.n.t + kKeysOfPart / 2) / kKeysOfPart);
 }
@@ -99,10 +99,10 @@ void attend_parts(Context& context, const CompressedRun& run, const Units& units
   run_tasks(context, units.count * parts, [&](int64_t i) {
     const CompressedUnit& unit = *all[static_cast<size_t>(i / parts)];
     std::vector<float>& of_part = totals[static_cast<size_t>(i)];
-    const int64_t first = i % parts * kKeysOfPart, blocks_of_part = divide_up(length(i % parts), kMostProducts);
+    const int64_t first = i % parts * kKeysOfPart, blocks_of_part = divide_up(length(i % parts), kMaxProducts);
     of_part.resize(static_cast<size_t>(blocks_of_part * unit.elements()));
     for (int64_t block = 0; block < blocks_of_part; ++block)
-      unit.add_values(first + block * kMostProducts, kMostProducts, of_part.data() + block * unit.elements());
+      unit.add_values(first + block * kMaxProducts, kMaxProducts, of_part.data() + block * unit.elements());
   });
   run_tasks(context, units.count, [&](int64_t i) {
     const CompressedUnit& unit = *all[static_cast<size_t>(i)];

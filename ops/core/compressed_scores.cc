@@ -20,7 +20,7 @@ void add_weighted(const int32_t* sums, int64_t count, int weight, double* totals
 
 int64_t long_sum_of(const int16_t* words, int64_t count) {
   int64_t sum = 0;
-  for (int64_t i = 0; i < count; i += kMostProducts) sum += sum_of_words(words + i, std::min(kMostProducts, count - i));
+  for (int64_t i = 0; i < count; i += kMaxProducts) sum += sum_of_words(words + i, std::min(kMaxProducts, count - i));
   return sum;
 }
 
@@ -178,18 +178,18 @@ void CompressedUnit::score_stored(const WordsOfQueries& queries, KeyRange range)
   const int64_t size = key.group_size();
   StoredKeys keys = {};
   keys.is_by_row = key.is_transposed() && !key.is_float();
-  keys.fits = size <= kMostProducts;
+  keys.fits = size <= kMaxProducts;
   keys.is_half = uses_halves_of_key();
   // To the first-level cache.
   keys.is_copied = keys.is_by_row && key.has_4_bits() && !begins_at_bytes(range.first);
-  keys.block = std::min(range.count(), !keys.is_by_row ? kMostProducts : keys.is_copied ? kCopiedKeys : kKeysOfPart);
+  keys.block = std::min(range.count(), !keys.is_by_row ? kMaxProducts : keys.is_copied ? kCopiedKeys : kKeysOfPart);
   keys.group_rows = rows_ * key.word_rows();
   // Groups at once: as many as have sums in the second-level cache.
   const int64_t most_vectors = std::max<int64_t>(1, kUnitScores / (kGroupsOfVector * keys.group_rows * keys.block));
   keys.most_at_once = keys.is_by_row || !keys.fits ? 1 : std::min(key.groups(), kGroupsOfVector * most_vectors);
   keys.sums = memory<int32_t>(keys.most_at_once * keys.group_rows * keys.block);
   keys.totals.resize(static_cast<size_t>(keys.fits ? 0 : rows_ * keys.block));
-  keys.holder = memory<uint8_t>(keys.is_copied ? std::min(size, kMostProducts) * round_up(keys.block, 2) / 2
+  keys.holder = memory<uint8_t>(keys.is_copied ? std::min(size, kMaxProducts) * round_up(keys.block, 2) / 2
                                 : !key.has_4_bits() || keys.is_half ? 0
                                                                     : key.size() * keys.block);
   for (int64_t t = range.first; t < range.end; t += keys.block) {
@@ -209,7 +209,7 @@ void CompressedUnit::score_groups(const WordsOfQueries& queries, StoredKeys& key
   const int64_t size = key.group_size(), word_rows = key.word_rows();
   const int64_t at_once = std::min(keys.most_at_once, key.groups() - group);
   std::fill(keys.totals.begin(), keys.totals.end(), 0.0);
-  for (int64_t d = 0; d < size; d += kMostProducts) {
+  for (int64_t d = 0; d < size; d += kMaxProducts) {
     const int64_t from = group * size + d;
     WordProduct product = {};
     product.groups = at_once;
@@ -218,7 +218,7 @@ void CompressedUnit::score_groups(const WordsOfQueries& queries, StoredKeys& key
     product.words = queries.words.get() + group * product.group_words + d;
     product.word_stride = queries.stride;
     product.rows = keys.group_rows;
-    product.depth = std::min(kMostProducts, size - d);
+    product.depth = std::min(kMaxProducts, size - d);
     product.cols = cols;
     product.sums = keys.sums.get();
     product.sum_stride = cols;

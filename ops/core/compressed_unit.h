@@ -13,30 +13,29 @@
 namespace dynq {
 
 constexpr int64_t kKeysOfPart = 1024;
-constexpr int64_t kMostLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
-constexpr int64_t kUnitScores = 65536;    // of a unit, unless it has few rows: they stay in the second-level cache
+constexpr int64_t kMaxLength = 1 << 22;  // of keys and of heads: sums of products of words fit the 53 bits of a double
+constexpr int64_t kUnitScores = 65536;   // of a unit, unless it has few rows: they stay in the second-level cache
 
 // Parts of the keys begin where sums of products do, and blocks of these where the padding of words ends.
-static_assert(kKeysOfPart % kMostProducts == 0 && kMostProducts % kWordUnit == 0);
-static_assert(static_cast<int64_t>(kLargestWord) * 255 * kMostProducts <= INT32_MAX);
-static_assert(static_cast<int64_t>(kLargestWord) * static_cast<int64_t>(kLargestWord) * kMostLength <= int64_t{1}
-                                                                                                           << 53);
-static_assert(kWordUnit % kMostPanelColumns == 0);
+static_assert(kKeysOfPart % kMaxProducts == 0 && kMaxProducts % kWordUnit == 0);
+static_assert(static_cast<int64_t>(kLargestWord) * 255 * kMaxProducts <= INT32_MAX);
+static_assert(static_cast<int64_t>(kLargestWord) * static_cast<int64_t>(kLargestWord) * kMaxLength <= int64_t{1} << 53);
+static_assert(kWordUnit % kMaxPanelColumns == 0);
 
-// Values have sums for blocks of at most kMostProducts keys, each with its own step of words. If their scales are of
+// Values have sums for blocks of at most kMaxProducts keys, each with its own step of words. If their scales are of
 // channels, the keys of a block are of one token group. The words of each block begin at a multiple of kWordUnit.
 struct CompressedBlocks {
   explicit CompressedBlocks(const CompressedOperand& value)
       : part(value.token_group_size()),
-        of_part(divide_up(part, kMostProducts)),
-        stride(round_up(std::min(part, kMostProducts), kWordUnit)),
+        of_part(divide_up(part, kMaxProducts)),
+        stride(round_up(std::min(part, kMaxProducts), kWordUnit)),
         count(value.token_groups() * of_part) {}
 
-  int64_t number(int64_t t) const { return t / part * of_part + t % part / kMostProducts; }
-  int64_t start(int64_t t) const { return t - t % part % kMostProducts; }
-  int64_t end(int64_t t) const { return std::min(start(t) + kMostProducts, (t / part + 1) * part); }
+  int64_t number(int64_t t) const { return t / part * of_part + t % part / kMaxProducts; }
+  int64_t start(int64_t t) const { return t - t % part % kMaxProducts; }
+  int64_t end(int64_t t) const { return std::min(start(t) + kMaxProducts, (t / part + 1) * part); }
   int64_t word(int64_t t) const { return number(t) * stride + t - start(t); }
-  int64_t words() const { return (count - 1) * stride + round_up(part - (of_part - 1) * kMostProducts, kWordUnit); }
+  int64_t words() const { return (count - 1) * stride + round_up(part - (of_part - 1) * kMaxProducts, kWordUnit); }
 
   int64_t part, of_part, stride, count;
 };
@@ -174,7 +173,7 @@ class CompressedUnit {
   std::vector<float>& offsets_;
 };
 
-// The sum of words. Those of at most kMostProducts words fit int32, for which compilers use vectors.
+// The sum of words. Those of at most kMaxProducts words fit int32, for which compilers use vectors.
 int32_t sum_of_words(const int16_t* words, int64_t count);
 
 inline int number_of_code(uint8_t code, bool is_signed) { return is_signed ? static_cast<int8_t>(code) : int{code}; }

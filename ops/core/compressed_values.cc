@@ -62,16 +62,16 @@ void CompressedUnit::sum_offsets() {
     return;
   }
   const int64_t groups = run_.value.groups();
-  const auto words = memory<int16_t>(rows_ * kMostProducts);
+  const auto words = memory<int16_t>(rows_ * kMaxProducts);
   std::vector<float> steps(static_cast<size_t>(rows_));
   for (int64_t group = 0; group < groups; ++group)
     for (int64_t t = seen_.first; t < seen_.end; t = end_of_block(t)) {
       const int64_t keys = end_of_block(t) - t;
-      active_compressed().quantize_words({scores_ + t, n_.t, value_.offsets + group * n_.t + t, rows_, keys,
-                                          words.get(), kMostProducts, steps.data()});
+      active_compressed().quantize_words(
+          {scores_ + t, n_.t, value_.offsets + group * n_.t + t, rows_, keys, words.get(), kMaxProducts, steps.data()});
       for (int64_t r = 0; r < rows_; ++r)
         offsets_[static_cast<size_t>(r * groups + group)] +=
-            static_cast<float>(sum_of_words(words.get() + r * kMostProducts, keys)) * steps[static_cast<size_t>(r)];
+            static_cast<float>(sum_of_words(words.get() + r * kMaxProducts, keys)) * steps[static_cast<size_t>(r)];
     }
 }
 
@@ -132,7 +132,7 @@ void CompressedUnit::add_stored_values(KeyRange range, float* totals) const {
   values.sums = memory<int32_t>(rows_ * value.word_rows() * size);
   values.zero_sums = memory<int32_t>(rows_);
   const auto holder =
-      memory<uint8_t>(value.has_4_bits() && !values.is_half ? std::min(kMostProducts, range.count()) * n_.e : 0);
+      memory<uint8_t>(value.has_4_bits() && !values.is_half ? std::min(kMaxProducts, range.count()) * n_.e : 0);
   std::fill(values.zero_sums.get(), values.zero_sums.get() + rows_, 0);
   for (int64_t t = range.first; t < range.end; t = end_of_block(t)) {
     const int64_t depth = end_of_block(t) - t;

@@ -22,7 +22,7 @@ constexpr int64_t kPositions = 8;
 // there.
 constexpr int64_t kFewPositions = 16;
 // Sums of fewer quads, or for fewer channels, do not pay for the copies.
-constexpr int64_t kFewestQuads = 16, kFewestOutputs = 16;
+constexpr int64_t kMinQuads = 16, kMinOutputs = 16;
 // Sums of so many take less time than the direct form's with any number of positions: 0.7 to 1.0 of it on AMD EPYC,
 // Zen 3 (family 25, model 1). With half as many they take 0.95 to 1.15, but 0.83 to 1.0 where the positions of a sample
 // leave more than a fifth of the lanes of the direct form empty, which has pairs of vectors.
@@ -52,7 +52,7 @@ void clip(float* values, int64_t count, float lowest, float highest) {
 bool takes_conv_rows(const ConvShape& shape) {
   const AlgorithmUse use = conv_rows_use;
   if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways && shape.groups == 1;
-  if (shape.groups > 1 || shape.outputs < kFewestOutputs || shape.quads < kFewestQuads) return false;
+  if (shape.groups > 1 || shape.outputs < kMinOutputs || shape.quads < kMinQuads) return false;
   const ConvAxis(&axes)[kSpatialAxes] = shape.axes;
   const bool is_one_sample = shape.samples == 1 || shape.has_samples_apart;  // in each call of a kernel
   const int64_t positions = axes[0].out * axes[1].out * axes[2].out;

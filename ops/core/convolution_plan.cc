@@ -15,10 +15,10 @@ namespace {
 constexpr int64_t kImageBytes = 128 << 10;  // of the image of a tile, so that it stays in the second-level cache
 constexpr int64_t kTilePositions = 2048;    // their sums stay there, too
 constexpr int64_t kRowPositions = 512;      // of the last axis
-constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kFewestRowPositions or fewer
-constexpr int64_t kFewestRowPositions = 16;
-constexpr int64_t kFewestPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
-constexpr int64_t kCopy = 6;               // quads that could be multiplied while a vector of outputs is copied
+constexpr int64_t kRowBytes = 1 << 20;      // of the image of one row, unless it has kMinRowPositions or fewer
+constexpr int64_t kMinRowPositions = 16;
+constexpr int64_t kMinPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
+constexpr int64_t kCopy = 6;            // quads that could be multiplied while a vector of outputs is copied
 
 bool takes_strassen_form(const Convolution& conv) {
   // The outputs of a tile are adjacent, as those of pointwise kernels are, and kernels may write to them.
@@ -119,7 +119,7 @@ void Convolution::choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) con
   int64_t row = part(axes[2].out, std::min(kRowPositions, most_positions));
   const ConvTile one_row = {{0, 0, 0}, {1, 1, row}};
   if (const int64_t bytes = image_of(one_row).bytes(); bytes > kRowBytes)
-    row = part(axes[2].out, std::max(kFewestRowPositions, row * kRowBytes / bytes));
+    row = part(axes[2].out, std::max(kMinRowPositions, row * kRowBytes / bytes));
   tile[2] = implementation_->is_strassen ? std::min(axes[2].out, round_up(row, kStrassenColumns)) : row;
   for (int i = 1; i >= 0; --i) {
     if (i == 0 && tile[1] < axes[1].out) break;
@@ -142,7 +142,7 @@ int64_t Convolution::most_of_axis(int axis, int64_t wanted, const int64_t (&tile
   most = std::min(most, std::max(int64_t{1}, most_positions / two.position(axis == 0, axis == 1)));
   if (groups > 1) return most;
   const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (axis == 1 ? axes[0].out : 1);
-  return std::min(most, std::max(divide_up(kFewestPositions, tile[1] * tile[2]),
+  return std::min(most, std::max(divide_up(kMinPositions, tile[1] * tile[2]),
                                  divide_up(axes[axis].out, divide_up(wanted, others))));
 }
 
@@ -150,7 +150,7 @@ bool fits_conv_tiles(const Convolution& conv, const ConvImage& form) {
   return active_isa().products->conv_tiles != nullptr &&
          (conv.groups == 1 || conv.group_outputs % kBlockColumns == 0) && conv.quads >= 2 * kTileRows &&
          2 * form.run() >= round_up(form.run(), kTileRows) &&
-         form.positions() * conv.quads * kQuad * conv.channels >= kLeastTileProducts;
+         form.positions() * conv.quads * kQuad * conv.channels >= kMinTileProducts;
 }
 
 }  // namespace dynq

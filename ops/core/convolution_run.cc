@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
 constexpr int64_t kOutput = 256;  // products that take as long as one output; a depthwise output takes little more
 constexpr int64_t kFewTasks = 8, kMaxTasks = 64;
-constexpr int64_t kFewestChannels = 128;  // of a task, if other tasks write the same image
+constexpr int64_t kMinChannels = 128;  // of a task, if other tasks write the same image
 
 }  // namespace
 
@@ -89,7 +89,7 @@ void Convolution::run(Context& context) {
                                ? std::clamp(most, int64_t{1}, divide_up(samples, wanted))
                                : int64_t{1};
   const int64_t units = divide_up(samples, together);
-  const int64_t channel_unit = groups == 1 ? std::max(kFewestChannels, kBlockColumns) : kBlockColumns;
+  const int64_t channel_unit = groups == 1 ? std::max(kMinChannels, kBlockColumns) : kBlockColumns;
   const int64_t parts =
       std::clamp(divide_up(wanted, units * all_tiles), int64_t{1}, std::max(int64_t{1}, channels / channel_unit));
   const int64_t blocks = divide_up(channels, kBlockColumns);

@@ -73,14 +73,15 @@ class Check {
       fail("geometry has shape " + shape.text() + ", expected 5x" + std::to_string(spatial_rank) +
            ": kernel shape, strides, dilations, leading pads and trailing pads");
     static constexpr const char* kRows[] = {"kernel shape", "stride", "dilation", "leading pad", "trailing pad"};
-    static constexpr int32_t kLeast[] = {1, 1, 1, 0, 0};
+    static constexpr int32_t kMinValues[] = {1, 1, 1, 0, 0};
     int64_t values[5][kSpatialAxes];
     for (size_t row = 0; row < 5; ++row)
       for (size_t i = 0; i < spatial_rank; ++i) {
         values[row][i] = load(static_cast<const int32_t*>(geometry.data) + row * spatial_rank + i);
-        if (values[row][i] < kLeast[row])
+        if (values[row][i] < kMinValues[row])
           fail(std::string("geometry has the ") + kRows[row] + " " + std::to_string(values[row][i]) +
-               " for dimension " + std::to_string(i + 2) + ", expected " + std::to_string(kLeast[row]) + " or more");
+               " for dimension " + std::to_string(i + 2) + ", expected " + std::to_string(kMinValues[row]) +
+               " or more");
       }
     for (size_t i = 0; i < spatial_rank; ++i)
       set_axis({values[0][i], values[1][i], values[2][i], values[3][i], values[4][i]}, src.dims[2 + i], i + 2,

@@ -14,11 +14,11 @@ ProductKernel kernel_of_rows(const ProductShape& shape, const ProductKernels& ke
 
 // Sums of columns by a row of ones take as long as one more row, and no pass over the weights.
 bool sums_with_ones(const ProductShape& shape, const ProductKernels&) {
-  return !shape.has_sums && shape.scales_vary && shape.rows <= kMostSummedRows && shape.stack == 1;
+  return !shape.has_sums && shape.scales_vary && shape.rows <= kMaxSummedRows && shape.stack == 1;
 }
 
 bool takes_tiles(const ProductShape& shape) {
-  return shape.rows >= kTileRows && shape.stack * shape.rows * shape.depth * shape.columns >= kLeastTileProducts;
+  return shape.rows >= kTileRows && shape.stack * shape.rows * shape.depth * shape.columns >= kMinTileProducts;
 }
 
 struct Implementation {
@@ -39,7 +39,7 @@ constexpr Implementation kImplementations[] = {
      [](const ProductShape&, const ProductKernels& kernels) { return kernels.gemm_qc8w_tiles; }, CodeRows::kInTiles},
     {"tiles, groups",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return kernels.gemm_qb8w_tiles != nullptr && shape.groups > 1 && shape.group_size() <= kLongestTileGroup &&
+       return kernels.gemm_qb8w_tiles != nullptr && shape.groups > 1 && shape.group_size() <= kMaxTileGroup &&
               takes_tiles(shape);
      },
      [](const ProductShape& shape, const ProductKernels& kernels) {
@@ -53,16 +53,16 @@ constexpr Implementation kImplementations[] = {
      kernel_of_rows, CodeRows::kPlain, ColumnSums::kPrepared, false, true},
     {"few rows, ones, 2 bits",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return sums_with_ones(shape, kernels) && shape.bits == 2 && shape.rows <= kMost2BitRows &&
-              shape.group_size() <= kLongest2BitGroup;
+       return sums_with_ones(shape, kernels) && shape.bits == 2 && shape.rows <= kMax2BitRows &&
+              shape.group_size() <= kMax2BitGroup;
      },
      [](const ProductShape&, const ProductKernels& kernels) { return kernels.gemm_qb2w; }, CodeRows::kWithOnes,
      ColumnSums::kInKernel, true},
     {"few rows, ones", sums_with_ones, kernel_of_rows, CodeRows::kWithOnes, ColumnSums::kInKernel},
     {"rows, sums in the kernel",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return kernels.makes_sums_4bit && !shape.has_sums && shape.bits < 8 && shape.rows >= kLeastSummingRows &&
-              shape.depth > 0 && shape.depth == shape.padded_depth && shape.group_size() <= kLongestSummedGroup;
+       return kernels.makes_sums_4bit && !shape.has_sums && shape.bits < 8 && shape.rows >= kMinSummingRows &&
+              shape.depth > 0 && shape.depth == shape.padded_depth && shape.group_size() <= kMaxSummedGroup;
      },
      kernel_of_rows, CodeRows::kPlain, ColumnSums::kInKernel},
     {"rows", [](const ProductShape&, const ProductKernels&) { return true; }, kernel_of_rows},

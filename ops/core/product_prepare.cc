@@ -196,7 +196,7 @@ bool Product::has_bounded_groups() const {
         return false;
     return true;
   }
-  return (product_.bits < 8 || all_.codes.sums == nullptr) && all_.depth <= all_.groups * kLongestTileGroup;
+  return (product_.bits < 8 || all_.codes.sums == nullptr) && all_.depth <= all_.groups * kMaxTileGroup;
 }
 
 }  // namespace dynq

@@ -98,7 +98,7 @@ Product::Cut Product::cut() const {
   const int64_t tasks_of_pair = divide_up(tasks, cut.pair_tasks);
   // Few rows are memory-bound: the first columns of a task wait for weights and scales that nothing has prefetched.
   const int64_t most =
-      all_.rows > kMostSummedRows + 1 ? cut.strips : std::max(cut.strips / 4, std::min(cut.strips, kFewStrips));
+      all_.rows > kMaxSummedRows + 1 ? cut.strips : std::max(cut.strips / 4, std::min(cut.strips, kFewStrips));
   cut.column_tasks = std::clamp(tasks_of_pair, int64_t{1}, most);
   cut.row_tasks = std::clamp(divide_up(tasks_of_pair, cut.column_tasks), int64_t{1}, cut.units);
   return cut;
@@ -226,7 +226,7 @@ void Product::run_task(ProductKernel kernel, const ProductBlock& block, int64_t 
 // Computes a task piece by piece. Adds the terms of each piece and rounds it to float16 while it is in the first-level
 // cache. Few rows are one piece: their kernels read long streams of weights.
 void Product::run_in_pieces(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const {
-  const int64_t columns = task.rows <= kMostSummedRows + 1 ? round_up(task.cols, kPieceColumns) : kPieceColumns;
+  const int64_t columns = task.rows <= kMaxSummedRows + 1 ? round_up(task.cols, kPieceColumns) : kPieceColumns;
   const int64_t rows = task.rows <= kStrassenRows ? task.rows : kPieceRows;
   Scratch<float, kStrassenRows * kPieceColumns> memory;
   float* const piece = memory.allocate(rows * columns);

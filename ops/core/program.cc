@@ -131,7 +131,7 @@ void Program::run(const ProgramTensors& tensors, int64_t begin, int64_t end) con
   }
   const int64_t wanted = kPassElements / std::max<int64_t>(tensors.cols, 1) / 2 * 2;
   const int64_t batch =
-      std::clamp<int64_t>(wanted, tensors.cols % 2 == 0 && passes_.slot_count > 0 ? 1 : 2, kMostPassRows);
+      std::clamp<int64_t>(wanted, tensors.cols % 2 == 0 && passes_.slot_count > 0 ? 1 : 2, kMaxPassRows);
   for (int64_t row = begin; row < end; row += batch) run.run(row, std::min(batch, end - row));
 }
 
@@ -153,7 +153,7 @@ int64_t Program::longest_row() const {
 }
 
 RepeatedProgram::RepeatedProgram(const Program& program, const ProgramTensors& tensors) : rows_(tensors.rows) {
-  for (int64_t row = 0; row < rows_; row += kMostPassRows)
+  for (int64_t row = 0; row < rows_; row += kMaxPassRows)
     runs_.push_back(std::make_unique<Program::Run>(program, tensors));
 }
 
@@ -162,8 +162,8 @@ RepeatedProgram::~RepeatedProgram() = default;
 void RepeatedProgram::run() {
   int64_t row = 0;
   for (const auto& part : runs_) {
-    part->run_again(row, std::min(kMostPassRows, rows_ - row));
-    row += kMostPassRows;
+    part->run_again(row, std::min(kMaxPassRows, rows_ - row));
+    row += kMaxPassRows;
   }
 }
 

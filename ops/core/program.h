@@ -25,9 +25,9 @@ struct ProgramTensors {
   const void* src;
   Type src_type;                                   // float32 or float16
   int64_t src_stride, dst_stride, operand_stride;  // from row to row, in elements
-  const float* operands[kMostOperands];
-  int64_t operand_rows[kMostOperands];  // the number of numbers that recur, for an operand of rows
-  void* outputs[kProgramOutputs];       // null: not assigned
+  const float* operands[kMaxOperands];
+  int64_t operand_rows[kMaxOperands];  // the number of numbers that recur, for an operand of rows
+  void* outputs[kProgramOutputs];      // null: not assigned
   Type dst_type;
 };
 

@@ -270,7 +270,7 @@ bool QuantizePass::find(const RowNumbers& numbers, const RowRanges& ranges, int6
       if (std::abs(rows.offsets[i]) > kNarrowZeroPoint) return false;
     }
   if (saturates_) return true;  // as the kernel does
-  alignas(64) float low[kMostPassRows], high[kMostPassRows], zeros[kMostPassRows] = {};
+  alignas(64) float low[kMaxPassRows], high[kMaxPassRows], zeros[kMaxPassRows] = {};
   copy(ranges.high, count, high);
   if (ranges.low != nullptr)
     copy(ranges.low, count, low);

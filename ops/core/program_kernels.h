@@ -29,15 +29,15 @@ struct RowNumbers {
 };
 
 // The most rows that are quantized at once.
-constexpr int64_t kMostPassRows = 64;
+constexpr int64_t kMaxPassRows = 64;
 
 // What kernels need to know of each row.
 struct QuantizedRows {
-  alignas(64) float scales[kMostPassRows];       // t = x / scale or x * scale
-  alignas(64) float factors[kMostPassRows];      // of floats: y = code * factor or code / factor
-  alignas(64) float zero_points[kMostPassRows];  // that are added before rounding
-  alignas(64) int32_t offsets[kMostPassRows];    // of codes, added after rounding
-  float largest;                                 // magnitude of t, if it is rounded to float16
+  alignas(64) float scales[kMaxPassRows];       // t = x / scale or x * scale
+  alignas(64) float factors[kMaxPassRows];      // of floats: y = code * factor or code / factor
+  alignas(64) float zero_points[kMaxPassRows];  // that are added before rounding
+  alignas(64) int32_t offsets[kMaxPassRows];    // of codes, added after rounding
+  float largest;                                // magnitude of t, if it is rounded to float16
 };
 
 // The numbers of an earlier pass between which all elements of each row are; both are finite.

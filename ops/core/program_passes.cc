@@ -39,9 +39,9 @@ class Compiler {
       add_numbers(stage);
       add_elements(stage);
     }
-    if (reductions_ > kMostReductions)
+    if (reductions_ > kMaxReductions)
       throw Error(std::string(op) + ": program has " + std::to_string(reductions_) +
-                  " reductions that do not depend on each other, expected at most " + std::to_string(kMostReductions));
+                  " reductions that do not depend on each other, expected at most " + std::to_string(kMaxReductions));
     for (size_t i = 0; i < size(); ++i)
       if (program_.values[i].kind == Kind::kRow && result_.slots[i] >= 0)
         result_.row_values.push_back(static_cast<int>(i));
@@ -144,7 +144,7 @@ class Compiler {
   // Returns the offset of a slot; -1 for other operands, whose address is set. No operand is a tile: each number that
   // is computed has a slot.
   int64_t place_number(const PlacedOperand& operand, StepOperand& at) const {
-    constexpr int64_t kSize = sizeof(float), kSlot = kMostPassRows * kSize;
+    constexpr int64_t kSize = sizeof(float), kSlot = kMaxPassRows * kSize;
     static constexpr float kNothing = 0;
     if (operand.place == Place::kSlot) {
       at = {nullptr, 0, kSize, true};

@@ -14,7 +14,7 @@
 
 namespace dynq {
 
-// The memory of one task, and the steps with the addresses of its rows. A run takes at most kMostPassRows rows at once,
+// The memory of one task, and the steps with the addresses of its rows. A run takes at most kMaxPassRows rows at once,
 // an even number, since two 4-bit codes share a byte.
 class Program::Run {
  public:
@@ -27,7 +27,7 @@ class Program::Run {
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
         tiles_(aligned(memory_.allocate((passes_.tile_count + 1) * kTileElements +
-                                        (numbers == nullptr ? passes_.slot_count * kMostPassRows : 0) +
+                                        (numbers == nullptr ? passes_.slot_count * kMaxPassRows : 0) +
                                         kAlignment / kSize))),
         slots_(numbers != nullptr ? numbers->slots_ : tiles_ + (passes_.tile_count + 1) * kTileElements) {}
 
@@ -82,7 +82,7 @@ class Program::Run {
     }
     // Whole vectors, since parts of them take much longer. Outputs are written behind them.
     const bool is_whole = rows % kRowsOfVectors == 0;
-    alignas(kAlignment) float stored[kProgramOutputs][kMostPassRows];
+    alignas(kAlignment) float stored[kProgramOutputs][kMaxPassRows];
     for (const auto& [step, which] : pass.stores) {
       steps[step].a = output(which, row, 0, rows);
       if (!is_whole) steps[step].a.at = address(stored[which]);
@@ -131,7 +131,7 @@ class Program::Run {
     return reduced_row(all, 0).extreme(static_cast<int64_t>(reduction), row);
   }
 
-  float* slot(int index) { return slots_ + index * kMostPassRows; }
+  float* slot(int index) { return slots_ + index * kMaxPassRows; }
 
   // Repeats the number of the last row up to a whole vector.
   void pad(int index, int64_t rows) {
@@ -260,12 +260,12 @@ class Program::Run {
   // steps clip their codes.
   bool quantize(const QuantizePass& pass, const std::optional<RangePass>& known, const Part& part) {
     QuantizedRows rows;
-    const RowNumbers numbers = {slots_, kMostPassRows, program_.text_.literals.data()};
+    const RowNumbers numbers = {slots_, kMaxPassRows, program_.text_.literals.data()};
     if (known) {
       const RowRanges ranges = {known->low < 0 ? nullptr : slot(known->low), slot(known->high)};
       if (!all_finite_ || !pass.find(numbers, ranges, part.rows, rows)) return false;
     } else {
-      float low[kMostPassRows], high[kMostPassRows];
+      float low[kMaxPassRows], high[kMaxPassRows];
       if (!read_ranges(kMinMax, part, low, high) || !pass.find(numbers, {low, high}, part.rows, rows)) return false;
     }
     const bool is_float16 = src_.widen != nullptr && pass.takes_float16(rows, part.rows);
@@ -285,7 +285,7 @@ class Program::Run {
 
   bool store_codes(const QuantizePass& pass, const QuantizedRows& rows, const Part& part, bool is_stored) {
     const CodeKind kind = store_of(program_.code_type_) == StepKind::kStoreInt8 ? kS8 : kU8;
-    const bool are_bytes = part.cols % 2 == 0 && part.cols >= kLeastColumnsOf4Bits;
+    const bool are_bytes = part.cols % 2 == 0 && part.cols >= kMinColumnsOf4Bits;
     QuantizeKernel kernel = takes_4_bits() && are_bytes ? pass.quantizer_to_4_bits(table_, kind, is_stored) : nullptr;
     const bool is_direct = !takes_4_bits() || kernel != nullptr;
     if (kernel == nullptr) kernel = pass.quantizer(table_, kind, is_stored);
@@ -405,7 +405,7 @@ class Program::Run {
   const ProgramPasses& passes_;
   const ElementwiseKernels& table_;
   const Storage src_, codes_;
-  Scratch<float, 16 * kMostPassRows + 4 * kTileElements> memory_;
+  Scratch<float, 16 * kMaxPassRows + 4 * kTileElements> memory_;
   Scratch<Step, 24> step_memory_, number_step_memory_;
   float *const tiles_, *const slots_;
   Step* number_steps_ = nullptr;
@@ -416,7 +416,7 @@ class Program::Run {
   uint8_t* bytes_ = nullptr;
   Step* steps_ = nullptr;
   int64_t step_count_ = 0;
-  uint8_t zero_points_[kMostPassRows];
+  uint8_t zero_points_[kMaxPassRows];
 };
 
 }  // namespace dynq

@@ -14,8 +14,8 @@ namespace {
 
 using Kind = ProgramValue::Kind;
 
-constexpr size_t kMostSteps = 64;
-constexpr int kDeepest = 64;  // nested expressions
+constexpr size_t kMaxSteps = 64;
+constexpr int kMaxNesting = 64;  // nested expressions
 
 constexpr const char* kOutputNames[kProgramOutputs] = {"codes", "zero_point", "dst", "dst_2", "scale", "number"};
 
@@ -122,21 +122,21 @@ class Parser {
     return text_.substr(begin, at_ - begin);
   }
 
-  // The operand that a name as row1 means: its number from 0 on, or kMostOperands.
+  // The operand that a name as row1 means: its number from 0 on, or kMaxOperands.
   size_t operand_of(const std::string& name, const char* prefix) const {
     const size_t length = std::strlen(prefix);
-    if (name.size() != length + 1 || name.compare(0, length, prefix) != 0) return kMostOperands;
+    if (name.size() != length + 1 || name.compare(0, length, prefix) != 0) return kMaxOperands;
     const auto number = static_cast<size_t>(name.back() - '1');
-    return name.back() >= '1' && number < operands_ ? number : kMostOperands;
+    return name.back() >= '1' && number < operands_ ? number : kMaxOperands;
   }
 
   bool is_input(const std::string& name) const {
-    return name == "x" || name == "inf" || operand_of(name, "row") < kMostOperands ||
-           operand_of(name, "column") < kMostOperands || operand_of(name, "tensor") < kMostOperands;
+    return name == "x" || name == "inf" || operand_of(name, "row") < kMaxOperands ||
+           operand_of(name, "column") < kMaxOperands || operand_of(name, "tensor") < kMaxOperands;
   }
 
   int expression(int depth) {
-    if (depth > kDeepest) fail("at most " + std::to_string(kDeepest) + " nested expressions");
+    if (depth > kMaxNesting) fail("at most " + std::to_string(kMaxNesting) + " nested expressions");
     const bool is_negative = accept('-');
     if (skip_space() < text_.size() && (is_digit(text_[at_]) || text_[at_] == '.'))
       return literal(number(), is_negative);
@@ -179,7 +179,7 @@ class Parser {
          {Prefix{"row", Kind::kRow, OperandForm::kRow}, Prefix{"column", Kind::kColumn, OperandForm::kColumn},
           Prefix{"tensor", Kind::kTensor, OperandForm::kTensor}}) {
       const size_t operand = operand_of(name, prefix.text);
-      if (operand == kMostOperands) continue;
+      if (operand == kMaxOperands) continue;
       OperandForm& form = program_.forms[operand];
       if (form != OperandForm::kUnused) fail("one form of operand " + std::to_string(operand + 1));
       form = prefix.form;
@@ -204,7 +204,7 @@ class Parser {
     }
     expect(')');
     check_arguments(name, *found, value.arguments);
-    if (++steps_ > kMostSteps) fail("at most " + std::to_string(kMostSteps) + " operations");
+    if (++steps_ > kMaxSteps) fail("at most " + std::to_string(kMaxSteps) + " operations");
     for (const int argument : value.arguments) {
       const ProgramValue& given = program_.at(argument);
       value.is_vector |= given.is_vector;

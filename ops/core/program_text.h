@@ -11,7 +11,7 @@ namespace dynq {
 
 enum class ProgramOutput { kCodes, kZeroPoint, kDst, kDst2, kScale, kNumber };
 constexpr size_t kProgramOutputs = 6;
-constexpr size_t kMostOperands = 8;
+constexpr size_t kMaxOperands = 8;
 constexpr const char* kIdentityProgram = "dst = x";  // of a node without the attribute
 
 constexpr bool takes_vectors(size_t output) {
@@ -45,7 +45,7 @@ struct ProgramValue {
 struct ProgramText {
   std::vector<ProgramValue> values;
   std::vector<float> literals;
-  OperandForm forms[kMostOperands] = {};
+  OperandForm forms[kMaxOperands] = {};
   int outputs[kProgramOutputs];  // values; -1: not assigned
 
   const ProgramValue& at(int value) const { return values[static_cast<size_t>(value)]; }

@@ -53,8 +53,8 @@ void extremes_of_tensor(const float* x, int64_t count, float& low, float& high) 
   for (const bool is_max : {false, true}) {
     // minps and maxps: `b`, the second source, if either is NaN.
     const auto reduce = [&](float& a, float b) { a = (is_max ? a > b : a < b) ? a : b; };
-    constexpr float kMost = std::numeric_limits<float>::max();
-    float best = is_max ? -kMost : kMost, lanes[kVectors * kWidth];
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    float best = is_max ? -kLargest : kLargest, lanes[kVectors * kWidth];
     std::fill(std::begin(lanes), std::end(lanes), best);
     const int64_t in_four = count / (kVectors * kWidth) * (kVectors * kWidth), in_vectors = count / kWidth * kWidth;
     for (int64_t i = 0; i < in_four; ++i) reduce(lanes[i % (kVectors * kWidth)], load(x + i));

@@ -8,7 +8,7 @@ namespace dynq {
 
 // Rows longer than kLongRow are split into parts, unless there are at least kFewRows of them.
 constexpr int64_t kLongRow = 4 * kTaskElements, kFewRows = 8;
-constexpr int64_t kMostParts = 256;  // of one row
+constexpr int64_t kMaxParts = 256;  // of one row
 
 // Elements of short rows that are processed together. As floats they fill half of a first-level cache.
 constexpr int64_t kBatchElements = 4096;
@@ -25,7 +25,7 @@ constexpr bool are_split(int64_t rows, int64_t cols) { return cols > kLongRow &&
 
 // The parts of a long row; their sizes but for the last are multiples of 64.
 struct Parts {
-  explicit Parts(int64_t cols_) : cols(cols_), count(part_count(cols_, kMostParts)) {}
+  explicit Parts(int64_t cols_) : cols(cols_), count(part_count(cols_, kMaxParts)) {}
   int64_t begin(int64_t part) const { return part == count ? cols : cols * part / count / 64 * 64; }
   int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
 

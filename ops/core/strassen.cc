@@ -36,7 +36,7 @@ constexpr ConvRule kConvRules[] = {
 };
 
 // Parts of fewer rows do not pay for the operands of weights.
-constexpr int64_t kFewestRows = 32;
+constexpr int64_t kMinRows = 32;
 
 bool has_little_padding(int64_t depth, double most) {
   const int64_t padded = 2 * strassen_pieces(depth) * strassen_half_depth(depth);
@@ -77,7 +77,7 @@ int64_t choose_strassen_channels(int64_t channels) {
 int64_t choose_strassen_rows(const StrassenShape& shape, int64_t tasks) {
   static const int64_t threads = std::max(int64_t{1}, static_cast<int64_t>(std::thread::hardware_concurrency()));
   const int64_t strips = divide_up(shape.columns, kStrassenColumns), wanted = std::min(tasks, 2 * threads);
-  const int64_t fewest = divide_up(shape.rows, kStrassenRows), most = std::max(fewest, shape.rows / kFewestRows);
+  const int64_t fewest = divide_up(shape.rows, kStrassenRows), most = std::max(fewest, shape.rows / kMinRows);
   const int64_t parts = std::clamp(divide_up(wanted, strips), fewest, most);
   return round_up(divide_up(shape.rows, parts), 2);
 }

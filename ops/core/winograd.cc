@@ -30,9 +30,9 @@ constexpr Rule kRules[] = {
 
 // The transformed codes of a box, in bytes: as many as fit the second-level cache with sums and weights, but of so many
 // tiles that the transforms of weights take less time than the products, unless that takes too much memory.
-constexpr int64_t kCodesBytes = 288 << 10, kMostCodesBytes = 1280 << 10;
-constexpr int64_t kFewTiles = 16, kMostSums = 28 * kWinogradElements;
-constexpr int64_t kMostKernel = 64;  // rows and columns: the numbers below cannot overflow
+constexpr int64_t kCodesBytes = 288 << 10, kMaxCodesBytes = 1280 << 10;
+constexpr int64_t kFewTiles = 16, kMaxSums = 28 * kWinogradElements;
+constexpr int64_t kMaxKernel = 64;  // rows and columns: the numbers below cannot overflow
 
 WinogradKernelSize kernel_of(const ConvAxis (&axes)[kSpatialAxes]) { return {axes[1].kernel, axes[2].kernel}; }
 
@@ -66,8 +66,8 @@ bool takes_winograd(const WinogradShape& shape) {
     return false;
   // A box has a tile of each phase of the dilations, or more.
   const WinogradKernelSize kernel = kernel_of(shape.axes);
-  if (rows.dilation > rows.out || cols.dilation > cols.out || rows.kernel > kMostKernel || cols.kernel > kMostKernel ||
-      rows.dilation * cols.dilation > kMostCodesBytes / tile_bytes(kernel, shape.inputs))
+  if (rows.dilation > rows.out || cols.dilation > cols.out || rows.kernel > kMaxKernel || cols.kernel > kMaxKernel ||
+      rows.dilation * cols.dilation > kMaxCodesBytes / tile_bytes(kernel, shape.inputs))
     return false;
   const AlgorithmUse use = winograd_use;
   if (use != AlgorithmUse::kByRule) return use == AlgorithmUse::kAlways;
@@ -88,8 +88,8 @@ bool takes_winograd(const WinogradShape& shape) {
 void choose_winograd_box(const ConvAxis (&axes)[kSpatialAxes], int64_t inputs, int64_t (&box)[kSpatialAxes]) {
   const WinogradKernelSize kernel = kernel_of(axes);
   const int64_t each = tile_bytes(kernel, inputs);
-  const int64_t most = std::max({int64_t{1}, std::min(kMostSums / kernel.elements(), kCodesBytes / each),
-                                 std::min(kFewTiles, kMostCodesBytes / each)});
+  const int64_t most = std::max({int64_t{1}, std::min(kMaxSums / kernel.elements(), kCodesBytes / each),
+                                 std::min(kFewTiles, kMaxCodesBytes / each)});
   // Equal parts of at most `most` tiles, in whole tiles of all phases.
   const auto part = [](const ConvAxis& axis, int64_t tiles) {
     const int64_t unit = tile_size(axis) * axis.dilation, units = divide_up(axis.out, unit);

@@ -19,16 +19,16 @@ struct SoftmaxRow {
 };
 constexpr int64_t kSoftmaxUnit = 16;
 
-constexpr int64_t kMostKeys = 65536;  // so that sums of bytes do not overflow int32
+constexpr int64_t kMaxKeys = 65536;  // so that sums of bytes do not overflow int32
 constexpr float kLargestCode = 65535;
 constexpr float kUnitOfCodes = 0x1p-16f;  // so that a code times a scale does not overflow
-constexpr float kLeastWeight = 0x1p-90f;  // of the largest one: neither 65535 / top nor the result leaves float32
+constexpr float kMinWeight = 0x1p-90f;    // of the largest one: neither 65535 / top nor the result leaves float32
 
 // score = 2 * cap * sigmoid(score * (2 / cap)) - cap, unless cap is 0; as the functions of programs
 // y = max((score + bias - the largest such sum) * log2(e), -64)
 // code = round(2^y * 65535)
 // weight = code * factor
-// top = the largest weight, at least kLeastWeight
+// top = the largest weight, at least kMinWeight
 // code of a weight = round(weight * (65535 / top))
 //
 // The difference is multiplied, not its terms: a mask may be the lowest float, and its multiples are infinite.

@@ -8,7 +8,7 @@ namespace dynq {
 
 constexpr float kLargestWord = 32512;       // 127 * 256: the largest magnitude of a code of 16 bits
 constexpr float kSmallestStep = 0x1p-126f;  // so that quotients by steps are at most kLargestWord
-constexpr int64_t kMostProducts = 256;      // in a sum of int32: 32512 * 255 * 256 < 2^31
+constexpr int64_t kMaxProducts = 256;       // in a sum of int32: 32512 * 255 * 256 < 2^31
 constexpr int64_t kWordUnit = 32;           // rows of words are padded with zeros to a multiple of it
 
 // What words, codes of 16 bits, are multiplied by: codes of 8 bits, a CodeKind; words of floats; or codes of 4 bits
@@ -18,7 +18,7 @@ constexpr int kWords = 2, kHalves = 3, kFactorKinds = 4;
 constexpr int kHighByte = 256;  // the weight of high bytes
 
 // Sums of products of words with codes:
-//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMostProducts and, of halves by column,
+//   sums[r][c] = sum over d < depth of words[r][d] * code(c, d), where depth <= kMaxProducts and, of halves by column,
 //   even
 // By column, this is done for `groups` of codes, one behind the other in each column.
 struct WordProduct {
@@ -48,8 +48,8 @@ struct PanelPack {
 };
 using PanelPackKernel = void (*)(const PanelPack&);
 
-// Sums of products of words with panels, where depth <= kMostProducts. The panels of a model are stored for every
-// instruction set: they are of pairs of int16 and kMostPanelColumns columns.
+// Sums of products of words with panels, where depth <= kMaxProducts. The panels of a model are stored for every
+// instruction set: they are of pairs of int16 and kMaxPanelColumns columns.
 struct PanelProduct {
   const int16_t* words;  // rows of `word_stride`, with a 0 behind an odd depth
   int64_t word_stride, rows, depth, cols;
@@ -118,7 +118,7 @@ struct PowerRow {
 using PowersKernel = float (*)(const PowerRow&);
 
 constexpr int kPowerTerms = 7;
-constexpr float kLeastPower = -126.0f;
+constexpr float kMinPower = -126.0f;
 constexpr float kPowerUnit = 8388608.0f;
 
 struct CompressedKernels {
@@ -132,6 +132,6 @@ struct CompressedKernels {
   PanelScoresKernel panel_scores;
 };
 
-constexpr int64_t kMostPanelColumns = 32;  // of every instruction set; a multiple of each
+constexpr int64_t kMaxPanelColumns = 32;  // of every instruction set; a multiple of each
 
 }  // namespace dynq

@@ -119,7 +119,7 @@ struct TwoTermBlock : Extent {
   const float* inverses;
 };
 
-constexpr int64_t kLeastColumnsOf4Bits = 32;
+constexpr int64_t kMinColumnsOf4Bits = 32;
 
 // The smallest and the largest element, or 0 and the largest magnitude.
 struct Range {
@@ -167,7 +167,7 @@ struct ElementwiseKernels {
   BoundedKernel bounded_f16[kScalings][kBoundedOrders];
   RangeKernel ranges_f16[kExtremes];
   // kOnnx, for codes of 4 bits as they are stored; quantize for safe scales, dequantize for finite ones. All rows begin
-  // at a byte, and have an even number of elements, at least kLeastColumnsOf4Bits. Null: codes of 4 bits are converted
+  // at a byte, and have an even number of elements, at least kMinColumnsOf4Bits. Null: codes of 4 bits are converted
   // to and from 8 bits.
   QuantizeKernel quantize_4bits[kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize_4bits[kCodeKinds][kParameterKinds];

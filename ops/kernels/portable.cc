@@ -203,11 +203,11 @@ void bounded(const BoundedBlock& block) {
   });
 }
 
-// Copies up to kMost elements; most times kMost, which takes no call.
-template <int64_t kMost, class T>
+// Copies up to kMaxCount elements; most times kMaxCount, which takes no call.
+template <int64_t kMaxCount, class T>
 void copy_some(const T* from, T* to, int64_t count) {
-  if (count == kMost)
-    memcpy(to, from, kMost * sizeof(T));
+  if (count == kMaxCount)
+    memcpy(to, from, kMaxCount * sizeof(T));
   else
     memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
 }

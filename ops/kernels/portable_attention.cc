@@ -25,7 +25,7 @@ float softmax(const SoftmaxRow& row) {
     if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   }
   int64_t sum = 0;
-  float top = kLeastWeight;
+  float top = kMinWeight;
   bool is_defined = true;
   for (int64_t i = 0; i < row.padded; ++i) {
     const float difference = (row.scores[i] - largest) * kLog2E;

@@ -24,7 +24,7 @@ float joined(int64_t high, int64_t low) { return static_cast<float>(high * kHigh
 
 int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c) {
   const PanelProduct& p = block.product;
-  constexpr int64_t kColumns = kMostPanelColumns;
+  constexpr int64_t kColumns = kMaxPanelColumns;
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
   uint32_t sum = 0;  // stored panels may have any words: sums wrap around as in vectors
@@ -95,12 +95,12 @@ float portable_powers(const PowerRow& row) {
   bool is_defined = true;
   for (int64_t i = 0; i < row.count; ++i) {
     const float difference = (row.scores[i] - largest) * kLog2E;
-    const float y = difference < kLeastPower ? kLeastPower : difference;
+    const float y = difference < kMinPower ? kMinPower : difference;
     const float n = round_half_even(y), r = y - n;
     float p = kPowerOf2[0];
     for (int j = 1; j < kPowerTerms; ++j) p = p * r + kPowerOf2[j];
     is_defined = is_defined && n == n;
-    const float power = y > kLeastPower ? p * ldexpf(1.0f, static_cast<int>(n)) : y == y ? 0.0f : kNan;
+    const float power = y > kMinPower ? p * ldexpf(1.0f, static_cast<int>(n)) : y == y ? 0.0f : kNan;
     row.scores[i] = power;
     if (power == power) sum += static_cast<int64_t>(round_half_even(power * kPowerUnit));
   }
@@ -109,7 +109,7 @@ float portable_powers(const PowerRow& row) {
 
 template <int kKind>
 void portable_pack(const PanelPack& pack) {
-  constexpr int64_t kColumns = kMostPanelColumns;
+  constexpr int64_t kColumns = kMaxPanelColumns;
   for (int64_t first = 0; first < pack.cols; first += kColumns) {
     int16_t* const panel = pack.panels + first / kColumns * pack.panel_stride;
     for (int64_t d = 0; d < pack.depth + pack.depth % 2; ++d)
@@ -148,7 +148,7 @@ constexpr CompressedKernels kPortableCompressed = {
     portable_quantize_words,
     {portable_scores<kU8>, portable_scores<kS8>},
     portable_powers,
-    kMostPanelColumns,
+    kMaxPanelColumns,
     2,
     1,
     {portable_pack<kU8>, portable_pack<kS8>, portable_pack<kWords>},

@@ -297,7 +297,7 @@ constexpr ProductKernels product_kernels() {
 
 bool has_bounded_groups(const ProductBlock& all, int64_t bits) noexcept {
   const bool has_weight_zps = bits == 8 && all.codes.sums != nullptr;
-  if (has_weight_zps || all.depth > all.groups * kLongestTileGroup) return false;
+  if (has_weight_zps || all.depth > all.groups * kMaxTileGroup) return false;
   uint32_t beyond = 0;
   for (int64_t i = 0; i < all.groups * all.columns.sums_stride; ++i)
     beyond |= static_cast<uint32_t>(load(all.columns.sums + i)) + kColumnSumBound;

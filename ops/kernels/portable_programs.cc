@@ -182,7 +182,7 @@ class Tile {
 
 void run_portable_pass(const Pass& pass) {
   for (int64_t row = 0; row < pass.rows; ++row) {
-    float sums[kMostReductions * kSums] = {};
+    float sums[kMaxReductions * kSums] = {};
     for (int64_t col = 0; col < pass.cols; col += kTileElements)
       Tile(row, col, pass.cols - col < kTileElements ? pass.cols - col : kTileElements, sums).run(pass);
     float* part = sums;

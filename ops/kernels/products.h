@@ -17,20 +17,20 @@ namespace dynq {
 // 4 and 5, 2 and 3, 6 and 7 are codes of four k that are four apart. Codes for AMX are in tiles, [rows / 16][depth /
 // 64][16][64].
 
-// A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kLongestTileGroup k, whose
+// A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kMaxTileGroup k, whose
 // sums are exact as floats.
-constexpr int64_t kGroupUnit = 16, kLongestTileGroup = 512, kMostSummedRows = 5;
-constexpr int64_t kMost2BitRows = 2, kLongest2BitGroup = 512;  // of gemm_qb2w
-constexpr int64_t kLongestSummedGroup = 4096, kLeastSummingRows = 12;
-static_assert(int64_t{255} * 128 * kLongestTileGroup <= 1 << 24, "sums are exact as floats");
+constexpr int64_t kGroupUnit = 16, kMaxTileGroup = 512, kMaxSummedRows = 5;
+constexpr int64_t kMax2BitRows = 2, kMax2BitGroup = 512;  // of gemm_qb2w
+constexpr int64_t kMaxSummedGroup = 4096, kMinSummingRows = 12;
+static_assert(int64_t{255} * 128 * kMaxTileGroup <= 1 << 24, "sums are exact as floats");
 
 // Multiply-adds of a product from which on tiles pay for packing the codes and configuring the tiles. By count of
 // instructions (decisions.md), not measured.
-constexpr int64_t kLeastTileProducts = 1 << 18;
+constexpr int64_t kMinTileProducts = 1 << 18;
 
 // The sum of such a group minus the zero point times the sum of the column fits int32 within this bound.
 constexpr uint32_t kColumnSumBound = 1 << 22;
-static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kLongestTileGroup <= INT32_MAX, "they fit int32");
+static_assert(int64_t{255} * kColumnSumBound + int64_t{255} * 128 * kMaxTileGroup <= INT32_MAX, "they fit int32");
 
 // The codes of rows.
 struct ProductCodes {
@@ -43,7 +43,7 @@ struct ProductCodes {
   // kernels with sums_codes_4bit are faster with them, kernels on tiles need null
   const int32_t* sums;
   // The last row has codes 1: its products are the sums of the columns, and it is no row of the output. Such a block
-  // has scales that vary with the group, and up to kMostSummedRows rows of output.
+  // has scales that vary with the group, and up to kMaxSummedRows rows of output.
   bool has_ones;
   bool has_one_zp = false;  // all zps are equal; not for a block with a row of ones
 };
@@ -118,19 +118,19 @@ struct ProductKernels {
   ProductKernel gemm_qc8w;
   ProductKernel gemm_qb8w;
   ProductKernel gemm_qb4w;  // one group or more
-  // For blocks with a row of ones, up to kMost2BitRows others and groups of up to kLongest2BitGroup k. In all other
+  // For blocks with a row of ones, up to kMax2BitRows others and groups of up to kMax2BitGroup k. In all other
   // blocks, 2-bit weights become 4-bit weights first.
   ProductKernel gemm_qb2w;
   ProductFormName form_name;  // of the form in which the first three compute a block; null: they have one form
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
   bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
   // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of
-  // up to kLongestSummedGroup k. That is fast from kLeastSummingRows rows on.
+  // up to kMaxSummedGroup k. That is fast from kMinSummingRows rows on.
   bool makes_sums_4bit;
   // Kernels that run between these calls, on one thread, find the tiles configured. Null: there are no tiles.
   void (*begin_tiles)(TileState&);
   void (*end_tiles)(const TileState&);
-  // The same for 16 rows or more, with codes in tiles; several groups have up to kLongestTileGroup k. Null: not there.
+  // The same for 16 rows or more, with codes in tiles; several groups have up to kMaxTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;
   ProductKernel gemm_qb8w_tiles;
   ProductKernel gemm_qb4w_tiles;

@@ -86,7 +86,7 @@ struct Step {
 // kTileElements floats, which each tile uses again.
 constexpr int64_t kTileElements = 128;
 
-constexpr int64_t kMostReductions = 4;  // of one pass
+constexpr int64_t kMaxReductions = 4;  // of one pass
 
 // A row with a NaN in its first elements is reduced again, by core/row_extremes.h: there a NaN in one of the first 11
 // may hide numbers. 16 elements are whole vectors.

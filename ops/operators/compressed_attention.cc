@@ -133,9 +133,9 @@ class CompressedAttention : public Node {
            ", expected [B, H, S, D], " + (transposed_key_ ? "[B, K, D, T]" : "[B, K, T, D]") +
            " and [B, K, T, E], where H is a multiple of K");
     if (n.d == 0) fail("query has heads without elements, expected one or more");
-    if (std::max({n.t, n.d, n.e}) > kMostLength)
+    if (std::max({n.t, n.d, n.e}) > kMaxLength)
       fail("there are " + std::to_string(n.t) + " keys, and heads of " + std::to_string(std::max(n.d, n.e)) +
-           ", expected at most " + std::to_string(kMostLength));
+           ", expected at most " + std::to_string(kMaxLength));
     return n;
   }
 

@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kName = "CompressedMatMul";
 constexpr int64_t kPackedRows = 12;    // with fewer, packing takes longer than it saves
 constexpr int64_t kTaskRows = 96;      // a multiple of the rows of every kernel's tile
-constexpr int64_t kTaskColumns = 512;  // whose codes of kMostProducts rows fit the second-level cache
+constexpr int64_t kTaskColumns = 512;  // whose codes of kMaxProducts rows fit the second-level cache
 constexpr int64_t kRowsAhead = 16;     // which are prefetched
 constexpr int64_t kLine = 64;
 constexpr int kSignOfHalves = 8;  // of codes of 4 bits
@@ -56,27 +56,27 @@ class Task {
         packs_(rows >= kPackedRows && 2 * run.width() >= kernels().panel_columns),
         reads_halves_(run.has_4_bits && !packs_ && run.size % 2 == 0),
         row_bytes_(round_up(parts * run.width() / (reads_halves_ ? 2 : 1), kLine) + kLine),
-        codes_(kMostProducts * row_bytes_),
-        scales_(parts * kMostProducts),
-        words_(rows * kMostProducts),
+        codes_(kMaxProducts * row_bytes_),
+        scales_(parts * kMaxProducts),
+        words_(rows * kMaxProducts),
         steps_(memory<float>(rows)),
-        zeros_(packs_ ? 0 : parts * kMostProducts),
+        zeros_(packs_ ? 0 : parts * kMaxProducts),
         sums_(packs_ ? 0 : rows * run.width()),
-        panels_(packs_ ? kMostProducts * round_up(run.width(), kernels().panel_columns) : 0) {}
+        panels_(packs_ ? kMaxProducts * round_up(run.width(), kernels().panel_columns) : 0) {}
 
   // `width` columns from column `column` of each part on: all of them if there are several parts.
   void run(int64_t row, int64_t rows, int64_t part, int64_t parts, int64_t column, int64_t width) {
     width_ = width;
-    for (int64_t first = 0; first < run_.depth; first += kMostProducts) {
-      const int64_t depth = std::min(kMostProducts, run_.depth - first);
+    for (int64_t first = 0; first < run_.depth; first += kMaxProducts) {
+      const int64_t depth = std::min(kMaxProducts, run_.depth - first);
       turn(run_.scales + first * run_.parts + part, run_.parts, depth, parts, scales_.get());
       read_codes(first, depth, part * run_.size + column, parts * width);
       if (!packs_) turn_zeros(first, depth, part, parts);
       for (int64_t i = 0; i < parts; ++i) {
-        kernels().quantize_words({run_.src + row * run_.depth + first, run_.depth, scales_.get() + i * kMostProducts,
-                                  rows, depth, words_.get(), kMostProducts, steps_.get()});
+        kernels().quantize_words({run_.src + row * run_.depth + first, run_.depth, scales_.get() + i * kMaxProducts,
+                                  rows, depth, words_.get(), kMaxProducts, steps_.get()});
         for (int64_t r = 0; r < rows; ++r) {
-          int16_t* const end = words_.get() + r * kMostProducts + depth;
+          int16_t* const end = words_.get() + r * kMaxProducts + depth;
           std::fill(end, end + round_up(depth, kWordUnit) - depth, int16_t{0});
         }
         float* const dst = run_.dst + row * run_.columns + (part + i) * run_.size + column;
@@ -92,7 +92,7 @@ class Task {
   template <class From, class To>
   static void turn(const From* from, int64_t stride, int64_t depth, int64_t parts, To* to) {
     for (int64_t d = 0; d < depth; ++d)
-      for (int64_t i = 0; i < parts; ++i) to[i * kMostProducts + d] = static_cast<To>(load(from + d * stride + i));
+      for (int64_t i = 0; i < parts; ++i) to[i * kMaxProducts + d] = static_cast<To>(load(from + d * stride + i));
   }
 
   // The zero points as they are subtracted from stored codes.
@@ -101,14 +101,14 @@ class Task {
     const bool is_one = run_.zero_stride == 0;
     const uint8_t* const from = run_.zero_points + (is_one ? 0 : first * run_.parts + part);
     if (is_one)
-      std::fill(to, to + parts * kMostProducts,
+      std::fill(to, to + parts * kMaxProducts,
                 static_cast<int16_t>(run_.is_signed ? static_cast<int8_t>(*from) : *from));
     else if (run_.is_signed)
       turn(reinterpret_cast<const int8_t*>(from), run_.parts, depth, parts, to);
     else
       turn(from, run_.parts, depth, parts, to);
     if (!reads_halves_ || !run_.is_signed) return;
-    for (int64_t i = 0; i < parts * kMostProducts; ++i) to[i] = static_cast<int16_t>(to[i] + kSignOfHalves);
+    for (int64_t i = 0; i < parts * kMaxProducts; ++i) to[i] = static_cast<int16_t>(to[i] + kSignOfHalves);
   }
 
   // Copies rows of codes, which are far apart, often by a power of 2; codes of 4 bits as bytes unless these are read.
@@ -149,7 +149,7 @@ class Task {
     pack.fits_int8 = run_.fits_int8();
     kernels().pack[run_.kind()](pack);
     PanelScores block = {};
-    block.product = {words_.get(), kMostProducts, rows, depth, width_, pack.panels, pack.panel_stride, pack.fits_int8};
+    block.product = {words_.get(), kMaxProducts, rows, depth, width_, pack.panels, pack.panel_stride, pack.fits_int8};
     block.groups = 1;
     block.steps = steps_.get();
     block.adds = first > 0;
@@ -161,7 +161,7 @@ class Task {
   void multiply_stored(int64_t rows, int64_t first, int64_t depth, int64_t i, float* dst) {
     WordProduct product = {};
     product.words = words_.get();
-    product.word_stride = kMostProducts;
+    product.word_stride = kMaxProducts;
     product.rows = rows;
     product.depth = depth;
     product.cols = width_;
@@ -179,7 +179,7 @@ class Task {
 
   // Compilers use vectors for sums of products of int16.
   int32_t products_of_zeros(int64_t row, int64_t i, int64_t depth) const {
-    const int16_t *const words = words_.get() + row * kMostProducts, *const zeros = zeros_.get() + i * kMostProducts;
+    const int16_t *const words = words_.get() + row * kMaxProducts, *const zeros = zeros_.get() + i * kMaxProducts;
     int32_t sum = 0;
     for (int64_t d = 0; d < depth; ++d) sum += words[d] * zeros[d];
     return sum;
@@ -191,7 +191,7 @@ class Task {
   const bool reads_halves_;  // each part of each row begins with a byte: codes are read as they are stored
   const int64_t row_bytes_;  // of codes_; no power of 2
   AlignedArray<uint8_t> codes_;
-  AlignedArray<float> scales_;  // [parts, kMostProducts]
+  AlignedArray<float> scales_;  // [parts, kMaxProducts]
   AlignedArray<int16_t> words_;
   std::unique_ptr<float[]> steps_;
   AlignedArray<int16_t> zeros_;  // likewise

@@ -30,8 +30,8 @@ class Interleave : public Node {
     for (size_t i = 0; i < kAxes; ++i) {
       const std::string name = "stride_" + std::to_string(i + 1);
       strides_[i] = attributes.integer(name.c_str(), 1);
-      if (strides_[i] < 1 || strides_[i] > kMost)
-        fail(name + " is " + std::to_string(strides_[i]) + ", expected 1 to " + std::to_string(kMost));
+      if (strides_[i] < 1 || strides_[i] > kMaxStride)
+        fail(name + " is " + std::to_string(strides_[i]) + ", expected 1 to " + std::to_string(kMaxStride));
     }
   }
 
@@ -68,7 +68,7 @@ class Interleave : public Node {
   }
 
  private:
-  static constexpr int64_t kMost = 1 << 16;
+  static constexpr int64_t kMaxStride = 1 << 16;
 
   struct Image {
     int64_t lengths[kAxes], strides[kAxes];

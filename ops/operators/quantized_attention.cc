@@ -31,9 +31,9 @@ constexpr const char* kName = "QuantizedAttention";
 constexpr int64_t kRowUnit = 12;        // a multiple of the rows of every kernel's tile
 constexpr int64_t kTiledRowUnit = 32;   // likewise of kernels on tiles
 constexpr int64_t kTaskScores = 16384;  // of one task: they stay in the cache
-constexpr int64_t kLeastScores = 4096;  // of one task, unless there are fewer: a few microseconds of work
+constexpr int64_t kMinScores = 4096;    // of one task, unless there are fewer: a few microseconds of work
 constexpr int32_t kZeroPoint = 128;
-constexpr int64_t kMostDepth = 4096;  // of a head
+constexpr int64_t kMaxDepth = 4096;  // of a head
 
 enum Input { kQuery, kKey, kValue, kBias, kScale, kCap, kLeastAdded, kInputs };
 
@@ -306,9 +306,9 @@ class QuantizedAttention : public Node {
            "tokens of key and value");
     const Sizes n = {of_query.batches, heads_,        key_heads_,   of_query.tokens,
                      of_key.tokens,    of_query.size, of_value.size};
-    if (n.t > kMostKeys || n.d > kMostDepth || n.e > kMostDepth)
-      fail("there are " + std::to_string(n.t) + " keys, expected at most " + std::to_string(kMostKeys) +
-           ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMostDepth));
+    if (n.t > kMaxKeys || n.d > kMaxDepth || n.e > kMaxDepth)
+      fail("there are " + std::to_string(n.t) + " keys, expected at most " + std::to_string(kMaxKeys) +
+           ", and heads of " + std::to_string(std::max(n.d, n.e)) + ", expected at most " + std::to_string(kMaxDepth));
     if (n.d == 0) fail("query has heads without elements, expected one or more");
     const float scale = number(context, kScale, "scale"), cap = number(context, kCap, "softcap"),
                 least_added = number(context, kLeastAdded, "least_added");
@@ -385,7 +385,7 @@ class QuantizedAttention : public Node {
                      storage_of(tensors[0].type),
                      {of_dst, dst_}};
     const int64_t blocks_of_head = divide_up(n.rows(), rows), blocks = n.b * n.k * blocks_of_head;
-    const int64_t blocks_at_once = std::max<int64_t>(kLeastScores / (rows * n.t), 1);
+    const int64_t blocks_at_once = std::max<int64_t>(kMinScores / (rows * n.t), 1);
     run_tasks(context, divide_up(blocks, blocks_at_once), [&](int64_t task) {
       const TileUse tiles(uses_tiles(rows));
       Workspace memory_of_blocks(n, rows);

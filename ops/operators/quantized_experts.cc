@@ -36,8 +36,8 @@ constexpr int64_t kRowsAtOnce = 256;  // of experts: their results stay in the c
 constexpr size_t kExpertsAtOnce = 8;
 constexpr int64_t kReading = 2;  // products that take as long as reading a weight
 // Products of experts with one task each that run together: 10 us on a Zen 5 (family 26, model 2).
-constexpr int64_t kLeastWork = 1 << 21;
-constexpr float kLeastWeight = 1e-8f;  // experts with smaller weights are left out
+constexpr int64_t kMinWork = 1 << 21;
+constexpr float kMinWeight = 1e-8f;  // experts with smaller weights are left out
 // The formula of DynamicQuantizeLinear, for each row or block.
 constexpr const char* kQuantization =
     "low = Clip(ReduceMin(x), -inf, 0.0); high = Clip(ReduceMax(x), 0.0, inf); step = Div(Sub(high, low), 255.0); "
@@ -291,7 +291,7 @@ class QuantizedExperts : public Node {
 
     Routes routes;
     routes.starts.assign(static_cast<size_t>(experts) + 1, 0);
-    const auto counts = [&](int64_t i) { return weights[i] > kLeastWeight; };
+    const auto counts = [&](int64_t i) { return weights[i] > kMinWeight; };
     for (int64_t i = 0; i < tokens * k_; ++i)
       if (counts(i)) ++routes.starts[static_cast<size_t>(chosen[i]) + 1];
     for (size_t e = 0; e < static_cast<size_t>(experts); ++e) routes.starts[e + 1] += routes.starts[e];
@@ -386,7 +386,7 @@ class QuantizedExperts : public Node {
     const Tensor no_sums = {kInt32, shape_of({0, weights.columns}), nullptr};
     int64_t work = 0;  // in products
     for (const Part& part : parts) work += (part.rows * terms_ + kReading) * weights.depth * weights.columns;
-    const bool has_many = parts.size() > 1 && work >= kLeastWork;
+    const bool has_many = parts.size() > 1 && work >= kMinWork;
     const Together together(context, parts.size(), has_many, [&](size_t i, Context& outer) {
       const Part& part = parts[i];
       Inner inner(outer,

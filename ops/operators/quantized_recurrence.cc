@@ -27,10 +27,10 @@ constexpr int64_t kSplitRows = 16;                       // fewest sequences tha
 constexpr int64_t kStrip = 64, kTaskProducts = 1 << 20;  // columns, and products of a part of a step
 constexpr int64_t kLine = 16;                            // floats of a line of the caches
 constexpr float kLargestCode = 255;
-constexpr int64_t kMostGates = 4, kMostColumns = 3;
+constexpr int64_t kMaxGates = 4, kMaxColumns = 3;
 // Operands of the program: the gates; the second state; numbers of the elements of a state.
 constexpr size_t kSecondState = 4, kFirstColumn = 5, kOperands = 8;
-static_assert(kOperands <= kMostOperands && kFirstColumn + kMostColumns == kOperands);
+static_assert(kOperands <= kMaxOperands && kFirstColumn + kMaxColumns == kOperands);
 
 // `data` broadcasts to [directions, batch, size].
 struct State {
@@ -62,8 +62,8 @@ class QuantizedRecurrence : public Node {
         direction_(read_encoding(kName, attributes, "direction", Direction::kForward)),
         last_gate_(read_encoding(kName, attributes, "last_gate", LastGate::kSum)),
         whole_(kName, attributes.text("program", kIdentityProgram), kOperands, kInt8) {
-    if (size_ < 1 || size_ > kLongestSymmetricSum)
-      fail("hidden_size is " + std::to_string(size_) + ", expected 1 to " + std::to_string(kLongestSymmetricSum));
+    if (size_ < 1 || size_ > kMaxSymmetricSumLength)
+      fail("hidden_size is " + std::to_string(size_) + ", expected 1 to " + std::to_string(kMaxSymmetricSumLength));
     if (!whole_.is_elementwise(true)) fail("program has reductions, no dst, or another output than dst and dst_2");
     if (last_gate_ != LastGate::kResetState) return;
     if (!whole_.has_output(ProgramOutput::kDst2))
@@ -103,8 +103,8 @@ class QuantizedRecurrence : public Node {
     layer.lengths = static_cast<const int32_t*>(lengths.data);
     const Tensor peepholes = context.input(8);
     n.columns = peepholes.shape.rank == 2 ? peepholes.shape.dims[1] / size_ : 0;
-    if (n.columns > kMostColumns)
-      fail("columns has shape " + peepholes.shape.text() + ", expected up to " + std::to_string(kMostColumns) +
+    if (n.columns > kMaxColumns)
+      fail("columns has shape " + peepholes.shape.text() + ", expected up to " + std::to_string(kMaxColumns) +
            " times hidden_size columns");
     layer.columns = static_cast<const float*>(of_columns(peepholes, "columns", n.directions, n.columns * size_));
     check_operands(n);
@@ -367,7 +367,7 @@ class QuantizedRecurrence : public Node {
 
   bool has_second_state() const { return !reset_ && whole_.has_output(ProgramOutput::kDst2); }
 
-  int64_t most_gates() const { return kMostGates - (last_gate_ == LastGate::kSeparateProducts); }
+  int64_t most_gates() const { return kMaxGates - (last_gate_ == LastGate::kSeparateProducts); }
 
   void check_weight(const Shape& shape, const Sizes& n) const {
     const Shape expected = {

@@ -22,7 +22,7 @@ namespace dynq {
 namespace {
 
 constexpr int64_t kManyUnits = 8;        // at least this many units of work are not split into parts
-constexpr int64_t kMostParts = 64;       // of one unit
+constexpr int64_t kMaxParts = 64;        // of one unit
 constexpr int64_t kShortRow = 32;        // rows with fewer elements are read as columns
 constexpr int64_t kNarrowColumns = 64;   // rows with fewer columns are joined
 constexpr int64_t kJoinedColumns = 256;  // to at most this many columns
@@ -77,7 +77,7 @@ class Reduce : public Node {
 
  private:
   static const float* widened(const Tensor& src, Scratch<float, 64>& floats, Context& context) {
-    const int64_t count = src.shape.elements(), parts = part_count(count, kMostParts);
+    const int64_t count = src.shape.elements(), parts = part_count(count, kMaxParts);
     const Storage storage = storage_of(src.type);
     float* to = floats.allocate(count);
     run_tasks(context, parts, [&](int64_t part) {
@@ -158,7 +158,7 @@ class Reduce : public Node {
 
     // Each task reduces a part of the unit.
     void split_unit(int64_t unit, Context& context) {
-      int64_t parts = part_count(unit_elements, kMostParts);
+      int64_t parts = part_count(unit_elements, kMaxParts);
       if (by_column) parts = std::min(parts, rows / joined);
       partial.resize(static_cast<size_t>(2 * results * parts));
       std::atomic<bool> is_finite = true;

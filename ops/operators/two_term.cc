@@ -81,7 +81,7 @@ class TwoTermQuantize : public Node {
 
   void long_row(const Run& run, int64_t row, Context& context) const {
     const Parts parts(run.cols);
-    float abs_max[kMostParts] = {}, inverse;
+    float abs_max[kMaxParts] = {}, inverse;
     std::atomic<bool> any_nan = false;
     run_tasks(context, parts.count, [&](int64_t part) {
       Batch batch;

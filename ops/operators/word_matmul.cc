@@ -22,10 +22,10 @@ namespace {
 
 constexpr float kLargestOfSrc = 4095;
 constexpr int64_t kLargestWeight = 2047;
-static_assert(static_cast<int64_t>(kLargestOfSrc) * kLargestWeight * kMostProducts <= INT32_MAX, "sums are exact");
+static_assert(static_cast<int64_t>(kLargestOfSrc) * kLargestWeight * kMaxProducts <= INT32_MAX, "sums are exact");
 
-constexpr int64_t kBlock = kMostProducts;  // elements of a row that share a step
-constexpr int64_t kPanelColumns = kMostPanelColumns, kPair = 2;
+constexpr int64_t kBlock = kMaxProducts;  // elements of a row that share a step
+constexpr int64_t kPanelColumns = kMaxPanelColumns, kPair = 2;
 constexpr int64_t kBlockOfPanel = kBlock * kPanelColumns;
 constexpr int64_t kPieceRows = 96, kPieceColumns = 512;  // whose words and results fit the second-level cache
 constexpr int64_t kTaskProducts = 1 << 19;               // of the smallest task: some microseconds

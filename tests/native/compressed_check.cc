@@ -140,7 +140,7 @@ void check_product() {
   const int kind = static_cast<int>(source.integer(0, dynq::kFactorKinds - 1));
   const bool is_by_row = source.one_in(2), is_extreme = source.one_in(3);
   int64_t rows = source.integer(1, source.one_in(4) ? 20 : 4), cols = source.integer(1, source.one_in(5) ? 200 : 70);
-  int64_t depth = source.one_in(3) ? source.of(kDepths) : source.integer(1, dynq::kMostProducts);
+  int64_t depth = source.one_in(3) ? source.of(kDepths) : source.integer(1, dynq::kMaxProducts);
   // Several groups of a few bytes are in one vector.
   const int64_t groups = is_by_row || source.one_in(2) ? 1 : source.integer(1, 9);
   if (groups > 1 && source.one_in(2)) depth = int64_t{16} << source.integer(0, 2);
@@ -291,7 +291,7 @@ void check_panels() {
   const bool is_extreme = source.one_in(3), is_of_rows = source.one_in(2);
   const bool is_narrow = kind != dynq::kWords && source.one_in(3);  // codes are of 4 bits
   const int64_t rows = source.integer(1, source.one_in(4) ? 50 : 15),
-                cols = source.integer(1, source.one_in(3) ? 100 : 40), depth = source.integer(1, dynq::kMostProducts),
+                cols = source.integer(1, source.one_in(3) ? 100 : 40), depth = source.integer(1, dynq::kMaxProducts),
                 padded = round_up(depth, 2);
   // A product is of some rows of a panel: as many are before and behind.
   const int64_t before_rows = source.one_in(2) ? 0 : kPanelRows * source.integer(1, 5),

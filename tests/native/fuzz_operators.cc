@@ -85,27 +85,27 @@ struct Choices {
   std::vector<const char*> texts;  // of a text attribute
   std::vector<int64_t> values, wrong;
 };
-constexpr int64_t kHuge = int64_t{1} << 62, kLeast = std::numeric_limits<int64_t>::min();
+constexpr int64_t kHuge = int64_t{1} << 62, kLowest = std::numeric_limits<int64_t>::min();
 const Choices kAttributes[] = {
     {"qtype", {"per_tensor", "per_channel", "per_group", "auto", "", "per_row"}, {}, {}},
     {"arithmetic", {"onnx", "onednn", "ONNX"}, {}, {}},
-    {"axis", {}, {0, 1, -1, -2, 2}, {3, -5, 17, kHuge, kLeast}},
-    {"block_size", {}, {0, 1, 2, 3, 16, 32, 33, 128}, {-1, kHuge, kLeast}},
+    {"axis", {}, {0, 1, -1, -2, 2}, {3, -5, 17, kHuge, kLowest}},
+    {"block_size", {}, {0, 1, 2, 3, 16, 32, 33, 128}, {-1, kHuge, kLowest}},
     {"output_dtype", {}, {2, 3}, {0, 1, 6, -1, kHuge}},
-    {"count", {}, {0, 1, 2, 3}, {-1, 17, kHuge, kLeast}},
+    {"count", {}, {0, 1, 2, 3}, {-1, 17, kHuge, kLowest}},
     {"reduce_others", {}, {0, 1}, {2, -1}},
     {"keepdims", {}, {0, 1}, {2, -1}},
-    {"scale_order", {}, {0, 1, 2}, {3, -1, kLeast}},
+    {"scale_order", {}, {0, 1, 2}, {3, -1, kLowest}},
     {"code_type", {}, {1, 2, 3}, {0, 6, kHuge}},
     {"bits", {}, {8, 4, 2}, {0, 3, 16, kHuge}},
-    {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLeast}},
+    {"group_size", {}, {0, 16, 32, 64, 128}, {-16, 8, 17, kHuge, kLowest}},
     {"terms", {}, {1, 2}, {0, 3, -1, kHuge}},
-    {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLeast}},
-    {"auto_pad", {}, {0, 1, 2}, {3, -1, kLeast}},
+    {"group", {}, {1, 2, 3, 16}, {0, -1, 7, kHuge, kLowest}},
+    {"auto_pad", {}, {0, 1, 2}, {3, -1, kLowest}},
     {"quad_axis", {}, {0, 1}, {2, -1, kHuge}},
-    {"branch", {}, {0, 1, 7}, {-1, kHuge, kLeast}},
+    {"branch", {}, {0, 1, 7}, {-1, kHuge, kLowest}},
     {"direction", {}, {0, 1, 2}, {3, -1, kHuge}},
-    {"last_gate", {}, {0, 1, 2}, {3, -1, kLeast}},
+    {"last_gate", {}, {0, 1, 2}, {3, -1, kLowest}},
 };
 
 std::vector<ort_dynq_attribute> make_attributes(Bytes& bytes, bool may_be_wrong) {
@@ -134,8 +134,8 @@ T find(const std::vector<ort_dynq_attribute>& given, const char* name, T absent,
 
 constexpr int64_t kLengths[] = {1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 97, 127, 128, 129, 130};
 constexpr int64_t kLongLengths[] = {1023, 4097, 12289, 33000, 70001, 150000};
-constexpr int64_t kMostElements = 300000;   // more than one task, one block of parameters and one long row have
-constexpr int64_t kMostProducts = 2500000;  // several tasks; sanitizers make products a hundred times slower
+constexpr int64_t kMaxElements = 300000;   // more than one task, one block of parameters and one long row have
+constexpr int64_t kMaxProducts = 2500000;  // several tasks; sanitizers make products a hundred times slower
 
 Shape shape_of(std::initializer_list<int64_t> dims) {
   Shape shape;
@@ -155,7 +155,7 @@ Shape make_src_shape(Bytes& bytes, bool is_large) {
           : bytes.one_in(2)            ? bytes.of(kLengths)
                                        : 1 + static_cast<int64_t>(bytes.below(8));
   }
-  for (size_t i = 0; i < shape.rank && shape.elements() > (is_large ? kMostElements : 20000); ++i)
+  for (size_t i = 0; i < shape.rank && shape.elements() > (is_large ? kMaxElements : 20000); ++i)
     if (i != long_one) shape.dims[i] = 1;
   return shape;
 }
@@ -173,7 +173,7 @@ void fit_blocks(std::vector<ort_dynq_attribute>& given, Shape& src) {
   const Shape given_src = src;
   int64_t& length = src.dims[src.rank - 1];
   length = (length + block - 1) / block * block;
-  if (src.elements() > kMostElements) src = given_src;
+  if (src.elements() > kMaxElements) src = given_src;
   given.erase(
       std::remove_if(given.begin(), given.end(), [](const auto& each) { return std::strcmp(each.name, "axis") == 0; }),
       given.end());
@@ -232,7 +232,7 @@ void add_group_shape(Bytes& bytes, const Shape& src, const Shape& scales, std::v
   if (scales.rank != src.rank) return;
   for (size_t i = 0; i < src.rank; ++i) {
     const int64_t size = scales.dims[i] > 0 ? src.dims[i] / scales.dims[i] : 1;
-    constexpr int64_t kWrong[] = {0, -1, 7, kHuge, kLeast};
+    constexpr int64_t kWrong[] = {0, -1, 7, kHuge, kLowest};
     given.push_back({"group_shape", nullptr, bytes.one_in(16) ? bytes.of(kWrong) : std::max<int64_t>(1, size)});
   }
 }
@@ -320,7 +320,7 @@ struct CompressedProduct {
         size(1 + static_cast<int64_t>(bytes.one_in(8) ? 500 + bytes.below(40) : bytes.below(70))) {
     const int64_t depth = static_cast<int64_t>(bytes.one_in(4) ? bytes.below(600) : bytes.below(40));
     const auto rows = static_cast<int64_t>(bytes.one_in(4) ? bytes.below(110) : bytes.below(9));
-    src = shape_of({std::min(rows, kMostProducts / std::max<int64_t>(1, depth * parts * size)), depth});
+    src = shape_of({std::min(rows, kMaxProducts / std::max<int64_t>(1, depth * parts * size)), depth});
   }
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
@@ -422,7 +422,7 @@ struct Recurrence {
   }
 
  private:
-  static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLeast};
+  static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLowest};
 };
 
 // ChannelGate: the numbers between its products.
@@ -503,7 +503,7 @@ struct Mixture {
   }
 
  private:
-  static constexpr int64_t kWrongCounts[] = {0, -1, 7, kHuge, kLeast};
+  static constexpr int64_t kWrongCounts[] = {0, -1, 7, kHuge, kLowest};
 };
 
 int64_t terms_of(const std::vector<ort_dynq_attribute>& given) {
@@ -528,7 +528,7 @@ struct Product {
       depth = std::max<int64_t>(1, std::min<int64_t>(depth, 16384) / group_size) * group_size;
     }
     // Few are large: the stand-in for tiles is slow, too. Kernels multiply whole blocks of 16 columns.
-    const int64_t most = is_large && bytes.one_in(8) ? kMostProducts : 60000;
+    const int64_t most = is_large && bytes.one_in(8) ? kMaxProducts : 60000;
     for (size_t i = 0; i < src.rank && src.elements() * 16 > most; ++i)
       if (i + 1 < src.rank || group_size == 0) src.dims[i] = std::min<int64_t>(src.dims[i], 1 + i);
     columns = bytes.one_in(32) ? 0 : bytes.one_in(8) ? 257 : bytes.of(kLengths);
@@ -542,7 +542,7 @@ struct Product {
       stack.dims[i] = own == 1 || bytes.one_in(16) ? 1 + static_cast<int64_t>(bytes.below(3))
                       : own > 8 || bytes.one_in(4) ? 1
                                                    : own;
-      if (own == 1 && products * stack.dims[i] > kMostProducts) stack.dims[i] = 1;
+      if (own == 1 && products * stack.dims[i] > kMaxProducts) stack.dims[i] = 1;
       if (own == 1) products *= stack.dims[i];
     }
   }
@@ -604,10 +604,10 @@ struct Product {
 
 // QuantizedConv: the geometry, and the shapes that follow from it.
 struct Convolution {
-  static constexpr size_t kMostAxes = 3;
+  static constexpr size_t kMaxAxes = 3;
   bool is_explicit;
   size_t rank;  // of the spatial dimensions
-  int64_t geometry[5][kMostAxes] = {};
+  int64_t geometry[5][kMaxAxes] = {};
   int64_t outputs, quads = 1, terms;
   int64_t row_weights = 0;  // of a kernel row, whose last quad is padded, if quads are along the width
 
@@ -617,7 +617,7 @@ struct Convolution {
         std::clamp<int64_t>(find<int64_t>(given, "group", 1, &ort_dynq_attribute::integer), 1, kHuge / 64);
     const bool is_width = find<int64_t>(given, "quad_axis", 0, &ort_dynq_attribute::integer) == 1;
     is_explicit = find<int64_t>(given, "auto_pad", 0, &ort_dynq_attribute::integer) == 0;
-    rank = 1 + bytes.below(kMostAxes);
+    rank = 1 + bytes.below(kMaxAxes);
     const int64_t inputs = 1 + static_cast<int64_t>(bytes.below(bytes.one_in(4) ? 40 : 6));
     src = {};
     src.rank = 2 + rank;
@@ -631,7 +631,7 @@ struct Convolution {
       constexpr int64_t kExtremes[] = {7, 64, 300, 4097, 65793, 1 << 20, INT32_MAX - 1, INT32_MAX, 0, -1};
       return bytes.of(kExtremes);
     };
-    int64_t out[kMostAxes];
+    int64_t out[kMaxAxes];
     const bool is_winograd = bytes.one_in(2);  // of a form that takes it, if nothing else differs
     for (size_t i = 0; i < rank; ++i) {
       int64_t& length = src.dims[2 + i];
@@ -759,7 +759,7 @@ class ProgramText {
     const Form form = operand < std::size(forms_) ? forms_[operand] : kUnused;
     double elements = 1;  // a convolution's geometry may ask for any size
     for (size_t i = 0; i < src.rank; ++i) elements *= static_cast<double>(src.dims[i]);
-    if (form == kUnused || elements > kMostElements) return bytes_.one_in(2) ? Shape{} : ::shape_of({1});
+    if (form == kUnused || elements > kMaxElements) return bytes_.one_in(2) ? Shape{} : ::shape_of({1});
     const auto begin =
         static_cast<size_t>(std::clamp<int64_t>(axis < 0 ? axis + static_cast<int64_t>(src.rank) : axis, 0, kHuge));
     Shape shape = src;
@@ -918,13 +918,13 @@ class ProgramText {
 
 // Whether a tensor has few elements. Empty ones may have a dimension of any length.
 bool is_small(const Shape& shape) {
-  constexpr int64_t kMost = 1 << 24;
+  constexpr int64_t kMaxCount = 1 << 24;
   int64_t count = 1;
   for (size_t i = 0; i < shape.rank; ++i) {
     if (shape.dims[i] == 0) return true;
-    count = shape.dims[i] > kMost / count ? kMost + 1 : count * shape.dims[i];
+    count = shape.dims[i] > kMaxCount / count ? kMaxCount + 1 : count * shape.dims[i];
   }
-  return count <= kMost;
+  return count <= kMaxCount;
 }
 
 Shape make_wrong_shape(Bytes& bytes, Shape shape) {
@@ -1158,7 +1158,7 @@ struct Result {
   }
 };
 
-constexpr int64_t kMostOutputs = 1 << 24;  // geometry may ask for any size
+constexpr int64_t kMaxOutputs = 1 << 24;  // geometry may ask for any size
 
 void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int32_t rank) {
   Result& result = *static_cast<Result*>(user);
@@ -1167,7 +1167,7 @@ void* allocate(void* user, int32_t index, int32_t type, const int64_t* dims, int
   given.type = static_cast<Type>(type);
   given.shape.rank = static_cast<size_t>(rank);
   std::copy_n(dims, rank, given.shape.dims);
-  if (given.shape.elements() > kMostOutputs) return nullptr;
+  if (given.shape.elements() > kMaxOutputs) return nullptr;
   given.offset = result.output_offset;
   given.make_room(0xa5);
   const auto i = static_cast<size_t>(index);

@@ -252,7 +252,7 @@ uint64_t hash_quantize_4bits(const dynq::ElementwiseKernels& table, int kind, dy
                              bool is_float16) {
   const auto run = [&](Random& random, const Problem& problem, Hash& hash) {
     const int64_t cols = problem.extent.cols, stride = problem.extent.stride;
-    if (problem.kind != kOrdinary || cols < dynq::kLeastColumnsOf4Bits) return;
+    if (problem.kind != kOrdinary || cols < dynq::kMinColumnsOf4Bits) return;
     Floats src(table, problem.ties(random));
     if (is_float16) src.narrow(), src.widen();
     std::vector<uint8_t> wide(problem.elements(), 0xa5), dst(problem.elements() / 2, 0xa5);
@@ -272,7 +272,7 @@ uint64_t hash_quantize_4bits(const dynq::ElementwiseKernels& table, int kind, dy
 uint64_t hash_dequantize_4bits(const dynq::ElementwiseKernels& table, int kind, dynq::Parameters parameters,
                                bool is_float16) {
   const auto run = [&](Random& random, Problem problem, Hash& hash) {
-    if (problem.kind == kWide || problem.extent.cols < dynq::kLeastColumnsOf4Bits) return;
+    if (problem.kind == kWide || problem.extent.cols < dynq::kMinColumnsOf4Bits) return;
     problem.make_finite();
     std::vector<uint8_t> src(problem.elements() / 2), wide(problem.elements());
     for (uint8_t& codes : src) codes = static_cast<uint8_t>(random.next());

@@ -60,8 +60,8 @@ constexpr int64_t kManyRows[] = {24, 25, 61, 64, 65, 97, 191, 192},
 constexpr int64_t kGroupSizes[] = {16, 32, 48, 64, 128};
 constexpr int64_t kLongGroupSizes[] = {208, 256, 400, 512, 528};
 constexpr int64_t kLongDepths4[] = {512, 520, 1032, 4096, 4104};
-constexpr int64_t kFloatBounds[] = {1 << 22, 1 << 15};    // sums of columns: kernels may compute with floats below one
-constexpr int64_t kLongestSum = INT32_MAX / (255 * 128);  // quantized_matmul.cc
+constexpr int64_t kFloatBounds[] = {1 << 22, 1 << 15};  // sums of columns: kernels may compute with floats below one
+constexpr int64_t kMaxSumLength = INT32_MAX / (255 * 128);  // quantized_matmul.cc
 
 // A product. Arrays have the layouts of products.h, except for codes and weights, which are matrices.
 struct Problem {
@@ -179,7 +179,7 @@ struct Problem {
 Problem make_problem(Random& random) {
   Problem problem;
   problem.bits = random.one_in(3) ? 4 : random.one_in(4) ? 2 : 8;
-  problem.rows = problem.bits == 2 ? random.integer(1, dynq::kMost2BitRows + 1) : random.of(kRows);
+  problem.rows = problem.bits == 2 ? random.integer(1, dynq::kMax2BitRows + 1) : random.of(kRows);
   problem.cols = random.of(kColumns);
   problem.first = random.one_in(4) ? kBlockColumns * random.integer(1, 2) : 0;
   problem.columns = problem.first + problem.cols;
@@ -214,7 +214,7 @@ Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t wei
   Problem problem;
   problem.rows = rows;
   problem.cols = problem.columns = 17;
-  problem.depth = kLongestSum;
+  problem.depth = kMaxSumLength;
   problem.fill(random);
   for (uint8_t& value : problem.codes) value = code;
   for (int8_t& value : problem.weights) value = weight;
@@ -435,8 +435,8 @@ struct Counter {
   void check_2bit(const std::string& name, const dynq::ProductKernels& kernels, const Problem& problem,
                   Random& random) {
     if (&kernels == &dynq::kPortableProducts) check(name + " gemm_qb2w", problem, kernels.gemm_qb2w, false, random);
-    if (!problem.has_exact_sums || problem.groups == 1 || problem.rows == 0 || problem.rows > dynq::kMost2BitRows ||
-        problem.size() > dynq::kLongest2BitGroup || (problem.row_groups == 1 && problem.column_groups == 1))
+    if (!problem.has_exact_sums || problem.groups == 1 || problem.rows == 0 || problem.rows > dynq::kMax2BitRows ||
+        problem.size() > dynq::kMax2BitGroup || (problem.row_groups == 1 && problem.column_groups == 1))
       return;
     check(name + " gemm_qb2w", problem.with_ones(), kernels.gemm_qb2w, false, random);
     ++blocks[name + " gemm_qb2w with ones"];
@@ -456,11 +456,11 @@ struct Counter {
       check_sums(name + " sum_columns", problem, sum, random);
       ++blocks[name + " sum_columns"];
       if (kernels.makes_sums_4bit && problem.bits == 4 && problem.depth > 0 && problem.depth % (2 * kQuad) == 0 &&
-          problem.depth <= problem.groups * dynq::kLongestSummedGroup) {
+          problem.depth <= problem.groups * dynq::kMaxSummedGroup) {
         check(name + " gemm_qb4w without sums", problem, kernels.gemm_qb4w, false, random, kByKernel);
         ++blocks[name + " gemm_qb4w without sums"];
       }
-      if (problem.rows <= dynq::kMostSummedRows && (problem.row_groups > 1 || problem.column_groups > 1)) {
+      if (problem.rows <= dynq::kMaxSummedRows && (problem.row_groups > 1 || problem.column_groups > 1)) {
         check(name + " " + kind + " with ones", problem.with_ones(), in_groups, false, random);
         ++blocks[name + " " + kind + " with ones"];
       }
@@ -471,7 +471,7 @@ struct Counter {
       run("strassen", run_strassen, false);
     if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
-    if (problem.groups == 1 || problem.size() > dynq::kLongestTileGroup) return;
+    if (problem.groups == 1 || problem.size() > dynq::kMaxTileGroup) return;
     if (problem.bits == 8) run("gemm_qb8w_tiles", kernels.gemm_qb8w_tiles, true);
     if (problem.bits == 4) run("gemm_qb4w_tiles", kernels.gemm_qb4w_tiles, true);
   }

@@ -72,7 +72,7 @@ float make_number(Random& random, int64_t theme) {
 // Passes
 
 constexpr size_t kOutputs = 4;  // arrays that a pass writes, besides tiles
-constexpr int64_t kMostRows = 4;
+constexpr int64_t kMaxRows = 4;
 constexpr uint8_t kUntouched = 0xa5;
 
 // A pass with memory of its own for each operand.
@@ -267,7 +267,7 @@ void add_random_steps(Random& random, Problem& problem, const std::vector<StepKi
   while (count-- > 0) {
     const StepKind kind = kinds[random.next() % kinds.size()];
     const Takes takes = describe(kind).takes;
-    if (takes == Takes::kNumber && ++reductions > dynq::kMostReductions) continue;
+    if (takes == Takes::kNumber && ++reductions > dynq::kMaxReductions) continue;
     if (takes < Takes::kFloats || problem.takes_another_output()) problem.add(kind);
     if (random.one_in(6)) problem.keep();
   }
@@ -281,13 +281,13 @@ int main(int count, char** arguments) {
   const std::vector<StepKind> kinds = steps::all_kinds();
   for (const StepKind kind : kinds)
     for (int64_t cols = 1; cols <= 200; ++cols) {
-      Problem problem(random, random.integer(1, kMostRows), cols);
+      Problem problem(random, random.integer(1, kMaxRows), cols);
       problem.add(kind);
       if (!problem.has_output()) problem.add(StepKind::kStore);
       counter.check(problem);
     }
   for (int left = count > 1 ? std::atoi(arguments[1]) : 1000; left > 0; --left) {
-    Problem problem(random, random.integer(1, kMostRows), random.integer(1, random.one_in(8) ? 1000 : 200));
+    Problem problem(random, random.integer(1, kMaxRows), random.integer(1, random.one_in(8) ? 1000 : 200));
     add_random_steps(random, problem, kinds, random.integer(1, 12));
     if (!problem.has_output()) problem.add(StepKind::kStore);
     counter.check(problem);

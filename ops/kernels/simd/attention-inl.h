@@ -85,7 +85,7 @@ inline SoftmaxSums raise(const SoftmaxRow& row, float best) {
   const auto f = [](float number) ORT_DYNQ_INLINE_LAMBDA { return V::set1(number); };
   const V::F largest = f(best);
   V::I sums[2] = {V::set1(int32_t{0}), V::set1(int32_t{0})};
-  V::F tops[2] = {f(kLeastWeight), f(kLeastWeight)};
+  V::F tops[2] = {f(kMinWeight), f(kMinWeight)};
   for_vectors(row.padded, [&](int64_t i, auto number) ORT_DYNQ_INLINE_LAMBDA {
     constexpr int kLane = decltype(number)::kLane;
     const V::F y = V::max(V::mul(V::sub(V::load(row.scores + i), largest), f(kLog2E)), f(-64.0f));

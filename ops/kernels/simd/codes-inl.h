@@ -23,13 +23,13 @@ struct Codes8 {
   static V::I load_part(const uint8_t* p, int64_t n) { return V::load_codes_part<kKind>(p, n); }
 };
 
-// Rows have at least kLeastColumnsOf4Bits columns. pack() has no upper clip: no code exceeds the highest one. `Vector`
+// Rows have at least kMinColumnsOf4Bits columns. pack() has no upper clip: no code exceeds the highest one. `Vector`
 // is V, which needs store_32_codes4 only if kHasShortRows.
 template <CodeKind kKind, class Vector = V>
 struct Codes4 {
   static constexpr int kBits = 4;
   static constexpr int64_t kWhole = 8 * V::kLanes;
-  static constexpr bool kHasShortRows = kLeastColumnsOf4Bits < kWhole;
+  static constexpr bool kHasShortRows = kMinColumnsOf4Bits < kWhole;
   using Packed = V::Packed4;
   static uint8_t* at(void* codes, int64_t i) { return static_cast<uint8_t*>(codes) + (i >> 1); }
   static const uint8_t* at(const void* codes, int64_t i) { return static_cast<const uint8_t*>(codes) + (i >> 1); }

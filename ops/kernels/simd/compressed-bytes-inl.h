@@ -115,7 +115,7 @@ void bytes_by_column(const WordProduct& p) {
 template <int kVectors>
 void halves_of_groups(const WordProduct& p) {
   constexpr int64_t kDepth = 2 * kBytesOfVector * kVectors;
-  if constexpr (kDepth < kMostProducts)
+  if constexpr (kDepth < kMaxProducts)
     if (p.depth > kDepth) return halves_of_groups<kVectors + 1>(p);
   for (int64_t g = 0; g < p.groups; ++g) bytes_of_groups<kHalves, 1, kVectors>(p, g, 1);
 }
@@ -127,7 +127,7 @@ void half_bytes_by_column(const WordProduct& p) {
   halves_of_groups<1>(p);
 }
 
-constexpr int64_t kColumnsOfQuads = 2 * kBytesOfVector, kMostColumnsOfQuads = 256;
+constexpr int64_t kColumnsOfQuads = 2 * kBytesOfVector, kMaxColumnsOfQuads = 256;
 
 // One row of words and kColumnsOfQuads columns of halves in rows: four rows of codes become quads of bytes. `Type` is
 // V: only a template may call a dot_bytes() that V does not have.
@@ -173,7 +173,7 @@ struct DigitPairs {
 };
 
 ORT_DYNQ_ONE_COPY void set_digit_pairs(const WordProduct& p, DigitPairs* digits) {
-  int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
+  int8_t high[kMaxProducts] = {}, low[kMaxProducts] = {};
   const auto twice = [](const int8_t* pair) {
     return static_cast<int32_t>(dynq::load(reinterpret_cast<const uint16_t*>(pair)) * uint32_t{0x00010001});
   };
@@ -194,7 +194,7 @@ void add_pairs_of_rows(const WordProduct& p, const uint8_t* codes, int64_t count
                        const DigitPairs* digits, int64_t cols) {
   constexpr bool kIsShifted = kKind == kShiftedHalves;  // then a second row begins with the high half of a byte
   const int64_t stride = p.code_stride, to_second = stride / 2;
-  const int64_t ahead = cols > kMostColumnsOfQuads ? kBytePairs * stride : 0;  // hardware prefetches short rows
+  const int64_t ahead = cols > kMaxColumnsOfQuads ? kBytePairs * stride : 0;  // hardware prefetches short rows
   const V::I flips = flips_of(p), none = V::set1(int32_t{0});
   int32_t* to = p.sums;
   for (int64_t c = 0; c < cols; c += kColumnsOfQuads, to += kColumnsOfQuads, codes += kBytesOfVector) {
@@ -255,7 +255,7 @@ template <int kKind>
 void half_pairs_by_row(const WordProduct& p, int64_t cols) {
   const auto* const codes = static_cast<const uint8_t*>(p.codes);
   const int64_t pairs = (p.depth + 1) / 2;
-  DigitPairs digits[kMostProducts / 2];
+  DigitPairs digits[kMaxProducts / 2];
   set_digit_pairs(p, digits);
   memset(p.sums, 0, static_cast<size_t>(cols) * sizeof(int32_t));
   for (int64_t i = 0; i < pairs; i += kBytePairs) {
@@ -275,7 +275,7 @@ void half_pairs_by_row(const WordProduct& p, int64_t cols) {
 
 template <class Type>
 ORT_DYNQ_ONE_COPY void half_quads_by_row(const WordProduct& p) {
-  int8_t high[kMostProducts] = {}, low[kMostProducts] = {};
+  int8_t high[kMaxProducts] = {}, low[kMaxProducts] = {};
   set_digits(p.words, 1, p.depth, high, low);
   for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads<Type>(p, high, low, c);
 }
@@ -287,7 +287,7 @@ void half_bytes_by_row(const WordProduct& p) {
   if (p.rows > 1 || 4 * (p.cols - whole) > whole) return halves_product_by_row(p);  // a long rest takes words, too
   const bool is_shifted = p.code_stride % 2 != 0 && p.depth > 1;
   if constexpr (kInQuads)
-    if (whole == p.cols && whole <= kMostColumnsOfQuads && !is_shifted) return half_quads_by_row<Type>(p);
+    if (whole == p.cols && whole <= kMaxColumnsOfQuads && !is_shifted) return half_quads_by_row<Type>(p);
   is_shifted ? half_pairs_by_row<kShiftedHalves>(p, whole) : half_pairs_by_row<kHalves>(p, whole);
   if (whole == p.cols) return;
   WordProduct rest = p;

@@ -70,13 +70,13 @@ void product_by_column(const WordProduct& p) {
 
 constexpr int64_t kQuarter = kPairColumns;      // words in a vector
 constexpr int64_t kHalvesBlock = 4 * kQuarter;  // codes in a vector
-static_assert(kMostProducts % kHalvesBlock == 0);
-constexpr int64_t kLeastHalves = 64;  // that fill enough of kHalvesBlock
+static_assert(kMaxProducts % kHalvesBlock == 0);
+constexpr int64_t kMinHalves = 64;  // that fill enough of kHalvesBlock
 
 // As tile_by_column, of halves. Of each four words, `words` has the first ones, then the second ones, and so on, of
 // each kHalvesBlock.
 template <int kCount>
-inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostProducts], int64_t row, int64_t column) {
+inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMaxProducts], int64_t row, int64_t column) {
   constexpr int64_t kColumns = V::kLanes / kCount;
   const int64_t bytes = p.depth / 2, cols = p.cols - column < kColumns ? p.cols - column : kColumns;
   const V::I flips = flips_of(p);
@@ -119,11 +119,11 @@ inline void halves_by_column(const WordProduct& p, const int16_t (*words)[kMostP
 }
 
 void halves_product_by_column(const WordProduct& p) {
-  if (p.depth < kLeastHalves) return product_by_column<kHalves>(p);
+  if (p.depth < kMinHalves) return product_by_column<kHalves>(p);
   for (int64_t group = 1; group < p.groups; ++group) halves_product_by_column(group_of<kHalves>(p, group));
   for (int64_t row = 0; row < p.rows; row += 2) {
     const int64_t count = p.rows - row < 2 ? 1 : 2;
-    int16_t words[2][kMostProducts] = {};
+    int16_t words[2][kMaxProducts] = {};
     for (int64_t r = 0; r < count; ++r)
       for (int64_t d = 0; d < p.depth; ++d)
         words[r][d / kHalvesBlock * kHalvesBlock + d % 4 * kQuarter + d % kHalvesBlock / 4] =

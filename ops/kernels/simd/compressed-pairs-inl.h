@@ -1,7 +1,7 @@
 // Pairs of words of codes and rows, which all products of compressed-inl.h multiply: a part of it.
 
 constexpr int64_t kPairColumns = 2 * V::kLanes;  // also of a panel
-static_assert(kMostPanelColumns % kPairColumns == 0);
+static_assert(kMaxPanelColumns % kPairColumns == 0);
 constexpr int kTileRows = 6;                 // of words, with two vectors of sums each
 constexpr int kShiftedHalves = kHalves + 1;  // by row: the second row of each pair begins within a byte
 

@@ -54,7 +54,7 @@ void pack_panels(const PanelPack& p) {
 
 // The first column of a vector pair in a panel.
 inline const int16_t* panel_at(const PanelProduct& p, int64_t column) {
-  const int64_t columns = p.is_stored ? kMostPanelColumns : kPairColumns;
+  const int64_t columns = p.is_stored ? kMaxPanelColumns : kPairColumns;
   return p.panels + column / columns * p.panel_stride + column % columns * 2;
 }
 
@@ -63,7 +63,7 @@ template <int kCount>
 inline void tile_of_panel(const PanelProduct& p, const int16_t* words, const int16_t* panel, V::I (&sums)[kCount][2]) {
 #pragma GCC unroll 6
   for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = V::set1(int32_t{0});
-  const int64_t of_pair = 2 * (p.is_stored ? kMostPanelColumns : kPairColumns);
+  const int64_t of_pair = 2 * (p.is_stored ? kMaxPanelColumns : kPairColumns);
   for (int64_t d = 0; d < p.depth; d += 2) {
     const V::I low = V::load(static_cast<const void*>(panel)),
                high = V::load(static_cast<const void*>(panel + kPairColumns));

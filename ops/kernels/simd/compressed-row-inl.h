@@ -152,7 +152,7 @@ void product_by_row(const WordProduct& p) {
     return;
   }
   constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
-  uint8_t codes[kMostProducts * kRow];
+  uint8_t codes[kMaxProducts * kRow];
   for (int64_t d = 0; d < p.depth; ++d) {
     memset(codes + d * kRow, 0, kRow);
     copy_codes<kKind>(p, d, whole, rest, codes + d * kRow);

@@ -137,11 +137,11 @@ float powers_of_2(const PowerRow& row) {
   V::F nans = f(0);
   V::I sums;
   const auto power_of = [&](V::F score) ORT_DYNQ_INLINE_LAMBDA {
-    const V::F y = V::max(f(kLeastPower), V::mul(V::sub(score, largest), f(kLog2E)));
+    const V::F y = V::max(f(kMinPower), V::mul(V::sub(score, largest), f(kLog2E)));
     const V::F n = V::round_float(y), r = V::sub(y, n);
     V::F p = f(kPowerOf2[0]);
     for (int j = 1; j < kPowerTerms; ++j) p = V::add(V::mul(p, r), f(kPowerOf2[j]));
-    const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kLeastPower), y));
+    const V::F power = V::mul(V::times_power_of_2(p, n), V::less(f(kMinPower), y));
     nans = V::fmadd(power, f(0), nans);
     sums = V::add(sums, V::round(V::mul(power, f(kPowerUnit))));
     return power;

@@ -44,11 +44,11 @@ struct ConvMembers {
   // Also sum_weights if kSignedCodes, and store_halves if kSteps is 2.
 };
 
-constexpr int kMostConvVectors = C::kConvRows;
+constexpr int kMaxConvVectors = C::kConvRows;
 constexpr int conv_vectors(int channels) {
-  return C::kConvSums / channels < kMostConvVectors ? C::kConvSums / channels : kMostConvVectors;
+  return C::kConvSums / channels < kMaxConvVectors ? C::kConvSums / channels : kMaxConvVectors;
 }
-static_assert(kMostConvVectors * C::kLanes <= kConvSlack, "kernels read whole vectors");
+static_assert(kMaxConvVectors * C::kLanes <= kConvSlack, "kernels read whole vectors");
 
 // Where the vectors of positions of a tile are: adjacent in a row, or each in another row. kBytes is
 // ConvInput::position_bytes.
@@ -288,16 +288,16 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
 // all channels.
 template <class Form, int kChannels>
 void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
-  constexpr int kMost = conv_vectors(kChannels), kHalf = (kMost + 1) / 2;
+  constexpr int kMaxVectors = conv_vectors(kChannels), kHalf = (kMaxVectors + 1) / 2;
   // One vector takes as long as two, whose sums are independent: 2 and 2 are faster than 3 and 1.
   const auto next = [](int64_t vectors) {
-    return vectors == kMost || vectors >= kMost + kHalf ? kMost : vectors >= kHalf ? kHalf : 1;
+    return vectors == kMaxVectors || vectors >= kMaxVectors + kHalf ? kMaxVectors : vectors >= kHalf ? kHalf : 1;
   };
   const auto run = [&](int count, int64_t row, int64_t col) {
     for (int64_t channel = first; channel < last; channel += kChannels)
-      (count == kMost   ? conv_tile<Form, kChannels, kMost>
-       : count == kHalf ? conv_tile<Form, kChannels, kHalf>
-                        : conv_tile<Form, kChannels, 1>)(block, channel, row, col);
+      (count == kMaxVectors ? conv_tile<Form, kChannels, kMaxVectors>
+       : count == kHalf     ? conv_tile<Form, kChannels, kHalf>
+                            : conv_tile<Form, kChannels, 1>)(block, channel, row, col);
   };
   if constexpr (Form::kByRows) {
     for (int64_t row = 0; row < block.rows;) {
@@ -381,13 +381,13 @@ void sum_conv_codes_of(const ConvBlock& block) {
   const int64_t positions = (block.rows - 1) * block.input.row_stride + block.cols;
   int32_t ones = 0;
   sum_weights(block, block.weights.ones, kQuad, 1, &ones);
-  for (int64_t position = 0; position < positions; position += kMostConvVectors * C::kLanes) {
-    typename C::I sums[1][kMostConvVectors];
+  for (int64_t position = 0; position < positions; position += kMaxConvVectors * C::kLanes) {
+    typename C::I sums[1][kMaxConvVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kMostConvVectors; ++v) sums[0][v] = C::set1(C::kSignedCodes ? 128 * ones : 0);
-    conv_products<ConvForm<kBytes, false>, 1, kMostConvVectors>(block, block.weights.ones, kQuad, position, sums);
+    for (int v = 0; v < kMaxConvVectors; ++v) sums[0][v] = C::set1(C::kSignedCodes ? 128 * ones : 0);
+    conv_products<ConvForm<kBytes, false>, 1, kMaxConvVectors>(block, block.weights.ones, kQuad, position, sums);
 #pragma GCC unroll 8
-    for (int v = 0; v < kMostConvVectors; ++v) C::store(block.scratch.code_sums + position + v * C::kLanes, sums[0][v]);
+    for (int v = 0; v < kMaxConvVectors; ++v) C::store(block.scratch.code_sums + position + v * C::kLanes, sums[0][v]);
   }
 }
 

@@ -18,13 +18,13 @@
 
 using TileKernel = void (*)(const ProductBlock&, int64_t row, int64_t col, int64_t gap);
 
-// Covers the block with tiles. `kernels` has one for each number of rows from 1 to kMostRows. The loop over columns is
+// Covers the block with tiles. `kernels` has one for each number of rows from 1 to kMaxRows. The loop over columns is
 // outside: weights stay in the caches for all rows.
-inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileKernel (&kernels)[kMostRows]) {
+inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileKernel (&kernels)[kMaxRows]) {
   for (int64_t col = 0; col < block.cols; col += width)
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
-      const int64_t count = left >= 2 * kMostRows ? kMostRows : left > kMostRows ? (left + 1) / 2 : left;
+      const int64_t count = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? (left + 1) / 2 : left;
       kernels[count - 1](block, row, col, kBlockColumns);
       row += count;
     }
@@ -36,7 +36,7 @@ template <int kBits, bool kOneGroup, int kRows>
 void gemm_few_rows(const ProductBlock& block) {
   const int64_t blocks = (block.cols + kBlockColumns - 1) / kBlockColumns, half = (blocks + 1) / 2 * kBlockColumns;
   if constexpr (!kOneGroup && kRows > 1 && (kBits == 4 || P::kSteps == 1))
-    if (block.codes.has_ones && block.depth <= block.groups * kLongestSummed<kBits>)
+    if (block.codes.has_ones && block.depth <= block.groups * kMaxSummedLength<kBits>)
       return gemv<kBits, kRows - 1>(block);
   for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }

@@ -7,7 +7,7 @@ struct ProductMembers {
   using Quad = P::Quad;
   using Mask = P::Mask;
   static constexpr int64_t kLanes = P::kLanes;
-  // The blocks of 16 columns of a tile, with one group of k and with several: kMostRows rows of sums fit the registers.
+  // The blocks of 16 columns of a tile, with one group of k and with several: kMaxRows rows of sums fit the registers.
   // Up to kFewRows rows take two blocks.
   static constexpr int kBlocks = P::kBlocks, kGroupBlocks = P::kGroupBlocks;
   static constexpr int kSplit = P::kSplit;                // independent sums for up to kFewRows rows
@@ -50,7 +50,7 @@ struct ProductMembers {
   // and either_bits; and sum_codes if kUnsignedWeights.
 };
 
-constexpr int64_t kMostRows = 6, kManyRows = 4, kFewRows = 2;
+constexpr int64_t kMaxRows = 6, kManyRows = 4, kFewRows = 2;
 constexpr int kVectors = kBlockColumns / P::kLanes;  // of a block
 constexpr bool kIsBlock =
     kVectors == 1 && P::kSteps == 1 && !P::kUnsignedWeights;  // then one vector has the sums of a block

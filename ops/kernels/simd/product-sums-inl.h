@@ -179,12 +179,11 @@ inline ORT_DYNQ_INLINE void store_blocks(const ProductBlock& block, int64_t col,
 //
 //   exact = sum of code * weight - zp * sum of weights - (sum of codes - size * zp) * weight_zp
 //
-// All of these are integers below 2^24, so floats have them exactly: size is at most kLongestSummed. If weights of 8
+// All of these are integers below 2^24, so floats have them exactly: size is at most kMaxSummedLength. If weights of 8
 // bits are unsigned, weight and weight_zp are both 128 larger.
 template <int kBits>
-constexpr int64_t kLongestSummed = kBits < 8 ? kLongest2BitGroup : 256;
-static_assert(int64_t{255} * 15 * kLongest2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24,
-              "they are below 2^24");
+constexpr int64_t kMaxSummedLength = kBits < 8 ? kMax2BitGroup : 256;
+static_assert(int64_t{255} * 15 * kMax2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
 
 template <int kBits, int kRows, bool kIsPlain>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
@@ -351,10 +350,10 @@ void gemv(const ProductBlock& block) {
   const int64_t half = ((block.cols + kBlockColumns - 1) / kBlockColumns + 1) / 2 * kBlockColumns;
   const bool is_plain = block.columns.halves != nullptr && block.columns.scale_groups > 1;
   if constexpr (kIsBlock) {
-    constexpr int64_t kMostGroups = 512;
+    constexpr int64_t kMaxGroups = 512;
     // A row that has one scale takes it after the last group.
-    if (is_plain && block.codes.scale_groups > 1 && block.groups <= kMostGroups) {
-      RowTerms terms[kRows * kMostGroups];
+    if (is_plain && block.codes.scale_groups > 1 && block.groups <= kMaxGroups) {
+      RowTerms terms[kRows * kMaxGroups];
       for (int64_t group = 0; group < block.groups; ++group)
         for (int64_t r = 0; r < kRows; ++r) {
           const int64_t at = r * block.groups + group;

@@ -3,7 +3,7 @@
 // first-level cache for all rows, the codes in the second-level cache for all columns.
 
 // Tiles of as many rows widen the weights themselves: a few tiles do not pay for a copy. Bits do not depend on it.
-constexpr int64_t kRowsInPlace = 4 * kMostRows;
+constexpr int64_t kRowsInPlace = 4 * kMaxRows;
 
 // At once: rows of codes; quads, whose weights are 24 KB as int16; and columns, for whose sums of a part of the quads
 // there is memory: 140 KB of the stack of a thread, which has 512 KB or more.
@@ -104,7 +104,7 @@ void gemm_wide(const ProductBlock& block) {
           int32_t* const sums = buffers.sums[(col - first_col) / kBlockColumns];
           for (int64_t r = row; r < end;) {
             const int64_t left = end - r;
-            const int64_t rows = left >= 2 * kMostRows ? kMostRows : left > kMostRows ? (left + 1) / 2 : left;
+            const int64_t rows = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? (left + 1) / 2 : left;
             kMultiply[rows - 1](block, {r, col, count, buffers.codes + (r - row) * kWideStride, buffers.weights,
                                         sums + (r - row) * kBlockColumns, part == 0, part == parts - 1});
             r += rows;

@@ -61,7 +61,7 @@ ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int6
 
 // Rows of a matrix whose columns are a power of two share cache sets. So scales and sums of 16 columns are copied to
 // adjacent lines, if there are several tiles of rows and few groups.
-constexpr int64_t kCopiedGroups = 512, kLeastCopiedRows = 2 * kWordRows;
+constexpr int64_t kCopiedGroups = 512, kMinCopiedRows = 2 * kWordRows;
 
 template <class T>
 inline void copy_columns(const T* from, int64_t stride, int64_t groups, int64_t cols, T (*to)[kBlockColumns]) {
@@ -146,7 +146,7 @@ void gemm_words(const ProductBlock& block) {
     columns.columns.sums += col;
     columns.columns.bias += col;
     columns.output.dst += col;
-    if (block.rows >= kLeastCopiedRows && block.groups <= kCopiedGroups) {
+    if (block.rows >= kMinCopiedRows && block.groups <= kCopiedGroups) {
       copy_columns(columns.columns.scales, block.columns.scales_stride, block.columns.scale_groups, columns.cols,
                    scales);
       columns.columns.scales = scales[0];

@@ -6,12 +6,12 @@
 
 // More rows of one scale by weights whose zero points are 8 than product-words-inl.h multiplies as fast, and the fewest
 // others.
-constexpr int64_t kLeastUnpackedRows = 32, kLeastOtherRows = 12;
-static_assert(kLeastOtherRows == kLeastSummingRows, "such blocks may have no sums of columns");
+constexpr int64_t kMinUnpackedRows = 32, kMinOtherRows = 12;
+static_assert(kMinOtherRows == kMinSummingRows, "such blocks may have no sums of columns");
 
 // Groups are unpacked together up to kQuadsAtOnce; longer ones are unpacked one by one.
 constexpr int64_t kUnpackedQuads = 1024, kQuadsAtOnce = 128;
-static_assert(kUnpackedQuads * kQuad == kLongestSummedGroup, "such a group fits");
+static_assert(kUnpackedQuads * kQuad == kMaxSummedGroup, "such a group fits");
 constexpr int64_t kUnpackedRows = 128;  // at once: their floats wait for further groups
 
 // Blocks of these functions have up to 16 columns.
@@ -107,12 +107,11 @@ ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int6
 //
 //   exact = sum - zp of the row * sum of the column - sum of the row's codes * (zp of the weights - 8)
 //
-// In floats, all of it is exact for groups of up to kLongestTileGroup k, if sums of columns are within
+// In floats, all of it is exact for groups of up to kMaxTileGroup k, if sums of columns are within
 // kUnpackedColumnSum.
 constexpr int32_t kUnpackedColumnSum = 1 << 15;
-static_assert(int64_t{255} * kUnpackedColumnSum + int64_t{2} * 255 * 8 * kLongestTileGroup <= 1 << 24,
-              "exact as floats");
-static_assert(15 * kLongestTileGroup <= kUnpackedColumnSum, "sums of weights minus zero points");
+static_assert(int64_t{255} * kUnpackedColumnSum + int64_t{2} * 255 * 8 * kMaxTileGroup <= 1 << 24, "exact as floats");
+static_assert(15 * kMaxTileGroup <= kUnpackedColumnSum, "sums of weights minus zero points");
 
 // Longer groups are corrected in int32. `T` is float or int32_t.
 template <class T>
@@ -279,7 +278,7 @@ void unpacked_tile(const ProductBlock& block, int64_t row, int64_t first, int64_
 
 inline bool fits_unpacked(const ProductBlock& block) {
   if (block.columns.sums == nullptr) return !block.codes.has_ones;
-  const int64_t fewest = fits_words(block) ? kLeastUnpackedRows : kLeastOtherRows;
+  const int64_t fewest = fits_words(block) ? kMinUnpackedRows : kMinOtherRows;
   return block.rows >= fewest && block.depth > 0 && block.depth <= block.groups * kUnpackedQuads * kQuad &&
          !block.codes.has_ones && (has_zps_of_8(block) || block.codes.sums != nullptr);
 }
@@ -320,7 +319,7 @@ bool multiply_unpacked(const ProductBlock& block) {
 template <ProductKernel kDirect>
 void gemm_unpacked(const ProductBlock& all) {
   const int64_t group = all.depth / all.groups;
-  const auto multiply = group <= kLongestTileGroup ? multiply_unpacked<float> : multiply_unpacked<int32_t>;
+  const auto multiply = group <= kMaxTileGroup ? multiply_unpacked<float> : multiply_unpacked<int32_t>;
   for (int64_t col = 0; col < all.cols; col += kBlockColumns)
     for (int64_t row = 0; row < all.rows; row += kUnpackedRows) {
       ProductBlock block = all;

@@ -280,11 +280,11 @@ inline void finish_reduction(const Step& step, Best& best, int64_t row, bool beg
 void run_pass(const Pass& pass) {
   if (run_short_pass(pass)) return;
   constexpr int64_t L = V::kLanes;
-  const Step* reductions[kMostReductions];
+  const Step* reductions[kMaxReductions];
   int count = 0;
   for (int64_t i = 0; i < pass.count; ++i)
     if (pass.steps[i].kind >= StepKind::kReduceMax) reductions[count++] = &pass.steps[i];
-  Best best[kMostReductions];
+  Best best[kMaxReductions];
   for (int64_t row = 0; row < pass.rows; ++row) {
     for (int i = 0; i < count; ++i)
       for (V::F& lanes : best[i].lanes) lanes = V::set1(identity_of(reductions[i]->kind));

@@ -143,8 +143,8 @@ void quantize_rows_with(const QuantizeBlock& block) {
       });
     } else if constexpr (Codes::kBits == 4) {
       if constexpr (Codes::kHasShortRows)
-        cover(0, block.cols, kLeastColumnsOf4Bits, [&](int64_t i) {
-          Codes::store_least(dst(i), Codes::pack(pair(i), pair(i + kLeastColumnsOf4Bits - 2 * L)));
+        cover(0, block.cols, kMinColumnsOf4Bits, [&](int64_t i) {
+          Codes::store_least(dst(i), Codes::pack(pair(i), pair(i + kMinColumnsOf4Bits - 2 * L)));
         });
     } else if (block.cols >= L) {
       cover(0, block.cols, L,
@@ -196,8 +196,8 @@ void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock&
   if (cols >= Codes::kWhole) return cover(0, cols, Codes::kWhole, whole);
   if constexpr (Codes::kBits == 4) {
     if constexpr (Codes::kHasShortRows)
-      cover(0, cols, kLeastColumnsOf4Bits, [&](int64_t i) {
-        pack_pairs(i, i + kLeastColumnsOf4Bits - 2 * L,
+      cover(0, cols, kMinColumnsOf4Bits, [&](int64_t i) {
+        pack_pairs(i, i + kMinColumnsOf4Bits - 2 * L,
                    [&](int64_t row, Packed packed) { Codes::store_least(dst(row, i), packed); });
       });
   } else {

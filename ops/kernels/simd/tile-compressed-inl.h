@@ -10,19 +10,19 @@
 // converted to floats after the next product, as in tile-groups-inl.h.
 
 constexpr int64_t kPanelRows = 16;  // all tiles of a panel, of 4 to 16 quads, have the same size
-constexpr int64_t kDigitsBytes = kQuad * kMostPanelColumns, kPanelQuadBytes = 2 * kDigitsBytes;
-static_assert(kMostPanelColumns == kPair && kMostProducts % kPanelRows == 0);
+constexpr int64_t kDigitsBytes = kQuad * kMaxPanelColumns, kPanelQuadBytes = 2 * kDigitsBytes;
+static_assert(kMaxPanelColumns == kPair && kMaxProducts % kPanelRows == 0);
 
 // Panels of more rows are multiplied on tiles: they take half of the time (decisions.md).
-constexpr int64_t kMostRowsOfPairs = 32;
+constexpr int64_t kMaxRowsOfPairs = 32;
 
 using Words = int16_t __attribute__((vector_size(64)));
 using Digits = int8_t __attribute__((vector_size(32)));
 using Codes = uint8_t __attribute__((vector_size(32)));
 constexpr int64_t kVectorWords = 32;
-static_assert(kVectorWords == kMostPanelColumns);
+static_assert(kVectorWords == kMaxPanelColumns);
 
-inline bool has_pairs(int64_t panel_stride) { return panel_stride <= kMostRowsOfPairs * kMostPanelColumns; }
+inline bool has_pairs(int64_t panel_stride) { return panel_stride <= kMaxRowsOfPairs * kMaxPanelColumns; }
 
 // Up to kVectorWords elements; those from `count` on are 0.
 template <class Vector, class T>
@@ -51,13 +51,13 @@ template <int kKind>
 void pack_digits(const PanelPack& p) {
   if (has_pairs(p.panel_stride)) return kAvx512VnniCompressed.pack[kKind](p);
   const bool has_zero_points = kKind != kWords && p.zero_points != nullptr;
-  for (int64_t first = 0; first < p.cols; first += kMostPanelColumns) {
+  for (int64_t first = 0; first < p.cols; first += kMaxPanelColumns) {
     const int64_t count = p.cols - first;
-    auto* to = reinterpret_cast<uint8_t*>(p.panels + first / kMostPanelColumns * p.panel_stride);
+    auto* to = reinterpret_cast<uint8_t*>(p.panels + first / kMaxPanelColumns * p.panel_stride);
     Words zeros = {};
     if (has_zero_points && p.of_column != 0) zeros = load_elements<kKind>(p.zero_points, first, count);
     for (int64_t d = 0; d < p.depth; d += kQuad, to += kPanelQuadBytes) {
-      uint8_t digits[2][kQuad][kMostPanelColumns];
+      uint8_t digits[2][kQuad][kMaxPanelColumns];
       for (int64_t i = 0; i < kQuad; ++i) {
         Words elements = {};
         if (d + i < p.depth) {
@@ -70,15 +70,15 @@ void pack_digits(const PanelPack& p) {
         store_digits(elements, digits[0][i], digits[1][i]);
       }
       for (int64_t i = 0; i < (p.fits_int8 ? 1 : 2); ++i)
-        kAvx512VnniProducts.interleave_quads({digits[i][0], digits[i][1], digits[i][2], digits[i][3]},
-                                             kMostPanelColumns, 0, to + i * kDigitsBytes);
+        kAvx512VnniProducts.interleave_quads({digits[i][0], digits[i][1], digits[i][2], digits[i][3]}, kMaxPanelColumns,
+                                             0, to + i * kDigitsBytes);
     }
   }
 }
 
 // The digits of 16 rows of words, padded with zeros.
 struct WordDigits {
-  alignas(64) int8_t low[kTileRows][kMostProducts] = {}, high[kTileRows][kMostProducts] = {};
+  alignas(64) int8_t low[kTileRows][kMaxProducts] = {}, high[kTileRows][kMaxProducts] = {};
 
   template <bool kIsSplit>
   void set(const PanelProduct& p, const int16_t* words, int64_t rows) {
@@ -100,10 +100,10 @@ inline void multiply_digits(const WordDigits& words, const int8_t* first, const 
     const int8_t *const low = words.low[0] + quad * kQuad, *const high = words.high[0] + quad * kQuad;
     _tile_loadd(6, first + quad * kPanelQuadBytes, kPanelQuadBytes);
     _tile_loadd(7, second + quad * kPanelQuadBytes, kPanelQuadBytes);
-    _tile_loadd(4, low, kMostProducts);
+    _tile_loadd(4, low, kMaxProducts);
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);
-    _tile_loadd(5, high, kMostProducts);
+    _tile_loadd(5, high, kMaxProducts);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
   }
@@ -171,7 +171,7 @@ void multiply_panels(const PanelScores& block, int64_t quads, int64_t tile_quads
       for (int64_t column = 0; column < p.cols + kColumns; column += kColumns) {
         if (column < p.cols) {
           const int8_t* const low =
-              panels + column / kMostPanelColumns * p.panel_stride * 2 + column % kMostPanelColumns * kQuad;
+              panels + column / kMaxPanelColumns * p.panel_stride * 2 + column % kMaxPanelColumns * kQuad;
           const int8_t* const second = low + (kElements == kInt8 ? kTileBytes : kDigitsBytes);
           multiply_digits(words, low, second, quads, tile_quads, sums_at(column));
         }
@@ -224,7 +224,7 @@ constexpr CompressedKernels compressed_kernels() {
           quantize_words,
           {scores<kU8>, scores<kS8>},
           powers,
-          kMostPanelColumns,
+          kMaxPanelColumns,
           kPanelRows,
           kTileRows,
           {pack_digits<kU8>, pack_digits<kS8>, pack_digits<kWords>},

@@ -5,10 +5,10 @@
 // was just stored waits for all earlier instructions, so two more tiles are stored before a tile is converted.
 
 constexpr int64_t kPanelDepth = 1024;  // k of a panel: few panels, whose weights fit the first-level cache
-static_assert(kPanelDepth >= kLongestTileGroup, "a panel has a group or more");
-constexpr int64_t kPanel = kPanelDepth * kBlockColumns;    // bytes of its weights, 8 bits each
-constexpr int64_t kMostGroups = kPanelDepth / kGroupUnit;  // of a panel
-constexpr int64_t kStored = 4;                             // tiles of sums in memory
+static_assert(kPanelDepth >= kMaxTileGroup, "a panel has a group or more");
+constexpr int64_t kPanel = kPanelDepth * kBlockColumns;   // bytes of its weights, 8 bits each
+constexpr int64_t kMaxGroups = kPanelDepth / kGroupUnit;  // of a panel
+constexpr int64_t kStored = 4;                            // tiles of sums in memory
 constexpr Floats kOnes = Floats{} + 1.0f;
 
 // The weights of 16 columns and of adjacent groups.
@@ -141,7 +141,7 @@ inline void prefetch_group(const ProductBlock& block, const Panel& panel, int64_
 
 // The scales of a panel's columns, or ones, and their sums. Copies: in `block` they may share cache sets.
 struct PanelColumns {
-  Floats scales[kMostGroups], sums[kMostGroups];
+  Floats scales[kMaxGroups], sums[kMaxGroups];
 };
 
 template <Store kStore>
@@ -162,7 +162,7 @@ inline void read_columns(const ProductBlock& block, const Panel& panel, PanelCol
 // groups.
 template <bool kRowVaries>
 struct PanelRows {
-  static constexpr int64_t kCount = kRowVaries ? kMostGroups : 1;
+  static constexpr int64_t kCount = kRowVaries ? kMaxGroups : 1;
   alignas(64) float zps[kTileRows][kCount], scales[kRowVaries ? kTileRows : 1][kCount];
 
   // The rows behind the last one repeat it.
