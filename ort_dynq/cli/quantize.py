@@ -63,7 +63,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("int8", "int12", "int4"),
         default="int8",
-        help="int4: smaller and less accurate; int12: near floats, and faster than these with VNNI (default: int8)",
+        help="int4: smaller and less accurate; int12: near floats, and faster than these (default: int8)",
     )
     parser.add_argument(
         "--activations",

@@ -178,6 +178,6 @@ _OPERATOR = Operator(
 FAMILY = Family(
     "Products of words",
     "Words are integers of 12 or 13 bits: 8 bits lose too much of some networks, and products of words are faster than "
-    "those of floats on CPUs with VNNI. [Numerics](numerics.md#words) has the bounds of errors.",
+    "those of floats. [Numerics](numerics.md#words) has the bounds of errors.",
     (_OPERATOR, with_program(_OPERATOR, _body, "A row has the N columns.")),
 )
