@@ -128,6 +128,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return expert_inputs(rng, (7, 32), 3, 48, bits=8, program="dst = x", **kinds)
     if operator.name == "CompressedAttention":
         return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
+    if operator.name == "Interleave":
+        return [rng.normal(0, 1, (2, 4, 5)).astype(types[0])]
     if operator.name.startswith("WordMatMul"):
         return [*word_inputs(rng, (7, 33), 20)[0], *operands]
     if operator.name == "CompressedMatMul":
