@@ -138,3 +138,10 @@ def test_modules_of_the_rewriter_have_tests_of_their_names() -> None:
     modules = {path.stem for path in (PACKAGE / "rewriter").rglob("*.py")} - {"__init__"}
     tests = {path.stem.removeprefix("test_") for path in (PACKAGE.parent / "tests").rglob("test_*.py")}
     assert len(modules & tests) >= 0.9 * len(modules), f"modules without a test: {sorted(modules - tests)}"
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports a file of a folder without __init__.py under its name alone. tests/bench/ is a package."""
+    files = (PACKAGE.parent / "tests").rglob("test_*.py")
+    names = [path.name for path in files if not (path.parent / "__init__.py").exists()]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
