@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import test_marks as marks
+import unbounded_models as marks
 from offset_models import WEIGHTS, data
 from product_models import model_of
 from rewriting import check, check_products, products
