@@ -1,5 +1,5 @@
 """The normal form to which rules are applied: no functions, loops that carry no value unchanged, and remainders of
-constants as constants.
+constants as constants, and no Resize that keeps the lengths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import DynqError, message
 from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, new_name, subgraphs, values_of, with_subgraphs
 from ..operators import DOMAIN
 from .analysis.constants import constant_array
-from .analysis.nodes import is_standard
+from .analysis.nodes import first_inputs, is_standard, producer_of
 from .inner_weights import NOTE, copy_of, with_weights_outside
 from .known_branches import without_known_branches
 from .loop_invariants import without_carried_invariants
@@ -42,7 +42,8 @@ def normal_form(model: ir.Model) -> tuple[ir.Model, ir.Model, list[str]]:
     form, given_model, model = with_weights_outside(form), model, with_weights_outside(model)
     if model is not given_model:
         notes.append(NOTE)
-    return model, _without_remainders(without_carried_invariants(with_distinct_names(form))), notes
+    form = _without_resizes(_without_remainders(without_carried_invariants(with_distinct_names(form))))
+    return model, form, notes
 
 
 def inlined(model: ir.Model) -> ir.Model:
@@ -148,6 +149,43 @@ def _without_remainders(model: ir.Model) -> ir.Model:
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [new], node.outputs, new.outputs)
             computed.add(new.outputs[0])
     return copy
+
+
+def _without_resizes(model: ir.Model) -> ir.Model:
+    """Returns a copy of a model with Identities for the Resizes that keep the lengths; the model itself if it has none.
+
+    AIMET repeats scales for each element of a block so, also for blocks of one element. Inference does not know the
+    lengths.
+    """
+    if not any(map(_keeps_lengths, model.graph.all_nodes())):
+        return model
+    copy = model.clone()
+    for node in filter(_keeps_lengths, list(copy.graph.all_nodes())):
+        if node.graph is not None:
+            new = ir.node("Identity", node.inputs[:1], name=node.name)
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [new], node.outputs, new.outputs)
+    return copy
+
+
+def _keeps_lengths(node: ir.Node) -> bool:
+    """Returns whether a node resizes a value to its own lengths, and takes the nearest elements: the same ones."""
+    if not is_standard(node, "Resize") or node.attributes.get_string("mode", "nearest") != "nearest":
+        return False
+    x, region, scales, sizes = first_inputs(node, 4)
+    if region is not None or scales is not None or "axes" in node.attributes:
+        return False
+    if (product := producer_of(sizes, "Mul")) is not None:
+        sizes = next((value for value, factor in (product.inputs, product.inputs[::-1]) if _is_one(factor)), None)
+    shape = producer_of(sizes, "Shape")
+    return shape is not None and not shape.attributes and shape.inputs[0] is x
+
+
+def _is_one(value: ir.Value | None) -> bool:
+    """Returns whether all elements of a constant are 1, also behind a Cast."""
+    if (cast := producer_of(value, "Cast", "CastLike")) is not None:
+        value = cast.inputs[0]
+    elements = constant_array(value)
+    return elements is not None and elements.size > 0 and bool((elements == 1).all())
 
 
 def _index(node: ir.Node, op_types: Sequence[str]) -> npt.NDArray[np.int64] | None:

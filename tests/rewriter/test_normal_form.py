@@ -122,3 +122,46 @@ def test_functions_that_cannot_be_inlined() -> None:
 def test_functions_stay_if_nothing_is_gained() -> None:
     model = model_with("y = Relu(x)", 0, ())
     assert [node.op_type for node in rewrite(model).to_proto().graph.node] == ["f"]
+
+
+RESIZED = """a = Abs(x) m = ReduceMax<keepdims = 1, axes = [-1]>(a) c = Constant<value_float = 127.0>()
+    s = Div(m, c) n = Shape(s) b = Constant<value_ints = [{ones}]>() bc = CastLike(b, n) l = Mul(n, bc)
+    t = Resize<mode = "nearest"{attributes}>(s, , , l) d = Div(x, t) r = Round(d)
+    low = Constant<value_float = -128.0>() q = Clip(r, low, c) f = Mul(q, t) o = Shape(x) g = Reshape(f, o)
+    y = MatMul(g, grid)"""
+
+
+@pytest.mark.parametrize("ones", ["1", "1, 1"])
+def test_scales_that_are_resized_to_their_own_shape(ones: str) -> None:
+    """AIMET repeats the scales of blocks so, also of blocks of one element."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 64] x) => (float[N, 64] y) '
+        f"{{ {RESIZED.format(ones=ones, attributes='')} }}"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(GRID, "grid"))
+    result = rewrite(model)
+    assert not result.report.unconverted
+    assert sorted(each.operator for each in result.report.rewritten if each.operator) == [
+        "QuantizedMatMul",
+        "RowProgram",
+    ]
+    x = RNG.normal(0, 1, (5, 64)).astype(np.float32)
+    assert ort_dynq.verify(model, result.to_proto(), inputs={"x": x}).passed
+    exact = rewrite(model, exact=True).to_proto()
+    assert "Resize" not in [node.op_type for node in exact.graph.node]
+    assert_same(make_session(exact, "native").run(None, {"x": x})[0], stock_session(model).run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("ones", "attributes"), [("1, 64", ""), ("1, 1", ', coordinate_transformation_mode = "asymmetric"')]
+)
+def test_other_resizes(ones: str, attributes: str) -> None:
+    """Longer lengths are no copy; the place of an element does not matter for its own lengths."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 64] x) => (float[N, 64] y) '
+        f"{{ {RESIZED.format(ones=ones, attributes=attributes)} }}"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(GRID, "grid"))
+    x = RNG.normal(0, 1, (5, 64)).astype(np.float32)
+    exact = rewrite(model, exact=True).to_proto()
+    assert_same(make_session(exact, "native").run(None, {"x": x})[0], stock_session(model).run(None, {"x": x})[0])
