@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "core/rounding.h"
-#include "core/scratch.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -108,37 +107,29 @@ ConvImage::Layout ConvImage::layout(const ConvAxis& axis, int64_t first, int64_t
 
 // Divisions take longest here, so there are some for each kernel position, and none for each quad.
 std::vector<int64_t> ConvImage::offsets() const {
-  const int64_t quads = form_ == kChannelQuads ? 1 : width_quads_;  // of a kernel position
+  const bool is_channels = form_ == kChannelQuads;
+  const int64_t kernel = axes_[0].kernel * axes_[1].kernel * (is_channels ? axes_[2].kernel : 1);
+  const int64_t channels = is_channels ? 1 : channels_, quads = is_channels ? units_ : width_quads_;
   const int64_t quad_bytes = form_ == kOverlapping ? kQuad : unit_bytes_;
-  const int64_t channels = form_ == kChannelQuads ? 1 : channels_;
   const int64_t channel_bytes = (form_ == kWidthQuads ? width_quads_ : 1) * unit_bytes_;
-  const int64_t run = this->run(), kernel_positions = this->kernel_positions();
-  Scratch<int64_t, 64> memory;
-  int64_t* const kernel = memory.allocate(kernel_positions);
-  set_kernel_offsets(kernel);
-  std::vector<int64_t> result(static_cast<size_t>(channels * kernel_positions * quads * run));
-  int64_t* to = result.data();
-  for (int64_t channel = 0; channel < channels; ++channel)
-    for (int64_t k = 0; k < kernel_positions; ++k)
-      for (int64_t i = 0; i < quads; ++i)
-        for (int64_t unit = 0; unit < run; ++unit)
-          *to++ = channel * channel_bytes + kernel[k] + i * quad_bytes + unit * unit_bytes_;
+  std::vector<int64_t> result(static_cast<size_t>(channels * kernel * quads));
+  int64_t* of_kernel = result.data();
+  for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
+    for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
+      for (int64_t k2 = 0; k2 < (is_channels ? axes_[2].kernel : 1); ++k2, of_kernel += quads) {
+        const int64_t first = kernel_offset(k0, k1, k2);
+        for (int64_t channel = 0; channel < channels; ++channel)
+          for (int64_t i = 0; i < quads; ++i)
+            of_kernel[channel * kernel * quads + i] = first + channel * channel_bytes + i * quad_bytes;
+      }
   return result;
 }
 
-int64_t ConvImage::kernel_positions() const {
-  return axes_[0].kernel * axes_[1].kernel * (form_ == kChannelQuads ? axes_[2].kernel : 1);
-}
-
-void ConvImage::set_kernel_offsets(int64_t* to) const {
+int64_t ConvImage::kernel_offset(int64_t k0, int64_t k1, int64_t k2) const {
   const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
-  for (int64_t k0 = 0; k0 < axes_[0].kernel; ++k0)
-    for (int64_t k1 = 0; k1 < axes_[1].kernel; ++k1)
-      for (int64_t k2 = 0; k2 < (form_ == kChannelQuads ? axes_[2].kernel : 1); ++k2) {
-        const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
-        const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
-        *to++ = plane * plane_bytes_ + position * position_bytes_;
-      }
+  const int64_t plane = (l0.plane(k0) * l1.planes + l1.plane(k1)) * planes_ + l2.plane(k2);
+  const int64_t position = this->position(l0.shift(k0), l1.shift(k1)) + l2.shift(k2);
+  return plane * plane_bytes_ + position * position_bytes_;
 }
 
 int64_t ConvImage::kernel_rows() const {

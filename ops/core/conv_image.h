@@ -112,9 +112,9 @@ class ConvImage {
     uint8_t* strided;       // memory for codes that are not adjacent in their row
   };
 
-  int64_t kernel_positions() const;  // quads along the width are of one position
-  // For each kernel position, the offset of its codes for the first position of the output.
-  void set_kernel_offsets(int64_t* to) const;
+  // From the first quad of an image to that of a kernel position, for the first position of the output. If quads are
+  // along the width, k2 is 0.
+  int64_t kernel_offset(int64_t k0, int64_t k1, int64_t k2) const;
   static Layout layout(const ConvAxis& axis, int64_t first, int64_t count, bool shares, bool has_gaps);
   static Span span_of(int64_t begin, int64_t stride, int64_t in, int64_t length);
   void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
