@@ -211,8 +211,8 @@ def test_fusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert norm["after_ms"] == nodes["layernormalization"]
     assert norm["ratio"] == norm["before_ms"] / norm["after_ms"]
     text = re.sub(r"\s+", " ", page.read_text())
-    assert re.search(r"LayerNormalization.{0,80}</td><td class=\"op\">RowProgram</td>", text)
-    assert f'<td class="n">{norm["ratio"]:.2f}</td>' in text
+    assert re.search(r"LayerNormalization.{0,80}</td><td class=\"op\" data-label=\"after\">RowProgram</td>", text)
+    assert f'<td class="n" data-label="ratio">{norm["ratio"]:.2f}</td>' in text
     assert "not attributed: a part of the product" in text
     assert "<td>with fusions</td>" in text
 
