@@ -45,16 +45,47 @@ class LentOptions(ort.SessionOptions):  # type: ignore[misc]
     """Session options that keep what a session reads: it has them as long as it lives.
 
     Attributes:
-        weights: Values of onnxruntime that refer to arrays.
+        weights: Values of onnxruntime that refer to arrays, by the name of the initializer.
+        copies: Whether the session copies them when it is opened. Otherwise they are inputs of the model, for which
+            :class:`Fed` has the values: no kernel can prepare them, and the session takes no memory for them.
     """
 
-    weights: Sequence[ort.OrtValue] = ()
+    weights: Mapping[str, ort.OrtValue] = {}
+    copies: bool = True
 
     def lend(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Gives weights to the session, which reads them where they are."""
-        if weights:
-            self.weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-            self.add_external_initializers(list(weights), self.weights)
+        """Gives weights to the session."""
+        self.weights = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
+        if weights and self.copies:
+            self.add_external_initializers(list(weights), list(self.weights.values()))
+
+
+class Fed(ort.InferenceSession):  # type: ignore[misc]
+    """A session whose weights are inputs of its model. Only `run` gives it the values, and only other inputs are shown.
+
+    Args:
+        content: The serialized model; the weights are initializers without values.
+        options: The options, which have the weights.
+    """
+
+    def __init__(self, content: bytes, options: LentOptions) -> None:
+        from .serialized import with_inputs
+
+        self._weights = dict(options.weights)
+        super().__init__(
+            with_inputs(content, self._weights), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+
+    def get_inputs(self) -> list[Any]:
+        """Returns the inputs that are no weights."""
+        return [each for each in super().get_inputs() if each.name not in self._weights]
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """Runs the session."""
+        found: list[Any] = super().run(output_names, {**input_feed, **self._weights}, run_options)
+        return found
 
 
 def session_options(*, threads: int = 0, optimize: bool = True) -> LentOptions:
@@ -101,6 +132,16 @@ def open_session(model: Model, options: ort.SessionOptions) -> ort.InferenceSess
     """
     with openable(model, options) as source:
         try:
+            if (
+                isinstance(source, bytes)
+                and isinstance(options, LentOptions)
+                and options.weights
+                and not options.copies
+            ):
+                try:
+                    return Fed(source, options)
+                except Exception:  # an operator needs them when the session is opened, or the model is wrong
+                    options.add_external_initializers(list(options.weights), list(options.weights.values()))
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except RuntimeError as error:
             if (found := without_thread(error)) is not None:

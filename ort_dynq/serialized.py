@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ _MAX_SHIFT = 63  # of a number of at most 64 bits
 _LENGTH_DELIMITED = 2
 _MAX_HEAD_BYTES = 20  # bytes of the number and the length of a field
 _MIN_VALUE = 1024  # bytes of a large tensor; smaller ones may have to be read for their values, such as shapes
+_ALIGNMENT = 4  # bytes of the largest elements
 _WORTHWHILE = 1 << 20  # bytes of all large tensors of a model for a session
 _LOCATION = "-"
 # Serialized fields of TensorProto: external_data with a location, and data_location.
@@ -52,19 +53,32 @@ def without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]:
     """Returns a serialized model without the bytes of the large initializers of its main graph, and these bytes.
 
     Args:
-        content: The model. If it is none, or in another format, it is returned as it is.
+        content: The model. If it is none, or in another format, it is returned as it is. If it can be written, the
+            bytes of the initializers are moved to the next multiple of 4 before them, where kernels can read them.
 
     Returns:
         The model, and the bytes by the index of the initializer.
     """
     try:
-        return _without_weights(content)
+        model, places = _without_weights(content)
     except (ValueError, IndexError):  # the parser says what is wrong
         return bytes(content), {}
+    if content.readonly:
+        return model, {index: content[begin:end] for index, (begin, end) in places.items()}
+    return model, {index: _aligned(content, begin, end) for index, (begin, end) in places.items()}
 
 
-def _without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]:
-    pieces, found, index = list[bytes | memoryview](), dict[int, memoryview](), 0
+def _aligned(content: memoryview, begin: int, end: int) -> memoryview:
+    """Moves bytes to a multiple of 4. Before them are at least 3 bytes, of the number and the length of the field."""
+    shift = (np.frombuffer(content, np.uint8).ctypes.data + begin) % _ALIGNMENT
+    if shift:
+        content[begin - shift : end - shift] = content[begin:end]
+    return content[begin - shift : end - shift].toreadonly()
+
+
+def _without_weights(content: memoryview) -> tuple[bytes, dict[int, tuple[int, int]]]:
+    """Returns the model, and where the bytes begin and end."""
+    pieces, found, index = list[bytes | memoryview](), dict[int, tuple[int, int]](), 0
     for field in _fields(content, 0, len(content)):
         if field.number != _GRAPH:
             pieces.append(content[field.start : field.end])
@@ -80,7 +94,7 @@ def _without_weights(content: memoryview) -> tuple[bytes, dict[int, memoryview]]
                 tensor = b"".join((content[part.begin : raw[0].start], content[raw[0].end : part.end], _REFERENCE))
                 graph += (content[copied : part.start], _prefix(_INITIALIZER, len(tensor)), tensor)
                 copied = part.end
-                found[index] = content[raw[0].begin : raw[0].end]
+                found[index] = raw[0].begin, raw[0].end
             index += 1
         graph.append(content[copied : field.end])
         pieces += (_prefix(_GRAPH, sum(map(len, graph))), *graph)
@@ -178,6 +192,28 @@ def put_back(model: onnx.ModelProto, apart: dict[int, memoryview]) -> Weights:
     return found
 
 
+def with_inputs(content: bytes, names: Collection[str]) -> bytes:
+    """Returns a serialized model in which initializers are inputs, without values.
+
+    Args:
+        content: The model.
+        names: Those of initializers of its main graph.
+    """
+    model = onnx.ModelProto.FromString(content)
+    graph = model.graph
+    declared = {each.name for each in graph.input}
+    kept = []
+    for tensor in graph.initializer:
+        if tensor.name not in names:
+            kept.append(tensor)
+        elif tensor.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    found: bytes = model.SerializeToString()
+    return found
+
+
 def read_initializers(model: ir.Model) -> dict[str, ir.Value]:
     """Returns the initializers of the main graph that a node reads, or that are outputs, by name.
 
@@ -213,7 +249,7 @@ def lent_weights(model: ir.Model) -> Iterator[Weights]:
     try:
         for value, tensor in held.values():
             value.const_value = reference(tensor)
-        yield {name: np.ascontiguousarray(tensor.raw) for name, (_, tensor) in held.items()}
+        yield {name: np.require(tensor.raw, requirements=("C", "A")) for name, (_, tensor) in held.items()}
     finally:
         for value, tensor in held.values():
             value.const_value = tensor

@@ -62,7 +62,7 @@ class _Content:
     def read(self) -> bytes:
         with open(self.name, "rb") as file:
             buffer = memoryview(np.empty(os.fstat(file.fileno()).st_size, np.uint8).data)
-            content = buffer[: file.readinto(buffer)].toreadonly()
+            content = buffer[: file.readinto(buffer)]
         self.sha256, self.size = hashlib.sha256(content).hexdigest(), len(content)
         self.without_weights, self._apart = without_weights(content)
         return self.without_weights

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ort_dynq import runtime, serialized
 from ort_dynq.errors import DynqError
 from ort_dynq.storage import ModelFile, load, to_proto
-from ort_dynq.tools.measuring.sessions import open_session
+from ort_dynq.tools.measuring.sessions import FEW_RUNS, open_session
 
 N = 32  # a weight of N x N bytes or more is large
 
@@ -126,6 +126,51 @@ def test_session_reads_lent_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for a, b in zip(session.run(None, {"flag": np.array(True)}), expected, strict=True):
             np.testing.assert_array_equal(a, b)
     assert lent == 2 * ["float32", "float16", "int8", "uint8"]
+
+
+@pytest.mark.parametrize("kind", ["file", "model"])
+def test_session_of_few_runs_reads_weights_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """They are inputs that the session gives itself, and begin where kernels can read them, in the file anywhere."""
+    monkeypatch.setattr(serialized, "_WORTHWHILE", 0)
+    path, proto = tmp_path / "m.onnx", model()
+    path.write_bytes(proto.SerializeToString())
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"flag": np.array(True)})
+    file = ModelFile(path)
+    session = open_session(file if kind == "file" else load(file), "A", entries=FEW_RUNS)
+    assert isinstance(session, runtime.Fed)
+    assert [each.name for each in session.get_inputs()] == ["flag"]
+    assert session._weights.keys() == {"float32", "float16", "int8", "uint8"}
+    assert all(value.data_ptr() % 4 == 0 for value in session._weights.values())
+    if kind == "file":
+        own = {array.ctypes.data for array in file._read[1].weights.values()}
+        assert {value.data_ptr() for value in session._weights.values()} <= own
+    for a, b in zip(session.run(None, {"flag": np.array(True)}), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_that_must_be_constant(tmp_path: Path) -> None:
+    """A session of few runs that needs its weights when it is opened copies them, as others do."""
+    weights = np.arange(512 * 1024, dtype=np.float32).reshape(1024, 512)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        *("g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1024])]),
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 512])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("it must be a constant")
+
+    x = np.ones((1, 1024), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.Fed, "__init__", refuse)
+        session = open_session(ModelFile(path), "A", entries=FEW_RUNS)
+    assert not isinstance(session, runtime.Fed)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weights, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimize", [False, True])

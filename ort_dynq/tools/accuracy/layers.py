@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _OF_WORDS = ("WordMatMul",)
 _PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence", *_OF_WORDS)
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
-_MAX_RECORDED = 1 << 29  # bytes of their values: further sets are left out then
+_MAX_RECORDED = 1 << 27  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
 """A channel dominates the range of an activation if its largest magnitude exceeds this many times the median one."""
 
@@ -234,14 +234,18 @@ def _record(
     override, size = None, 0
     for number, (feeds, _) in enumerate(zip(reference.data.sets, steps, strict=False)):
         known = known if number == 0 else recorder.run(feeds)
-        override = override or Override(model_b, layers.results, layers.foreign, known, backend)
+        override = override or Override(model_b, layers.results, layers.foreign, known, backend, entries=FEW_RUNS)
         errors: dict[str, Array] = {}
-        for each, quantized in zip(found, override.run(feeds, known), strict=False):  # other outputs follow
-            errors |= each.add(known, quantized) or {}
+        quantized = override.run(feeds, known)
+        quantized.reverse()
+        for each in found:  # other outputs follow
+            errors |= each.add(known, quantized.pop()) or {}
+        del quantized
         if number < _DISTURBED_SETS and (number == 0 or size < _MAX_RECORDED):
             read = {name for part in recorded.parts for name in part.reads}
             recorded.sets.append(({name: known[name] for name in read}, errors))
             size += sum(array.nbytes for arrays in recorded.sets[-1] for array in arrays.values())
+        known = {}  # before those of the next set
     return recorded
 
 

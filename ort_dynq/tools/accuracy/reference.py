@@ -13,7 +13,7 @@ from ...inputs import Array, Given
 from ...storage import load
 from ...system import return_memory
 from ..measuring.data import Declared, Source, load_data
-from ..measuring.sessions import open_session, run_original, signature
+from ..measuring.sessions import FEW_RUNS, open_session, run_original, signature
 from ..verification.saturation import without_saturation
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Reference:
         """
         self.model, self.classifiers = _exact(a)
         return_memory()
-        session = open_session(self.model, "A")
+        session = open_session(self.model, "A", entries=FEW_RUNS)
         self.declared = [Declared(each.name, each.type, each.shape) for each in session.get_inputs()]
         self.signature = signature(session)
         self.data = load_data(source, self.declared, inputs=inputs, shapes=shapes, seed=seed)

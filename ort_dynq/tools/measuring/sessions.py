@@ -27,7 +27,7 @@ _NOT_A_MODEL = ("NoSuchFile", "InvalidProtobuf")
 
 FEW_RUNS = {"session.disable_prepacking": "1"}
 """Entries for a session that runs few times: to copy its weights into another layout takes longer than it saves. The
-last bits of products depend on it."""
+last bits of products depend on it. Such a session does not copy its weights: see :class:`.runtime.LentOptions`."""
 
 
 class SessionError(Exception):
@@ -62,6 +62,7 @@ def open_session(
     options = runtime.session_options(optimize=optimize)
     # A comparison opens several sessions. Idle threads that spin would take cores from the session that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.copies = entries is not FEW_RUNS or optimize
     for name, value in (entries or {}).items():
         options.add_session_config_entry(name, value)
     if backend:

@@ -196,6 +196,7 @@ class Override:
         known: A's values on one set of inputs, by name. Their types and ranks hold for all sets.
         backend: How B gets the operators.
         observed: Further computed values of B to return.
+        entries: Entries of the session's configuration.
 
     Raises:
         SessionError: B does not load.
@@ -209,6 +210,7 @@ class Override:
         known: Mapping[str, Array],
         backend: Backend,
         observed: Sequence[ir.Value] = (),
+        entries: Mapping[str, str] | None = None,
     ) -> None:
         replaced = [value for value in (*results, *foreign) if value.name in known]
         outputs = [output for output in model.graph.outputs if output not in {*results, *foreign, *observed}]
@@ -229,7 +231,7 @@ class Override:
         model.graph.outputs.extend([*results, *observed, *outputs])
         self._names = [name_of(output) for output in model.graph.outputs]
         # Without outputs there is nothing to run: every output of the model comes from a node that contains products.
-        self._session = open_session(model, "B", backend=backend) if self._names else None
+        self._session = open_session(model, "B", backend=backend, entries=entries) if self._names else None
 
     def run(self, feeds: Mapping[str, Array], known: Mapping[str, Array]) -> list[Array]:
         """Returns the products' results, then the observed values, then the other outputs of B, without foreign values.
