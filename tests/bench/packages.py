@@ -90,7 +90,7 @@ class Row:
         network: Where it is; its data are those of the selection.
         made: Makes a set of data.
         is_static: Whether its scales are constants: then `quantize` takes its integers as they are.
-        repeats: How many sets count as one: one window of a sound says little.
+        repeats: How many sets count as one: one window of a sound, or one word, says little.
     """
 
     network: Network
@@ -140,7 +140,7 @@ NETWORKS = {
         _largest(0),
         "directions",
     ),
-    "ddddocr": _row("ddddocr==1.6.1", "ddddocr/common.onnx", _captcha, _text, "texts of captchas"),
+    "ddddocr": replace(_row("ddddocr==1.6.1", "ddddocr/common.onnx", _captcha, _text, "texts of captchas"), repeats=4),
     "silero-vad": _row(
         "silero-vad==6.2.3",
         "silero_vad/data/silero_vad_16k_sequence.onnx",

@@ -1,4 +1,4 @@
-"""min_snr: the limit holds on data that are a little smaller."""
+"""min_snr: the limit holds on other data, and on data that are a little smaller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,36 @@ from test_selection import selected, snr_of
 
 from ort_dynq.accuracy import Gates, Reference
 from ort_dynq.quantizer import checked, quantize_layers
+from ort_dynq.tools.accuracy.outputs import snr_of_others
 from ort_dynq.tools.quantization import selection
 from ort_dynq.tools.quantization.selection import select
+
+
+def test_ratio_of_other_data() -> None:
+    """The ratio of two sums, plus twice its standard error, by definition."""
+    model = model_of("y = MatMul(x, w)", {"w": floats(WIDE, WIDE)}, width=WIDE)
+    sizes = {20: 0.1, 5: 0.2, 9: 0.3}
+    reference = Reference(model, [{"x": floats(rows, WIDE, seed=rows)} for rows in sizes])
+    noise = [floats(rows, WIDE, seed=rows + 100) * F(size) for rows, size in sizes.items()]
+    results = [[(a + b).astype(F)] for (a,), b in zip(reference.outputs, noise, strict=True)]
+    signals = np.array([(a.astype(np.float64) ** 2).sum() for (a,) in reference.outputs])
+    noises = np.array(
+        [((b - a.astype(np.float64)) ** 2).sum() for (a,), (b,) in zip(reference.outputs, results, strict=True)]
+    )
+    ratio = noises.sum() / signals.sum()
+    residuals = noises - ratio * signals
+    error = np.sqrt(3 * (residuals**2).sum() / 2) / signals.sum()
+    found = snr_of_others(reference, results)
+    assert found == {"y": pytest.approx(-10 * np.log10(ratio + 2 * error))}
+    assert snr_of_others(reference, reference.outputs) == {}
+
+
+def test_sets_that_differ_need_more() -> None:
+    """With one noisy set of three, the ratio of all is above the limit, but that of others may be below."""
+    model, sets = with_noisy_set(3)
+    reached = selected(model, 0, sets).snr_db
+    assert selected(model, reached - 8, sets).layers == ()
+    assert [each.name for each in selected(model, reached - 1, sets).layers] == ["to_h"]
 
 
 def with_noisy_set(count: int) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:

@@ -145,6 +145,34 @@ def worst_snr(outputs: Sequence[OutputAccuracy]) -> float:
     return min((each.snr_db for each in outputs if each.snr_db is not None), default=math.inf)
 
 
+def snr_of_others(reference: Reference, results: Sequence[Sequence[Any]]) -> dict[str, float]:
+    """Returns the signal-to-noise ratios in decibels that other sets of data will hardly be below, by output.
+
+    The noise / the signal of all sets, plus twice its standard error as the ratio of two sums (Cochran, Sampling
+    Techniques, 6.4): sqrt(m / (m - 1) * sum((n - R * s)^2)) / sum(s) of m sets with the noise n and the signal s, whose
+    sums have the ratio R. If the noise of all sets is alike, that is little. It is much if few sets have most of the
+    noise. Outputs that are not floats have none, and neither have those of one set.
+
+    Args:
+        reference: The float model's outputs.
+        results: The outputs of the other model for each set, as :func:`results_of` returns them.
+    """
+    found = {}
+    for i, name in enumerate(reference.names):
+        noises = []
+        for expected, actual in zip(reference.outputs, results, strict=True):
+            a, b = expected[i], actual[i]
+            if isinstance(a, np.ndarray) and a.dtype.kind == "f" and isinstance(b, np.ndarray) and a.shape == b.shape:
+                noises.append(Noise())
+                noises[-1].add(a, b)
+        signal, noise = sum(each.signal for each in noises), sum(each.noise for each in noises)
+        if len(noises) > 1 and 0 < noise < math.inf and 0 < signal < math.inf:
+            squares = sum((each.noise - noise / signal * each.signal) ** 2 for each in noises)
+            error = math.sqrt(len(noises) / (len(noises) - 1) * squares)
+            found[name] = 10 * math.log10(signal / (noise + 2 * error))
+    return found
+
+
 def _output(name: str, a: Sequence[Any], b: Sequence[Any], *, classifies: bool, reads_tokens: bool) -> OutputAccuracy:
     """Compares the values of one output, one for each set of data."""
     kind = str(a[0].dtype) if isinstance(a[0], np.ndarray) else type(a[0]).__name__

@@ -59,6 +59,7 @@ class Candidate:
         unseen: The outputs on the data that were kept back; empty if none were.
         ms: The median time of a run on the first set of data with one thread; None if it was not measured.
         metric, unseen_metric: What the metric of the user says on both parts of the data; None without one.
+        expected: The outputs with the ratios that other data will hardly be below, which limits are compared with.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Candidate:
     ms: float | None = None
     metric: float | None = None
     unseen_metric: float | None = None
+    expected: tuple[OutputAccuracy, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON: the worst output by each measure."""

@@ -21,7 +21,7 @@ from ...rewriter.normal_form import inlined_if_possible
 from ...storage import load
 from ..accuracy.gates import Gate, Gates
 from ..accuracy.layers import LayerAccuracy, is_layer, measure_layers, product_of
-from ..accuracy.outputs import compare_outputs, results_of, running, worst_snr
+from ..accuracy.outputs import OutputAccuracy, compare_outputs, results_of, running, snr_of_others, worst_snr
 from ..accuracy.reference import Reference
 from ..measuring.profile import computing_nodes, profile
 from ..measuring.progress import Track, tracked
@@ -58,6 +58,7 @@ def select(
     2 * log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in subgraphs, come last.
     Those that no data reached keep their form.
 
+    A limit in decibels must hold with twice the standard error of the noise, which tells how much the sets differ.
     With four sets of data or more, every fourth one is kept back. If the selected forms do not reach the limits there,
     or on data that are a little smaller, they are selected again with stricter limits; then these sets have had a part
     in the selection.
@@ -107,7 +108,7 @@ class _FormSearch:
             )
         idle = _idle_layers(self.seen, first.model)
         next(start, None)
-        if self.gates.hold(candidate.outputs, candidate.metric) and self._holds_others(candidate):
+        if self.gates.hold(candidate.expected, candidate.metric) and self._holds_others(candidate):
             return self._selection(first, (), idle, (candidate,))
         floats = self._candidate(FLOAT.name, self.seen.model)
         if failed := [each for each in self.gates.check(floats.outputs, floats.metric) if each.status != "passed"]:
@@ -154,10 +155,13 @@ class _FormSearch:
         seen, kept = self.reference.split_results(results, _KEEPS_EVERY)
         metric = self.gates.measured(self.seen, seen)
         outputs = compare_outputs(self.seen, seen)
+        found = Candidate(
+            name, model, outputs, metric=metric, expected=_expected(outputs, snr_of_others(self.seen, seen))
+        )
         if self.kept is None:
-            return Candidate(name, model, outputs, metric=metric)
+            return found
         unseen = compare_outputs(self.kept, kept)
-        return Candidate(name, model, outputs, unseen, None, metric, self.gates.measured(self.kept, kept))
+        return replace(found, unseen=unseen, unseen_metric=self.gates.measured(self.kept, kept))
 
     def _unseen(self, candidate: Candidate) -> tuple[Gate, ...]:
         """Checks a model on the data that were kept back."""
@@ -248,7 +252,7 @@ class _FormSearch:
             others = self._others(chosen)
             if all(each.status == "passed" for each in others):
                 return found
-            gates = _stricter(gates, others, self.gates.check(chosen.outputs, chosen.metric))
+            gates = _stricter(gates, others, self.gates.check(chosen.expected, chosen.metric))
         # Limits that strict are out of reach, or do not help: the data that were kept back take part.
         attempt = None if found is None else self._attempt(steps, has_idle, self.gates, on_all=True)
         found = None if found is None or attempt is None else (*attempt, found[3] + 1)
@@ -268,7 +272,7 @@ class _FormSearch:
             nonlocal found
             result = self.quantize(forms_of(some))
             candidate = self._candidate("selected", result.model)
-            if gates.hold(candidate.outputs, candidate.metric) and (not on_all or self._holds_others(candidate)):
+            if gates.hold(candidate.expected, candidate.metric) and (not on_all or self._holds_others(candidate)):
                 found = result, candidate
                 return True
             return False
@@ -284,6 +288,11 @@ class _FormSearch:
         for _ in shown:  # the rest
             pass
         return None if found is None else (found[0], kept, found[1])
+
+
+def _expected(outputs: Sequence[OutputAccuracy], ratios: Mapping[str, float]) -> tuple[OutputAccuracy, ...]:
+    """Returns outputs with the ratios that other data will hardly be below."""
+    return tuple(replace(each, snr_db=ratios.get(each.name, each.snr_db)) for each in outputs)
 
 
 def varied(sets: Sequence[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
