@@ -262,6 +262,31 @@ def test_bias_of_query_key_and_value(mask: str) -> None:
     compare(model, {**given, "mask": (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)} if mask else given)
 
 
+@pytest.mark.parametrize("keys", ["x", "memory"])
+def test_causal_masks_of_multi_head_attention(keys: str) -> None:
+    """ONNX Runtime's operator hides no key from the last query, also if there are more keys than queries."""
+    model = model_of(
+        f"q = MatMul(x, w_q) k = MatMul({keys}, w_k) v = MatMul({keys}, w_v) "
+        f"y = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, unidirectional = 1>(q, k, v)",
+        f", float[B, T, {WIDTH}] memory",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, WIDTH),
+        w_v=random(WIDTH, WIDTH),
+    )
+    x, memory = (random(BATCH, tokens, WIDTH, size=1) for tokens in (TOKENS, 2 * TOKENS))
+    if keys == "x":
+        compare(model, {"x": x, "memory": memory})
+        return
+    result = ort_dynq.quantize(model)
+    (reason,) = (each.reason for each in result.report.unconverted if each.op_type == "MultiHeadAttention")
+    assert "causal mask for other numbers of queries and keys" in reason
+    found, floats = (
+        session.run(None, {"x": x, "memory": memory})[0]
+        for session in (make_session(result.to_proto(), "native"), stock_session(model))
+    )
+    assert decibels(found[:, -1], floats[:, -1]) > 30
+
+
 MASKS = {
     "none": ("", None),
     "causal": (", unidirectional = 1", None),

@@ -130,12 +130,21 @@ def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -
 
 def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
     check_multi_head(node, has_past=operands is not None)
+    is_causal = node.attributes.get_int("unidirectional", 0) == 1
+    if is_causal and operands is None and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="causal mask for other numbers of queries and keys")
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 5))
-    found.is_safe, found.is_causal = False, node.attributes.get_int("unidirectional", 0) == 1
+    found.is_safe, found.is_causal = False, is_causal
     if (mask := input_of(node, 4)) is not None:
         found.scores.steps.append(_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found))
     return found
+
+
+def _has_key_for_each_query(node: ir.Node) -> bool:
+    """Returns whether MultiHeadAttention without past keys is known to have as many keys as queries."""
+    query, key = ([] if value is None else dims_of(value) for value in node.inputs[:2])
+    return len(query) == 3 and len(key) in (3, 4) and is_equal(query[1], key[-2])
 
 
 def check_multi_head(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
