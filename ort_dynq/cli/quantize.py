@@ -63,7 +63,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("int8", "int12", "int4"),
         default="int8",
-        help="int4: smaller and less accurate; int12: near floats, and faster than these (default: int8)",
+        help="int4: smaller; int12: more accurate (default: int8)",
     )
     parser.add_argument(
         "--activations",
@@ -129,8 +129,8 @@ def _rare_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         choices=("int8", "float"),
         default="int8",
-        help="int8: fused attention has products of integers, except with --min-snr and two terms (default); float: "
-        "it is ONNX Runtime's own operator",
+        help="int8: fused attention has products of integers, except with --min-snr, two terms and int12 (default); "
+        "float: it is ONNX Runtime's own operator",
     )
     group.add_argument(
         "--embeddings",
