@@ -109,11 +109,29 @@ def _match(node: ir.Node, context: Context, form: str) -> _Expansion | None:
         return None
     if node.attributes.get_int("channels_last", 0) > 0:
         raise Unconverted(Reason.NO_FLOAT_FORM, what="its channels are last")
+    flags = [node.attributes.get_int(name, 0) for name in ("ceil_mode", "count_include_pad")]
+    if node.op_type == "QLinearAveragePool" and all(flags):
+        raise Unconverted(Reason.NO_FLOAT_FORM, what="AveragePool counts other pads with ceil_mode")
     given = first_inputs(node, 3 * count + 2)
     operands = _operands(given[:-2], context)
     kept = {name: each for name, each in node.attributes.items() if name not in _OF_ORT}
+    if node.op_type == "QLinearSoftmax":
+        kept["axis"] = ir.AttrInt64("axis", _axis_of_softmax(node, context.facts.opset))
     op_type = _UNARY.get(node.op_type) or _BINARY[node.op_type]
     return _Expansion(op_type, operands, form, given[-2], given[-1], attributes=kept)
+
+
+def _axis_of_softmax(node: ir.Node, opset: int) -> int:
+    """Returns the axis of QLinearSoftmax, from which on Softmax takes all axes together before opset 13.
+
+    Raises:
+        Unconverted: Softmax of the model's opset takes other axes together.
+    """
+    axis, x = node.attributes.get_int("axis", -1), node.inputs[0]
+    is_last = axis == -1 or (x is not None and x.shape is not None and axis == len(x.shape) - 1)
+    if not is_last and (node.attributes.get_int("opset", 13) < 13) != (opset < 13):
+        raise Unconverted(Reason.NO_FLOAT_FORM, what="its axes are those of another opset")
+    return axis
 
 
 def _matrix_product(node: ir.Node, context: Context, form: str) -> _Expansion:

@@ -211,6 +211,43 @@ def test_weights_of_experts(bits: int, size: int, has_zeros: bool) -> None:
         assert np.array_equal(found[node.input[index]], wanted)
 
 
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize("form", ["axis = 1", "axis = -1", "axis = 2", ""])
+@pytest.mark.parametrize("kernel", [12, 13])
+def test_axes_of_softmax(opset: int, form: str, kernel: int) -> None:
+    """Before opset 13, Softmax takes all axes from `axis` on together. The operator has an opset of its own."""
+    attributes = ", ".join(each for each in (f"opset = {kernel}", form) if each)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> g (uint8[N, 4, 6] x) => (uint8[N, 4, 6] y)
+            {{ y = com.microsoft.QLinearSoftmax<{attributes}>(x, s, z, t, n) }}"""
+    )
+    arrays = {"s": F(0.03), "z": np.uint8(128), "t": F(1 / 256), "n": np.uint8(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items())
+    result = dequantize(model)
+    stays = any(node.op_type == "QLinearSoftmax" for node in result.to_proto().graph.node)
+    assert stays == (form == "axis = 1" and kernel != opset)
+    feeds = {"x": RNG.integers(0, 256, (3, 4, 6)).astype(np.uint8)}
+    actual, expected = (stock_session(each).run(None, feeds)[0] for each in (result.to_proto(), model))
+    assert np.abs(actual.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("form", ["ceil_mode = 1", "count_include_pad = 1", "ceil_mode = 1, count_include_pad = 1"])
+def test_pads_of_pools(form: str) -> None:
+    """With both attributes, ONNX Runtime's kernels of codes and of floats divide by other numbers of elements."""
+    attributes = f"kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], {form}"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (uint8[N, 2, 8, 8] x) => (uint8[N, 2, A, B] y)
+            {{ y = com.microsoft.QLinearAveragePool<{attributes}>(x, s, z, s, z) }}"""
+    )
+    arrays = {"s": F(0.03), "z": np.uint8(3)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items())
+    result = dequantize(model)
+    assert ("QLinearAveragePool" in [node.op_type for node in result.to_proto().graph.node]) == ("," in form)
+    feeds = {"x": RNG.integers(0, 256, (3, 2, 8, 8)).astype(np.uint8)}
+    actual, expected = (stock_session(each).run(None, feeds)[0] for each in (result.to_proto(), model))
+    assert np.abs(actual.astype(int) - expected).max() <= 1
+
+
 @pytest.mark.parametrize("part", ["scale", "router"])
 def test_reasons(part: str) -> None:
     """What stays is reported."""
