@@ -230,6 +230,32 @@ def test_cache_in_place() -> None:
         assert_same(a, b)
 
 
+@pytest.mark.parametrize("lengths", [(57, 57), (57, 52)])
+def test_samples_with_past_keys_of_other_lengths(lengths: tuple[int, int]) -> None:
+    """New keys follow the past ones of their sample: the operator takes these runs, and ONNX Runtime's refuses them."""
+    cache = f"float[B, {SHARED}, P, {SIZE}]"
+    model = model_of(
+        "q = MatMul(x, w_q) k = MatMul(x, w_k) y, keys, values = com.microsoft.GroupQueryAttention<"
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}>(q, k, k, past_k, past_v, last, total)",
+        f", int32[B] last, int32 total, {cache} past_k, {cache} past_v",
+        f", float[B, {SHARED}, T, {SIZE}] keys, float[B, {SHARED}, T, {SIZE}] values",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, NARROW),
+    )
+    session = make_session(ort_dynq.quantize(model).to_proto(), "native")
+    given = {
+        "x": random(2, 50, WIDTH, size=1),
+        "last": np.array(lengths, np.int32) - 1,
+        "total": np.array(57, np.int32),
+        **{name: random(2, SHARED, 7, SIZE, size=1) for name in ("past_k", "past_v")},
+    }
+    if len({*lengths}) == 1:
+        assert session.run(["keys"], given)[0].shape == (2, SHARED, 57, SIZE)
+        return
+    with pytest.raises(Exception, match="batch_size must be 1"):
+        session.run(None, given)
+
+
 def test_past_keys_stay() -> None:
     past = f", int32[B] last, int32 total, float[B, {SHARED}, P, {SIZE}] past"
     model = model_of(
@@ -285,6 +311,29 @@ def test_causal_masks_of_multi_head_attention(keys: str) -> None:
         for session in (make_session(result.to_proto(), "native"), stock_session(model))
     )
     assert decibels(found[:, -1], floats[:, -1]) > 30
+
+
+@pytest.mark.parametrize(("keys", "is_taken"), [("x", True), ("memory", False)])
+def test_causal_masks_with_past_keys(keys: str, is_taken: bool) -> None:
+    """The first query sees the past keys and the first of the new ones, wherever the last query is."""
+    cache = f"float[B, {HEADS}, P, {SIZE}]"
+    model = model_of(
+        f"q = MatMul(x, w_q) k = MatMul({keys}, w_k) y, pk, pv = com.microsoft.MultiHeadAttention<"
+        f"num_heads = {HEADS}, unidirectional = 1>(q, k, k, , , , past_k, past_v)",
+        f", float[B, T, {WIDTH}] memory, {cache} past_k, {cache} past_v",
+        f", float[B, {HEADS}, A, {SIZE}] pk, float[B, {HEADS}, A, {SIZE}] pv",
+        w_q=random(WIDTH, WIDTH),
+        w_k=random(WIDTH, WIDTH),
+    )
+    quantized = ort_dynq.quantize(model).to_proto()
+    assert count(quantized, "If") == is_taken
+    given = {
+        "x": random(1, 60, WIDTH, size=1),
+        "memory": random(1, 70, WIDTH, size=1),
+        **{name: random(1, HEADS, 5, SIZE, size=1) for name in ("past_k", "past_v")},
+    }
+    found, floats = (s.run(None, given)[0] for s in (make_session(quantized, "native"), stock_session(model)))
+    assert decibels(found, floats) > 30
 
 
 MASKS = {

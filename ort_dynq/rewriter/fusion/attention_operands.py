@@ -9,7 +9,8 @@ All keys become codes in a run with past ones, which takes longer than a few que
 keys up to its own position if the operator is causal: the last query has the position of the last key.
 
 Past and present keys of GroupQueryAttention may share their memory, and its past keys may be longer than they are
-valid. It stays for these runs, too: the second branch takes runs whose past and new tokens are all.
+valid, in each sample by another length. It stays for these runs, too: the second branch takes runs whose past and new
+tokens are all, and without past keys samples with padding at their end.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .attention_build import (
     operator_of,
 )
 from .attention_operators import (
+    LAST,
     POSITIONS,
     TOTAL,
     by_head,
@@ -223,7 +225,8 @@ class _Conditions:
         is_first = total is not None and rotates(node) and input_of(node, POSITIONS) is not None
         lengths = dims_of(query)[tokens], *([] if total is None else [dims_of(past)[2]])
         read = [value if is_unnamed(dim) else dim for value, dim in zip((query, past), lengths, strict=False)]
-        key = node.graph, total, is_first, *read
+        last = None if total is None else input_of(node, LAST)
+        key = node.graph, total, last, is_first, *read
         if key not in self._found:
             count = _length(query, tokens, edit)
             conditions = [has_many_queries(count, edit, before=node)]
@@ -231,14 +234,27 @@ class _Conditions:
                 room, given = _length(past, 2, edit), edit.cast(total, ir.DataType.INT64, before=node)
                 both = edit.insert(ir.node("Add", [room, count]), before=node)
                 conditions.append(edit.insert(ir.node("Equal", [both, given]), before=node))
-                if is_first:  # positions behind past keys need not be adjacent
-                    none = edit.add_constant(np.zeros(1, np.int64), before=node)
-                    conditions.append(edit.insert(ir.node("Equal", [room, none]), before=node))
+                none = edit.add_constant(np.zeros(1, np.int64), before=node)
+                has_none = edit.insert(ir.node("Equal", [room, none]), before=node)
+                # Positions behind past keys need not be adjacent. New keys follow those of each sample.
+                conditions.append(has_none if is_first else _or_are_whole(has_none, last, given, edit))
             found, *others = conditions
             for other in others:
                 found = edit.insert(ir.node("And", [found, other]), before=node)
             self._found[key] = found
         return self._found[key]
+
+
+def _or_are_whole(condition: ir.Value, last: ir.Value | None, total: ir.Value, edit: Edit) -> ir.Value:
+    """Returns whether a condition holds or no sample has fewer keys than others; `last`: the number of each's last."""
+    if last is None:
+        return condition
+    node = edit.node
+    numbers = edit.cast(last, ir.DataType.INT64, before=node)
+    least = edit.insert(ir.node("ReduceMin", [numbers], {"keepdims": 0}), before=node)
+    count = edit.insert(ir.node("Add", [least, edit.add_constant(np.array(1), before=node)]), before=node)
+    are_whole = edit.insert(ir.node("Equal", [count, total]), before=node)
+    return edit.insert(ir.node("Or", [condition, are_whole]), before=node)
 
 
 def _length(value: ir.Value, axis: int, edit: Edit) -> ir.Value:

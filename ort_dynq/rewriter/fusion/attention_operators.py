@@ -46,7 +46,7 @@ _ATTRIBUTES = {
 _PAST = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4)}  # inputs
 _OUTPUTS_WITH_PAST = 3  # the present keys and values, too
 _QUERY_KEY_VALUE = 3
-POSITIONS, TOTAL, _COS, _SIN = 9, 6, 7, 8  # inputs of GroupQueryAttention
+POSITIONS, LAST, TOTAL, _COS, _SIN = 9, 5, 6, 7, 8  # inputs of GroupQueryAttention
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
@@ -131,7 +131,7 @@ def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -
 def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
     check_multi_head(node, has_past=operands is not None)
     is_causal = node.attributes.get_int("unidirectional", 0) == 1
-    if is_causal and operands is None and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
+    if is_causal and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="causal mask for other numbers of queries and keys")
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 5))
@@ -142,7 +142,7 @@ def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention
 
 
 def _has_key_for_each_query(node: ir.Node) -> bool:
-    """Returns whether MultiHeadAttention without past keys is known to have as many keys as queries."""
+    """Returns whether MultiHeadAttention is known to have as many new keys as queries."""
     query, key = ([] if value is None else dims_of(value) for value in node.inputs[:2])
     return len(query) == 3 and len(key) in (3, 4) and is_equal(query[1], key[-2])
 
@@ -189,7 +189,7 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 10))
-    if (lengths := input_of(node, 5)) is not None:
+    if (lengths := input_of(node, LAST)) is not None:
         found.scores.steps.append(Padding(lengths, -math.inf, more=1))
     found.softcap = node.attributes.get_float("softcap", 0.0)
     found.is_causal, found.window = True, max(0, node.attributes.get_int("local_window_size", -1))
