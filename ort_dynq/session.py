@@ -35,8 +35,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     """``onnxruntime.InferenceSession`` that registers the operators and rewrites the model before it opens it.
 
     Attributes:
-        not_rewritten: Why the model was not rewritten: the session options override initializers whose values a rewrite
-            would take. Empty if they do not.
+        not_rewritten: Why the model was not rewritten: the session options override initializers, and a rewrite would
+            take their values. Empty if they do not.
     """
 
     not_rewritten = ""
@@ -56,9 +56,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     ) -> None:
         """Rewrites and opens a model. The given model, a file or an object, is not changed.
 
-        A rewritten model is opened as it is if the packages are missing that rewrite others. In a container whose CPU
-        quota is less than the machine's cores, the session has a thread for each core of the quota, unless the options
-        set `intra_op_num_threads`.
+        A rewritten model is opened as it is if the packages are missing that rewrite others. If the CPU quota of a
+        container is less than the machine's cores, the session has a thread for each core of the quota, unless the
+        options set `intra_op_num_threads`.
 
         Args:
             model: A path, a serialized model, a ModelProto or an onnx_ir Model; external data are supported.

@@ -29,8 +29,9 @@ _CODE_NAMES: dict[object, str] = {code: code.name.lower() for code in _CODES}
 def ready_for_extensions(model: Model) -> Result:
     """Adds the inputs and attributes that nodes of ort_dynq's operators leave out.
 
-    An absent zero point becomes 0, and an absent attribute its default. An operator whose output type does not follow
-    from its input types gets a name with the output type; such a model runs with the backend ``extensions`` only.
+    An absent zero point becomes 0, and an absent attribute its default. If the output type of an operator does not
+    follow from its input types, it gets a name with the output type; such a model runs with the backend
+    ``extensions`` only.
     Models from :func:`ort_dynq.rewrite` need this only if they have float16, bfloat16, int4 or uint4, which
     onnxruntime-extensions does not support: Casts to and from float32 are added for float16 where the operator computes
     in float32, and other nodes run as the functions that the model has.

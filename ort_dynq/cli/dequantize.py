@@ -1,4 +1,4 @@
-"""``ort-dynq dequantize``: writes a float model, or one whose weights alone are quantized."""
+"""``ort-dynq dequantize``: writes a float model, or one with only its weights quantized."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def dequantize(model: Model, *, weights_form: str = FORMS[0]) -> Result:
-    """Turns a quantized model into a float model, or into one whose weights alone are quantized.
+    """Turns a quantized model into a float model, or into one with only its weights quantized.
 
     Products of quantize_dynamic, operators that take codes with their scales (QLinearMatMul, QLinearConv, QAttention
     and others, also those of ONNX Runtime's optimizations), MatMulNBits, QMoE, GatherBlockQuantized,

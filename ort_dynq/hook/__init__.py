@@ -30,8 +30,8 @@ def install(
     """From now on, every CPU session of onnxruntime that this process opens runs a rewritten model.
 
     Sessions of libraries are reached, too, whenever they imported onnxruntime: nothing of their code changes, and their
-    session options neither. A session that cannot profit, or whose rewritten model cannot be opened, is the one that
-    it would be without this call, with onnxruntime's own errors. Rewritten models are kept: see docs/deployment.md.
+    session options neither. A session that cannot profit, or that cannot open its rewritten model, is the one that it
+    would be without this call, with onnxruntime's own errors. Rewritten models are kept: see docs/deployment.md.
     Processes that this one starts are reached if it forks them; `ort-dynq run` reaches all.
 
     A second call replaces the options of the first.

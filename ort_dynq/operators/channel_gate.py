@@ -97,7 +97,6 @@ CHANNEL_GATE = Operator(
 
 FAMILY = Family(
     "Gates",
-    "Gates of channels, whose products are of single positions: nodes for each step would take longer than the "
-    "computation.",
+    "Gates of channels, with products of single positions: nodes for each step would take longer than the computation.",
     (CHANNEL_GATE,),
 )

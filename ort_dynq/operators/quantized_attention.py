@@ -283,7 +283,7 @@ _OPERATOR = Operator(
             "dst",
             _TYPES,
             "S rows of E elements of H heads, of the type of `query`. NaN in rows in which every score is -infinity or "
-            "one is NaN, unless `zero_rows`, and in all rows of a head whose value has an infinity.",
+            "one is NaN, unless `zero_rows`, and in all rows of a head if its value has an infinity.",
             shape=attention_in_layouts,
         ),
     ),

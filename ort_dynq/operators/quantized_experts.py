@@ -285,7 +285,7 @@ _OPERATOR = Operator(
     "-infinity.\n"
     "weight = router_weight; with `normalize`, divided by the sum of the k weights; without router_weight, the softmax "
     "of the k scores\n"
-    f"Experts whose weight is not above {_MIN_WEIGHT} are left out.\n"
+    f"Experts with a weight that is not above {_MIN_WEIGHT} are left out.\n"
     "y = program(quantize(src) * weight_1 + bias_1)\n"
     "dst = 0 + weight * (quantize(y) * weight_2 + bias_2) + ..., in the order of the experts",
     (

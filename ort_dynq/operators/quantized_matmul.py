@@ -298,8 +298,8 @@ QUANTIZED_MATMUL = Operator(
     "ascending order. If `scale` varies by group, both scales multiply the sum of each group. If only "
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
     "and `scale_order` is the order of the multiplications. With two `terms`, each row of `src` has K codes, then K "
-    "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product, "
-    f"whose scales are {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. Weights may be a "
+    "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product "
+    f"with the scales {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. Weights may be a "
     "stack of matrices, as of heads or experts: `weight`, `column_scale`, `column_sum`, `bias`, and zero points of "
     "columns then begin with the dimensions of the stack, which broadcast with the leading dimensions of `src` as in "
     "MatMul.",

@@ -82,7 +82,7 @@ class Report(Shown):
         notes: What was done with functions and an old opset before the rules, or why it was not possible.
         cpu: What of the new model's results depends on the CPU.
         refusal: Why stock ONNX Runtime does not load the original; empty if it does. It is one of the notes, too.
-        initializers: The names of initializers whose values the new model has taken: not all that read them stays.
+        initializers: The names of initializers that the new model has taken values from: not all that read them stays.
         is_prepared: Whether the removal of copies, or a rule that only prepares nodes, has changed the model.
         is_mended: Whether weights of branches are in the main graph, because ONNX Runtime does not open the model
             otherwise: it has changed even if no node was converted.
@@ -149,7 +149,7 @@ class Report(Shown):
 
     @property
     def fused(self) -> list[Finding]:
-        """The findings of converted nodes whose conversion is a fusion."""
+        """The findings of converted nodes that a fusion converts."""
         return [finding for finding in self.rewritten if finding.fuses]
 
     @property

@@ -41,7 +41,7 @@ class Accuracy(Shown):
         data: What both models ran on.
         outputs: The outputs.
         layers: The quantized layers of the main graph, the worst first.
-        unreachable: The number of quantized layers whose results are not compared, see :func:`measure_layers`.
+        unreachable: The number of quantized layers with results that are not compared, see :func:`measure_layers`.
         gates: The limits that were set, and what was measured.
     """
 
@@ -153,7 +153,7 @@ def measure(
         backend: How B gets the operators, see :func:`ort_dynq.register`.
         seconds: How long to measure the layers' share of the time; 0 not to.
         threads: The number of intra-op threads of this measurement.
-        effects: The number of layers whose effect on the outputs is measured, those with the most noise of their own;
+        effects: How many layers have their effect on the outputs measured: those with the most noise of their own;
             None for all. Each one takes a run of the float model behind it.
         gates: Limits that the outputs must reach.
         track: Shows the progress.

@@ -133,7 +133,7 @@ def measure_layers(
         b: The quantized model; it is changed.
         backend: How B gets the operators.
         shares: The layers' shares of the time, by name.
-        effects: The number of layers whose effect on the outputs is measured, those with the most noise of their own;
+        effects: How many layers have their effect on the outputs measured: those with the most noise of their own;
             None for all. Each one takes a run of the float model behind it.
         track: Shows the progress.
 

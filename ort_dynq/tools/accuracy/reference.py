@@ -28,7 +28,7 @@ class Reference:
     """The outputs of the float model A on the data.
 
     Attributes:
-        model: A, in a form whose integer products do not saturate.
+        model: A, in a form with integer products that do not saturate.
         declared: Its inputs.
         data: The data.
         given: What of them the user gives, for :func:`ort_dynq.opsets.check_equal`.
@@ -93,7 +93,7 @@ class Reference:
 
 
 def _exact(model: Model) -> tuple[Model, frozenset[str]]:
-    """Returns the model in a form whose integer products do not saturate, and the outputs of classifiers."""
+    """Returns the model in a form with integer products that do not saturate, and the outputs of classifiers."""
     try:
         loaded = load(model)
     except DynqError:  # the session says more

@@ -71,7 +71,7 @@ class GenerationTiming:
         stock, ours: The latency of the original and of the rewritten decoder.
         ratio: The median of `stock` / the median of `ours`; None if `busy`.
         stock_rate, ours_rate: Tokens a second, from the medians.
-        same_tokens: Of a prompt, the tokens whose most probable successor is the same in both decoders. Of a context,
+        same_tokens: Of a prompt, the tokens with the same most probable successor in both decoders. Of a context,
             the tokens that both generate after it greedily, before the first different one.
         of_tokens: How many tokens there are. Both are None if the decoder does not take tokens, or fails on these.
         busy: That the machine is too busy to compare the medians; empty if it is not.
@@ -150,8 +150,7 @@ def bench_generation(
         rewritten: A folder that was made from it; None to rewrite it into a temporary one.
         prompts: Lengths of prompts; None for those of :data:`PROMPTS` that the context length of the model allows.
         contexts: Numbers of tokens before a decoded one; None for :data:`CONTEXTS`, or the longest one that is allowed.
-        text: A text, see :func:`ort_dynq.genai.text.read_tokens`, whose first tokens are those that are compared; None
-            for random ones.
+        text: A text, see :func:`ort_dynq.genai.text.read_tokens`: its first tokens are compared; None for random ones.
         seed: The seed of the generated inputs.
         track: Shows the progress.
 

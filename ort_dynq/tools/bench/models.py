@@ -154,7 +154,7 @@ def bench_folder(folder: str | Path, settings: Settings, *, track: Track = iter)
     """Times every model of a folder on its recorded inputs.
 
     The folder has the layout of the ONNX backend test suite: NAME/model.onnx with NAME/test_data_set_0/input_*.pb. A
-    model that does not run gets a timing whose `problem` says why.
+    model that does not run gets a timing, and its `problem` says why.
 
     Args:
         folder: The folder.

@@ -123,7 +123,7 @@ class Verification(Shown):
 
     @property
     def worst_product(self) -> Product | None:
-        """The first product with a problem, or that is not checked, or the one whose error is nearest to its bound."""
+        """The first product with a problem, or that is not checked, or the one with the error nearest to its bound."""
         return max(
             self.products,
             key=lambda each: (bool(each.problem), bool(each.unchecked), each.b_error / each.allowed),
