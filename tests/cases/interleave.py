@@ -21,7 +21,8 @@ def _cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
     for shape, strides in (*_FORMS, *_FORMS):
         given = {f"stride_{i}": stride for i, stride in enumerate(strides, 1)}
-        yield Case(given, [rng.standard_normal(shape, np.float32)])
+        for float_type in (np.float32, np.float16):
+            yield Case(given, [rng.standard_normal(shape, np.float32).astype(float_type)])
 
 
 CASES: Cases = {"Interleave": _cases}

@@ -88,6 +88,9 @@ CASES = {
     " g = DequantizeLinear(matrix, step) t = MatMul(u, g)",
     "rows of a dequantized table": "c = Cast<to = 7>(codes) i = Gather(c, first) v = Reshape(i, first_shape)"
     " g = DequantizeLinear(table, step) t = Gather(g, v)",
+    "transposed table": "r = Gather(table, first) u = DequantizeLinear(r, step) c = Transpose(table)"
+    " g = DequantizeLinear(c, step) t = MatMul(u, g)",
+    "picked rows": f"{FAKE} t = GatherND(f, of_first)",
     "int8 weights that saturate": "wq, ws, wz = DynamicQuantizeLinear(w)"
     " t = QLinearMatMul(wq, ws, wz, matrix, step, no_shift, step, none)",
     "range": f"{ABS_MAX} r = Round(s) t = Identity(r)",

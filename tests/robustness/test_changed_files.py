@@ -18,16 +18,21 @@ from ort_dynq import cli, errors, files, runtime
 from ort_dynq.cli import command, render
 
 WEIGHTS = "weights"
-TEXT = """<ir_version: 9, opset_import: ["": 17]> g (float[8, 64] x) => (uint8[8, 64] q) {
+TEXT = """<ir_version: 9, opset_import: ["": 17]> g (float[8, WIDTH] x) => (uint8[8, WIDTH] q) {
     m = MatMul(x, w) r = Relu(m) n = MatMul(r, w) q, s, z = DynamicQuantizeLinear(n) }"""
+
+
+def model_of(width: int) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(TEXT.replace("WIDTH", str(width)))
+    weights = np.random.default_rng(0).standard_normal((width, width), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return model
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    model = onnx.parser.parse_model(TEXT)
-    weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = model_of(64)
     onnx.save(model, "inside.onnx")
     onnx.save(model, "apart.onnx", save_as_external_data=True, location=WEIGHTS, size_threshold=100)
     return tmp_path
@@ -179,6 +184,7 @@ def test_no_thread_for_a_session(
             "onnxruntime/core/platform/posix/env.cc:327 PosixThread pthread_create failed, error code: 11"
         )
 
+    onnx.save(model_of(256), "inside.onnx")  # its layers are quantized, so that `quantize` compares them
     monkeypatch.setattr(runtime.ort, "InferenceSession", refuse)
     for text in COMMANDS[1:]:  # this rewrite needs no session
         assert cli.main(text.format("inside.onnx").split()) == 2

@@ -130,6 +130,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
     if operator.name == "Interleave":
         return [rng.normal(0, 1, (2, 4, 5)).astype(types[0])]
+    if operator.name == "ChannelGate":
+        return [rng.normal(0, 1, shape).astype(np.float32) for shape in ((2, 4, 5), (3, 4), (3,), (4, 3), (4,))]
     if operator.name.startswith("WordMatMul"):
         return [*word_inputs(rng, (7, 33), 20)[0], *operands]
     if operator.name == "CompressedMatMul":

@@ -100,9 +100,9 @@ SCALED_PRODUCTS = frozenset({"DynamicQuantizeMatMul", "MatMulIntegerToFloat"})
 """Integer products of com.microsoft with float results."""
 STATIC_PRODUCTS = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 """Integer products of codes with given scales."""
-OWN_PRODUCTS = frozenset(
-    f"{each}{program}" for each in ("QuantizedMatMul", "QuantizedConv", "WordMatMul") for program in ("", "Program")
-)
+TAILLESS_PRODUCTS = frozenset({"QuantizedConv", "QuantizedMatMul", "WordMatMul"})
+"""Our products that may get a program behind their sums."""
+OWN_PRODUCTS = frozenset(f"{each}{program}" for each in TAILLESS_PRODUCTS for program in ("", "Program"))
 ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 """The operators of attention, of ONNX and of com.microsoft, that take queries, keys and values."""
 

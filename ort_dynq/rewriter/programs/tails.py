@@ -28,13 +28,13 @@ from ..analysis.bounds import bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import does_not_grow, same_shape
+from ..analysis.standard import TAILLESS_PRODUCTS
 from ..edit import Edit, call
 from ..metadata import HAS_OFFSET, PRODUCT
 from ..rule import Context, Rule
 from .fused_steps import FusedTranslation, is_activation, is_power
 from .steps import ELEMENTWISE, Translation, elements_of
 
-_PRODUCTS = ("QuantizedConv", "QuantizedMatMul", "WordMatMul")
 _DST = list(OUTPUTS).index("dst")
 _MAX_NODES = 24
 _FLOAT16_BOUNDS = 2048.0  # float16 represents all integers up to here
@@ -169,7 +169,7 @@ class _TailRegion:
 
 
 def _match(node: ir.Node, context: Context) -> _Tail | None:
-    if node.domain != DOMAIN or node.op_type not in _PRODUCTS or HAS_OFFSET in node.metadata_props:
+    if node.domain != DOMAIN or node.op_type not in TAILLESS_PRODUCTS or HAS_OFFSET in node.metadata_props:
         return None
     if node.outputs[0].dtype == ir.DataType.FLOAT16:
         return _clip_of_float16(node)
@@ -276,7 +276,7 @@ def _split(node: ir.Node) -> list[ir.Node]:
 
 
 def _products_with_programs(model: ir.Model) -> Iterator[ir.Node]:
-    names = {f"{product}Program" for product in _PRODUCTS}
+    names = {f"{product}Program" for product in TAILLESS_PRODUCTS}
     return (
         node
         for node in model.graph
