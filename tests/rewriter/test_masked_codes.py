@@ -62,10 +62,12 @@ def test_products(body: str, where: str) -> None:
     check(model, {name: each for name, each in data(x).items() if name in used})
 
 
-def test_rows_that_are_left_out_are_0_whatever_they_hold() -> None:
-    """Not NaN, although their scale is; rows that stay are NaN as the model's."""
-    model = model_of(NO_EPSILON + "e = Where(given, d, zero)")
+@pytest.mark.parametrize("chain", [NO_EPSILON, ASYMMETRIC.replace("Max(w0, eps)", "Identity(w0)")])
+def test_rows_that_are_left_out_are_0_whatever_they_hold(chain: str) -> None:
+    """Not NaN, although their scale or zero point is; rows that stay are NaN as the model's."""
+    model = model_of(chain + "e = Where(given, d, zero)")
     inputs = data(rows((27, 64), nan=True))
+    inputs["x"][3:5] = 0
     (expected,) = stock_session(model).run(None, inputs)
     (actual,) = make_session(rewrite(model).to_proto(), "native").run(None, inputs)
     assert np.isnan(expected).any()

@@ -18,7 +18,7 @@ from ..analysis.shapes import same_shape
 from ..analysis.values import Values
 from .affine_form import Affine, Rearrangement
 from .marks import has_nan_codes
-from .terms import ZERO, Op, Param, combined, number_of
+from .terms import ZERO, Op, Param, combined, dtype_of, interval_of, number_of
 
 
 def masked_form(
@@ -49,7 +49,7 @@ def masked_form(
             continue
         if (mask := param_of(condition, data)) is not None and mask.is_of_rows and form.divisor is None:
             scaled = form if form.scale is not None else replace(form, scale=Param(np.ones((), np.float32)))
-            return scaled.mapped(value, functools.partial(_chosen, mask, i == 1))
+            return scaled.mapped(value, functools.partial(_chosen, mask, i == 1, values))
         zero = 0.0 if form.zero_point is None else number_of(form.zero_point.term)
         if form.scale is None or form.offset is not None or zero is None or not zero.is_integer():
             continue
@@ -62,9 +62,10 @@ def masked_form(
     return None
 
 
-def _chosen(mask: Param, is_then: bool, name: str, param: Param) -> Param:
-    """Returns a scale, an offset or a mark where a condition holds, else 0; a zero point stays."""
-    if name == "zero point":
+def _chosen(mask: Param, is_then: bool, values: Values, name: str, param: Param) -> Param:
+    """Returns a number of rows where a condition holds, else 0; a zero point that is finite stays."""
+    is_float = dtype_of(param.term) == ir.DataType.FLOAT
+    if name == "zero point" and not (is_float and not interval_of(param.term, values).is_regular):
         return param
     both = combined("Mul", param, mask)  # of the axes of both
     pair = (param.term, ZERO) if is_then else (ZERO, param.term)

@@ -232,17 +232,17 @@ def interval_of(term: Term, values: Values) -> Interval:
         return Interval(0, 255, True)
     if term.op_type == "Mul" and any(isinstance(each, np.ndarray) and not each.any() for each in term.inputs):
         return Interval(0, 0, True)
-    count = {"Add": 2, "Sub": 2, "Concat": len(term.inputs)}.get(term.op_type, 1)
-    inputs = [interval_of(each, values) for each in term.inputs[:count]]
-    if term.op_type == "Concat":
+    read = {"Add": slice(2), "Sub": slice(2), "Concat": slice(None), "Where": slice(1, 3)}
+    inputs = [interval_of(each, values) for each in term.inputs[read.get(term.op_type, slice(1))]]
+    is_integer, is_regular = all(each.is_integer for each in inputs), all(each.is_regular for each in inputs)
+    if term.op_type in ("Concat", "Where"):
         low, high = min(each.low for each in inputs), max(each.high for each in inputs)
-        is_regular = all(each.is_regular for each in inputs)
-        return Interval(low, high, all(each.is_integer for each in inputs), is_regular)
+        return Interval(low, high, is_integer, is_regular)
     if term.op_type == "Neg":
-        return Interval(-inputs[0].high, -inputs[0].low, inputs[0].is_integer)
+        return Interval(-inputs[0].high, -inputs[0].low, is_integer, is_regular)
     if term.op_type in ("Add", "Sub"):
         a, b = inputs
         low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
-        return Interval(low, high, a.is_integer and b.is_integer)
+        return Interval(low, high, is_integer, is_regular)
     is_moved = term.op_type in NODE_MOVES | {"Cast"}
     return inputs[0] if is_moved else Interval()
