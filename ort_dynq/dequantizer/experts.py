@@ -1,8 +1,9 @@
 """The rule for QMoE of com.microsoft: a mixture of experts whose weights have 8, 4 or 2 bits.
 
-QMoE    -> MoE of com.microsoft
+QMoE    -> MoE of com.microsoft, with normalize_routing_weights
 
-Its weights are floats in any form.
+Its weights are floats in any form. Without router_weights, ONNX Runtime's kernel of QMoE for CPUs normalizes the scores
+of the chosen experts whatever the attribute is; that of MoE does so only with it.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def _build(match: _Experts, edit: Edit) -> None:
     while inputs[-1] is None:
         inputs.pop()
     kept = {name: each for name, each in node.attributes.items() if name not in _OF_CODES}
+    kept["normalize_routing_weights"] = ir.AttrInt64("normalize_routing_weights", 1)
     edit.replace(node.outputs[0], edit.insert_main(ir.node("MoE", inputs, kept, domain=MICROSOFT), before=node))
 
 

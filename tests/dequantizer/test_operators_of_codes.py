@@ -211,6 +211,22 @@ def test_weights_of_experts(bits: int, size: int, has_zeros: bool) -> None:
         assert np.array_equal(found[node.input[index]], wanted)
 
 
+@pytest.mark.parametrize("form", ["", ", normalize_routing_weights = 0", ", normalize_routing_weights = 1"])
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_scores_of_chosen_experts(chosen: int, form: str) -> None:
+    """ONNX Runtime's QMoE normalizes them whatever the attribute is."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[N, 32] x, float[N, 3] r)
+            => (float[N, 32] y) {{ y = com.microsoft.QMoE<k = {chosen}, expert_weight_bits = 8{form}>
+            (x, r, c, s, , c, s) }}"""
+    )
+    arrays = {"c": RNG.integers(0, 256, (3, 32, 32)).astype(np.uint8), "s": RNG.uniform(0.01, 0.1, (3, 32)).astype(F)}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    feeds = {name: RNG.normal(0, 1, (5, n)).astype(F) for name, n in (("x", 32), ("r", 3))}
+    expected, actual = (stock_session(each).run(None, feeds)[0] for each in (model, dequantize(model).to_proto()))
+    assert noise(expected, actual) < 1e-10
+
+
 @pytest.mark.parametrize("opset", [12, 13])
 @pytest.mark.parametrize("form", ["axis = 1", "axis = -1", "axis = 2", ""])
 @pytest.mark.parametrize("kernel", [12, 13])
