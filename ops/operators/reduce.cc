@@ -62,8 +62,8 @@ class Reduce : public Node {
     const bool has_before = begin > 0, has_after = begin + count_ < rank;
     if (reduce_others_) {
       run.describe(1, sizes[0], sizes[1], sizes[2]);
-      run.begins_with_first = has_before && has_after && count_ > 0;
-      run.chunk = count_ == 0 ? sizes[0] * sizes[2] : has_after ? sizes[2] : 0;
+      run.begins_with_first = has_before && has_after;
+      run.chunk = has_after && (sizes[1] != 1 || !has_before) ? sizes[2] : 0;
     } else {
       run.describe(sizes[0], sizes[1], sizes[2], 1);
       run.chunk = has_after ? 0 : sizes[1];

@@ -106,3 +106,15 @@ def test_reductions(isas: Sequence[str], kind: Any, operator: str) -> None:
     for shape in ((1, 9, 5), (1, 30, 17), (3, 7, 33), (5, 4, 64)):
         src = rows_with_nan(rng, shape[0] * shape[1], shape[2], kind).reshape(shape)
         assert_equal_on(isas, operator, [src], axis=1, reduce_others=1)
+
+
+@pytest.mark.parametrize("operator", ["ReduceAbsMax", "ReduceMinMax"])
+def test_all_but_a_run_of_one_element(isas: Sequence[str], operator: str) -> None:
+    """All elements are reduced, but ONNX Runtime has no lanes here unless the run comes first."""
+    rng = np.random.default_rng(7)
+    for shape in ((5, 1, 9), (3, 1, 40), (45, 1), (1, 45)):
+        for src in rows_with_nan(rng, 40, 45 if 40 not in shape else 120, np.float32):
+            for axis in range(len(shape) + 1):
+                assert_equal_on(isas, operator, [src.reshape(shape)], axis=axis, count=0, reduce_others=1)
+            axis = shape.index(1)
+            assert_equal_on(isas, operator, [src.reshape(shape)], axis=axis, count=1, reduce_others=1)
