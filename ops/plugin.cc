@@ -207,6 +207,8 @@ class RunContext : public Context {
     return value == nullptr ? Tensor() : tensor_of(runtime_, value, index);
   }
 
+  bool is_constant(size_t index) const override { return index < constants_.size() && constants_[index]; }
+
   // Makes an empty output, unless it is made already.
   void complete(size_t index) {
     if ((made_ >> index & 1) == 0) output(index, {1, {0}});

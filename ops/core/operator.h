@@ -66,6 +66,8 @@ class Context {
  public:
   virtual ~Context() = default;
   virtual Tensor input(size_t index) = 0;
+  // Whether an input is known to have the same elements in every run of its node.
+  virtual bool is_constant(size_t) const { return false; }
   virtual void* output(size_t index, const Shape& shape) = 0;
   // Calls task(data, i) for every i < count, on the caller's threads. Operators use run_tasks() of parallel.h.
   virtual void parallel_for(size_t count, void (*task)(void*, size_t), void* data) = 0;

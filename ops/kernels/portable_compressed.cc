@@ -27,10 +27,9 @@ int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c)
   constexpr int64_t kColumns = kMaxPanelColumns;
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
-  uint32_t sum = 0;  // stored panels may have any words: sums wrap around as in vectors
-  for (int64_t d = 0; d < p.depth; ++d)
-    sum += static_cast<uint32_t>(words[d] * load(pairs + d / 2 * 2 * kColumns + d % 2));
-  return static_cast<int32_t>(sum);
+  int32_t sum = 0;
+  for (int64_t d = 0; d < p.depth; ++d) sum += words[d] * load(pairs + d / 2 * 2 * kColumns + d % 2);
+  return sum;
 }
 
 float quantize_row(const float* x, const float* factors, int64_t count, float largest_word, int16_t* words) {

@@ -6,6 +6,7 @@
 //
 // WordMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 
@@ -70,12 +71,14 @@ class WordMatMul : public Node {
     Shape result;
     MatrixPairs pairs;
     Run run = check(src.shape, weight.shape, scale.shape, bias.shape, result, pairs);
+    run.weight = static_cast<const int16_t*>(weight.data);
+    if (!has_right_words_) check_words(run.weight, weight.shape.elements());
+    if (context.is_constant(kWeight)) has_right_words_ = true;
     ProgramTensors operands;
     if (tail_) operands = tail_->tensors(context, kInputs, result, result.rank - 1);
     run.dst = static_cast<float*>(context.output(0, result));
     if (result.elements() == 0) return;
     run.src = static_cast<const float*>(src.data);
-    run.weight = static_cast<const int16_t*>(weight.data);
     run.scales = static_cast<const float*>(scale.data);
     run.bias = static_cast<const float*>(bias.data);
     multiply(context, run, pairs, operands);
@@ -97,6 +100,9 @@ class WordMatMul : public Node {
             MatrixPairs& pairs) const {
     if (src.rank == 0) fail("src is a scalar, expected rank 1 or more");
     if (bias.rank == 0) fail("bias is a scalar, expected one element for each column");
+    constexpr size_t kMaxBiasRank = kMaxRank - 3;  // weight has three dimensions more
+    if (bias.rank > kMaxBiasRank)
+      fail("bias has rank " + std::to_string(bias.rank) + ", expected at most " + std::to_string(kMaxBiasRank));
     Run run = {};
     run.depth = src.dims[src.rank - 1];
     run.columns = bias.dims[bias.rank - 1];
@@ -105,7 +111,7 @@ class WordMatMul : public Node {
     --stack.rank;
     Shape packed = stack;
     for (const int64_t dim : {divide_up(run.columns, kPanelColumns), divide_up(run.depth, kPair), kPanelColumns, kPair})
-      if (packed.rank < kMaxRank) packed.dims[packed.rank++] = dim;
+      packed.dims[packed.rank++] = dim;
     if (!(weight == packed))
       fail("weight has shape " + weight.text() + ", expected " + packed.text() + ", packed for src of shape " +
            src.text() + " and bias of shape " + bias.text());
@@ -118,6 +124,18 @@ class WordMatMul : public Node {
     run.all_rows = 1;
     for (size_t i = 0; i + 1 < src.rank; ++i) run.all_rows *= src.dims[i];
     return run;
+  }
+
+  // Sums of larger words may not fit int32.
+  void check_words(const int16_t* words, int64_t count) const {
+    int16_t low = 0, high = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      low = std::min(low, load(words + i));
+      high = std::max(high, load(words + i));
+    }
+    if (low < -kLargestWeight || high > kLargestWeight)
+      fail("weight has the element " + std::to_string(low < -kLargestWeight ? low : high) + ", expected " +
+           std::to_string(-kLargestWeight) + " to " + std::to_string(kLargestWeight));
   }
 
   void multiply(Context& context, const Run& run, const MatrixPairs& found, const ProgramTensors& operands) const {
@@ -200,6 +218,7 @@ class WordMatMul : public Node {
   }
 
   const char* const name_;
+  mutable std::atomic<bool> has_right_words_ = false;  // weight is a constant that was checked
 
  protected:
   std::optional<Tail> tail_;

@@ -155,12 +155,12 @@ _OPERATOR = Operator(
         Input(
             "weight",
             ("int16",),
-            f"The packed weights, from -{MAX_WEIGHT_WORD} to {MAX_WEIGHT_WORD}; with others, sums may wrap around. "
+            f"The packed weights, from -{MAX_WEIGHT_WORD} to {MAX_WEIGHT_WORD}; others are an error. "
             "[ceil(N / 32), ceil(K / 2), 32, 2], where weight[n / 32, k / 2, n % 32, k % 2] is the word of row k and "
             "column n. Padding is 0. Stacked weights have the dimensions of the stack before these.",
         ),
         Input("column_scale", ("float32",), "[N], the scales of the weights."),
-        Input("bias", ("float32",), "[N]; -0.0 leaves the result unchanged."),
+        Input("bias", ("float32",), "[N]; -0.0 leaves the result unchanged. Of rank 13 or less, with the stack."),
     ),
     (
         Input(

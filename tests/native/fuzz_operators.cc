@@ -1013,6 +1013,9 @@ void fill_any(Bytes& bytes, Given& given, size_t index, bool special, float scal
       if (special && bytes.one_in(4)) return bytes.one_in(2) ? bytes.any<int32_t>() : bytes.of(kZeroPoints);
       return bytes.any<int8_t>();
     });
+  } else if (given.type == dynq::kInt16) {
+    const int divisor = bytes.one_in(16) ? 1 << 15 : 1 << 11;  // of the words of WordMatMul, which has a range
+    fill<int16_t>(given, [&](size_t) { return static_cast<int16_t>(bytes.any<int16_t>() % divisor); });
   } else {
     for (uint8_t& value : given.exact) value = bytes.byte();
   }

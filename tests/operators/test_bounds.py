@@ -35,6 +35,7 @@ from recurrence import CELLS, attributes_of
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
 from ort_dynq.operators.packing import packed_conv_shape, packed_shape, packed_words_shape
+from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
 
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
@@ -273,7 +274,8 @@ def values(rng: np.random.Generator, operator: Operator, index: int, type_: str,
         scales = np.float32([0.1, 0.5, 1.7, 1e-40] if rng.random() < 0.2 else [0.1, 0.5, 1.7])
         return np.asarray(rng.choice(scales, shape)).astype(type_)
     limits: Any = ml_dtypes.iinfo(np.dtype(type_))
-    low, high = (-300, 20000) if type_ == "int32" else (int(limits.min), int(limits.max))
+    ranges = {"int32": (-300, 20000), "int16": (-MAX_WEIGHT_WORD, MAX_WEIGHT_WORD + 1)}
+    low, high = ranges.get(type_, (int(limits.min), int(limits.max)))
     return np.asarray(rng.integers(low, high, shape)).astype(type_)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import pytest
 from cases.word_matmul import SIZES, word_inputs
-from helpers import Array, Shape, assert_same, explained, make_session, parse
+from helpers import Array, Shape, assert_same, explained, handwritten, make_session, parse
 
-from ort_dynq import kernels
+from ort_dynq import DynqError, kernels
+from ort_dynq.backends.options import Backend
 from ort_dynq.operators.packing import pack_words, unpack_words
 from ort_dynq.operators.word_matmul import BLOCK, MAX_SRC_WORD, MAX_WEIGHT_WORD
 
@@ -61,6 +63,42 @@ def test_the_largest_sums(isas: Sequence[str], sign: int) -> None:
             assert_same(kernels.run("WordMatMul", [src, pack_words(words), ones, zeros])[0], expected)
 
 
+MODEL = "y = ort_dynq.WordMatMul(x, w, s, b)"
+
+
+@pytest.mark.parametrize("backend", ["native", "extensions"])
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("word", [MAX_WEIGHT_WORD + 1, -MAX_WEIGHT_WORD - 1, -(2**15)])
+def test_words_beyond_their_range_are_an_error(backend: Backend, is_constant: bool, word: int) -> None:
+    """Sums of them may be beyond int32. The check of constants, which is made once, does not apply to other weights."""
+    inputs, _ = word_inputs(np.random.default_rng(0), (3, 70), 40)
+    wrong = inputs[1].copy()
+    wrong[1, 7, 3, 1] = word
+    others = "float[] x, float[] s, float[] b" + ("" if is_constant else ", int16[] w")
+    model = parse(others, "float[] y", MODEL)
+    if is_constant:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(wrong, "w"))
+    session = make_session(handwritten(model, backend), backend)
+    feeds = dict(zip("xwsb", inputs, strict=True))
+    if is_constant:
+        del feeds["w"]
+    for given in (feeds, feeds):
+        if not is_constant:
+            session.run(None, given)
+            given = given | {"w": wrong}
+        with pytest.raises(Exception, match=f"WordMatMul: weight has the element {word}, expected -2047 to 2047"):
+            session.run(None, given)
+
+
+@pytest.mark.parametrize("rank", [14, 15, 16])
+def test_a_rank_that_leaves_no_room_for_packed_weights(rank: int) -> None:
+    """A weight whose last dimensions are cut off must not pass."""
+    whole = (*[1] * (rank - 1), 1, 1, 32, 2)
+    src, weight = np.zeros((*[1] * min(rank + 1, 15), 2), np.float32), np.zeros(whole[:16], np.int16)
+    with pytest.raises(DynqError, match=f"WordMatMul: bias has rank {rank}, expected at most 13"):
+        kernels.run("WordMatMul", [src, weight, *[np.zeros([1] * rank, np.float32)] * 2])
+
+
 def test_a_row_does_not_depend_on_others(product_isa: str) -> None:
     inputs, _ = word_inputs(np.random.default_rng(0), (40, 300), 70)
     inputs[0][7, 299] = np.nan
@@ -77,13 +115,10 @@ def test_threads_change_nothing(src: Shape, columns: int, stack: Shape) -> None:
     inputs, words = word_inputs(np.random.default_rng(0), src, columns, stack)
     dst = kernels.run("WordMatMul", inputs)[0]
     assert_same(dst, defined(inputs[0], words, *inputs[2:]))
-    names = ("x", "w", "s", "b")
-    model = parse(
-        "float[] x, int16[] w, float[] s, float[] b", "float[] y", f"y = ort_dynq.WordMatMul({', '.join(names)})"
-    )
+    model = parse("float[] x, int16[] w, float[] s, float[] b", "float[] y", MODEL)
     for threads in (1, 2, 3):
         session = make_session(model, "native", threads=threads)
-        assert_same(np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0]), dst)
+        assert_same(np.asarray(session.run(None, dict(zip("xwsb", inputs, strict=True)))[0]), dst)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 32), (3, 33), (7, 64), (256, 5)])
