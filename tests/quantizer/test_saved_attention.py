@@ -16,10 +16,10 @@ WIDTH, NARROW = HEADS * SIZE, SHARED * SIZE
 LENGTHS = np.array([TOKENS, 23], np.int32)
 
 
-def model_of(body: str, inputs: str = "", outputs: str = "", **weights: Array) -> onnx.ModelProto:
+def model_of(body: str, inputs: str = "", outputs: str = "", opset: int = 17, **weights: Array) -> onnx.ModelProto:
     """A model of x, float32 [B, S, WIDTH], whose weights have numbers around 0."""
     model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        f"""<ir_version: {8 if opset < 21 else 10}, opset_import: ["": {opset}, "com.microsoft": 1]>
         g (float[B, S, {WIDTH}] x{inputs}) => (float[B, S, {WIDTH}] y{outputs}) {{ {body} }}"""
     )
     for name, elements in weights.items():
@@ -314,16 +314,22 @@ def test_causal_masks_of_multi_head_attention(keys: str) -> None:
 
 
 @pytest.mark.parametrize(("keys", "is_taken"), [("x", True), ("memory", False)])
-def test_causal_masks_with_past_keys(keys: str, is_taken: bool) -> None:
+@pytest.mark.parametrize("operator", ["Attention", "com.microsoft.MultiHeadAttention"])
+def test_causal_masks_with_past_keys(operator: str, keys: str, is_taken: bool) -> None:
     """The first query sees the past keys and the first of the new ones, wherever the last query is."""
     cache = f"float[B, {HEADS}, P, {SIZE}]"
+    attributes = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}, is_causal = 1, scale = 0.2"
+    if "Multi" in operator:
+        attributes = f"num_heads = {HEADS}, unidirectional = 1"
+    absent = ", , " if "Multi" in operator else ""
     model = model_of(
-        f"q = MatMul(x, w_q) k = MatMul({keys}, w_k) y, pk, pv = com.microsoft.MultiHeadAttention<"
-        f"num_heads = {HEADS}, unidirectional = 1>(q, k, k, , , , past_k, past_v)",
+        f"q = MatMul(x, w_q) k = MatMul({keys}, w_k) "
+        f"y, pk, pv = {operator}<{attributes}>(q, k, k, {absent}, past_k, past_v)",
         f", float[B, T, {WIDTH}] memory, {cache} past_k, {cache} past_v",
         f", float[B, {HEADS}, A, {SIZE}] pk, float[B, {HEADS}, A, {SIZE}] pv",
         w_q=random(WIDTH, WIDTH),
         w_k=random(WIDTH, WIDTH),
+        opset=23,
     )
     quantized = ort_dynq.quantize(model).to_proto()
     assert count(quantized, "If") == is_taken

@@ -50,6 +50,7 @@ POSITIONS, LAST, TOTAL, _COS, _SIN = 9, 5, 6, 7, 8  # inputs of GroupQueryAttent
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
+_OTHER_NUMBERS = "causal mask for other numbers of queries and keys"
 
 
 def operator_attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None = None) -> Attention | None:
@@ -119,12 +120,15 @@ def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -
         has_past=operands is not None,
     )
     views = _views(node, operands)
+    is_causal = node.attributes.get_int("is_causal", 0) == 1
+    if is_causal and operands is not None and not _has_key_for_each_query(node):  # the first query sees the first one
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what=_OTHER_NUMBERS)
     mask = input_of(node, 3)
     if mask is not None and opset > 23 and not is_equal((dims_of(mask) or [1])[-1], dims_of(views[1].value)[-2]):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask, which may have fewer numbers than there are keys")
     found = _with(node, *views, factor=node.attributes.get_float("scale", None), mask=mask)
     found.softcap = node.attributes.get_float("softcap", 0.0)
-    found.is_causal = node.attributes.get_int("is_causal", 0) == 1
+    found.is_causal = is_causal
     return found
 
 
@@ -132,7 +136,7 @@ def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention
     check_multi_head(node, has_past=operands is not None)
     is_causal = node.attributes.get_int("unidirectional", 0) == 1
     if is_causal and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
-        raise Unconverted(Reason.ATTENTION_OPERATOR, what="causal mask for other numbers of queries and keys")
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what=_OTHER_NUMBERS)
     scale = node.attributes.get_float("scale", 0.0) or None
     found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 5))
     found.is_safe, found.is_causal = False, is_causal
@@ -142,9 +146,9 @@ def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention
 
 
 def _has_key_for_each_query(node: ir.Node) -> bool:
-    """Returns whether MultiHeadAttention is known to have as many new keys as queries."""
+    """Returns whether an operator with inputs of query and key is known to have as many new keys as queries."""
     query, key = ([] if value is None else dims_of(value) for value in node.inputs[:2])
-    return len(query) == 3 and len(key) in (3, 4) and is_equal(query[1], key[-2])
+    return len(query) in (3, 4) and len(key) in (3, 4) and is_equal(query[-2], key[-2])
 
 
 def check_multi_head(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
