@@ -2,6 +2,7 @@
 //
 // src is [N, C * s1 * ... * sr, d1, ..., dr], the result [N, C, d1 * s1, ..., dr * sr]. All images get three axes here.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -49,6 +50,9 @@ class Interleave : public Node {
     shape.dims[1] /= phases;
     Image image = {{1, 1, 1}, {1, 1, 1}};
     for (size_t i = 0; i < rank; ++i) {
+      if (shape.dims[2 + i] > INT64_MAX / strides_[i])
+        fail("src has shape " + src.shape.text() +
+             ", expected lengths below 2^63 after they are multiplied by the strides");
       shape.dims[2 + i] *= strides_[i];
       image.lengths[kAxes - rank + i] = src.shape.dims[2 + i];
       image.strides[kAxes - rank + i] = strides_[i];

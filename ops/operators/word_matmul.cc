@@ -145,9 +145,9 @@ class WordMatMul : public Node {
     MatrixPair* const pairs = memory.allocate(found.count);
     found.write(pairs);
     const Cut cut(run, found.count);
-    const int64_t of_pair = cut.column_tasks * cut.row_tasks;
+    const int64_t of_pair = cut.column_tasks * cut.row_tasks, all_rows = found.count * run.rows;
     if (is_verbose())
-      std::fprintf(stderr, "ort_dynq: %s %lldx%lldx%lld: %s\n", name_, static_cast<long long>(found.count * run.rows),
+      std::fprintf(stderr, "ort_dynq: %s %lldx%lldx%lld: %s\n", name_, static_cast<long long>(all_rows),
                    static_cast<long long>(run.depth), static_cast<long long>(run.columns), active_isa().name);
     run_last_tasks(context, found.count * of_pair, [&](int64_t task) {
       const MatrixPair& pair = pairs[task / of_pair];

@@ -60,3 +60,11 @@ def test_kernels_and_functions_agree_on_empty_tensors(operator: str, opset: int)
                 for one, other in zip(actual, run_function(operator, inputs, opset, **given), strict=True):
                     assert_same(with_one_nan(one), with_one_nan(other))
     assert count > 0
+
+
+def test_a_length_that_does_not_fit_int64() -> None:
+    """A tensor without elements may have an axis of any length."""
+    src = np.zeros((1, 0, 2**50), np.float32)
+    assert kernels.run("Interleave", [src], stride_1=2**10)[0].shape == (1, 0, 2**60)
+    with pytest.raises(DynqError, match="Interleave: src has shape 1x0x1125899906842624, expected lengths below 2"):
+        kernels.run("Interleave", [src], stride_1=2**16)
