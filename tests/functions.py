@@ -11,20 +11,12 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
-from helpers import Array, stock_session
+from helpers import TYPES, Array, stock_session
 
 from ort_dynq.operators import OPERATORS, VERSION
 from ort_dynq.operators.program import REDUCTIONS
 from ort_dynq.rewriter.functions import make_function
 
-_TYPES = {
-    "float32": "float",
-    "float16": "float16",
-    "uint8": "uint8",
-    "int8": "int8",
-    "int16": "int16",
-    "int32": "int32",
-}
 # Casts make inputs of types that NumPy has not, and floats of such outputs.
 _AS_FLOATS: dict[str, Any] = {"uint4": ml_dtypes.uint4, "int4": ml_dtypes.int4, "bfloat16": ml_dtypes.bfloat16}
 _NUMBERS = {"uint4": 21, "int4": 22, "bfloat16": 16}
@@ -113,8 +105,8 @@ def make_model(
         if type_ in _AS_FLOATS:
             values[i] = f"{results[i]}_codes"
             after += f" {results[i]} = Cast<to = 1>({values[i]})"
-    heads = ", ".join(f"{_TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(inputs, names, strict=True))
-    tails = ", ".join(f"{_TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(outputs, results, strict=True))
+    heads = ", ".join(f"{TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(inputs, names, strict=True))
+    tails = ", ".join(f"{TYPES.get(type_, 'float')}[] {name}" for type_, name in zip(outputs, results, strict=True))
     model = onnx.parser.parse_model(
         f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : {VERSION}]> '
         f"g ({heads}) => ({tails}) "

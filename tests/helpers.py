@@ -42,7 +42,7 @@ IS_ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # where ONNX Runti
 LENGTHS = (1, 2, 3, 5, 7, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1023, 1024, 1025)
 INNER = (1, 2, 3, 5, 31, 32, 33)
 
-_TYPES = {
+TYPES = {
     "float32": "float",
     "float16": "float16",
     "uint8": "uint8",
@@ -55,7 +55,7 @@ SIGNATURES = [
     (operator, signature)
     for operator in OPERATORS.values()
     for signature in operator.signatures
-    if _TYPES.keys() >= {*signature.inputs, *signature.outputs} and signature.inputs.count("float16") < 2
+    if TYPES.keys() >= {*signature.inputs, *signature.outputs} and signature.inputs.count("float16") < 2
 ]
 
 
@@ -216,10 +216,8 @@ def _node_session(
     names = ("src", "scales", "zps")[: len(inputs)]
     dims = f"[{', '.join(f'd{i}' for i in range(rank))}]" if rank else ""
     shapes = (dims, *("[]" for _ in inputs[1:]))
-    heads = ", ".join(
-        f"{_TYPES[type_]}{shape} {name}" for type_, shape, name in zip(inputs, shapes, names, strict=True)
-    )
-    model = parse(heads, f"{_TYPES[output]}[] dst", f"dst = {op}{attributes}({', '.join(names)})")
+    heads = ", ".join(f"{TYPES[type_]}{shape} {name}" for type_, shape, name in zip(inputs, shapes, names, strict=True))
+    model = parse(heads, f"{TYPES[output]}[] dst", f"dst = {op}{attributes}({', '.join(names)})")
     return (
         stock_session(model, threads=threads)
         if backend == "stock"
