@@ -256,11 +256,15 @@ def test_samples_with_past_keys_of_other_lengths(lengths: tuple[int, int]) -> No
         session.run(None, given)
 
 
-def test_past_keys_stay() -> None:
+@pytest.mark.parametrize(
+    ("attribute", "what"),
+    [("smooth_softmax = 1", "softmax with a sink"), ("local_window_size = 0", "window of no keys")],
+)
+def test_past_keys_stay(attribute: str, what: str) -> None:
     past = f", int32[B] last, int32 total, float[B, {SHARED}, P, {SIZE}] past"
     model = model_of(
         "q = MatMul(x, w_q) k = MatMul(x, w_k) y, keys, values = com.microsoft.GroupQueryAttention<"
-        f"num_heads = {HEADS}, kv_num_heads = {SHARED}, smooth_softmax = 1>(q, k, k, past, past, last, total)",
+        f"num_heads = {HEADS}, kv_num_heads = {SHARED}, {attribute}>(q, k, k, past, past, last, total)",
         past,
         f", float[B, {SHARED}, T, {SIZE}] keys",
         w_q=random(WIDTH, WIDTH),
@@ -268,7 +272,7 @@ def test_past_keys_stay() -> None:
     )
     report = ort_dynq.quantize(model).report
     (reason,) = (each.reason for each in report.unconverted if each.op_type == "GroupQueryAttention")
-    assert reason == "attention stays in float, for its softmax with a sink"
+    assert reason == f"attention stays in float, for its {what}"
 
 
 @pytest.mark.parametrize("mask", ["", "mask"])

@@ -187,6 +187,8 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
     """GroupQueryAttention is causal: a query sees keys up to its own position, none of them padding."""
     if node.attributes.get_int("causal", 1) == 0:
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
+    if (window := node.attributes.get_int("local_window_size", -1)) == 0:
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="window of no keys")
     first_unused = 1 if operands is None else _OUTPUTS_WITH_PAST
     _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=first_unused, has_past=operands is not None)
     if operands is None and rotates(node):
@@ -196,7 +198,7 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
     if (lengths := input_of(node, LAST)) is not None:
         found.scores.steps.append(Padding(lengths, -math.inf, more=1))
     found.softcap = node.attributes.get_float("softcap", 0.0)
-    found.is_causal, found.window = True, max(0, node.attributes.get_int("local_window_size", -1))
+    found.is_causal, found.window = True, max(0, window)
     return found
 
 
