@@ -5,6 +5,7 @@
 // products are exact: results depend neither on their order nor on the layout. A unit of work is a block of query rows
 // of one head of keys. Few rows read codes as they are stored; for many, heads are packed once.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -88,8 +89,8 @@ class CompressedAttention : public Node {
 
   void attend(Context& context, const Tensor* inputs, const CompressedSizes& n, const AttentionBias& bias,
               float* dst) const {
-    if (n.t == 0) {
-      std::fill(dst, dst + n.b * n.h * n.s * n.e, 0.0f);
+    if (n.t == 0) {  // a caller of the C interface need not align dst
+      std::memset(static_cast<void*>(dst), 0, static_cast<size_t>(n.b * n.h * n.s * n.e) * sizeof *dst);
       return;
     }
     const CompressedRun run = {n,
