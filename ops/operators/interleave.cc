@@ -79,8 +79,8 @@ class Interleave : public Node {
 
     template <class T>
     void run(const T* src, int64_t plane, T* dst) const {
-      const auto [d0, d1, d2] = lengths;
-      const auto [s0, s1, s2] = strides;
+      const int64_t d0 = lengths[0], d1 = lengths[1], d2 = lengths[2];
+      const int64_t s0 = strides[0], s1 = strides[1], s2 = strides[2];
       const int64_t size = d0 * d1 * d2, phases = s0 * s1 * s2;
       const T* from = src + plane * phases * size;
       T* to = dst + plane * phases * size;
