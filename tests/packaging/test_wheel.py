@@ -110,7 +110,7 @@ def test_name_and_size(wheel: Path) -> None:
     assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     with zipfile.ZipFile(wheel) as archive:
         sizes = [each.compress_size for each in archive.infolist() if each.filename != "ort_dynq/libort_dynq.so"]
-    assert sum(sizes) < 1_150_000  # code, documentation, its pictures and notebooks, no models
+    assert sum(sizes) < 1_180_000  # code, documentation, its pictures and notebooks, no models
 
 
 def test_auditwheel_accepts_it(wheel: Path) -> None:
