@@ -9,45 +9,13 @@ from .function_text import cast_like, largest, reshape, select
 from .program_body import power
 from .shapes import attention
 from .spec import Family, Input, Operator, Signature, flag
+from .word_text import BLOCK, word_constants, words
 
-MAX_WORD = 32512
-_BLOCK = 256  # keys whose weights share a step
-_MIN_STEP = 2.0**-126
 _POWER_UNIT = 2.0**23
 _LOWEST = 126  # powers of 2 below 2^-126 are 0
 CODE_TYPES = ("uint8", "int8", "uint4", "int4")
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _OPERAND_TYPES = (*CODE_TYPES, *_FLOAT_TYPES)
-
-
-def word_constants(largest_word: int = MAX_WORD) -> str:
-    """The constants that :func:`words` reads, and ``end``, beyond every dimension."""
-    return f"""last = Constant<value_ints = [-1]>()
-    end = Constant<value_ints = [{2**63 - 1}]>()
-    one_behind = Constant<value = int64[10] {{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}>()
-    zero = Constant<value_float = 0.0>()
-    one = Constant<value_float = 1.0>()
-    nan = Constant<value_float = nan>()
-    largest_word = Constant<value_float = {largest_word}.0>()
-    smallest_step = Constant<value_float = {_MIN_STEP!r}>()"""
-
-
-def words(name: str, value: str, opset: int) -> str:
-    """Sets ``{name}_words``, float32 integers, and ``{name}_step``. The last of five dimensions shares a step."""
-    return f"""{name}_times_0 = Mul({value}, zero)
-    {name}_is_undefined = IsNaN({name}_times_0)
-    {name}_known = Where({name}_is_undefined, zero, {value})
-    {name}_sizes = Abs({name}_known)
-    {largest(f"{name}_peak", f"{name}_sizes", "zero", opset)}
-    {name}_quotient = Div({name}_peak, largest_word)
-    {name}_normal = Max({name}_quotient, smallest_step)
-    {name}_undefined = Cast<to = 1>({name}_is_undefined)
-    {largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
-    {name}_has_undefined = Greater({name}_any_undefined, zero)
-    {name}_step = Where({name}_has_undefined, nan, {name}_normal)
-    {name}_inverse = Div(one, {name}_step)
-    {name}_steps = Mul({value}, {name}_inverse)
-    {name}_words = Round({name}_steps)"""
 
 
 def _operand(name: str, size: str, opset: int) -> str:
@@ -230,7 +198,7 @@ def _words_of_blocks(name: str, weights: str, opset: int) -> str:
 def _sums_of_blocks(opset: int) -> str:
     """Sets ``sums_of_blocks``: of products of words of the weights with the values, of all blocks, in their order."""
     flat = reshape(opset)
-    return f"""most_of_block = Constant<value_ints = [{_BLOCK}]>()
+    return f"""most_of_block = Constant<value_ints = [{BLOCK}]>()
     block = Min(most_of_block, value_tokens)
     before_block = Sub(block, n1)
     most_tokens = Add(value_tokens, before_block)

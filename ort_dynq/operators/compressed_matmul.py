@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .compressed_attention import CODE_TYPES, word_constants, words
+from .compressed_attention import CODE_TYPES
 from .function_text import cast_like, reshape
 from .shapes import matrix_product
 from .spec import FLOATS, Family, Input, Operator, Signature
-
-_BLOCK = 256  # products whose words share a step
+from .word_text import whole_blocks, word_constants, words
 
 
 def _body(opset: int) -> str:
@@ -36,12 +35,7 @@ def _body(opset: int) -> str:
 
 def _product(result: str, opset: int, flat: str) -> str:
     """Sets `result`, float32, to the product, which has elements."""
-    return f"""block = Constant<value_ints = [{_BLOCK}]>()
-    before_block = Sub(block, n1)
-    most = Add(depth, before_block)
-    blocks = Div(most, block)
-    whole_depth = Mul(blocks, block)
-    padding = Sub(whole_depth, depth)
+    return f"""{whole_blocks()}
     one_behind_3d = Constant<value = int64[6] {{0, 0, 0, 0, 0, 1}}>()
     one_below_3d = Constant<value = int64[6] {{0, 0, 0, 1, 0, 0}}>()
     pads_behind = Mul(one_behind_3d, padding)

@@ -45,6 +45,33 @@ def largest(name: str, value: str, least: str, opset: int) -> str:
     {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
 
 
+def product_of(name: str, dims: str) -> str:
+    """Sets `name` to the product of dimensions, [1]; of none it is 1. The body must define ``n1``, 1 as a vector."""
+    return f"""one_and_{dims} = Concat<axis = 0>(n1, {dims})
+    {name} = ReduceProd<keepdims = 1>(one_and_{dims})"""
+
+
+def stack_dims() -> str:
+    """Sets the dimensions of a product with packed weights of rank 4, or a stack of them, as vectors.
+
+    ``columns`` of the bias; ``stack`` and ``packed_dims``, the first and the last four dimensions of the weights;
+    ``batch``, the leading dimensions of the activation that broadcast with the stack, and ``row_dims``, the others.
+    The body must define ``lead``, all of these, ``n0``, ``n1``, ``minus_4``, ``last`` and ``end``.
+    """
+    return """bias_shape = Shape(bias)
+    columns = Slice(bias_shape, last, end)
+    weight_shape = Shape(weight)
+    stack = Slice(weight_shape, n0, minus_4)
+    packed_dims = Slice(weight_shape, minus_4, end)
+    stack_rank = Shape(stack)
+    has_stack = Greater(stack_rank, n0)
+    lead_rank = Shape(lead)
+    without_rows = Sub(lead_rank, n1)
+    batch_rank = Where(has_stack, without_rows, n0)
+    batch = Slice(lead, n0, batch_rank)
+    row_dims = Slice(lead, batch_rank, end)"""
+
+
 def horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
     """The nodes of a polynomial. The coefficient of the highest power is the first one."""
     for i, number in enumerate(coefficients):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from .encodings import ScaleOrder
-from .function_text import cast_like, integers, reshape, scaled, select, unsigned_codes
+from .function_text import cast_like, integers, product_of, reshape, scaled, select, stack_dims, unsigned_codes
 from .row_program import tail_text, with_program
 from .shapes import product
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
@@ -62,22 +62,11 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         depth_of_terms = Slice(src_shape, last, end)
         term_count = Unsqueeze(terms, n0)
         depth = Div(depth_of_terms, term_count)
-        bias_shape = Shape(bias)
-        columns = Slice(bias_shape, last, end)
-        weight_shape = Shape(weight)
-        stack = Slice(weight_shape, n0, minus_4)
-        packed_matrix = Slice(weight_shape, minus_4, end)
-        {_product("stacked", "stack")}
-        stack_rank = Shape(stack)
-        has_stack = Greater(stack_rank, n0)
-        lead_rank = Shape(lead)
-        without_rows = Sub(lead_rank, n1)
-        batch_rank = Where(has_stack, without_rows, n0)
-        batch = Slice(lead, n0, batch_rank)
-        row_dims = Slice(lead, batch_rank, end)
-        {_product("rows_of_src", "lead")}
-        {_product("matrices", "batch")}
-        {_product("rows_of_matrix", "row_dims")}
+        {stack_dims()}
+        {product_of("stacked", "stack")}
+        {product_of("rows_of_src", "lead")}
+        {product_of("matrices", "batch")}
+        {product_of("rows_of_matrix", "row_dims")}
         rows = Mul(rows_of_matrix, term_count)
         has_terms = Equal(terms, i2)
         given_sizes = Unsqueeze(given_size, n0)
@@ -89,7 +78,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
         is_2bit = Equal(bits, two_bits)
         is_8bit = Equal(bits, eight_bits)
-        stacked_matrices = Concat<axis = 0>(stacked, packed_matrix)
+        stacked_matrices = Concat<axis = 0>(stacked, packed_dims)
         packed_weight = {flat}(weight, stacked_matrices)
         packed = Cast<to = 6>(packed_weight)
         offset = Where(is_8bit, half, nothing)
@@ -191,7 +180,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         >
 
         {scaled("total")}
-        {_product("dst_matrices", "dst_batch")}
+        {product_of("dst_matrices", "dst_batch")}
         rows_of_dst = Mul(dst_matrices, rows_of_matrix)
         terms_shape = Concat<axis = 0>(rows_of_dst, term_count, columns)
         scaled_terms = {flat}(scaled, terms_shape)
@@ -211,12 +200,6 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         real_dst = Identity({"dst_real" if programs else "x"})
         {cast_like("dst", "real_dst", "bias", opset)}
     }}"""
-
-
-def _product(name: str, dims: str) -> str:
-    """Sets `name` to the product of dimensions, [1]; of none it is 1."""
-    return f"""one_and_{dims} = Concat<axis = 0>(n1, {dims})
-        {name} = ReduceProd<keepdims = 1>(one_and_{dims})"""
 
 
 def _per_row(flat: str, name: str, value: str) -> str:

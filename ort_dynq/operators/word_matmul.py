@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .compressed_attention import word_constants, words
-from .function_text import reshape
+from .function_text import product_of, reshape, stack_dims
 from .row_program import tail_text, with_program
 from .shapes import product
 from .spec import Family, Input, Operator, Signature
+from .word_text import BLOCK, whole_blocks, word_constants, words
 
-BLOCK = 256
-"""The elements of a row whose words share a step."""
 MAX_SRC_WORD = 4095
 MAX_WEIGHT_WORD = 2047
 """The largest magnitudes; ops/operators/word_matmul.cc has the same."""
@@ -30,17 +28,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     src_shape = Shape(src)
     lead = Slice(src_shape, n0, last)
     depth = Slice(src_shape, last, end)
-    bias_shape = Shape(bias)
-    columns = Slice(bias_shape, last, end)
-    weight_shape = Shape(weight)
-    stack = Slice(weight_shape, n0, minus_4)
-    stack_rank = Shape(stack)
-    has_stack = Greater(stack_rank, n0)
-    lead_rank = Shape(lead)
-    without_rows = Sub(lead_rank, n1)
-    batch_rank = Where(has_stack, without_rows, n0)
-    batch = Slice(lead, n0, batch_rank)
-    row_dims = Slice(lead, batch_rank, end)
+    {stack_dims()}
     zeros_of_batch = Expand(zero, batch)
     zeros_of_stack = Expand(zero, stack)
     zeros_of_dst = Add(zeros_of_batch, zeros_of_stack)
@@ -65,19 +53,14 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 def _product(result: str, opset: int) -> str:
     """Sets `result`, float32, to the product, which has elements and a depth."""
     flat = reshape(opset)
-    return f"""block = Constant<value_ints = [{BLOCK}]>()
-        before_block = Sub(block, n1)
-        most = Add(depth, before_block)
-        blocks = Div(most, block)
-        whole_depth = Mul(blocks, block)
-        padding = Sub(whole_depth, depth)
+    return f"""{whole_blocks()}
         one_behind_3d = Constant<value = int64[6] {{0, 0, 0, 0, 0, 1}}>()
         one_below_3d = Constant<value = int64[6] {{0, 0, 0, 0, 1, 0}}>()
         pads_behind = Mul(one_behind_3d, padding)
         pads_below = Mul(one_below_3d, padding)
 
-        {_count("matrices", "batch")}
-        {_count("rows", "row_dims")}
+        {product_of("matrices", "batch")}
+        {product_of("rows", "row_dims")}
         src_matrices_shape = Concat<axis = 0>(matrices, rows, depth)
         src_matrices = {flat}(src, src_matrices_shape)
         padded_src = Pad(src_matrices, pads_behind, zero)
@@ -92,8 +75,7 @@ def _product(result: str, opset: int) -> str:
         steps_shape = Concat<axis = 0>(batch, blocks, rows, n1)
         steps = {flat}(steps_by_block, steps_shape)
 
-        {_count("weight_count", "stack")}
-        packed_dims = Slice(weight_shape, minus_4, end)
+        {product_of("weight_count", "stack")}
         packed_shape = Concat<axis = 0>(weight_count, packed_dims)
         packed = {flat}(weight, packed_shape)
         real_packed = Cast<to = 1>(packed)
@@ -130,12 +112,6 @@ def _product(result: str, opset: int) -> str:
         minus_3 = Constant<value_ints = [-3]>()
         total = Slice(cumulated, last, end, minus_3)
         {result} = {flat}(total, dst_shape)"""
-
-
-def _count(name: str, dims: str) -> str:
-    """Sets `name` to the product of dimensions, [1]; of none it is 1."""
-    return f"""one_and_{dims} = Concat<axis = 0>(n1, {dims})
-        {name} = ReduceProd<keepdims = 1>(one_and_{dims})"""
 
 
 _OPERATOR = Operator(

@@ -13,7 +13,8 @@ from helpers import Array, Shape, assert_same, explained, handwritten, make_sess
 from ort_dynq import DynqError, kernels
 from ort_dynq.backends.options import Backend
 from ort_dynq.operators.packing import pack_words, unpack_words
-from ort_dynq.operators.word_matmul import BLOCK, MAX_SRC_WORD, MAX_WEIGHT_WORD
+from ort_dynq.operators.word_matmul import MAX_SRC_WORD, MAX_WEIGHT_WORD
+from ort_dynq.operators.word_text import BLOCK
 
 
 def defined(src: Array, words: Array, scale: Array, bias: Array) -> Array:
