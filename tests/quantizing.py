@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from unittest import mock
 
@@ -12,6 +12,7 @@ import onnx
 from helpers import Array, assert_same, make_session, stock_session
 from onnx import TensorProto, helper, numpy_helper
 
+from ort_dynq.backends.options import Backend
 from ort_dynq.rewriter import Result
 from ort_dynq.rewriter.policy import cost
 
@@ -74,6 +75,54 @@ def run(result: Result, x: Array) -> Array:
     (stock,) = stock_session(content).run(None, {"x": x})
     assert_same(np.asarray(actual), np.asarray(stock))
     return np.asarray(actual)
+
+
+def check_both_ways(result: Result, x: Array, backend: Backend) -> None:
+    """A quantized model has the same bits with a backend, one thread or two, as without the plugin."""
+    content = result.to_proto()
+    expected = np.asarray(stock_session(content).run(None, {"x": x})[0])
+    for threads in (1, 2):
+        session = make_session(content, backend, threads=threads)
+        assert_same(np.asarray(session.run(None, {"x": x})[0]), expected)
+
+
+def two_layers(weights: Array, bias: Array) -> onnx.ModelProto:
+    """Two products by weights, [K, N], the second with its transpose, and a Relu between them."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Relu", ["p"], ["r"]),
+        helper.make_node("Gemm", ["r", "w", "c"], ["y"], transB=1),
+    ]
+    return model_of(nodes, {"w": weights, "c": bias}, shape=("M", len(weights)))
+
+
+GEMMS: dict[str, dict[str, float]] = {"transA": {"transA": 1}, "all": {"alpha": -0.5, "beta": 2.0, "transB": 1}}
+"""Attributes of Gemm. Those with beta have a bias."""
+
+
+def check_gemm(
+    attributes: Mapping[str, float],
+    weights: Array,
+    bias: Array,
+    x: Array,
+    quantized: Callable[[onnx.ModelProto], Result],
+    exact: Array,
+) -> Result:
+    """Compares a quantized Gemm with its exact product, before alpha and the bias: 2^-20 of the largest element."""
+    constants = {"b": np.ascontiguousarray(weights.T) if attributes.get("transB") else weights}
+    expected = attributes.get("alpha", 1.0) * exact
+    if "beta" in attributes:
+        constants["c"] = bias
+        expected = expected + attributes["beta"] * bias
+    x = np.ascontiguousarray(x.T) if attributes.get("transA") else x
+    gemm = helper.make_node("Gemm", ["x", *constants], ["y"], **attributes)
+    result = quantized(model_of([gemm], constants, shape=x.shape))
+    assert np.abs(run(result, x) - expected).max() <= 2.0**-20 * np.abs(expected).max()
+    return result
+
+
+def decibels(actual: Array, expected: Array) -> float:
+    return float(10 * np.log10(np.square(expected).sum() / np.square(actual - expected).sum()))
 
 
 def run_float(model: onnx.ModelProto, x: Array) -> Array:

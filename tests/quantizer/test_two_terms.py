@@ -12,8 +12,12 @@ from helpers import Array, assert_same, make_session, stock_session
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from quantizing import (
+    GEMMS,
     F,
     activations,
+    check_both_ways,
+    check_gemm,
+    decibels,
     floats,
     model_of,
     operators,
@@ -21,6 +25,7 @@ from quantizing import (
     reasons,
     run,
     run_float,
+    two_layers,
     weights_by_definition,
 )
 
@@ -54,10 +59,6 @@ def weights_of_groups(weights: Array) -> Array:
     return np.asarray((grid.codes.astype(np.float64) - grid.zero_point) * np.repeat(grid.scale, 32, 0))
 
 
-def decibels(actual: Array, expected: Array) -> float:
-    return float(10 * np.log10(np.square(expected).sum() / np.square(actual - expected).sum()))
-
-
 def quantized(model: onnx.ModelProto, **options: str) -> Result:
     return ort_dynq.quantize(model, activations="two-term", **options)
 
@@ -82,38 +83,15 @@ def test_definition(weights: str, shape: tuple[int | str, ...]) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_both_backends_and_no_plugin_give_the_same_bits(backend: Backend, weights: str) -> None:
-    """Two layers with a Relu between them, which becomes a program of the first product."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
-        helper.make_node("Relu", ["p"], ["r"]),
-        helper.make_node("Gemm", ["r", "w", "c"], ["y"], transB=1),
-    ]
-    result = quantized(model_of(nodes, {"w": W, "c": floats(K, seed=5)}, shape=("M", K)), weights=weights)
+    """The Relu between the layers becomes a program of the first product."""
+    result = quantized(two_layers(W, floats(K, seed=5)), weights=weights)
     assert operators(result) == {"TwoTermQuantize": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
-    content = result.to_proto()
-    expected = np.asarray(stock_session(content).run(None, {"x": X})[0])
-    for threads in (1, 2):
-        session = make_session(content, backend, threads=threads)
-        assert_same(np.asarray(session.run(None, {"x": X})[0]), expected)
+    check_both_ways(result, X, backend)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "bias"),
-    [({"transA": 1}, None), ({"alpha": -0.5, "beta": 2.0, "transB": 1}, BIAS)],
-    ids=["transA", "alpha, beta, transB"],
-)
-def test_gemm(attributes: dict[str, float], bias: Array | None) -> None:
-    constants = {"b": np.ascontiguousarray(W.T) if attributes.get("transB") else W}
-    if bias is not None:
-        constants["c"] = bias
-    x = np.ascontiguousarray(X.T) if attributes.get("transA") else X
-    gemm = helper.make_node("Gemm", ["x", *constants], ["y"], **attributes)
-    result = quantized(model_of([gemm], constants, shape=x.shape))
-    assert operators(result) == TWO
-    expected = attributes.get("alpha", 1.0) * (by_definition(X) @ weights_by_definition(W))
-    if bias is not None:
-        expected = expected + attributes.get("beta", 1.0) * bias
-    assert np.abs(run(result, x) - expected).max() <= 2.0**-20 * np.abs(expected).max()
+@pytest.mark.parametrize("attributes", GEMMS.values(), ids=GEMMS)
+def test_gemm(attributes: dict[str, float]) -> None:
+    assert operators(check_gemm(attributes, W, BIAS, X, quantized, by_definition(X) @ weights_by_definition(W))) == TWO
 
 
 def test_activations_are_shared() -> None:

@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same
 from onnx import helper
-from quantizing import F, activations, floats, model_of, operators, product, run
+from quantizing import (
+    GEMMS,
+    F,
+    activations,
+    check_both_ways,
+    check_gemm,
+    decibels,
+    floats,
+    model_of,
+    operators,
+    product,
+    run,
+    two_layers,
+)
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -49,10 +62,6 @@ def quantized(model: onnx.ModelProto, **options: Any) -> Result:
     return ort_dynq.quantize(model, weights="int12", **options)
 
 
-def decibels(actual: Array, expected: Array) -> float:
-    return float(10 * np.log10(np.square(expected).sum() / np.square(actual - expected).sum()))
-
-
 @pytest.mark.parametrize("shape", [("M", K), (2, 3, K), (K,)], ids=str)
 def test_definition(shape: tuple[int | str, ...]) -> None:
     result = quantized(product(W, shape=shape))
@@ -68,38 +77,15 @@ def test_definition(shape: tuple[int | str, ...]) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_both_backends_and_no_plugin_give_the_same_bits(backend: Backend) -> None:
-    """Two layers with a Relu between them, which becomes a program of the first product."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
-        helper.make_node("Relu", ["p"], ["r"]),
-        helper.make_node("Gemm", ["r", "w", "c"], ["y"], transB=1),
-    ]
-    result = quantized(model_of(nodes, {"w": W, "c": floats(K, seed=5)}, shape=("M", K)))
+    """The Relu between the layers becomes a program of the first product."""
+    result = quantized(two_layers(W, floats(K, seed=5)))
     assert operators(result) == {"WordMatMul": 1, "WordMatMulProgram": 1}
-    content = result.to_proto()
-    expected = np.asarray(stock_session(content).run(None, {"x": X})[0])
-    for threads in (1, 2):
-        session = make_session(content, backend, threads=threads)
-        assert_same(np.asarray(session.run(None, {"x": X})[0]), expected)
+    check_both_ways(result, X, backend)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "bias"),
-    [({"transA": 1}, None), ({"alpha": -0.5, "beta": 2.0, "transB": 1}, BIAS)],
-    ids=["transA", "alpha, beta, transB"],
-)
-def test_gemm(attributes: dict[str, float], bias: Array | None) -> None:
-    constants = {"b": np.ascontiguousarray(W.T) if attributes.get("transB") else W}
-    if bias is not None:
-        constants["c"] = bias
-    x = np.ascontiguousarray(X.T) if attributes.get("transA") else X
-    gemm = helper.make_node("Gemm", ["x", *constants], ["y"], **attributes)
-    result = quantized(model_of([gemm], constants, shape=x.shape))
-    assert operators(result) == {"WordMatMul": 1}
-    expected = attributes.get("alpha", 1.0) * by_definition(X, W)
-    if bias is not None:
-        expected = expected + attributes.get("beta", 1.0) * bias
-    assert np.abs(run(result, x) - expected).max() <= 2.0**-20 * np.abs(expected).max()
+@pytest.mark.parametrize("attributes", GEMMS.values(), ids=GEMMS)
+def test_gemm(attributes: dict[str, float]) -> None:
+    assert operators(check_gemm(attributes, W, BIAS, X, quantized, by_definition(X, W))) == {"WordMatMul": 1}
 
 
 def test_stacked_weights() -> None:
