@@ -156,9 +156,3 @@ def pack_words(words: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
     padded = np.zeros((pairs * PAIR, panels * PANEL_COLUMNS), np.int16)
     padded[:depth, :columns] = words
     return np.ascontiguousarray(padded.reshape(pairs, PAIR, panels, PANEL_COLUMNS).transpose(2, 0, 3, 1))
-
-
-def unpack_words(packed: npt.NDArray[np.int16], depth: int, columns: int) -> npt.NDArray[np.int16]:
-    """Returns the words that :func:`pack_words` packed, [depth, columns]."""
-    panels, pairs = packed.shape[:2]
-    return packed.transpose(1, 3, 0, 2).reshape(pairs * PAIR, panels * PANEL_COLUMNS)[:depth, :columns]

@@ -28,7 +28,7 @@ from quantizing import (
 import ort_dynq
 from ort_dynq import DynqError
 from ort_dynq.backends.options import BACKENDS, Backend
-from ort_dynq.operators.packing import unpack_words
+from ort_dynq.operators.packing import pack_words
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
@@ -104,7 +104,7 @@ def test_dequantized_weights_keep_their_codes() -> None:
     result = quantized(product(codes.astype(F) * scale, shape=("M", K)))
     (node,) = (each for each in result.to_proto().graph.node if each.op_type == "WordMatMul")
     constants = {each.name: onnx.numpy_helper.to_array(each) for each in result.to_proto().graph.initializer}
-    assert_same(unpack_words(constants[node.input[1]], K, N), codes.astype(np.int16))
+    assert_same(constants[node.input[1]], pack_words(codes.astype(np.int16)))
     assert_same(constants[node.input[2]], scale)
 
 
