@@ -36,6 +36,17 @@ def note_on(codes: Codes, options: Options) -> str:
     return "two terms, for the signal-to-noise ratio of the outputs" if has_chosen else ""
 
 
+def note_on_8_bits(codes: Codes | None, options: Options) -> str:
+    """Returns the remark on a layer whose weights have 8 bits with all options, as those of convolutions.
+
+    Args:
+        codes: The activation; None for floats.
+        options: The options.
+    """
+    notes = "int8" if options.weights != "int8" else "", "" if codes is None else note_on(codes, options)
+    return "; ".join(filter(None, notes))
+
+
 def note_on_words(options: Options) -> str:
     """Returns the remark for the report if a layer has words that the options do not ask for; else an empty text."""
     return "" if options.weights == "int12" else "words, for the signal-to-noise ratio of the outputs"

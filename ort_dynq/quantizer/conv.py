@@ -37,7 +37,7 @@ from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import Channels
-from .activations import codes_of_images, note_on
+from .activations import codes_of_images, note_on_8_bits
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
@@ -73,7 +73,7 @@ def _build(match: _FloatConvLayer, edit: Edit) -> None:
     codes = codes_of_images(match.activation, edit, match.options)
     build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
     note_activation(edit, match.activation)
-    edit.note = note_on(codes, match.options)
+    edit.note = note_on_8_bits(codes, match.options)
 
 
 def rule(options: Options) -> Rule[_FloatConvLayer]:

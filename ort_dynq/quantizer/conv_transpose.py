@@ -19,7 +19,7 @@ from ..rewriter.edit import Edit
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.rule import Context, Rule
-from .activations import codes_of_images, note_on
+from .activations import codes_of_images, note_on_8_bits
 from .conv import operands_of, past_factors, weights_of_floats
 from .options import Options
 from .weights import floats_of, release
@@ -43,7 +43,7 @@ def _build(match: Phases, edit: Edit, options: Options) -> None:
     codes = codes_of_images(match.activation, edit, options)
     build_phases(match, codes, edit)
     note_activation(edit, match.activation)
-    edit.note = note_on(codes, options)
+    edit.note = note_on_8_bits(codes, options)
 
 
 def rule(options: Options) -> Rule[Phases]:

@@ -30,7 +30,7 @@ from ..rewriter.recurrent.layer import Recurrence, build_recurrence, input_produ
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
 from ..rewriter.weights.grid import QuantizedWeights
-from .activations import codes_of, note_on
+from .activations import codes_of, note_on_8_bits
 from .options import Options
 from .weights import check_constant, floats_of, grid_of_columns, release
 
@@ -118,18 +118,17 @@ def _constant(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 def _build(match: _RecurrentLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
     x, weights, options = steps_first(match.recurrence, match.activation, edit), match.weights, match.options
-    notes = ["int8"] if options.weights != "int8" else []
+    codes = None
     if weights.inputs is not None:
         codes = codes_of(x, edit, options)
         src = input_products(codes, weights.inputs, match.bias, edit)
-        notes.append(note_on(codes, options))
     else:
         assert weights.floats is not None
         matrix, bias = (edit.shared(SharedInitializers).of(each, edit) for each in (weights.floats, match.bias))
         product = edit.insert(ir.node("MatMul", [x, matrix]), before=edit.node)
         src = edit.insert(ir.node("Add", [product, bias]), before=edit.node)
-        notes.append("the products of the inputs stay in float")
     build_recurrence(match.recurrence, src, edit)
+    notes = note_on_8_bits(codes, options), "the products of the inputs stay in float" if codes is None else ""
     edit.note = "; ".join(filter(None, notes))
 
 

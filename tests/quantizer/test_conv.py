@@ -213,9 +213,13 @@ def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
 
-def test_int4_leaves_convolutions_int8() -> None:
+def test_convolutions_have_8_bits_with_all_weights() -> None:
     model = _conv(floats(24, 8, 3, 3), None, {})
-    assert run(ort_dynq.quantize(model, weights="int4"), X).tobytes() == run(ort_dynq.quantize(model), X).tobytes()
+    expected = run(ort_dynq.quantize(model), X)
+    for weights in ("int4", "int12"):
+        result = ort_dynq.quantize(model, weights=weights)
+        assert run(result, X).tobytes() == expected.tobytes()
+        assert [each.note for each in result.report.findings if each.operator == "QuantizedConv"] == ["int8"]
 
 
 @pytest.mark.parametrize(
