@@ -49,12 +49,8 @@ class ChannelGate : public Node {
     void* const dst = context.output(0, src.shape);
     if (src.shape.elements() == 0) return;
 
-    ProgramTensors tensors = {};
-    tensors.rows = samples * channels;
-    tensors.cols = src.shape.elements() / tensors.rows;
-    tensors.src = src.data;
-    tensors.src_type = tensors.dst_type = kFloat;
-    tensors.src_stride = tensors.dst_stride = tensors.operand_stride = tensors.cols;
+    const int64_t planes = samples * channels;
+    ProgramTensors tensors = rows_of(src.data, planes, src.shape.elements() / planes);
     Scratch<float, 1024> memory;
     float* const means = memory.allocate(tensors.rows * 2);
     float* const numbers = means + tensors.rows;  // of the gate
@@ -70,7 +66,7 @@ class ChannelGate : public Node {
       float* const hidden = sums + inner;
       for (int64_t sample = samples * task / tasks; sample < samples * (task + 1) / tasks; ++sample) {
         multiply(weights[0], biases[0], inner, channels, means + sample * channels, sums);
-        ProgramTensors vector = row_of(sums, 1, inner);
+        ProgramTensors vector = rows_of(sums, 1, inner);
         vector.outputs[static_cast<size_t>(ProgramOutput::kDst2)] = hidden;
         function_.run(vector, 0, 1);
         multiply(weights[1], biases[1], channels, inner, hidden, numbers + sample * channels);
@@ -93,7 +89,7 @@ class ChannelGate : public Node {
     return static_cast<const float*>(tensor.data);
   }
 
-  static ProgramTensors row_of(const float* src, int64_t rows, int64_t cols) {
+  static ProgramTensors rows_of(const void* src, int64_t rows, int64_t cols) {
     ProgramTensors tensors = {};
     tensors.rows = rows;
     tensors.cols = cols;
@@ -105,7 +101,7 @@ class ChannelGate : public Node {
 
   // A matrix of weights times a vector, plus the bias.
   void multiply(const float* weights, const float* bias, int64_t rows, int64_t cols, const float* by, float* to) const {
-    ProgramTensors tensors = row_of(weights, rows, cols);
+    ProgramTensors tensors = rows_of(weights, rows, cols);
     tensors.operands[0] = by;
     tensors.operands[1] = bias;
     tensors.operand_rows[0] = 1;
