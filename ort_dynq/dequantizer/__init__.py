@@ -59,7 +59,7 @@ def dequantize(model: Model, *, weights_form: str = FORMS[0]) -> Result:
     loaded = load(model)
     check_data(loaded)
     if any(node.domain == DOMAIN for _, graph in graphs(loaded) for node in graph):
-        raise DynqError("the model has operators of ort_dynq; dequantize the quantized model that was rewritten")
+        raise DynqError("the model has operators of ort_dynq; give the model that was rewritten, or the float model")
     with explained(model):
         refusal = refusal_of_original(structure_of(loaded), model)
         if refusal:

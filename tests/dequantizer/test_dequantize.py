@@ -230,7 +230,7 @@ def test_what_stays_has_a_reason() -> None:
 def test_models_that_are_no_quantized_ones(tmp_path: Path) -> None:
     with pytest.raises(DynqError, match="it is a float model already"):
         dequantize(float_model("matrices"))
-    with pytest.raises(DynqError, match="dequantize the quantized model that was rewritten"):
+    with pytest.raises(DynqError, match="give the model that was rewritten, or the float model"):
         dequantize(ort_dynq.rewrite(MODELS / "torch_token" / "model.onnx").to_proto())
     with pytest.raises(DynqError, match="weights_form is 'int8', expected one of float, qdq"):
         dequantize(float_model("matrices"), weights_form="int8")
