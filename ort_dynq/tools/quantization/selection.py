@@ -219,7 +219,7 @@ class _FormSearch:
     def _layers_of(self, model: ir.Model) -> dict[str, LayerAccuracy]:
         with running():
             layers, _ = measure_layers(self.seen, load(model), backend=self.backend, track=self.track)
-        return {**{each.name: each for each in layers}, **_others(model, {each.name for each in layers})}
+        return {**{each.name: each for each in layers}, **_unmeasured(model, {each.name for each in layers})}
 
     def _times(self, first: ir.Model, models: Mapping[str, ir.Model], layers: Mapping[str, LayerAccuracy]) -> Times:
         """Measures the time of each layer in each form."""
@@ -351,7 +351,7 @@ def _bisect(high: int, suffices: Callable[[int], bool], shown: Iterator[Any]) ->
     return high
 
 
-def _others(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
+def _unmeasured(model: ir.Model, measured: set[str]) -> dict[str, LayerAccuracy]:
     """Returns the quantized layers of a model that are not among the measured ones."""
     found = {}
     for _, graph in graphs(model):
@@ -368,7 +368,7 @@ def _idle_layers(reference: Reference, model: ir.Model) -> tuple[str, ...]:
     # ONNX Runtime runs nodes of functions under other names.
     names = {node.name for path, graph in graphs(original) if not path.startswith("function") for node in graph}
     idle = names - computing_nodes(original, reference.data.sets)
-    return tuple(name for name in _others(model, set()) if name in idle)
+    return tuple(name for name in _unmeasured(model, set()) if name in idle)
 
 
 def timed(
