@@ -118,7 +118,7 @@ def image() -> Example:
 
 
 def mobile() -> Example:
-    """Blocks of mobile networks: an input that is normalized, depthwise convolutions, HardSwish, PRelu, a gate."""
+    """Blocks of mobile networks: an input that is normalized, depthwise convolutions, HardSwish, PRelu, gates."""
     rng = np.random.default_rng(45)
     model = parse(
         """mobile (float[batch, 4, h, w] x) => (float[batch, 12, h2, w2] y, float[batch, 6, h, w] z) {
@@ -129,7 +129,10 @@ def mobile() -> Example:
             c2 = Conv(v1, w2, b2)  p2 = PRelu(c2, slope)
             c3 = Conv<group = 12, strides = [2, 2], pads = [2, 2, 2, 2]>(p2, w3, b3)  f3 = Sigmoid(c3)  s3 = Mul(c3, f3)
             g0 = GlobalAveragePool(s3)  g1 = Conv(g0, w4, b4)  g2 = Relu(g1)  g3 = Conv(g2, w5, b5)
-            g4 = HardSigmoid(g3)  q = Mul(s3, g4)  c6 = Conv(q, w6)  y = Add(c6, q)
+            g4 = HardSigmoid(g3)  q = Mul(s3, g4)  c6 = Conv(q, w6)  r = Add(c6, q)
+            e0 = GlobalAveragePool(r)  e1 = Flatten(e0)  e2 = Gemm<transB = 1>(e1, w8, b4)  e3 = Relu(e2)
+            e4 = MatMul(e3, w9)  e5 = Add(e4, b5)  e6 = Sigmoid(e5)  e7 = Reshape(e6, channels)
+            sizes = Shape(r)  e8 = Expand(e7, sizes)  y = Mul(r, e8)
             o0 = ConvTranspose<group = 2>(v1, w7)  o1 = Add(o0, b7)
             o2 = BatchNormalization(o1, gain, shift, mean, variance)  z = Relu(o2)
         }""",
@@ -158,6 +161,9 @@ def mobile() -> Example:
         shift=vector(rng, 6),
         mean=vector(rng, 6),
         variance=np.abs(1 + vector(rng, 6)),
+        w8=weights(rng, 6, 12, inputs=12),
+        w9=weights(rng, 6, 12, inputs=6),
+        channels=np.array([-1, 12, 1, 1]),
     )
     return Example(model, [activations(2, 4, 14, 19, low=-3.0, high=3.0, channel=0)])
 

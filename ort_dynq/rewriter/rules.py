@@ -90,8 +90,12 @@ FIRST_FUSIONS = ((activations.RULE, rotary.RULE, compressed_attention.RULE, atte
 FIRST_OF_QUANTIZATIONS = (
     (attention_biases.RULE,),
     (activations.QUANTIZE, rotary.RULE, attention_operands.RULE, attention.QUANTIZE),
+    (gates.RULE,),  # as integers, the products of gates take as long as in float, or longer
 )
-FIRST_WITH_FLOAT_ATTENTION = ((activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),)
+FIRST_WITH_FLOAT_ATTENTION = (
+    (activations.QUANTIZE, rotary.RULE, compressed_attention.RULE, attention.RULE),
+    (gates.RULE,),
+)
 LAST_FUSIONS = (
     (normalization.RULE,),
     (quantized_activations.RULE, batch_normalization.FLOATS),

@@ -13,6 +13,7 @@ from ort_dynq import rewrite
 
 C, H, SIZE = 17, 5, (9, 7)
 FIRST, SECOND = "m = GlobalAveragePool(x) a = Conv(m, w1, b1)", "c = Conv(b, w2, b2)"
+FLAT = "m = GlobalAveragePool(x) p = Flatten(m)"
 GATES = {
     "HardSigmoid": f"{FIRST} b = Relu(a) {SECOND} g = HardSigmoid(c) y = Mul(x, g)",
     "Sigmoid, SiLU": f"{FIRST} s = Sigmoid(a) b = Mul(a, s) {SECOND} g = Sigmoid(c) y = Mul(g, x)",
@@ -24,6 +25,15 @@ GATES = {
     "y = HardSwish(u)",
     "the mean of one position": "m = GlobalAveragePool(x) a = Conv<auto_pad = 'SAME_UPPER'>(m, w1, b1) b = Relu(a) "
     f"{SECOND} g = Sigmoid(c) y = Mul(x, g)".replace("'", '"'),
+    "Flatten, Gemm, Reshape": f"{FLAT} a = Gemm<transB = 1>(p, f1, b1) b = Relu(a) c = Gemm<transB = 1>(b, f2, b2) "
+    "s = Sigmoid(c) g = Reshape(s, image) y = Mul(x, g)",
+    "means without positions, MatMul, Expand": "m = ReduceMean<keepdims = 0>(x, axes) a = MatMul(m, k1) b = Relu(a) "
+    "c = MatMul(b, k2) s = Sigmoid(c) u = Unsqueeze(s, axes) d = Shape(x) g = Expand(u, d) v = Mul(x, g) y = Add(v, x)",
+    "lengths at run time, biases as nodes": "m = GlobalAveragePool(x) d = Shape<start = 0, end = 1>(x) "
+    "e = Concat<axis = 0>(d, channels) p = Reshape(m, e) q = MatMul(p, k1) a = Add(q, b1) l = Sigmoid(a) b = Mul(a, l) "
+    "z = MatMul(b, k2) c = Add(b2, z) u = Reshape(c, image) g = HardSigmoid(u) y = Mul(g, x)",
+    "a Gemm and a Conv": f"{FLAT} q = Gemm(p, k1) a = Add(q, b1) u = Unsqueeze(a, axes) b = Relu(u) {SECOND} "
+    "g = Sigmoid(c) y = Mul(x, g)",
 }
 OTHERS = {
     "another tensor": f"{FIRST} b = Relu(a) {SECOND} g = Sigmoid(c) y = Mul(r, g)",
@@ -39,6 +49,18 @@ OTHERS = {
     "computed weights": f"w = Mul(w1, factor) m = GlobalAveragePool(x) a = Conv(m, w, b1) b = Relu(a) {SECOND} "
     "g = Sigmoid(c) y = Mul(x, g)",
     "a function that is no step": f"{FIRST} b = Sin(a) {SECOND} g = Sigmoid(c) y = Mul(x, g)",
+    "a Gemm times a number": f"{FLAT} a = Gemm<alpha = 0.5>(p, k1, b1) b = Relu(a) c = Gemm(b, k2, b2) s = Sigmoid(c) "
+    "g = Reshape(s, image) y = Mul(x, g)",
+    "samples in one row": "m = GlobalAveragePool(x) p = Reshape(m, row) a = Gemm(p, k1, b1) b = Relu(a) "
+    "c = Gemm(b, k2, b2) s = Sigmoid(c) g = Reshape(s, image) y = Mul(x, g)",
+    "channels along columns": f"{FLAT} a = Gemm(p, k1, b1) b = Relu(a) c = Gemm(b, k2, b2) s = Sigmoid(c) "
+    "y = Mul(x, s)",
+    "hidden numbers of two ranks": f"{FLAT} a = Gemm(p, k1, b1) t = Unsqueeze(a, axes) l = Mul(a, t) "
+    "b = ReduceMean<keepdims = 0>(l, lead) c = Gemm(b, k2, b2) s = Sigmoid(c) g = Reshape(s, image) y = Mul(x, g)",
+    "another order of the numbers": f"{FLAT} a = Gemm(p, k1, b1) b = Relu(a) c = Gemm(b, k2, b2) s = Sigmoid(c) "
+    "g = Reshape(s, swapped) y = Mul(x, g)",
+    "numbers behind other dimensions": f"{FLAT} a = Gemm(p, k1, b1) b = Relu(a) c = Gemm(b, k2, b2) "
+    "u = Unsqueeze(c, lead) s = Sigmoid(u) g = Reshape(s, image) y = Mul(x, g)",
 }
 
 
@@ -51,6 +73,10 @@ def model_of(body: str, channels: int = C, hidden: int = H) -> onnx.ModelProto:
         "b2": rng.standard_normal(channels),
         "channel_1": rng.standard_normal((1, hidden, 1, 1)),
         "channel_2": rng.standard_normal((channels, 1, 1)),
+        "f1": rng.standard_normal((hidden, channels)) / channels**0.5,
+        "f2": rng.standard_normal((channels, hidden)) / hidden**0.5,
+        "k1": rng.standard_normal((channels, hidden)) / channels**0.5,
+        "k2": rng.standard_normal((hidden, channels)) / hidden**0.5,
         "zero": 0.0,
         "three": 3.0,
         "six": 6.0,
@@ -60,9 +86,9 @@ def model_of(body: str, channels: int = C, hidden: int = H) -> onnx.ModelProto:
         m (float[N, {channels}, h, w] x, float[N, {channels}, h, w] r, float factor) => (float[] y) {{ {body} }}"""
     )
     model.graph.initializer.extend(numpy_helper.from_array(np.float32(each), name) for name, each in arrays.items())
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.array(each), name) for name, each in (("axes", [2, -1]), ("last", [3]))
-    )
+    integers = {"axes": [2, -1], "last": [3], "lead": [0, 1], "channels": [channels], "row": [1, -1]}
+    integers |= {"image": [-1, channels, 1, 1], "swapped": [channels, -1, 1, 1]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(each), name) for name, each in integers.items())
     return model
 
 
@@ -78,7 +104,9 @@ def check(model: onnx.ModelProto, channels: int = C) -> None:
     expected = stock_session(model).run(None, given)[0]
     converted = rewrite(model, fuse=True).to_proto()
     assert operators(converted)["ort_dynq.ChannelGate"] == 1
-    assert not {"Conv", "GlobalAveragePool", "ReduceMean"} & {node.op_type for node in converted.graph.node}
+    assert not {"Conv", "Gemm", "GlobalAveragePool", "MatMul", "ReduceMean"} & {
+        node.op_type for node in converted.graph.node
+    }
     actual = make_session(converted, "native").run(None, given)[0]
     np.testing.assert_allclose(actual, expected, rtol=4e-6, atol=4e-6)
     assert np.abs(expected).max() > 1

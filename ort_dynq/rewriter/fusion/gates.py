@@ -1,14 +1,16 @@
 """The rule for gates of channels, as squeeze and excitation has them.
 
 x ── GlobalAveragePool ── Conv 1x1 ── Relu ── Conv 1x1 ── Sigmoid ── Mul by x ── y      x ── ChannelGate ── y
+x ── GlobalAveragePool ── Flatten ── Gemm ── Relu ── Gemm ── Sigmoid ── Reshape ── Mul by x ── y
 
-The convolutions have one position, so that calls and reorders around them take longer than their products. Other
-functions may stand in the place of Relu and Sigmoid, and other elementwise nodes behind the Mul, such as an Add of x.
+The products have one position, so that calls and reorders around them take longer than they do. Other functions may
+stand in the place of Relu and Sigmoid, and other elementwise nodes behind the Mul, such as an Add of x. Between the
+mean and the Mul, the numbers of the channels are [N, C], or [N, C, 1, ..., 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +21,9 @@ from ...errors import DynqError
 from ...opsets import OPSET
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import is_standard, only_use
-from ..analysis.shapes import axes_of, does_not_grow
+from ..analysis.nodes import Use, is_standard, only_use
+from ..analysis.shapes import axes_of, does_not_grow, unexpanded
+from ..analysis.standard import RESHAPES
 from ..edit import Edit, call
 from ..policy.cost import is_large_gate
 from ..programs.fused_steps import FusedTranslation, is_activation, is_power
@@ -28,6 +31,7 @@ from ..programs.steps import ELEMENTWISE, elements_of, type_of
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from ..weights.channels import Channels
+from ..weights.matrix_product import matrix_product_of
 
 _LEAST_RANK = 3
 _MAX_NODES = 24
@@ -35,7 +39,7 @@ _MAX_NODES = 24
 
 @dataclass(frozen=True)
 class _Product:
-    """A convolution of single positions, or a bias that is added to it: its weights, [M, K], and the bias, [M]."""
+    """A product of single positions, or a bias that is added to it: its weights, [M, K], and the bias, [M]."""
 
     result: ir.Value
     weights: npt.NDArray[np.float32]
@@ -52,15 +56,17 @@ class _Gate:
 
 
 def _match(node: ir.Node, context: Context) -> _Gate | None:
-    if not context.options.fuse or (x := _mean_of(node)) is None:
+    if not context.options.fuse or (x := _mean_of(node)) is None or x.shape is None:
         return None
-    if (first := _product(node.outputs[0], context)) is None or is_large_gate(*first.weights.shape):
+    first = _product(node.outputs[0], x.shape[1], context)
+    if first is None or is_large_gate(*first.weights.shape):
         return None
-    for hidden in _longest_first(first.result, None):
+    channels = first.weights.shape[1]
+    for hidden in _longest_first(first.result, len(first.weights), None):
         value = hidden[-1].outputs[0] if hidden else first.result
-        if (second := _product(value, context)) is None or len(second.weights) != first.weights.shape[1]:
+        if (second := _product(value, len(first.weights), context)) is None or len(second.weights) != channels:
             continue
-        for gate in _longest_first(second.result, x):
+        for gate in _longest_first(second.result, channels, x):
             program = _program(x, first, hidden, second, gate, context) if gate else None
             if program is not None:
                 return _Gate(x, first, second, program, gate[-1].outputs[0])
@@ -74,65 +80,139 @@ def _mean_of(node: ir.Node) -> ir.Value | None:
         return None
     if node.op_type == "ReduceMean":
         axes, rank = axes_of(node), len(x.shape)
-        if axes is None or node.attributes.get_int("keepdims", 1) != 1:
-            return None
-        if sorted(axis % rank for axis in axes) != [*range(2, rank)]:
+        if axes is None or sorted(axis % rank for axis in axes) != [*range(2, rank)]:
             return None
     return x
 
 
-def _product(value: ir.Value, context: Context) -> _Product | None:
-    """Returns the convolution of single positions that alone reads a value with a number for each channel."""
+def _product(value: ir.Value, size: int | ir.SymbolicDim, context: Context) -> _Product | None:
+    """Returns the product of single positions that alone reads a value with so many numbers for each sample."""
     use = only_use(value)
-    if use is None or use.idx != 0 or not is_standard(use.node, "Conv"):
+    while use is not None and use.idx == 0 and is_standard(use.node, *RESHAPES) and _is_vector(use.node, size):
+        use = only_use(use.node.outputs[0])
+    if use is None or use.idx != 0:
         return None
-    node, facts = use.node, context.facts
-    given, w = node.attributes, node.inputs[1]
-    if given.get_int("group", 1) != 1 or any(given.get_ints("pads", [])) or not facts.is_constant(w):
+    found = _convolution(use, context) or _matrix_product(use, context)
+    if found is None:
         return None
-    weights = evaluate(w, facts)
-    if weights is None or weights.dtype != np.float32 or weights.ndim < _LEAST_RANK or not weights.size:
-        return None
-    if any(length != 1 for length in weights.shape[2:]):
-        return None
-    result, size = node.outputs[0], len(weights)
-    bias: npt.NDArray[np.float32] | None = np.zeros(size, np.float32)
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        bias = Channels(size).vector(node.inputs[2], np.float32, facts)
+    weights, bias, channels = found
+    result = use.node.outputs[0]
+    numbers: npt.NDArray[np.float32] | None = np.zeros(len(weights), np.float32)
+    if bias is not None:
+        numbers = channels.vector(bias, np.float32, context.facts)
     elif (use := only_use(result)) is not None and is_standard(use.node, "Add"):
-        added = Channels(size, weights.ndim - 2).vector(use.node.inputs[1 - use.idx], np.float32, facts)
-        result, bias = (result, bias) if added is None else (use.node.outputs[0], added)
-    return None if bias is None else _Product(result, weights.reshape(weights.shape[:2]), bias)
+        added = channels.vector(use.node.inputs[1 - use.idx], np.float32, context.facts)
+        result, numbers = (result, numbers) if added is None else (use.node.outputs[0], added)
+    return None if numbers is None else _Product(result, weights, numbers)
 
 
-def _longest_first(start: ir.Value, x: ir.Value | None) -> Iterator[list[ir.Node]]:
-    """Yields sets of elementwise nodes that compute one result from a value, numbers and perhaps x, in their order.
+_Parameters = tuple[npt.NDArray[np.float32], ir.Value | None, Channels]
 
-    Only the result is read elsewhere.
+
+def _convolution(use: Use, context: Context) -> _Parameters | None:
+    """Returns the weights, [M, K], the bias and the channels of a Conv of single positions; None for other nodes."""
+    node = use.node
+    if not is_standard(node, "Conv"):
+        return None
+    given = node.attributes
+    weights = _weights(node.inputs[1], context)
+    if given.get_int("group", 1) != 1 or any(given.get_ints("pads", [])) or weights is None:
+        return None
+    if weights.ndim < _LEAST_RANK or any(length != 1 for length in weights.shape[2:]):
+        return None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    matrix = weights.reshape(weights.shape[:2])
+    return matrix, bias, Channels(len(matrix), 0 if bias is not None else weights.ndim - 2)
+
+
+def _matrix_product(use: Use, context: Context) -> _Parameters | None:
+    """Returns the weights, [M, K], what is added and the channels of a Gemm or MatMul of [N, K]; None for others."""
+    if not is_standard(use.node, "Gemm", "MatMul") or (product := matrix_product_of(use.node)) is None:
+        return None
+    weights = _weights(product.b, context)
+    if product.has_transposed_a or (product.alpha, product.beta) != (1.0, 1.0) or weights is None or weights.ndim != 2:
+        return None
+    weights = weights if product.has_transposed_b else np.ascontiguousarray(weights.T)
+    is_matrix = product.a.shape is not None and list(product.a.shape)[1:] == [weights.shape[1]]
+    return (weights, product.c, Channels(len(weights), rank=2)) if is_matrix else None
+
+
+def _weights(value: ir.Value | None, context: Context) -> npt.NDArray[np.float32] | None:
+    if value is None or not context.facts.is_constant(value):
+        return None
+    weights = evaluate(value, context.facts)
+    return weights if weights is not None and weights.dtype == np.float32 and weights.size else None
+
+
+def _is_vector(node: ir.Node, size: int | ir.SymbolicDim) -> bool:
+    """Returns whether a result is known to be [N, size], or [N, size, 1, ..., 1]."""
+    shape = node.outputs[0].shape
+    lengths = [] if shape is None else list(shape)[1:]
+    return isinstance(size, int) and lengths[:1] == [size] and all(length == 1 for length in lengths[1:])
+
+
+def _longest_first(start: ir.Value, size: int, x: ir.Value | None) -> Iterator[list[ir.Node]]:
+    """Yields sets of nodes that compute one result from a vector, numbers and perhaps x, in their order.
+
+    They are elementwise, or give the vector, of so many numbers for each sample, another rank. Only the result is read
+    elsewhere.
     """
     values, nodes, found = [start], list[ir.Node](), list[list[ir.Node]]()
+    ranks = {start: _rank(start)} if x is None else {start: _rank(start), x: _rank(x)}
+    elements = set[ir.Value]() if x is None else {x}
     while True:
         inner = values[:-1]
         if not any(each.is_graph_output() or any(use.node not in nodes for use in each.uses()) for each in inner):
             found.append([*nodes])
         readers = dict.fromkeys(use.node for each in values for use in each.uses() if use.node not in nodes)
-        known = {*values} if x is None else {*values, x}
-        following = next((each for each in readers if _takes(each, known, start)), None)
+        following = next((each for each in readers if _takes(each, size, ranks, elements, x, start)), None)
         if following is None or len(nodes) == _MAX_NODES:
             break
         nodes.append(following)
         values.append(following.outputs[0])
+        given = [each for each in elements_of(following) if each in ranks]
+        ranks[values[-1]] = _rank(values[-1]) if is_standard(following, *RESHAPES) else ranks[given[0]]
+        if is_standard(following, "Expand") or not elements.isdisjoint(given):
+            elements.add(values[-1])
     yield from reversed(found)
 
 
-def _takes(node: ir.Node, known: Container[ir.Value], start: ir.Value) -> bool:
-    """Returns whether a node is elementwise, and reads known values and numbers only."""
-    if not (is_standard(node, *ELEMENTWISE) or is_activation(node) or is_power(node)):
-        return False
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _takes(
+    node: ir.Node,
+    size: int,
+    ranks: Mapping[ir.Value, int | None],
+    elements: Container[ir.Value],
+    x: ir.Value | None,
+    start: ir.Value,
+) -> bool:
+    """Returns whether a node is elementwise, and reads known values and numbers only; or gives a vector another rank.
+
+    Args:
+        node: The node.
+        size: The numbers of a vector for each sample.
+        ranks: The known values, and their ranks.
+        elements: Those of them that have the shape of x.
+        x: The tensor.
+        start: A known value.
+    """
     if type_of(node.outputs[0]) != ir.DataType.FLOAT or node.graph is not start.graph:
         return False
-    others = [each for each in elements_of(node) if each not in known]
-    return all(constant_scalar(each) is not None and does_not_grow(each, start) for each in others)
+    given = elements_of(node)
+    if is_standard(node, *RESHAPES):
+        return given[0] in ranks and given[0] not in elements and _is_vector(node, size)
+    if is_standard(node, "Expand"):
+        return x is not None and unexpanded(node.outputs[0], x) is given[0] and ranks.get(given[0]) == _rank(x)
+    if not (is_standard(node, *ELEMENTWISE) or is_activation(node) or is_power(node)):
+        return False
+    tensors, numbers = ([each for each in given if (each in ranks) == is_known] for is_known in (True, False))
+    if len({ranks[each] for each in tensors}) != 1:
+        return False
+    like = start if tensors[0].shape is None else tensors[0]
+    return all(constant_scalar(each) is not None and does_not_grow(each, like) for each in numbers)
 
 
 def _program(
