@@ -14,8 +14,8 @@ from ..analysis.shapes import is_equal
 from ..analysis.standard import RESHAPES, SELECTING, SUMS
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
-from .affine_form import MARKS, Affine, Rearrangement, is_bounded, range_of
-from .marks import is_scaled_by, marked
+from .affine_form import MARKS, Affine, Rearrangement, range_of
+from .marks import marked
 from .quotients import Quotient
 from .terms import Param, combined, interval_of, lead, rank_of
 
@@ -111,7 +111,7 @@ def _checked(form: Affine, values: Values) -> Affine:
     if not all(param.is_of_rows for param in form.params):
         raise Unconverted(Reason.ACTIVATION_CHANNELS)
     form = _with_runs(form)
-    if form.divisor is not None and not is_scaled_by(form, form.divisor):
+    if form.divisor is not None and not form.is_scaled_by(form.divisor):
         raise Unconverted(Reason.NAN_CODES)
     if form.value.dtype not in (ir.DataType.FLOAT, None):
         raise Unconverted(Reason.ACTIVATION_TYPE, dtype=str(form.value.dtype).lower())
@@ -196,9 +196,10 @@ def _are_as_long(value: ir.Value, other: ir.Value | None) -> bool:
 
 def _is_of_infinite_range(form: Affine) -> bool:
     """Returns whether the model computes a scale for each row by nodes of its own, infinite where the range is."""
-    scale = form.scale
-    found = None if scale is None or scale.is_one or is_bounded(scale) else range_of(scale)
-    return found is not None and producer_of(all_bounds_of(found.value).value, *_RANGES) is not None
+    found = None if form.scale is None or form.scale.is_one else range_of(form.scale)
+    if found is None or found.is_bounded:
+        return False
+    return producer_of(all_bounds_of(found.value).value, *_RANGES) is not None
 
 
 def group_size_of(form: Affine, depth: int) -> int:

@@ -42,9 +42,9 @@ from ..analysis.values import Values
 from ..chains.quantize_linear import granularity_of, inputs_of
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
-from .affine_form import MARKS, ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
+from .affine_form import MARKS, NUMBERS, ROUNDINGS, Affine, Rearrangement, concatenated, is_repeated_along_rows, moved
 from .estimates import is_estimate
-from .marks import has_bounded_codes, has_nan_codes, scale_of_estimate, with_marks
+from .marks import scale_of_estimate, with_marks
 from .masked_codes import masked_form
 from .merged_rows import with_merged_rows
 from .quotients import Quotient, rounded_quotient, undefined_divisor
@@ -401,9 +401,9 @@ class AffineForms(OfOnePhase):
                 return self._lose(node, f"its inputs are not all codes of the same kind times a scale; {_LATER}")
             form, *others_ = parts = _with_zero_points((form, *others))
             others = tuple(others_)
-            for name in ("scale", "zero point", "offset"):
-                if len({each.param(name) is None for each in parts}) > 1:
-                    return self._lose(node, f"only some of its inputs have a {name}; {_LATER}")
+            for name in NUMBERS:
+                if len({getattr(each, name) is None for each in parts}) > 1:
+                    return self._lose(node, f"only some of its inputs have a {name.replace('_', ' ')}; {_LATER}")
             if len({self._exceptions(each) for each in parts}) > 1:
                 return self._lose(node, f"only some of its inputs may be NaN or infinite, or are rounded; {_LATER}")
             low, high = min(each.low for each in parts), max(each.high for each in parts)
@@ -419,7 +419,8 @@ class AffineForms(OfOnePhase):
             if runs is not None and runs is not param:
                 found = moved(runs, node, index, value, data)
             if found is None and name not in MARKS:
-                raise self._lost(node, f"the {name} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
+                number = name.replace("_", " ")
+                raise self._lost(node, f"the {number} is not known to belong to rows after it; {_LATER_OR_SHAPES}")
             return found
 
         found = form.mapped(value, moved_param)
@@ -427,7 +428,7 @@ class AffineForms(OfOnePhase):
 
     def _exceptions(self, form: Affine) -> object:
         """Returns what the activation is told of a root: the first one stands for all parts of a Concat."""
-        exceptions = has_nan_codes(form, self.values), has_bounded_codes(form, self.values)
+        exceptions = form.may_have_nan_codes(self.values), form.has_bounded_codes(self.values)
         return form.is_rounded, form.divisor, *exceptions
 
 

@@ -20,6 +20,8 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import does_not_grow, is_equal, unreshaped
 from ..analysis.standard import RESHAPES, ROUNDING, SCALING, SELECTING
+from ..analysis.types import CODE_TYPES
+from ..analysis.values import Values
 from .terms import (
     ZERO,
     CodesOf,
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
     from .quotients import Quotient
 
 ROUNDINGS = ROUNDING | {"Sign"}
+_INVERTED = 2.0**-22  # the roundings of a number and of its inverse, relative
+NUMBERS = ("scale", "zero_point", "offset")  # fields of a form
 MARKS = ("mark", "nan")
-"""The names of the numbers that a form may lose: a product that needs one then stays."""
+"""The fields that a form may lose: a product that needs one then stays."""
 
 
 def moved(param: Param, node: ir.Node, index: int, after: ir.Value, before: ir.Value) -> Param | None:
@@ -106,8 +110,9 @@ def _tiled(param: Param, axes: frozenset[int], repeats: Sequence[int | None] | N
 
 
 def concatenated(name: str, parts: Sequence[Affine], concat: ir.Node) -> Param | None:
-    """Returns the scale, zero point, offset or mark of a Concat of these forms; None if it is not known."""
-    data, given = parts[0].value, [found for each in parts if (found := each.param(name)) is not None]
+    """Returns a number or a mark, by the name of its field, of a Concat of these forms; None if it is not known."""
+    data = parts[0].value
+    given: list[Param] = [found for each in parts if (found := getattr(each, name)) is not None]
     if len(given) < len(parts):
         return None
     if len({dtype_of(each.term) for each in given}) > 1:  # zero points of DynamicQuantizeLinear, and floats
@@ -324,16 +329,32 @@ class Affine:
 
     def mapped(self, value: ir.Value, change: Callable[[str, Param], Param | None]) -> Affine:
         """Returns the form of another value: a function computes its scale, zero point, offset and marks from these."""
-        scale, zero_point, offset, mark, nan = (
-            None if (param := self.param(name)) is None else change(name, param)
-            for name in ("scale", "zero point", "offset", *MARKS)
-        )
-        return replace(self, value=value, scale=scale, zero_point=zero_point, offset=offset, mark=mark, nan=nan)
+        found: dict[str, Any] = {}
+        for name in (*NUMBERS, *MARKS):
+            param = getattr(self, name)
+            found[name] = None if param is None else change(name, param)
+        return replace(self, value=value, **found)
 
-    def param(self, name: str) -> Param | None:
-        """Returns the scale, zero point, offset or mark by its name."""
-        marks = {"mark": self.mark, "nan": self.nan}
-        return {"scale": self.scale, "zero point": self.zero_point, "offset": self.offset, **marks}[name]
+    def may_have_nan_codes(self, values: Values) -> bool:
+        """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
+        return self.root.dtype not in CODE_TYPES and not values.known(self.root).is_regular
+
+    def has_bounded_codes(self, values: Values) -> bool:
+        """Returns whether codes fit 8 bits for any x, also an infinite one."""
+        return values.of_any_inputs.known(self.root).fits(-self.shift, 255 - self.shift)
+
+    def is_scaled_by(self, divisor: ir.Value) -> bool:
+        """Returns whether codes that are not numbers are multiplied by 0: by the divisor of the quotient."""
+        if self.scale is None:
+            return False
+        scale, same = scaled_value(self.scale.term, until=divisor), scaled_value(divisor)
+        if scale is None or same is None:
+            return False
+        if unreshaped(scale.value) is unreshaped(divisor):
+            return not scale.is_inverse
+        is_twice = unreshaped(scale.value) is unreshaped(same.value)  # the divisor is computed twice
+        is_same = scale.is_inverse == same.is_inverse and math.isclose(scale.number, same.number, rel_tol=_INVERTED)
+        return is_twice and is_same
 
     def __str__(self) -> str:
         """Returns the text for ``inspect --values``."""
@@ -349,6 +370,12 @@ class Scaled(NamedTuple):
     number: float
     value: ir.Value
     is_inverse: bool = False
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it may be finite although the value without its bounds is infinite."""
+        bounds = all_bounds_of(self.value)
+        return bounds.least > 0 if self.is_inverse else math.isfinite(bounds.most)
 
 
 def scaled_value(term: Term, until: ir.Value | None = None, depth: int = 0) -> Scaled | None:
@@ -405,11 +432,7 @@ def range_of(scale: Param) -> Scaled | None:
 
 def is_bounded(scale: Param) -> bool:
     """Returns whether a scale may be finite although the range is infinite."""
-    found = range_of(scale)
-    if found is None:
-        return True
-    bounds = all_bounds_of(found.value)
-    return bounds.least > 0 if found.is_inverse else math.isfinite(bounds.most)
+    return (found := range_of(scale)) is None or found.is_bounded
 
 
 def is_repeated_along_rows(value: ir.Value | None, node: ir.Node) -> bool:

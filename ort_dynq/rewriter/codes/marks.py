@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -28,57 +27,34 @@ import onnx_ir as ir
 from ..analysis.bounds import all_bounds_of
 from ..analysis.inference import Facts
 from ..analysis.magnitudes import MIN_DIVISOR
-from ..analysis.shapes import REDUCES_BY_INPUT, unreshaped
-from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from ..reasons import Reason, Unconverted
 from .affine_form import Affine, is_bounded, scaled_value
 from .quotients import ParamOf, Quotient, divisor_of, quotient_of, rounded_quotient
-from .terms import ZERO, Op, Param, Term, combined, dtype_of, interval_of, lead, like, rank_of, unmoved
+from .terms import ZERO, Op, Param, combined, dtype_of, interval_of, lead, like, rank_of, reduced, unmoved
 
-_ROUNDINGS = 2.0**-22  # of a number and of its inverse
 _add = functools.partial(combined, "Add")
 
 
-def has_nan_codes(form: Affine, values: Values) -> bool:
-    """Returns whether codes that stay floats may be NaN: a quotient of zeros."""
-    return form.root.dtype not in CODE_TYPES and not values.known(form.root).is_regular
-
-
-def has_bounded_codes(form: Affine, values: Values) -> bool:
-    """Returns whether codes fit 8 bits for any x, also an infinite one."""
-    return values.of_any_inputs.known(form.root).fits(-form.shift, 255 - form.shift)
-
-
 def with_marks(form: Affine, codes: ir.Value, param_of: ParamOf, values: Values, facts: Facts) -> Affine:
-    """Returns a form with the mark of codes that are floats.
-
-    Args:
-        form: The form.
-        codes: The codes.
-        param_of: Returns a value as a number for rows of another value, or for all of it; None if it is none.
-        values: The bounds of the model's values.
-        facts: Types and shapes.
-    """
+    """Returns a form with the mark of its codes, if they are floats; `param_of` is that of quotients."""
+    form = replace(form, mark=None, nan=None, quotient=None)
     found = rounded_quotient(codes, param_of, values, facts) if codes.dtype == ir.DataType.FLOAT else None
     if found is None:
-        return replace(form, mark=None, nan=None, quotient=None)
+        return form
     known, number = values.of_any_inputs.known(codes), found.number.term
     has_bounds = known.high - known.low <= 255
     divisor = values.known(number) if isinstance(number, ir.Value) else None
     is_never_0 = divisor is not None and divisor.low >= MIN_DIVISOR
     if found.is_division and not (has_bounds or known.is_regular or is_never_0):
         is_whole = not isinstance(number, ir.Value) or math.isinf(all_bounds_of(number).most)
-        return replace(form, mark=found.limits(is_whole=is_whole), nan=None, quotient=None)
+        return replace(form, mark=found.limits(is_whole=is_whole))
     found = replace(found, is_exact=found.is_exact or not has_bounds)
-    mark = nan = None
+    magnitude = _magnitude("ReduceMax" if found.is_exact else "ReduceMin", found.x, found.number, facts)
     if not known.is_regular:
-        reduction = "ReduceMax" if found.is_exact else "ReduceMin"
-        mark = found.marks(_magnitude(reduction, found.x, found.number, facts))
-    else:
-        nan = _nan_mark(found.x, found.number, facts)
-        mark = None if has_bounds else _magnitude("ReduceMax", found.x, found.number, facts).of("Mul", ZERO)
-    return replace(form, mark=mark, nan=nan, quotient=found)
+        return replace(form, mark=found.marks(magnitude), quotient=found)
+    mark = None if has_bounds else magnitude.of("Mul", ZERO)
+    return replace(form, mark=mark, nan=_nan_mark(found.x, found.number, facts), quotient=found)
 
 
 def marked(form: Affine, values: Values, *, is_image: bool, is_of_rows: bool) -> tuple[Affine, Quotient | None]:
@@ -93,28 +69,27 @@ def marked(form: Affine, values: Values, *, is_image: bool, is_of_rows: bool) ->
     Raises:
         Unconverted: It is not known where codes are not finite.
     """
-    has_nan = form.divisor is None and has_nan_codes(form, values)
+    has_nan = form.divisor is None and form.may_have_nan_codes(values)
     is_needed = has_nan or _may_be_infinite(form, values)
-    if form.scale is None and form.mark is not None and has_nan:
+    if has_nan and form.scale is None and form.mark is not None:
         form = replace(form, scale=Param(np.ones((), np.float32)))
+    if has_nan and form.scale is None:
+        raise Unconverted(Reason.NAN_CODES)
     if form.scale is None:
-        if has_nan:
-            raise Unconverted(Reason.NAN_CODES)
         return form, None
     if has_nan and form.mark is None:
         divisor = divisor_of(form.root, values)
-        if divisor is None or has_bounded_codes(form, values) or not is_scaled_by(form, divisor) or form.is_rounded:
+        if divisor is None or form.has_bounded_codes(values) or not form.is_scaled_by(divisor) or form.is_rounded:
             raise Unconverted(Reason.NAN_CODES)
         scale = like(form.scale, Param(ZERO))  # what divides x, or a multiple of it
         return replace(form, scale=_add(scale, combined("Div", Param(ZERO), scale))), None
-    is_of_numbers = all(part.quotient is None for part in form.parts)
-    if is_needed and not (is_of_numbers or is_of_rows):
+    if is_needed and not is_of_rows and any(part.quotient is not None for part in form.parts):
         return form, form.quotient
     marks = []
     if form.mark is not None and is_needed:
         marks.append(form.mark)
         if has_nan and is_of_rows and not is_image and is_bounded(form.scale):
-            marks.append(_of_largest(form.mark))
+            marks.append(form.mark.with_operator("ReduceMax", instead="ReduceMin"))  # infinity * 0 is NaN, too
     if form.nan is not None and is_of_rows and not is_image:
         marks.append(form.nan)
     zero = form.zero_point
@@ -123,27 +98,13 @@ def marked(form: Affine, values: Values, *, is_image: bool, is_of_rows: bool) ->
     return replace(form, scale=functools.reduce(_add, (like(each, form.scale) for each in marks), form.scale)), None
 
 
-def is_scaled_by(form: Affine, divisor: ir.Value) -> bool:
-    """Returns whether codes that are not numbers are multiplied by 0: by the divisor of the quotient."""
-    if form.scale is None:
-        return False
-    scale, same = scaled_value(form.scale.term, until=divisor), scaled_value(divisor)
-    if scale is None or same is None:
-        return False
-    if unreshaped(scale.value) is unreshaped(divisor):
-        return not scale.is_inverse
-    is_twice = unreshaped(scale.value) is unreshaped(same.value)  # the divisor is computed twice
-    is_same = scale.is_inverse == same.is_inverse and math.isclose(scale.number, same.number, rel_tol=_ROUNDINGS)
-    return is_twice and is_same
-
-
 def _may_be_infinite(form: Affine, values: Values) -> bool:
     """Returns whether codes may be infinite although their scale is finite, since it is bounded.
 
     Raises:
         Unconverted: Such codes are possible, and it is not known in which rows.
     """
-    if form.root.dtype != ir.DataType.FLOAT or form.scale is None or has_bounded_codes(form, values):
+    if form.root.dtype != ir.DataType.FLOAT or form.scale is None or form.has_bounded_codes(values):
         return False
     quotient = quotient_of(form.root)
     is_proven = values.known(form.root).fits(-form.shift, 255 - form.shift)
@@ -174,37 +135,9 @@ def _nan_mark(x: ir.Value, like: Param, facts: Facts) -> Param | None:
     if not any(node.op_type == "ReduceMax" for node in uses):
         return None
     numbers = Op("Cast", (Op("Equal", (x, x), ir.DataType.BOOL),), ir.DataType.FLOAT, (("to", int(ir.DataType.FLOAT)),))
-    return _reduced("ReduceMin", numbers, x, like, facts).of("Reciprocal").of("Mul", ZERO)
-
-
-def _of_largest(mark: Param) -> Param:
-    """Returns the mark that the largest magnitudes have instead of the smallest ones: infinity times 0 is NaN, too."""
-
-    def replaced(term: Term) -> Term:
-        if not isinstance(term, Op):
-            return term
-        name = "ReduceMax" if term.op_type == "ReduceMin" else term.op_type
-        return replace(term, op_type=name, inputs=tuple(map(replaced, term.inputs)))
-
-    return replace(mark, term=replaced(mark.term))
+    return reduced("ReduceMin", numbers, x, like, facts).of("Reciprocal").of("Mul", ZERO)
 
 
 def _magnitude(reduction: str, x: ir.Value, like: Param, facts: Facts) -> Param:
     """Returns the smallest or largest magnitude among the elements of x that share a number."""
-    return _reduced(reduction, Op("Abs", (x,), ir.DataType.FLOAT), x, like, facts)
-
-
-def _reduced(reduction: str, of: Term, x: ir.Value, like: Param, facts: Facts) -> Param:
-    """Returns a reduction of the elements of a term that share a number, as those of x do."""
-    rank = rank_of(x)
-    axes = None if like.is_one else [-1]
-    if like.axes and x.shape is not None:  # where x has one index, a program knows no reduction
-        axes = [each for each in sorted(lead(len(x.shape), 0) - like.axes) if each == -1 or x.shape[each] != 1]
-    attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
-    inputs: list[Term] = [of]
-    if axes is not None and facts.opset >= REDUCES_BY_INPUT:
-        inputs.append(np.array(axes))
-    elif axes is not None:
-        attributes["axes"] = tuple(axes)
-    term = Op(reduction, tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
-    return Param(term, like.axes, 0 if like.is_one else rank)
+    return reduced(reduction, Op("Abs", (x,), ir.DataType.FLOAT), x, like, facts)

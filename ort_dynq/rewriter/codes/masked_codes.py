@@ -17,7 +17,6 @@ from ..analysis.constants import constant_scalar
 from ..analysis.shapes import same_shape
 from ..analysis.values import Values
 from .affine_form import Affine, Rearrangement
-from .marks import has_nan_codes
 from .terms import ZERO, Op, Param, combined, dtype_of, interval_of, number_of
 
 
@@ -53,7 +52,7 @@ def masked_form(
         zero = 0.0 if form.zero_point is None else number_of(form.zero_point.term)
         if form.scale is None or form.offset is not None or zero is None or not zero.is_integer():
             continue
-        if has_nan_codes(form, values):  # a row of NaN would not be 0 where all of it is left out
+        if form.may_have_nan_codes(values):  # a row of NaN would not be 0 where all of it is left out
             continue
         low, high = min(form.low, int(zero)), max(form.high, int(zero))
         if high - low <= 255 and (low < 0) == (form.low < 0):
@@ -65,7 +64,7 @@ def masked_form(
 def _chosen(mask: Param, is_then: bool, values: Values, name: str, param: Param) -> Param:
     """Returns a number of rows where a condition holds, else 0; a zero point that is finite stays."""
     is_float = dtype_of(param.term) == ir.DataType.FLOAT
-    if name == "zero point" and not (is_float and not interval_of(param.term, values).is_regular):
+    if name == "zero_point" and not (is_float and not interval_of(param.term, values).is_regular):
         return param
     both = combined("Mul", param, mask)  # of the axes of both
     pair = (param.term, ZERO) if is_then else (ZERO, param.term)

@@ -10,6 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
+from ..analysis.inference import Facts
+from ..analysis.shapes import REDUCES_BY_INPUT
 from ..analysis.standard import REPEATING, RESHAPES, SELECTING
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
@@ -112,6 +114,17 @@ class Param:
         dtype = ir.DataType(attributes["to"]) if op_type == "Cast" else dtype_of(self.term)
         output, outputs = attributes.pop("output", 0), attributes.pop("outputs", 1)
         return replace(self, term=Op(op_type, (self.term, *others), dtype, tuple(attributes.items()), output, outputs))
+
+    def with_operator(self, op_type: str, *, instead: str) -> Param:
+        """Returns the result of the same nodes with another operator in the place of one."""
+
+        def replaced(term: Term) -> Term:
+            if not isinstance(term, Op):
+                return term
+            name = op_type if term.op_type == instead else term.op_type
+            return replace(term, op_type=name, inputs=tuple(map(replaced, term.inputs)))
+
+        return replace(self, term=replaced(self.term))
 
 
 def scope_of(param: Param) -> str:
@@ -246,3 +259,18 @@ def interval_of(term: Term, values: Values) -> Interval:
         return Interval(low, high, is_integer, is_regular)
     is_moved = term.op_type in NODE_MOVES | {"Cast"}
     return inputs[0] if is_moved else Interval()
+
+
+def reduced(reduction: str, of: Term, x: ir.Value, like: Param, facts: Facts) -> Param:
+    """Returns a reduction of the elements of a float32 term that share a number, as those of x do."""
+    axes = None if like.is_one else [-1]
+    if like.axes and x.shape is not None:  # where x has one index, a program knows no reduction
+        axes = [each for each in sorted(lead(len(x.shape), 0) - like.axes) if each == -1 or x.shape[each] != 1]
+    attributes: dict[str, Any] = {"keepdims": int(not like.is_one)}
+    inputs: list[Term] = [of]
+    if axes is not None and facts.opset >= REDUCES_BY_INPUT:
+        inputs.append(np.array(axes))
+    elif axes is not None:
+        attributes["axes"] = tuple(axes)
+    term = Op(reduction, tuple(inputs), ir.DataType.FLOAT, tuple(attributes.items()))
+    return Param(term, like.axes, 0 if like.is_one else rank_of(x))
