@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -27,7 +27,7 @@ from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import columns_of
 from ..rewriter.weights.grid import QuantizedWeights, check_length
-from ..rewriter.weights.matrix_product import with_stack_of
+from ..rewriter.weights.matrix_product import stack_beside
 from .activations import codes_of, codes_of_images
 from .options import Options
 
@@ -66,7 +66,8 @@ def _match(
     if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
-    grid = with_stack_of(grid_of_weights(node, facts), codes)
+    grid = grid_of_weights(node, facts)
+    grid = replace(grid, stack=stack_beside(grid.stack, codes))
     check_length(grid)
     channels = columns_of(grid.codes.shape[1], grid.stack, codes)
     epilogue = epilogue_of(node, codes, channels, facts)

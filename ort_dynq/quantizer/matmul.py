@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from ..rewriter.weights.grid import (
     columns_of_stack,
     grid_of,
 )
-from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, with_alpha, with_stack_of
+from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, stack_beside, with_alpha
 from .activations import codes_of, note_on, note_on_words
 from .options import Options
 from .weights import MAX_WORD, check_constant, floats_of, grid_of_columns, grid_of_groups, release
@@ -76,7 +76,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
     grid, note = context.shared(SharedGrids).of(b, layout, search)
     if grid.bits != WORD_BITS:
         check_length(grid)
-    grid = with_stack_of(grid, a)
+    grid = replace(grid, stack=stack_beside(grid.stack, a))
     channels = columns_of(grid.codes.shape[1], grid.stack, a)
     depth, columns = len(grid.codes), channels.columns
     if is_tiny_row(a, depth, columns):

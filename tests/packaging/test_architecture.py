@@ -6,11 +6,15 @@ import ast
 import functools
 import graphlib
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
+
+from ort_dynq.rewriter import rewrite
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ort_dynq"
@@ -145,3 +149,32 @@ def test_names_of_test_files_are_unique() -> None:
     files = (PACKAGE.parent / "tests").rglob("test_*.py")
     names = [path.name for path in files if not (path.parent / "__init__.py").exists()]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def is_stop(code: CodeType) -> bool:
+    """Whether a reader stops at a function: not at a property, nor at what answers questions about the model."""
+    path = Path(code.co_filename)
+    if PACKAGE not in path.parents or path.parent.name == "analysis" or path.name == "runtime.py":
+        return False
+    return code.co_name[0] != "<" and "@property" not in path.read_text().splitlines()[code.co_firstlineno - 1]
+
+
+def test_the_way_to_a_product_is_short() -> None:
+    """From `_match` in products/float_matmul.py to what it recognizes, for a product with torchao's chain before it."""
+    start, called, found = PACKAGE / "rewriter" / "products" / "float_matmul.py", set[CodeType](), list[set[CodeType]]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call":
+            is_start = code.co_name == "_match" and code.co_filename == str(start)
+            called.difference_update(called if is_start else ())
+            called.add(code)
+        elif event == "return" and argument is not None and code.co_name == "_match" and code.co_filename == str(start):
+            found.append({*called})
+
+    sys.setprofile(note)
+    rewrite(PACKAGE.parent / "models" / "encoder_torchao" / "model.onnx")
+    sys.setprofile(None)
+    stops = max(({each for each in codes if is_stop(each)} for codes in found), key=len)
+    assert len(stops) <= 60
+    assert len({each.co_filename for each in stops}) <= 12

@@ -23,6 +23,7 @@ from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
 from ..policy.cost import too_small
+from ..policy.ort_fusions import fused, is_dynamic
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .quantize_linear import (
@@ -32,9 +33,7 @@ from .quantize_linear import (
     build_linear,
     check_parameters,
     dequantize_linear,
-    fused,
     inputs_of,
-    is_dynamic,
     is_rounded,
 )
 

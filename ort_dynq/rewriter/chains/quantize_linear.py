@@ -15,14 +15,11 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ...runtime import version
-from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, input_of, producer_of
 from ..analysis.standard import FLOAT16_MOVES
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
-from ..policy.ort_fusions import dequantizer, fused_by_onnxruntime
 from ..reasons import Reason, Unconverted
-from ..rule import Context
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _CASTS_4_BITS, _SATURATES_FLOAT16 = (1, 23), (1, 32)
@@ -51,36 +48,6 @@ class LinearNode:
     def dequantizes(self) -> bool:
         """Whether the result is floats."""
         return self.operator != "DynamicQuantize"
-
-
-def is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
-    """Returns whether a node is an `op_type` with run-time parameters."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type:
-        return False
-    if len(node.inputs) < 2 or None in node.inputs[:2]:
-        return False
-    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
-
-
-def fused(node: ir.Node, context: Context) -> Unconverted | None:
-    """Returns why a QuantizeLinear or DequantizeLinear must stay if ONNX Runtime fuses it correctly.
-
-    Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
-    """
-    keep_products = context.options.keep_fused or context.options.exact
-    return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
-
-
-def check_fused(product: ir.Node, context: Context) -> None:
-    """Checks that ONNX Runtime does not fuse a product correctly with a DequantizeLinear before it.
-
-    Raises:
-        Unconverted: It does.
-    """
-    for value in product.inputs:
-        dq = None if value is None else dequantizer(value)
-        if dq is not None and is_dynamic(dq, "DequantizeLinear", context.facts) and (why := fused(dq, context)):
-            raise why
 
 
 def dequantize_linear(node: ir.Node) -> LinearNode:

@@ -24,12 +24,12 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs, producer_of
-from ..chains.quantize_linear import check_fused
 from ..codes.activation import Activation, activation_of
 from ..codes.affine import AffineForms
 from ..codes.affine_form import Affine
 from ..codes.codes import ActivationCodes
 from ..edit import Edit
+from ..policy.ort_fusions import check_fused
 from ..products.epilogue import Epilogue
 from ..products.provenance import note_activation, note_roundings
 from ..reasons import Reason, Unconverted

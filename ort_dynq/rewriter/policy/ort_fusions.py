@@ -25,9 +25,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ...graphs import STANDARD_DOMAINS
+from ..analysis.inference import Facts
 from ..analysis.nodes import data_type, input_of
 from ..analysis.standard import FUSIBLE_PRODUCTS
 from ..reasons import Reason, Unconverted
+from ..rule import Context
 
 _UINT8 = ir.DataType.UINT8
 _U8 = frozenset({_UINT8})
@@ -81,6 +84,36 @@ def fused_by_onnxruntime(
     pair = fusions.unsigned_pair(node)
     others = [other for other in pair or () if other is not node]
     return next((reason for n in [node, *others] if (reason := fusions.reason(n))), None)
+
+
+def is_dynamic(node: ir.Node, op_type: str, facts: Facts) -> bool:
+    """Returns whether a node is an `op_type` with run-time parameters."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type != op_type:
+        return False
+    if len(node.inputs) < 2 or None in node.inputs[:2]:
+        return False
+    return not all(facts.is_constant(parameter) for parameter in node.inputs[1:])
+
+
+def fused(node: ir.Node, context: Context) -> Unconverted | None:
+    """Returns why a QuantizeLinear or DequantizeLinear must stay if ONNX Runtime fuses it correctly.
+
+    Exact results need float products, which are slow without ONNX Runtime's fusions: then these stay.
+    """
+    keep_products = context.options.keep_fused or context.options.exact
+    return fused_by_onnxruntime(node, context.facts.is_constant, keep_products=keep_products)
+
+
+def check_fused(product: ir.Node, context: Context) -> None:
+    """Checks that ONNX Runtime does not fuse a product correctly with a DequantizeLinear before it.
+
+    Raises:
+        Unconverted: It does.
+    """
+    for value in product.inputs:
+        dq = None if value is None else dequantizer(value)
+        if dq is not None and is_dynamic(dq, "DequantizeLinear", context.facts) and (why := fused(dq, context)):
+            raise why
 
 
 def is_next_to_fused(node: ir.Node) -> bool:
@@ -322,8 +355,8 @@ def _users(value: ir.Value) -> list[ir.Node]:
 
 def _sole_user(node: ir.Node) -> ir.Node | None:
     """Returns the only consumer of a node's output; None if there are others or the output is a graph output."""
-    users = _users(node.outputs[0])
-    return users[0] if len(users) == 1 and not node.outputs[0].is_graph_output() else None
+    uses = list(node.outputs[0].uses())
+    return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
 
 
 def _consumers(dq: ir.Node) -> list[ir.Node]:

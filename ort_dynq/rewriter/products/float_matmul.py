@@ -27,7 +27,6 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import same_shape
 from ..analysis.types import WIDE_TYPES
-from ..chains.quantize_linear import check_fused
 from ..codes.activation import Activation, activation_of, group_size_of
 from ..codes.affine import AffineForms
 from ..codes.affine_form import Affine
@@ -39,11 +38,12 @@ from ..policy.cost import (
     is_tiny_sum,
     is_tiny_transposed_product,
 )
+from ..policy.ort_fusions import check_fused
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..weights.channels import columns_of
 from ..weights.grid import QuantizedWeights, SharedGrids, check_length, columns_of_stack, grid_of
-from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, with_alpha, with_stack_of
+from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, stack_beside, with_alpha
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
 from .epilogue import Epilogue
 from .provenance import note_activation, note_roundings
@@ -235,7 +235,7 @@ def _grid(product: MatrixProduct, einsum: Einsum | None, context: Context) -> Qu
         form = context.shared(AffineForms).of(product.a)
         is_of_rows = form is None or all(param.is_of_rows for param in form.params)
         raise Unconverted(Reason.WEIGHTS_NOT_A_GRID if is_of_rows else Reason.ACTIVATION_CHANNELS)
-    return with_stack_of(with_alpha(grid, product), product.a)
+    return replace(with_alpha(grid, product), stack=stack_beside(grid.stack, product.a))
 
 
 def _grid_of(b: ir.Value, is_transposed: bool, einsum: Einsum | None, facts: Facts) -> QuantizedWeights | None:

@@ -43,7 +43,7 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..weights.channels import Channels, columns_of
 from ..weights.grid import QuantizedWeights, check_length, columns_of_stack, grid_of_integers
-from ..weights.matrix_product import matrix_product_of, stack_beside, with_stack_of
+from ..weights.matrix_product import matrix_product_of, stack_beside
 from .corrections import Correction, Numbers, RowSums, added, correction_of, terms_of_zero_point
 from .epilogue import Epilogue, epilogue_of
 from .integer_product import (
@@ -114,7 +114,8 @@ def _match_integer(node: ir.Node, codes: ir.Value, weights: ir.Value, context: C
         raise Unconverted(
             Reason.TWO_QUANTIZED_ACTIVATIONS if is_activation else Reason.WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME
         )
-    zero_point, grid = input_of(node, 2), with_stack_of(grid_of_weights(node, facts), codes)
+    zero_point, grid = input_of(node, 2), grid_of_weights(node, facts)
+    grid = replace(grid, stack=stack_beside(grid.stack, codes))
     if epilogue is None and has_several(zero_point):
         raise Unconverted(Reason.ACTIVATION_ONE_ZERO_POINT)
     if epilogue is None:
@@ -172,7 +173,7 @@ def _match_wide(node: ir.Node, factor: ir.Value, weights: ir.Value, facts: Facts
     if wide is None or product is None:
         return None
     grid = _grid_of_integers(weights, facts, product.has_transposed_b)
-    grid = with_stack_of(grid, wide.shape)
+    grid = replace(grid, stack=stack_beside(grid.stack, wide.shape))
     channels = columns_of(grid.codes.shape[1], grid.stack, wide.shape)
     epilogue = epilogue_of(node, wide.shape, channels, facts, lambda: _largest_sum(grid))
     if epilogue is None:

@@ -26,10 +26,9 @@ from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
 from ..analysis.standard import ROUNDING, SCALING
 from ..analysis.types import check_type
 from ..analysis.values import Values
-from ..chains.quantize_linear import fused, is_dynamic
 from ..policy.cost import saves_passes
 from ..policy.float_fusions import may_begin_fusion, may_end_fusion
-from ..policy.ort_fusions import is_fused_with_neighbors
+from ..policy.ort_fusions import fused, is_dynamic, is_fused_with_neighbors
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from .building import build

@@ -64,10 +64,11 @@ class Channels(NamedTuple):
             return None
         source = unreshaped(value) if self.spatial_rank and self._has_shape(value.shape) else value
         lines_up = not self.stack and (not self.spatial_rank or source is not value)
-        if lines_up and source.dtype == ir.DataType.FLOAT and self._is_vector(source):
+        is_vector = lines_up and source.shape is not None and list(source.shape) == [self.size]
+        if is_vector and source.dtype == ir.DataType.FLOAT:
             return source
         numbers = self.vector(value, np.float32, facts)
-        return value if numbers is not None and lines_up and self._is_vector(value) else numbers
+        return value if numbers is not None and is_vector and source is value else numbers
 
     def fits(self, value: ir.Value) -> bool:
         """Returns whether a value is known to have one number for each channel, or one for all."""
@@ -93,9 +94,6 @@ class Channels(NamedTuple):
             return np.broadcast_to(elements, (*([1] * missing), *most)).reshape(self.size)
         except ValueError:
             return None
-
-    def _is_vector(self, value: ir.Value) -> bool:
-        return value.shape is not None and list(value.shape) == [self.size]
 
     def _has_shape(self, shape: Sequence[int | ir.SymbolicDim] | ir.Shape | None) -> bool:
         """Returns whether a shape is known to have one number for each channel."""

@@ -123,15 +123,6 @@ def with_alpha(grid: QuantizedWeights, product: MatrixProduct) -> QuantizedWeigh
     return replace(grid, scale=_times(grid.scale, product.alpha, "the weights times the attribute alpha"))
 
 
-def with_stack_of(grid: QuantizedWeights, activation: ir.Value) -> QuantizedWeights:
-    """Returns the grid of stacked weights without leading dimensions of 1 that the activation has, too.
-
-    Raises:
-        Unconverted: The weights are stacked, and the activation is a vector, or may be one.
-    """
-    return replace(grid, stack=stack_beside(grid.stack, activation))
-
-
 def stack_beside(stack: tuple[int, ...], activation: ir.Value) -> tuple[int, ...]:
     """Returns the leading dimensions of stacked weights without those of 1 that the activation has, too.
 
