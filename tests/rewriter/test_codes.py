@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+from helpers import make_session, stock_session
 from product_models import (
     DATA,
     INTEGER_TAILS,
@@ -45,3 +48,21 @@ def test_another_use_of_the_activation_keeps_the_floats() -> None:
         outputs="float[] y, float[] n",
     )
     assert found(check_products(model, DATA)) == ["QuantizedMatMul", "RowProgram"]
+
+
+@pytest.mark.parametrize("move", ["MaxPool<kernel_shape = [3, 3], strides = [2, 2]>", "Transpose<perm = [0, 1, 3, 2]>"])
+def test_codes_that_others_read_are_moved_once(move: str) -> None:
+    """uint8 codes that the model moves are those of the product, too."""
+    rng = np.random.default_rng(6)
+    weights = {"w": (rng.integers(-127, 128, (32, 16, 3, 3)) * 0.01).astype(F)}
+    body = f"q, s, z = DynamicQuantizeLinear(x) p = {move}(q) d = DequantizeLinear(p, s, z) y = Conv(d, w)"
+    model = model_of(
+        f"{body} n = Cast<to = 1>(p)", weights, inputs="float[1, 16, 32, 32] x", outputs="float[] y, float[] n"
+    )
+    converted = rewrite(model).to_proto()
+    operators = [node.op_type for node in converted.graph.node]
+    assert sorted(operators) == sorted(["DynamicQuantizeLinear", move[: move.index("<")], "QuantizedConv", "Cast"])
+    feeds = {"x": rng.normal(0, 1, (1, 16, 32, 32)).astype(F)}
+    expected, actual = (each.run(None, feeds) for each in (stock_session(model), make_session(converted, "native")))
+    np.testing.assert_array_equal(actual[1], expected[1])
+    np.testing.assert_allclose(actual[0], expected[0], rtol=0, atol=1e-5 * np.abs(expected[0]).max())

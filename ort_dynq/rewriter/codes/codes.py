@@ -113,9 +113,11 @@ class ActivationCodes:
                     others = [edit.add_constant(np.uint8(move.other + form.shift), before=node, origin=node)]
                 else:
                     others = [self._codes(each, edit) for each in move.others] or node.inputs[1:]
-                new = ir.node(
-                    node.op_type, _inputs(move, codes, others), dict(node.attributes), num_outputs=len(node.outputs)
-                )
+                inputs = _inputs(move, codes, others)
+                if inputs == [*node.inputs]:  # the model's own codes, which other nodes may read
+                    codes = self._moved[moved] = moved
+                    continue
+                new = ir.node(node.op_type, inputs, dict(node.attributes), num_outputs=len(node.outputs))
                 edit.insert(new, before=node, origin=node)
                 for old, output in zip(node.outputs, new.outputs, strict=True):
                     self._moved[old] = output
