@@ -89,7 +89,7 @@ def test_nodes_that_onnxruntime_expands(chain: str, function: str) -> None:
     (expected,) = stock_session(model).run(None, {"x": x})
     (actual,) = stock_session(rewrite(model, exact=True).to_proto()).run(None, {"x": x})
     assert_same(actual, expected)
-    # Before 1.23, ONNX Runtime rounds other values if a session has the plugin: see docs/numerics.md.
+    # Before 1.23, ONNX Runtime rounds other values if a session has the plugin: see docs/how-results-are-proved.md.
     passed = verify(model, model, inputs={"x": x}).passed
     assert passed or version() < (1, 23)
     # The rewritten model has no function left that ONNX Runtime expands: it may pass where the model itself does not.

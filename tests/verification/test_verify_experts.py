@@ -93,7 +93,7 @@ def test_wrong_number(index: int, options: dict[str, Any], bit: int, factor: flo
 
 @pytest.mark.parametrize(("options", "least"), [({}, 100), (TWO_TERMS, 2)], ids=["one term", "two terms"])
 def test_wrong_scale(options: dict[str, Any], least: float) -> None:
-    """One of a column, 5% too large: docs/numerics.md."""
+    """One of a column, 5% too large: docs/how-results-are-proved.md."""
     case = make()
     model = rewritten(case, **options)
 

@@ -20,7 +20,7 @@ UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 PRODUCT_ROUNDINGS = 8  # as products.FLOOR has them
 MAX_CODE = 255
 TOLERANCE = 1.02  # of a step: quotients and scales have float32 roundings
-_OF_FUNCTION = 1e-6  # the error of an activation function in both models: twice what docs/numerics.md says
+_OF_FUNCTION = 1e-6  # the error of an activation function in both models (docs/how-results-are-proved.md)
 _MIN_VALUE = 2.0**-140  # the distance of denormal numbers, with many roundings
 _OF_FLOAT16 = 2.0**-11, 2.0**-25  # half the distance of float16 numbers: relative, and of denormal ones
 

@@ -55,8 +55,8 @@ is allowed for a scale that A stores as a reciprocal.
 
 A product in groups also adds the float32 sums of its groups, one rounding each. These roundings are relative to the sum
 so far, the unit is relative to the sum of absolute values. With weights of both signs they add less than one unit, also
-for 512 groups; docs/numerics.md has the figures. If all terms have one sign, they may exceed 8 units from 64 groups on.
-A's float32 product then has a similar error, and FACTOR decides.
+for 512 groups; docs/how-results-are-proved.md has the figures. If all terms have one sign, they may exceed 8 units from
+64 groups on. A's float32 product then has a similar error, and FACTOR decides.
 """
 MIN_VALUE = 2.0**-121
 """What an element of the activation counts as at least. Scales of a few denormal steps are rounded to whole steps, and
