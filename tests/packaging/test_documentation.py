@@ -244,6 +244,16 @@ def test_commands(command: str) -> None:
         assert cli.parser().parse_args(arguments).run
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_tables_are_tables(page: Path) -> None:
+    """A table without a header, or rows of another length, are text on GitHub."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"^\|.*(?:\n\|.*)*", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert re.fullmatch(r"\|[-:|]+\|", rows[1]), rows[0]
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, rows[0]
+
+
 CPU = re.compile(r"[Ff]amily\s+\d+,\s+model\s+\d+|Neoverse N1")
 TIMES = re.compile(r"\b(ms|us|ns|tokens a\s+second|faster|speed|ratio|gains?)\b|µs|tokens/s", re.IGNORECASE)
 ACCURACY = re.compile(r"\b(dB|cosine|error|perplexity)\b")
