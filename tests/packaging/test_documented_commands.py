@@ -32,7 +32,7 @@ from ort_dynq.tools.bench.networks import NETWORKS
 
 FOLDERS = {"FOLDER": "stock", "stock": "stock", "fast": "fast", "phi/": "stock", "lm/int4-32-level-4": "stock"}
 NAMES = {"IN": "model.onnx", "OUT": "out.onnx", "in.onnx": "model.onnx", "PATH_THAT_IT_PRINTS": "float.onnx"}
-NAMES |= {"NODE": "rounded", "NAME": "y", "models/": "few", "…": "x=1x4x256"}
+NAMES |= {"NODE": "rounded", "NAME": "y", "models": "few", "models/": "few", "…": "x=1x4x256"}
 SHORT = {
     "rewrite": ["--no-timing"],
     "quantize": ["--no-timing"],
