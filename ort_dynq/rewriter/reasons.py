@@ -276,6 +276,7 @@ class Reason(Enum):
         "attention stays in float: {value} are weights of Softmax that the model also reads elsewhere, or what it "
         "makes of them before their product"
     )
+    ATTENTION_SOFTMAX = "attention stays in float: no Softmax over the keys makes its weights {value} of the scores"
     ATTENTION_PAST = (
         "attention stays in float: keys and values of earlier runs are inputs, and all of them would be quantized for "
         "a few queries"

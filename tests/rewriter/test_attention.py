@@ -554,6 +554,7 @@ def test_only_if_fusing() -> None:
 
 
 PLAIN = "p = Softmax<axis = -1>(m)"
+BACK = "Transpose<perm = [0, 3, 1, 2]>"
 
 
 @pytest.mark.parametrize(
@@ -613,10 +614,24 @@ def test_operators_are_in_the_report(node: str) -> None:
             "m = Concat<axis = -1>(s, s) n = Softmax<axis = -1>(m) p = Slice(n, i0, i9, i3)",
             "what m makes of the scores",
         ),
+        (
+            f"t = Transpose<perm = [0, 2, 3, 1]>(s) u = MatMul(t, mix) m = {BACK}(u) {PLAIN}",
+            "what u makes of the scores",
+        ),
+        (f"n = Softmax<axis = -1>(s) t = Transpose<perm = [0, 2, 3, 1]>(n) u = MatMul(t, mix) p = {BACK}(u)", "u are"),
+        ("p = Sigmoid(s)", "no Softmax over the keys makes its weights p of the scores"),
+        (
+            "e = Exp(s) l = ReduceSum(e, last) n = Add(l, e) p = Div(e, n)",
+            "no Softmax over the keys makes its weights p",
+        ),
+        ("p = Softmax<axis = -2>(s)", "no Softmax over the keys makes its weights p"),
     ],
 )
 def test_value_where_the_form_is_lost(nodes: str, reason: str) -> None:
-    constants = "i0 = Constant<value_ints = [0]>() i9 = Constant<value_ints = [9]>() i3 = Constant<value_ints = [3]>()"
+    constants = (
+        "i0 = Constant<value_ints = [0]>() i9 = Constant<value_ints = [9]>() i3 = Constant<value_ints = [3]>() "
+        "last = Constant<value_ints = [-1]>() mix = Constant<value = float[3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>()"
+    )
     model = parse(f"{constants} {SCORES} {nodes} {RESULT}", inputs=INPUTS)
     (found,) = ort_dynq.rewrite(model, fuse=True).report.unconverted
     assert found.reason.startswith("attention stays in float: ")

@@ -281,6 +281,11 @@ CASES: dict[Reason, Case] = {
         "float[1, 8, 20, 20] x",
         options={"fuse": True},
     ),
+    Reason.ATTENTION_SOFTMAX: Case(
+        "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) p = Sigmoid(s) y = MatMul(p, x)",
+        "float[1, 8, 20, 20] x",
+        options={"fuse": True},
+    ),
     Reason.ATTENTION_AS_FAST: Case(
         "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) a = Add(s, x) p = Softmax(a) y = MatMul(p, x)",
         "float[1, 8, 20, 20] x",

@@ -56,12 +56,10 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match
     if not context.options.fuse or is_of_few_queries(node):
         return None
     operator = operator_attention(node, context.facts.opset) if quantizes else None
-    found = attention_of(node) if operator is None else operator
+    found = attention_of(node, context) if operator is None else operator
     if found is None:
         return None
     if isinstance(found, Lost):
-        if any(map(context.facts.is_constant, found.factors)):
-            return None
         raise Unconverted(found.reason, value=found.value.name)
     if any(map(context.facts.is_constant, (found.scores.key.value, found.value.value))):
         return None

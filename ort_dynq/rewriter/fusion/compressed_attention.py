@@ -158,7 +158,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     Raises:
         Unconverted: It is attention over codes in a form that the operator does not compute.
     """
-    found = attention_of(node)
+    found = attention_of(node, context)
     if not isinstance(found, Attention) or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
         return None
     product, values = found.product, context.shared(Values)

@@ -16,11 +16,12 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
-from ..analysis.shape_arithmetic import known_number
+from ..analysis.shape_arithmetic import factors_of, known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
-from ..analysis.standard import ARITHMETIC, COMMUTATIVE
+from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS
 from ..reasons import Reason
+from ..rule import Context
 from .contractions import labels_of, operands_of
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
 from .views import Axes, Factor, View, axes_of, dims_of, leaves, rename
@@ -76,12 +77,10 @@ class Lost:
     Attributes:
         value: The value.
         reason: What is not known of it.
-        factors: Query and key, if the first product is known; it is no attention if one of them is constant.
     """
 
     value: ir.Value
     reason: Reason
-    factors: tuple[ir.Value, ...] = ()
 
 
 @dataclass
@@ -89,38 +88,45 @@ class _Walk:
     """What a walk from the softmax to the first product has found.
 
     Attributes:
+        context: The model.
         shapes: The nodes that read shapes, each with its axes.
         lost: The value that is farthest from the softmax.
         distance: The number of nodes between the two.
+        is_mixed: Whether a product by a constant makes it.
     """
 
+    context: Context
     shapes: list[tuple[ir.Node, Axes]] = field(default_factory=list)
     lost: ir.Value | None = None
     distance: int = -1
+    is_mixed: bool = False
 
 
-def attention_of(node: ir.Node) -> Attention | Lost | None:
+def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
     """Returns the attention whose softmax ends in a node; None if there is none.
 
-    Casts from floats to floats may stand between the nodes, as in float16 models.
+    Casts from floats to floats may stand between the nodes, as in float16 models. Attention without a softmax is lost
+    in its second product.
     """
     users = _softmax_of(node)
     p = node.outputs[0] if node.outputs else None
     if p is None or not users:
-        return None
+        return _without_softmax(node, context)
     if p.shape is None:
-        return Lost(p, Reason.ATTENTION_AXES) if _is_factor(p) else None
+        return Lost(p, Reason.ATTENTION_AXES) if _is_factor(p, context) else None
     if len(p.shape) < 2:
         return None
-    axes, walk = axes_of(p.shape), _Walk()
+    axes, walk = axes_of(p.shape), _Walk(context)
     scores = _scores_of(users, 0, axes, walk)
-    after = _product_of(node, axes, walk.shapes)  # it knows the lengths of scores then
-    if isinstance(after, ir.Value) and not _is_factor(p):
+    after = _product_of(node, axes, walk)  # it knows the lengths of scores then
+    if isinstance(after, ir.Value) and not _is_factor(p, context):
         return None
     if scores is None:
-        return None if walk.lost is None else Lost(walk.lost, Reason.ATTENTION_SCORES)
+        lost = walk.lost
+        is_attention = lost is not None and not (walk.is_mixed and _product_before(lost, context, mixed=True) is None)
+        return Lost(lost, Reason.ATTENTION_SCORES) if lost is not None and is_attention else None
     if isinstance(after, ir.Value):
-        return Lost(after, Reason.ATTENTION_WEIGHTS, (scores.query.value, scores.key.value))
+        return Lost(after, Reason.ATTENTION_WEIGHTS)
     shapes = walk.shapes
     if {*leaves(axes[-1:])} & {*scores.query.order}:
         scores = replace(scores, query=scores.key, key=scores.query)
@@ -142,7 +148,7 @@ def _softmax_of(node: ir.Node) -> tuple[ir.Node, ...]:
     """Returns the nodes that read the scores of a softmax over the last axis that ends in a node; none for others."""
     rank = len(dims_of(node.outputs[0])) if node.outputs else 0
     if is_standard(node, "Softmax"):
-        return (node,) if node.attributes.get_int("axis", -1) in (-1, rank - 1) else ()
+        return (node,) if not rank or node.attributes.get_int("axis", -1) in (-1, rank - 1) else ()
     e = node.inputs[0] if is_standard(node, "Div") else None
     total, exp = (producer_of(node.inputs[1], "ReduceSum"), producer_of(e, "Exp")) if e is not None else (None, None)
     sub = None if exp is None else producer_of(exp.inputs[0], "Sub")
@@ -195,6 +201,9 @@ def _scores_of(
         rename(axis, dim)
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
     if labels_of(node) is not None:
+        walk.is_mixed = not _is_of_activations(node, walk.context)
+        if walk.is_mixed:
+            return None
         (a, b), _ = operands_of(node, {2: axes})
         return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
     if is_float_cast(node):
@@ -356,9 +365,7 @@ def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value,
     return None
 
 
-def _product_of(
-    softmax: ir.Node, axes: Axes, shapes: list[tuple[ir.Node, Axes]]
-) -> tuple[ir.Node, int, View, bool] | ir.Value:
+def _product_of(softmax: ir.Node, axes: Axes, walk: _Walk) -> tuple[ir.Node, int, View, bool] | ir.Value:
     """Returns the product by the value; the index and the view of the probabilities; and whether the softmax is safe.
 
     Returns:
@@ -370,14 +377,14 @@ def _product_of(
         users = list(dict.fromkeys(node for node, _ in uses))
         if any(node.graph is not softmax.graph for node, _ in view.value.uses()):
             break
-        shapes += shapes_of(view)
+        walk.shapes += shapes_of(view)
         if len(users) == 2 and (result := _without_nan(view.value, users)) is not None:
             view, is_safe = View(result, view.axes), True
             continue
         if len(uses) != 1:
             break
         node = users[0]
-        if labels_of(node) is not None and node.attributes.get_float("alpha", 1.0) == 1:
+        if _is_of_activations(node, walk.context) and node.attributes.get_float("alpha", 1.0) == 1:
             return node, list(node.inputs).index(view.value), view, is_safe
         if is_float_cast(node) or _is_idle_dropout(node):
             view = View(node.outputs[0], view.axes)
@@ -388,19 +395,53 @@ def _product_of(
     return view.value
 
 
-def _is_factor(value: ir.Value) -> bool:
+def _is_factor(value: ir.Value, context: Context) -> bool:
     """Returns whether what a model makes of a value is a factor of a product of two activations."""
     values = [value]
     for each in values:
         for node, _ in each.uses():
-            if is_standard(node, "MatMul", "Einsum"):
-                others = [other for other in node.inputs if other is not None and other is not each]
-                if not any(other.const_value is not None or producer_of(other, "Constant") for other in others):
-                    return True
+            if is_standard(node, "MatMul", "Einsum") and not any(map(context.facts.is_constant, node.inputs)):
+                return True
             values += [output for output in node.outputs if output not in values]
         if CHAIN.is_passed(len(values)):
             break
     return False
+
+
+def _is_of_activations(node: ir.Node, context: Context) -> bool:
+    """Returns whether a node is a product of two activations."""
+    return labels_of(node) is not None and not any(map(context.facts.is_constant, node.inputs))
+
+
+def _without_softmax(product: ir.Node, context: Context) -> Lost | None:
+    """Returns the weights of attention that are made of scores by other functions than a softmax over the keys."""
+    if not _is_of_activations(product, context):
+        return None
+    for weights in product.inputs:
+        if weights is not None and _product_before(weights, context, mixed=False) is not None:
+            return Lost(weights, Reason.ATTENTION_SOFTMAX)
+    return None
+
+
+def _product_before(value: ir.Value, context: Context, *, mixed: bool) -> ir.Node | None:
+    """Returns the product of two activations of which a value is made, one element of each; None if there is none.
+
+    `mixed`: whether also products by constants may make it, as heads are mixed; otherwise functions do, but no softmax
+    over the last axis.
+    """
+    values, is_function, count = [value], mixed, factors_of(dims_of(value))
+    for each in values:
+        node = each.producer()
+        if node is None or count is None or CHAIN.is_passed(len(values)):
+            continue
+        if _is_of_activations(node, context):
+            return node if is_function else None
+        if not mixed and (_softmax_of(node) or labels_of(node) is not None):
+            return None
+        is_function |= is_standard(node, *FUNCTIONS, *BENT)
+        sources = [source for source in node.inputs if source is not None and source not in values]
+        values += [source for source in sources if factors_of(dims_of(source)) == count]
+    return None
 
 
 def _without_nan(value: ir.Value, users: list[ir.Node]) -> ir.Value | None:
