@@ -106,6 +106,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "esm": ("Esm", {**MODERN, "mask_token_id": 3, "position_embedding_type": "rotary"}, "script"),
     "modernbert": ("ModernBert", {**MODERN, "local_attention": 4}, "dynamo"),
     "gpt2": ("GPT2", GPT, "dynamo dynamo23"),
+    "gpt1": ("OpenAIGPT", GPT, "script"),
     "bloom": ("Bloom", {"vocab_size": 16, "hidden_size": 32, "n_layer": 1, "n_head": 2}, "dynamo script"),
     "falcon": ("Falcon", {**ENCODER, "ffn_hidden_size": 16}, "dynamo"),
     "llama": ("Llama", DECODER, "dynamo script"),

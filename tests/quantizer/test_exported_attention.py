@@ -47,7 +47,7 @@ def count(model: onnx.ModelProto, *operators: str) -> int:
 
 
 def test_models_are_there() -> None:
-    assert len(MODELS) == 36
+    assert len(MODELS) == 37
     assert len({name.split("@")[0] for name in MODELS if "by_hand" not in name}) >= 10
 
 

@@ -177,6 +177,26 @@ def test_gpt2() -> None:
     check(model, {**operands(), "causal": causal, "mask": mask})
 
 
+@pytest.mark.parametrize("number", ["lowest", "some"])
+def test_scores_times_a_mask(number: str) -> None:
+    """The first GPT: scores become 0 where a mask of 0 and 1 hides them, and a number; a row without keys is a mean."""
+    text = (
+        f"{SCORES} some = Constant<value = float {{-1e4}}>() unit = Constant<value = float {{1}}>() "
+        f"b = Cast<to = 1>(keep) w = Mul(s, b) c = Sub(unit, b) n = Mul(c, {number}) m = Add(w, n) "
+        f"p = Softmax<axis = -1>(m) {RESULT}"
+    )
+    model = parse(text, inputs=f"{INPUTS}, bool[1, 1, S, T] keep", outputs="float[B, S, 24] y")
+    keep = np.tri(5, 7, 2, bool)[None, None]
+    keep[..., 2, :] = False
+    check(model, {**operands(), "keep": keep})
+    near = text.replace("n = Mul(c", "other = Abs(b) c2 = Sub(unit, other) n = Mul(c2")
+    check(
+        parse(near, inputs=f"{INPUTS}, bool[1, 1, S, T] keep", outputs="float[B, S, 24] y"),
+        {**operands(), "keep": keep},
+        0,
+    )
+
+
 def test_t5() -> None:
     text = f"{SCORES} bias = Add(position, mask) m = Add(s, bias) p = Softmax<axis = -1>(m) {RESULT}"
     model = parse(

@@ -383,9 +383,8 @@ def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
             view = View(edit.insert(ir.node("Expand", [value, shape]), before=edit.node), view.axes)
         target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
         value = arranged(view, target, edit, before=edit.node, lengths=ends)
-    if step.value.dtype not in (FLOAT, ir.DataType.BOOL):
-        value = edit.cast(value, FLOAT, before=edit.node, of=step.value.dtype)
-    return replace(step, value=value)
+    dtype = ir.DataType.BOOL if isinstance(step, Masked) else FLOAT
+    return replace(step, value=edit.cast(value, dtype, before=edit.node, of=step.value.dtype))
 
 
 def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> ir.Value:

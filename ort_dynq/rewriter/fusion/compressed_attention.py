@@ -596,8 +596,9 @@ def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
 
     def placed(step: Step) -> Step:
-        if isinstance(step, Added):
-            return replace(step, value=edit.cast(step.value, ir.DataType.FLOAT, before=node))
+        if isinstance(step, Added | Masked):
+            dtype = ir.DataType.FLOAT if isinstance(step, Added) else ir.DataType.BOOL
+            return replace(step, value=edit.cast(step.value, dtype, before=node))
         return step
 
     total = sum_of(tuple(map(placed, match.steps)), edit)

@@ -20,6 +20,7 @@ from ..analysis.shape_arithmetic import factors_of, known_number
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, has_one_element, is_equal
 from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS
+from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
 from .contractions import labels_of, operands_of
@@ -214,8 +215,11 @@ def _scores_of(
         scores = _scores_of((node,), i, axes, walk, distance + 1, is_half=is_half)
         if scores is not None:
             step = _step_of(node, i, axes, is_half=is_half)
-            scores.steps += [] if step is None else [step]
-            return None if step is None else scores
+            if step is None:
+                return None
+            mask = _mask_of(scores.steps[-1:], step, walk.context)
+            scores.steps[len(scores.steps) - (mask is not None) :] = [mask or step]
+            return scores
     return None
 
 
@@ -284,6 +288,21 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
     condition = None if node.inputs[0] is None else _unexpanded(node.inputs[0], value)
     found = None if condition is None else _broadcast(condition, value, axes)
     return None if condition is None or found is None else Masked(condition, index == 1, number, *found)
+
+
+def _mask_of(before: list[Step], step: Step, context: Context) -> Masked | None:
+    """Returns the mask that two steps are: scores * b + (1 - b) * number, where b is 0 or 1; None if they are none."""
+    mul = producer_of(step.value, "Mul") if isinstance(step, Added) and not step.subtracts else None
+    if mul is None or not before or not isinstance(scalar := before[0], Scalar) or scalar.divides:
+        return None
+    known = context.shared(Values).known(scalar.value)
+    for i in (0, 1):
+        sub, number = producer_of(mul.inputs[i], "Sub"), constant_scalar(mul.inputs[1 - i])
+        if sub is None or number is None or constant_scalar(sub.inputs[0]) != 1 or sub.inputs[1] is not scalar.value:
+            continue
+        if known.is_integer and 0 <= known.low <= known.high <= 1 and number <= MAX_NUMBER:
+            return Masked(scalar.value, True, number, scalar.axes)
+    return None
 
 
 def _broadcast(value: ir.Value, scores: ir.Value, axes: Axes) -> tuple[Axes, bool] | None:
