@@ -85,11 +85,9 @@ void Convolution::move_axes() {
 
 // A pointwise convolution does not depend on the shape of rows, and long rows are cheaper.
 void Convolution::merge_axes() {
+  if (!is_pointwise(axes)) return;
   ConvAxis merged;
-  for (const ConvAxis& axis : axes) {
-    if (axis.kernel != 1 || axis.stride != 1 || axis.in != axis.out) return;
-    merged.in = merged.out = merged.in * axis.in;
-  }
+  for (const ConvAxis& axis : axes) merged.in = merged.out = merged.in * axis.in;
   axes[0] = axes[1] = ConvAxis();
   axes[2] = merged;
 }

@@ -74,7 +74,8 @@ struct PanelScores {
 using PanelScoresKernel = void (*)(const PanelScores&);
 
 // Of each row, words[i] = round(x[i] * factors[i] * (1 / step)), where step = max(the largest magnitude / largest_word,
-// kSmallestStep). If a number is NaN or infinite, the step is NaN, and the words are 0. `factors` may be null: 1.
+// kSmallestStep). If a number is NaN or infinite, the step is NaN, and the words are 0. `factors` may be null: 1. With
+// `has_steps`, the steps are given, as those of rows that are parts of a longer one.
 struct WordRows {
   const float* x;
   int64_t stride;
@@ -84,6 +85,7 @@ struct WordRows {
   int64_t word_stride;
   float* steps;
   float largest_word = kLargestWord;
+  bool has_steps = false;
 };
 using QuantizeWordsKernel = void (*)(const WordRows&);
 

@@ -28,24 +28,28 @@ int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c)
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
   int32_t sum = 0;
-  for (int64_t d = 0; d < p.depth; ++d) sum += words[d] * load(pairs + d / 2 * 2 * kColumns + d % 2);
+  for (int64_t d = 0; d < p.depth; ++d) sum += load(words + d) * load(pairs + d / 2 * 2 * kColumns + d % 2);
   return sum;
 }
 
-float quantize_row(const float* x, const float* factors, int64_t count, float largest_word, int16_t* words) {
-  const auto number = [&](int64_t i) { return factors == nullptr ? load(x + i) : load(x + i) * load(factors + i); };
-  float peak = 0;
-  bool is_finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    const float magnitude = fabsf(number(i));
-    is_finite = is_finite && magnitude < kInfinity;
-    if (magnitude > peak) peak = magnitude;
+void quantize_row(const WordRows& p, int64_t row) {
+  const float* const x = p.x + row * p.stride;
+  int16_t* const words = p.words + row * p.word_stride;
+  const auto number = [&](int64_t i) { return p.factors == nullptr ? load(x + i) : load(x + i) * load(p.factors + i); };
+  if (!p.has_steps) {
+    float peak = 0;
+    bool is_finite = true;
+    for (int64_t i = 0; i < p.count; ++i) {
+      const float magnitude = fabsf(number(i));
+      is_finite = is_finite && magnitude < kInfinity;
+      if (magnitude > peak) peak = magnitude;
+    }
+    const float quotient = peak / p.largest_word, step = quotient < kSmallestStep ? kSmallestStep : quotient;
+    store(p.steps + row, is_finite ? step : kNan);
   }
-  const float quotient = peak / largest_word, step = quotient < kSmallestStep ? kSmallestStep : quotient;
-  const float inverse = 1.0f / step;
-  for (int64_t i = 0; i < count; ++i)
-    words[i] = is_finite ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
-  return is_finite ? step : kNan;
+  const float step = load(p.steps + row), inverse = 1.0f / step;
+  for (int64_t i = 0; i < p.count; ++i)
+    words[i] = step == step ? static_cast<int16_t>(round_half_even(number(i) * inverse)) : int16_t{0};
 }
 
 }  // namespace
@@ -66,9 +70,7 @@ void portable_word_product(const WordProduct& p) {
 }
 
 void portable_quantize_words(const WordRows& rows) {
-  for (int64_t r = 0; r < rows.rows; ++r)
-    store(rows.steps + r, quantize_row(rows.x + r * rows.stride, rows.factors, rows.count, rows.largest_word,
-                                       rows.words + r * rows.word_stride));
+  for (int64_t r = 0; r < rows.rows; ++r) quantize_row(rows, r);
 }
 
 template <int kKind>

@@ -12,6 +12,8 @@
   X(quantized_matmul_program) \
   X(word_matmul)              \
   X(word_matmul_program)      \
+  X(word_conv)                \
+  X(word_conv_program)        \
   X(quantized_conv)           \
   X(quantized_conv_program)   \
   X(quantized_attention)      \

@@ -6,7 +6,6 @@
 //
 // WordMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <optional>
 
@@ -16,14 +15,11 @@
 #include "core/rounding.h"
 #include "core/scratch.h"
 #include "core/verbose.h"
+#include "core/words.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
 namespace {
-
-constexpr float kLargestOfSrc = 4095;
-constexpr int64_t kLargestWeight = 2047;
-static_assert(static_cast<int64_t>(kLargestOfSrc) * kLargestWeight * kMaxProducts <= INT32_MAX, "sums are exact");
 
 constexpr int64_t kBlock = kMaxProducts;  // elements of a row that share a step
 constexpr int64_t kPanelColumns = kMaxPanelColumns, kPair = 2;
@@ -72,8 +68,7 @@ class WordMatMul : public Node {
     MatrixPairs pairs;
     Run run = check(src.shape, weight.shape, scale.shape, bias.shape, result, pairs);
     run.weight = static_cast<const int16_t*>(weight.data);
-    if (!has_right_words_) check_words(run.weight, weight.shape.elements());
-    if (context.is_constant(kWeight)) has_right_words_ = true;
+    range_.check(name_, context, kWeight);
     ProgramTensors operands;
     if (tail_) operands = tail_->tensors(context, kInputs, result, result.rank - 1);
     run.dst = static_cast<float*>(context.output(0, result));
@@ -124,18 +119,6 @@ class WordMatMul : public Node {
     run.all_rows = 1;
     for (size_t i = 0; i + 1 < src.rank; ++i) run.all_rows *= src.dims[i];
     return run;
-  }
-
-  // Sums of larger words may not fit int32.
-  void check_words(const int16_t* words, int64_t count) const {
-    int16_t low = 0, high = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      low = std::min(low, load(words + i));
-      high = std::max(high, load(words + i));
-    }
-    if (low < -kLargestWeight || high > kLargestWeight)
-      fail("weight has the element " + std::to_string(low < -kLargestWeight ? low : high) + ", expected " +
-           std::to_string(-kLargestWeight) + " to " + std::to_string(kLargestWeight));
   }
 
   void multiply(Context& context, const Run& run, const MatrixPairs& found, const ProgramTensors& operands) const {
@@ -218,7 +201,7 @@ class WordMatMul : public Node {
   }
 
   const char* const name_;
-  mutable std::atomic<bool> has_right_words_ = false;  // weight is a constant that was checked
+  const WordRange range_;
 
  protected:
   std::optional<Tail> tail_;

@@ -24,6 +24,7 @@ from . import (
     reduce,
     row_program,
     two_term,
+    word_conv,
     word_matmul,
 )
 from .spec import Attribute, Family, Input, Operator, Signature
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     quantized_matmul.FAMILY,
     word_matmul.FAMILY,
     quantized_conv.FAMILY,
+    word_conv.FAMILY,
     quantized_attention.FAMILY,
     compressed_attention.FAMILY,
     compressed_matmul.FAMILY,

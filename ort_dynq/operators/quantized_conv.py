@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .conv_text import CONSTANTS, geometry, patches
 from .encodings import AutoPad, QuadAxis, ScaleOrder
 from .function_text import cast_like, integer, integers, reshape, scaled, select, unsigned_codes
 from .quantized_matmul import MAX_SUM_LENGTH, MAX_SYMMETRIC_SUM_LENGTH, TERM_RATIO
@@ -13,72 +14,28 @@ from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 
 
 def _body(opset: int, programs: Sequence[str] = ()) -> str:
-    # ConvInteger has no zero points per channel, its attributes cannot come from an input, and ONNX Runtime 1.20.1
-    # rejects int8 codes and weights. So patches are gathered and multiplied. src is viewed with three spatial
-    # dimensions: missing ones have length 1 and come first. Weights are uint8, since ONNX Runtime's sums of uint8 and
-    # int8 products saturate on some CPUs.
+    # ConvInteger has no zero points per channel, and ONNX Runtime 1.20.1 rejects int8 codes and weights. So patches are
+    # multiplied. Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on some CPUs.
     flat = reshape(opset)
-    vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(6))
-    gathered = "\n".join(_indices(axis) for axis in range(3))
     return f"""{{
         {integers(5)}
-        {vectors}
+        {CONSTANTS}
         end = Constant<value_ints = [{2**63 - 1}]>()
-        ones_3 = Constant<value_ints = [1, 1, 1]>()
-        no_geometry = Constant<value = int64[5, 3] {{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0}}>()
         zero = Constant<value_float = 0.0>()
         one = Constant<value_float = 1.0>()
         one_code = Constant<value = uint8 {{1}}>()
         half = Constant<value = int32 {{128}}>()
-        group = Constant<value_int: int = @group>()
-        auto_pad = Constant<value_int: int = @auto_pad>()
         quad_axis = Constant<value_int: int = @quad_axis>()
         scale_order = Constant<value_int: int = @scale_order>()
         terms = Constant<value_int: int = @terms>()
         term_count = Unsqueeze(terms, n0)
 
         src_shape = Shape(src)
-        rank = Shape(src_shape)
-        lacking = Sub(n5, rank)
         samples = Slice(src_shape, n0, n1)
         batch = Mul(samples, term_count)
         channels_of_terms = Slice(src_shape, n1, n2)
         channels = Div(channels_of_terms, term_count)
-        given_lengths = Slice(src_shape, n2, end)
-        lacking_ones = Slice(ones_3, n0, lacking)
-        lengths = Concat<axis = 0>(lacking_ones, given_lengths)
-        given_geometry = Cast<to = 7>(geometry)
-        lacking_geometry = Slice(no_geometry, n0, lacking, n1)
-        full_geometry = Concat<axis = 1>(lacking_geometry, given_geometry)
-        kernel = Gather(full_geometry, {integer(0)})
-        stride = Gather(full_geometry, {integer(1)})
-        dilation = Gather(full_geometry, {integer(2)})
-        given_begin = Gather(full_geometry, {integer(3)})
-        given_end = Gather(full_geometry, {integer(4)})
-        groups = Unsqueeze(group, n0)
-        group_channels = Div(channels, groups)
-        outputs = Shape(bias)
-        group_outputs = Div(outputs, groups)
-
-        kernel_less_1 = Sub(kernel, n1)
-        dilated_less_1 = Mul(kernel_less_1, dilation)
-        span = Add(dilated_less_1, n1)
-        rounding = Sub(stride, n1)
-        rounded_lengths = Add(lengths, rounding)
-        same_counts = Div(rounded_lengths, stride)
-        same_less_1 = Sub(same_counts, n1)
-        last_patch = Mul(same_less_1, stride)
-        covered = Add(last_patch, span)
-        not_in_src = Sub(covered, lengths)
-        same_pads = Max(not_in_src, n0)
-        smaller_pads = Div(same_pads, n2)
-        larger_pads = Sub(same_pads, smaller_pads)
-        is_explicit = Equal(auto_pad, {integer(AutoPad.EXPLICIT)})
-        is_lower = Equal(auto_pad, {integer(AutoPad.SAME_LOWER)})
-        same_begin = Where(is_lower, larger_pads, smaller_pads)
-        same_end = Where(is_lower, smaller_pads, larger_pads)
-        {select("begin", "is_explicit", "given_begin", "same_begin", "int64")}
-        {select("behind", "is_explicit", "given_end", "same_end", "int64")}
+        {geometry()}
 
         zero_point_size = Size(zero_point)
         zero_point_count = Unsqueeze(zero_point_size, n0)
@@ -106,19 +63,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         inside_codes = Pad(inside_src, pads)
         is_inside = Cast<to = 9>(inside_codes)
         padded_0 = Where(is_inside, codes_and_zeros, padding)
-        begin_and_length = Add(lengths, begin)
-        padded_lengths = Add(begin_and_length, behind)
-        room = Sub(padded_lengths, span)
-        steps = Div(room, stride)
-        counts = Add(steps, n1)
-        {gathered}
-        by_group = Transpose<perm = [1, 0, 3, 5, 7, 2, 4, 6, 8]>(padded_3)
-        count = ReduceProd<keepdims = 1>(counts)
-        rows = Mul(batch, count)
-        positions = ReduceProd<keepdims = 1>(kernel)
-        depth = Mul(group_channels, positions)
-        patches_shape = Concat<axis = 0>(groups, rows, depth)
-        patches = {flat}(by_group, patches_shape)
+        {patches("batch", opset)}
 
         is_channels = Equal(quad_axis, {integer(QuadAxis.CHANNELS)})
         width = Slice(kernel, n2, end)
@@ -202,22 +147,15 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     }}"""
 
 
-def _indices(axis: int) -> str:
-    """Sets padded_`axis + 1`: padded_`axis` with its spatial dimension `axis` split into [positions, kernel]."""
-    return f"""
-        count_{axis} = Gather(counts, {integer(axis)})
-        kernel_{axis} = Gather(kernel, {integer(axis)})
-        stride_{axis} = Gather(stride, {integer(axis)})
-        dilation_{axis} = Gather(dilation, {integer(axis)})
-        starts_{axis} = Range({integer(0)}, count_{axis}, {integer(1)})
-        first_{axis} = Mul(starts_{axis}, stride_{axis})
-        column_{axis} = Unsqueeze(first_{axis}, n1)
-        taps_{axis} = Range({integer(0)}, kernel_{axis}, {integer(1)})
-        distance_{axis} = Mul(taps_{axis}, dilation_{axis})
-        index_{axis} = Add(column_{axis}, distance_{axis})
-        padded_{axis + 1} = Gather<axis = {3 + 2 * axis}>(padded_{axis}, index_{axis})
-    """
-
+GEOMETRY = Input(
+    "geometry",
+    ("int32",),
+    "[5, r]; the rows are the kernel shape, strides, dilations, leading pads and trailing pads. It is an input, since "
+    "onnxruntime-extensions has no attributes with lists.",
+)
+GROUP = Attribute("group", 1, "The number of groups of channels; 1 or more.")
+AUTO_PAD = Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad)
+OUTPUT_LENGTH = "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1"
 
 _INPUTS = (
     Input(
@@ -249,12 +187,7 @@ _INPUTS = (
         "[M]: the sum of the weights of each output channel after their zero point is subtracted.",
     ),
     Input("bias", FLOATS, "[M]; -0.0 leaves the result unchanged."),
-    Input(
-        "geometry",
-        ("int32",),
-        "[5, r]; the rows are the kernel shape, strides, dilations, leading pads and trailing pads. It is an input, "
-        "since onnxruntime-extensions has no attributes with lists.",
-    ),
+    GEOMETRY,
 )
 
 QUANTIZED_CONV = Operator(
@@ -265,7 +198,7 @@ QUANTIZED_CONV = Operator(
     "channel; its group has C / group input channels. With two `terms`, each sample of `src` has C channels of codes, "
     "then C channels of codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them for `axis` 1. "
     f"`dst` is the sum of both results, then the bias; the scale of the first one is `scale * {TERM_RATIO}`.",
-    "O = floor((D + begin + end - dilation * (k - 1) - 1) / stride) + 1\n"
+    f"{OUTPUT_LENGTH}\n"
     "exact = sum over input channels of the group and kernel positions:\n"
     "        (src - zero_point) * (weight - weight_zero_point)\n"
     "dst = float32(exact) * channel_scale * scale + bias; scale_order is the order of the multiplications",
@@ -276,8 +209,8 @@ QUANTIZED_CONV = Operator(
         ),
     ),
     (
-        Attribute("group", 1, "The number of groups of channels; 1 or more."),
-        Attribute("auto_pad", AutoPad.EXPLICIT, "How the pads are determined.", AutoPad),
+        GROUP,
+        AUTO_PAD,
         Attribute("quad_axis", QuadAxis.CHANNELS, "The layout of the packed weights.", QuadAxis),
         Attribute(
             "scale_order",

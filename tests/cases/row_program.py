@@ -320,7 +320,7 @@ def program_cases(opset: int) -> Iterator[Case]:
 def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str) -> Case:
     """A product with a program after it."""
     shape = kernels.run(operator, case.inputs, **case.attributes)[0].shape
-    more = operands(rng, program, shape, 2 if operator == "QuantizedConv" else len(shape) - 1, 3)
+    more = operands(rng, program, shape, 2 if operator.endswith("Conv") else len(shape) - 1, 3)
     return Case(case.attributes | {"program": program}, [*case.inputs, *more])
 
 

@@ -217,11 +217,19 @@ void check_quantization() {
   block.word_stride = word_stride;
   if (source.one_in(3)) block.largest_word = 4095;  // of WordMatMul
   const std::vector<int16_t> before(static_cast<size_t>((rows - 1) * word_stride + count), 0x5a5a);
-  const std::vector<float> no_steps(static_cast<size_t>(rows), 1.0f);
+  std::vector<float> steps(static_cast<size_t>(rows), 1.0f);
+  if (source.one_in(3)) {  // those of rows that have larger elements elsewhere, or NaN
+    block.words = place(std::vector<int16_t>(static_cast<size_t>((rows - 1) * word_stride + count), 0x5a5a), 2);
+    block.steps = place(steps, 3);
+    dynq::kPortableCompressed.quantize_words(block);
+    for (int64_t r = 0; r < rows; ++r)
+      steps[static_cast<size_t>(r)] = source.one_in(8) ? dynq::kNan : block.steps[r] * (source.one_in(2) ? 1.0f : 3.7f);
+    block.has_steps = true;
+  }
   const std::string problem = std::to_string(rows) + "x" + std::to_string(count) + " numbers";
   compare("quantize_words", problem, [&](const CompressedKernels& kernels) {
     block.words = place(before, 2);
-    block.steps = place(no_steps, 3);
+    block.steps = place(steps, 3);
     kernels.quantize_words(block);
     Bits bits = bits_of_floats(block.steps, rows);
     for (size_t i = 0; i < before.size(); ++i) {

@@ -602,19 +602,20 @@ struct Product {
   }
 };
 
-// QuantizedConv: the geometry, and the shapes that follow from it.
+// QuantizedConv or WordConv: the geometry, and the shapes that follow from it.
 struct Convolution {
   static constexpr size_t kMaxAxes = 3;
   bool is_explicit;
   size_t rank;  // of the spatial dimensions
   int64_t geometry[5][kMaxAxes] = {};
-  int64_t outputs, quads = 1, terms;
+  int64_t group, outputs, quads = 1, terms;
+  bool has_words;           // WordConv
   int64_t row_weights = 0;  // of a kernel row, whose last quad is padded, if quads are along the width
 
   // Changes src, so that it fits the attributes.
-  Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large) {
-    const int64_t group =
-        std::clamp<int64_t>(find<int64_t>(given, "group", 1, &ort_dynq_attribute::integer), 1, kHuge / 64);
+  Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large, bool of_words)
+      : has_words(of_words) {
+    group = std::clamp<int64_t>(find<int64_t>(given, "group", 1, &ort_dynq_attribute::integer), 1, kHuge / 64);
     const bool is_width = find<int64_t>(given, "quad_axis", 0, &ort_dynq_attribute::integer) == 1;
     is_explicit = find<int64_t>(given, "auto_pad", 0, &ort_dynq_attribute::integer) == 0;
     rank = 1 + bytes.below(kMaxAxes);
@@ -681,8 +682,17 @@ struct Convolution {
     return shape;
   }
 
+  size_t geometry_index() const { return has_words ? 4 : 8; }
+
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
     const Shape one = bytes.one_in(2) ? Shape{} : shape_of({1});
+    if (index == geometry_index()) return shape_of({5, static_cast<int64_t>(rank)});
+    if (has_words && index > 0) {
+      Shape shape = shape_of({outputs});
+      if (index == 1) shape.dims[shape.rank++] = src.dims[1] / group;
+      for (size_t i = 0; i < rank && index == 1; ++i) shape.dims[shape.rank++] = geometry[0][i];
+      return shape;
+    }
     switch (index) {
       case 0:
         return src;
@@ -693,8 +703,6 @@ struct Convolution {
         return shape_of({(outputs + 15) / 16, quads, 16, 4});
       case 4:
         return bytes.one_in(2) ? shape_of({outputs}) : one;
-      case 8:
-        return shape_of({5, static_cast<int64_t>(rank)});
       default:
         return shape_of({outputs});
     }
@@ -713,9 +721,9 @@ struct Convolution {
 
   // Values that the operator requires.
   void change(Bytes& bytes, size_t index, std::vector<uint8_t>& values, size_t offset) const {
-    if (index == 3) clear_padding(values, offset);
-    if (index == 4 && bytes.one_in(2)) std::fill(values.begin(), values.end(), uint8_t{0});
-    if (index != 8 || values.size() != offset + 5 * rank * sizeof(int32_t)) return;
+    if (index == 3 && !has_words) clear_padding(values, offset);
+    if (index == 4 && !has_words && bytes.one_in(2)) std::fill(values.begin(), values.end(), uint8_t{0});
+    if (index != geometry_index() || values.size() != offset + 5 * rank * sizeof(int32_t)) return;
     for (size_t i = 0; i < 5 * rank; ++i) {
       const auto value = static_cast<int32_t>(geometry[i / rank][i % rank]);
       std::memcpy(values.data() + offset + i * sizeof value, &value, sizeof value);
@@ -1073,7 +1081,9 @@ Problem make_problem(Bytes& bytes) {
   if (has_words) problem.attributes.clear();
   if (has_words || name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;
-  if (name.rfind("QuantizedConv", 0) == 0) conv.emplace(bytes, problem.attributes, src, is_large);
+  const bool is_word_conv = name.rfind("WordConv", 0) == 0;
+  if (is_word_conv || name.rfind("QuantizedConv", 0) == 0)
+    conv.emplace(bytes, problem.attributes, src, is_large, is_word_conv);
   std::optional<Attention> attention;
   if (name == "QuantizedAttention") attention.emplace(bytes, problem.attributes, src);
   std::optional<CompressedCache> cache;
@@ -1114,7 +1124,7 @@ Problem make_problem(Bytes& bytes) {
     const int64_t axis = find<int64_t>(problem.attributes, "axis", -1, &ort_dynq_attribute::integer);
     return program->shape_of(operand, dst, product ? -1 : conv ? 2 : axis);
   };
-  const size_t first_operand = conv ? 9 : has_words ? 4 : product ? 8 : 2;
+  const size_t first_operand = is_word_conv ? 5 : conv ? 9 : has_words ? 4 : product ? 8 : 2;
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];

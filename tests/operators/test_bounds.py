@@ -86,6 +86,8 @@ def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attri
                 yield [(rows, depth), (depth, parts * size), (depth, parts), zero_points], {}
     elif operator.name == "WordMatMul":
         yield from word_products(n)
+    elif operator.name == "WordConv":
+        yield from word_convolutions(n)
     elif operator.name == "QuantizedRecurrence":
         yield from recurrences(n)
     elif operator.name == "QuantizedExperts":
@@ -216,6 +218,16 @@ def word_products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
     yield [(2, 3, n), (2, *packed_words_shape(n, 9)), (2, 9), (2, 9)], {}
 
 
+def word_convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
+    """Those of QuantizedConv, but for their scales and codes."""
+    for (src, *_, bias, geometry), given in convolutions(n):
+        assert isinstance(src, tuple)
+        assert isinstance(bias, tuple)
+        kernel = tuple(map(int, np.asarray(geometry)[0]))
+        weight = (*bias, src[1] // int(given["group"]), *kernel)
+        yield [src, weight, bias, bias, geometry], {name: given[name] for name in ("group", "auto_pad")}
+
+
 def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attributes]]:
     """Other programs for each n, with operands of all forms."""
     rng = np.random.default_rng(n)
@@ -236,8 +248,9 @@ def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attribut
             text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
             yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
     else:
-        for i, (inputs, given) in enumerate(convolutions(n)):
-            src, bias, geometry = inputs[0], inputs[7], np.asarray(inputs[8])
+        some = word_convolutions(n) if operator.name == "WordConvProgram" else convolutions(n)
+        for i, (inputs, given) in enumerate(some):
+            src, bias, geometry = inputs[0], inputs[-2], np.asarray(inputs[-1])
             assert isinstance(src, tuple)
             assert isinstance(bias, tuple)
             text, shape = TAILS[(n + i) % len(TAILS)], output_shape(src, bias[0], geometry, given["auto_pad"])
@@ -562,6 +575,18 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
         for index, shape in ((0, (3, 3, 4)), (0, (4,)), (1, (1, 2, 32, 2)), (1, (3, 1, 2, 32, 2)), (2, (3,))):
             yield [*stacked[:index], shape, *stacked[index + 1 :]], {}, stacked
         return
+    if operator.name == "WordConv":
+        places = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
+        filters: list[Given] = [(2, 4, 3, 5), (3, 4, 2, 3), (3,), (3,), places]
+        for index, each in (
+            *((0, each) for each in ((), (4,), (2, 4, 3), (2, 0, 3, 5), (2, 5, 3, 5), (2, 4, 0, 5), (2, 4, 3, 1))),
+            *((1, each) for each in ((), (3,), (3, 4, 2), (2, 4, 2, 3), (3, 2, 2, 3), (3, 4, 3, 2), (0, 4, 2, 3))),
+            *((2, each) for each in ((), (2,), (4,), (1, 3), (0,))),
+            *((3, each) for each in ((), (1, 3), (2,), (4,), (0,))),
+            *((4, each) for each in ((), (10,), (5, 1), (4, 2), np.array([[1, 1]] * 4 + [[0, -1]], np.int32))),
+        ):
+            yield [*filters[:index], each, *filters[index + 1 :]], {}, filters
+        return
     if operator.name == "QuantizedExperts":
         mixture: list[Given] = [(3, 32), (3, 4), (3, 4)]
         mixture += [(4, 2, 4, 16, 4), (4, 2, 32), (4, 2, 32), (4, 32), (4, 2, 2, 16, 4), (1,), (4, 1, 32), (4, 32)]
@@ -660,7 +685,10 @@ def wrong_operands(operator: Operator) -> Iterator[tuple[Sequence[Given], Attrib
         ours = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,), (2, 1), (3,), (2, 3)]
     else:
         geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
-        ours = [(2, 4, 3, 5), (), (), (1, 6, 16, 4), (), (3,), (3,), (3,), geometry, (3, 1, 1), (3, 2), (2, 3, 3, 2)]
+        ours = [(2, 4, 3, 5), (), (), (1, 6, 16, 4), (), (3,), (3,), (3,)]
+        if product.name == "WordConv":
+            ours = [(2, 4, 3, 5), (3, 4, 2, 3), (3,), (3,)]
+        ours += [geometry, (3, 1, 1), (3, 2), (2, 3, 3, 2)]
         wrongs = (
             (0, [(2, 1, 1, 1), (2, 1, 1), (3, 1), (3,), (1, 3, 3, 2), (1, 1, 3, 1, 1), (0,)]),
             (1, [(3, 1, 1), (2, 3), (2,), (1, 3, 3, 2), (1, 1, 1, 3, 2), ()]),

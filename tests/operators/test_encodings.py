@@ -11,6 +11,7 @@ from cases.compressed_matmul import compressed_operands
 from cases.quantized_attention import numbers
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
+from cases.word_conv import word_conv_inputs
 from cases.word_matmul import word_inputs
 from helpers import Array
 from recurrence import recurrence_inputs
@@ -53,6 +54,9 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name.startswith("WordMatMul"):
         operands = [np.ones((), each) for each in types[4:]]
         return [*word_inputs(np.random.default_rng(0), (4, 2), 2)[0], *operands]
+    if operator.name.startswith("WordConv"):
+        operands = [np.ones((), each) for each in types[5:]]
+        return [*word_conv_inputs(np.random.default_rng(0), (4, 2, 1), (2, 2, 1)), *operands]
     if operator.name == "QuantizedAttention":
         return [*(np.ones((1, 4, 2), np.float32) for _ in range(3)), np.ones((1, 1, 1, 1), np.float32), *numbers()]
     arrays = [np.ones((4, 2), types[0]), *(np.ones((), each) for each in types[1:])]

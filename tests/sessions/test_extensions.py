@@ -26,6 +26,7 @@ from cases.compressed_attention import compressed_inputs
 from cases.compressed_matmul import compressed_operands
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
+from cases.word_conv import word_conv_inputs
 from cases.word_matmul import word_inputs
 from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
 from recurrence import recurrence_inputs
@@ -134,6 +135,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return [rng.normal(0, 1, shape).astype(np.float32) for shape in ((2, 4, 5), (3, 4), (3,), (4, 3), (4,))]
     if operator.name.startswith("WordMatMul"):
         return [*word_inputs(rng, (7, 33), 20)[0], *operands]
+    if operator.name.startswith("WordConv"):
+        return [*word_conv_inputs(rng, (2, 4, 5, 6), (8, 4, 3, 2)), *operands]
     if operator.name == "CompressedMatMul":
         return compressed_operands(rng, types[1], (7,), 33, 4, 5, float_types=(types[0], types[2]))
     if operator.name == "QuantizedAttention":

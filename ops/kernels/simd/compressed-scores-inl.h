@@ -39,37 +39,44 @@ struct RowOfNumbers {
   }
 };
 
-// As many rows as a vector has lanes share the work on their steps.
+template <bool kHasFactors>
+inline RowOfNumbers<kHasFactors> row_of_numbers(const WordRows& p, int64_t row) {
+  return {p.x + row * p.stride, p.factors, p.count, p.count / V::kLanes * V::kLanes};
+}
+
+// The steps of some rows, at most as many as a vector has lanes, which share the work.
+template <bool kHasFactors>
+inline void find_steps(const WordRows& p, int64_t first, int64_t count) {
+  V::F peaks[V::kLanes];
+  for (int64_t r = 0; r < count; ++r) peaks[r] = row_of_numbers<kHasFactors>(p, first + r).peaks();
+  V::F largest;
+  if (count == 1) {
+    largest = V::set1(V::has_nan(peaks[0], peaks[0]) ? kNan : V::highest(peaks[0]));
+  } else {
+    for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = V::set1(0.0f);
+    largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::larger_bits(a, b); });
+  }
+  const V::F step = V::max(V::div(largest, V::set1(p.largest_word)), V::set1(kSmallestStep));
+  float magnitudes[V::kLanes], steps[V::kLanes];
+  V::store<false>(magnitudes, largest);
+  V::store<false>(steps, step);
+  for (int64_t r = 0; r < count; ++r) dynq::store(p.steps + first + r, magnitudes[r] < kInfinity ? steps[r] : kNan);
+}
+
 template <bool kHasFactors>
 void quantize_rows(const WordRows& p) {
   for (int64_t first = 0; first < p.rows; first += V::kLanes) {
     const int64_t count = p.rows - first < V::kLanes ? p.rows - first : V::kLanes;
-    const auto row = [&](int64_t r) ORT_DYNQ_INLINE_LAMBDA {
-      return RowOfNumbers<kHasFactors>{p.x + (first + r) * p.stride, p.factors, p.count,
-                                       p.count / V::kLanes * V::kLanes};
-    };
-    V::F peaks[V::kLanes];
-    for (int64_t r = 0; r < count; ++r) peaks[r] = row(r).peaks();
-    V::F largest;
-    if (count == 1) {
-      largest = V::set1(V::has_nan(peaks[0], peaks[0]) ? kNan : V::highest(peaks[0]));
-    } else {
-      for (int64_t r = count; r < V::kLanes; ++r) peaks[r] = V::set1(0.0f);
-      largest = V::combine_lanes(peaks, [](V::F a, V::F b) ORT_DYNQ_INLINE_LAMBDA { return V::larger_bits(a, b); });
-    }
-    const V::F step = V::max(V::div(largest, V::set1(p.largest_word)), V::set1(kSmallestStep));
-    float magnitudes[V::kLanes], steps[V::kLanes], inverses[V::kLanes];
-    V::store<false>(magnitudes, largest);
-    V::store<false>(steps, step);
-    V::store<false>(inverses, V::div(V::set1(1.0f), step));
+    if (!p.has_steps) find_steps<kHasFactors>(p, first, count);
+    float inverses[V::kLanes];
+    V::store<false>(inverses, V::div(V::set1(1.0f), numbers_at(p.steps, first, p.rows)));
     for (int64_t r = 0; r < count; ++r) {
       int16_t* const words = p.words + (first + r) * p.word_stride;
-      const bool is_finite = magnitudes[r] < kInfinity;
-      if (is_finite)
-        row(r).store_words(words, inverses[r], first + V::kLanes + r < p.rows ? V::kLanes * p.stride : 0);
+      if (inverses[r] == inverses[r])
+        row_of_numbers<kHasFactors>(p, first + r)
+            .store_words(words, inverses[r], first + V::kLanes + r < p.rows ? V::kLanes * p.stride : 0);
       else
         memset(words, 0, static_cast<size_t>(p.count) * sizeof(int16_t));
-      dynq::store(p.steps + first + r, is_finite ? steps[r] : kNan);
     }
   }
 }
