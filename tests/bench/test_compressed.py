@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from benching import run_developers, run_developers_json
+from benching import run_developers, run_developers_json, take_two_copies
 
 SMALL = ("--rows", "3", "--sizes", "64x128", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def _few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_two_copies(monkeypatch)
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
