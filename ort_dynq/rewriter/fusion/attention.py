@@ -45,7 +45,8 @@ from .score_steps import (
     split_scalars,
     split_steps,
 )
-from .scores import Attention, Lost, Source, attention_of, is_float_cast, shapes_of, sources_of
+from .scores import Attention, Lost, attention_of, shapes_of
+from .sources import Source, sources_of
 from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 
 _MOVES = RESHAPES | {"Concat", "Expand"} | {"Cast", "Transpose"}
@@ -281,8 +282,7 @@ def _results_of(result: View, product: ir.Node) -> list[View]:
         users = [node for node, _ in found[0].value.uses() if not is_standard(node, "Shape")]
         if len(users) != 1 or users[0].graph is not product.graph:
             break
-        cast = View(users[0].outputs[0], found[0].axes) if is_float_cast(users[0]) else None
-        if (after := cast or found[0].after(users[0])) is None:
+        if (after := found[0].after(users[0])) is None:
             break
         found.insert(0, after)
     return found

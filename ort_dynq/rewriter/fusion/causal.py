@@ -17,8 +17,7 @@ from ..analysis.nodes import input_of, is_standard, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.standard import COPIES, RESHAPES
 from .score_steps import Added, Masked, Step
-from .scores import skip_casts
-from .views import Axis, dims_of, leaves
+from .views import Axis, dims_of, leaves, skip_casts
 
 _KEEPING = COPIES - {"Dropout"} | {"Cast", "Expand"}
 _MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0

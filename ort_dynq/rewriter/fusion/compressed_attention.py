@@ -45,8 +45,9 @@ from .score_steps import (
     sum_of,
     times,
 )
-from .scores import Attention, Source, attention_of, skip_casts, sources_of
-from .views import Dim, View, dims_of, leaves
+from .scores import Attention, attention_of
+from .sources import Source, sources_of
+from .views import Dim, View, dims_of, leaves, skip_casts
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}

@@ -8,7 +8,7 @@ Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has three steps: the scalar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -16,18 +16,16 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
-from ..analysis.shape_arithmetic import factors_of, known_number
+from ..analysis.shape_arithmetic import factors_of
 from ..analysis.shapes import axes_of as reduced_axes
-from ..analysis.shapes import does_not_grow, has_one_element, is_equal
+from ..analysis.shapes import does_not_grow, is_equal
 from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS
 from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
 from .contractions import labels_of, operands_of
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
-from .views import Axes, Factor, View, axes_of, dims_of, leaves, rename
-
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+from .views import Axes, View, axes_of, dims_of, leaves, rename
 
 
 @dataclass
@@ -207,8 +205,6 @@ def _scores_of(
             return None
         (a, b), _ = operands_of(node, {2: axes})
         return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
-    if is_float_cast(node):
-        return _scores_of((node,), 0, axes, walk, distance + 1, is_half=is_half)
     if (source := View(value, axes).before()) is not None:
         return _scores_of((node,), 0, source.axes, walk, distance + 1, is_half=is_half)
     for i in _indices(node):
@@ -221,19 +217,6 @@ def _scores_of(
             scores.steps[len(scores.steps) - (mask is not None) :] = [mask or step]
             return scores
     return None
-
-
-def is_float_cast(node: ir.Node) -> bool:
-    """Returns whether a node is a Cast from floats to floats."""
-    source = node.inputs[0] if is_standard(node, "Cast") else None
-    return source is not None and source.dtype in _FLOATS and node.outputs[0].dtype in _FLOATS
-
-
-def skip_casts(value: ir.Value) -> ir.Value:
-    """Returns the value before any Cast from floats to floats."""
-    while (node := value.producer()) is not None and is_float_cast(node) and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
 
 
 def _serves(users: Sequence[ir.Node], index: int, node: ir.Node, at: int) -> bool:
@@ -326,64 +309,6 @@ def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
     return value if expand.inputs[0] is None else expand.inputs[0]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A value of which an operand is a view, and the scalars by which it is multiplied after it."""
-
-    view: View
-    scalars: tuple[Scalar, ...] = ()
-
-
-def sources_of(operand: View, tokens: Iterable[Factor] | None = None, *, repeats: bool = False) -> list[Source]:
-    """Returns an operand, and the values of which it is a view, the first one last; with `repeats` also through Expand.
-
-    A product with a scalar that is computed at run time may be a dequantization. It stays, except after the key has
-    been transposed: `tokens` are the factors that are its last axis then.
-    """
-    found = [Source(operand)]
-    while not CHAIN.is_passed(len(found)):
-        view, scalars = found[-1].view, found[-1].scalars
-        node = view.value.producer()
-        if (before := view.before()) is not None:
-            found.append(Source(before, scalars))
-        elif node is not None and is_float_cast(node) and node.inputs[0] is not None:
-            found.append(Source(View(node.inputs[0], view.axes), scalars))
-        elif repeats and (narrow := _before_expand(view)) is not None:
-            found.append(Source(narrow, scalars))
-        elif node is not None and is_standard(node, "Mul", "Div"):
-            is_last = bool(tokens) and leaves(view.axes[-1:]) == leaves([tokens or ()])
-            scaled = _unscaled(node, len(view.axes), at_run_time=is_last)
-            if scaled is None:
-                break
-            found.append(Source(View(scaled[0], view.axes), (*scalars, scaled[1])))
-        else:
-            break
-    return found
-
-
-def _before_expand(view: View) -> View | None:
-    """Returns the value that an Expand repeats, which has not all factors; None if that is not known."""
-    expand = producer_of(view.value, "Expand")
-    source = None if expand is None else expand.inputs[0]
-    if source is None or source.shape is None:
-        return None
-    at = len(view.axes) - len(source.shape)
-    pairs = list(zip(source.shape, dims_of(view.value)[at:], view.axes[at:], strict=True))
-    is_known = all(isinstance(dim, int) or is_equal(dim, wide) for dim, wide, _ in pairs)
-    return View(source, tuple(() if dim == 1 else axis for dim, _, axis in pairs)) if is_known else None
-
-
-def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value, Scalar] | None:
-    """Returns the operand of a Mul or Div that a scalar scales, and the scalar."""
-    for i in _indices(node):
-        value, other = node.inputs[i], node.inputs[1 - i]
-        if value is None or other is None or not has_one_element(other, 4) or len(dims_of(value)) != rank:
-            continue
-        if at_run_time or known_number(other) is not None:
-            return value, Scalar(other, node.op_type == "Div")
-    return None
-
-
 def _product_of(softmax: ir.Node, axes: Axes, walk: _Walk) -> tuple[ir.Node, int, View, bool] | ir.Value:
     """Returns the product by the value; the index and the view of the probabilities; and whether the softmax is safe.
 
@@ -405,7 +330,7 @@ def _product_of(softmax: ir.Node, axes: Axes, walk: _Walk) -> tuple[ir.Node, int
         node = users[0]
         if _is_of_activations(node, walk.context) and node.attributes.get_float("alpha", 1.0) == 1:
             return node, list(node.inputs).index(view.value), view, is_safe
-        if is_float_cast(node) or _is_idle_dropout(node):
+        if _is_idle_dropout(node):
             view = View(node.outputs[0], view.axes)
         elif (after := view.after(node)) is not None:
             view = after

@@ -21,6 +21,7 @@ from ..analysis.standard import ARITHMETIC, RESHAPES
 from ..edit import Edit
 
 Dim = int | ir.SymbolicDim
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(eq=False)
@@ -60,21 +61,25 @@ class View:
         return leaves(self.axes)
 
     def before(self) -> View | None:
-        """Returns the value of which a node only moves the elements; None if the node does anything else."""
+        """Returns the value of which a node only moves the elements, or casts floats; None if it does anything else."""
         node = self.value.producer()
         source = node.inputs[0] if node is not None and node.inputs else None
         if node is None or source is None or source.shape is None:
             return None
+        if is_float_cast(node):
+            return View(source, self.axes)
         if is_standard(node, "Transpose"):
             perm = _permutation(node, len(self.axes))
             return View(source, tuple(self.axes[perm.index(i)] for i in range(len(perm))))
         return self._reshaped(node, source)
 
     def after(self, node: ir.Node) -> View | None:
-        """Returns the output of a node that only moves the elements; None if the node does anything else."""
+        """Returns the output of a node that only moves the elements, or casts floats; None if it does anything else."""
         output = node.outputs[0]
         if output.shape is None or node.inputs[0] is not self.value:
             return None
+        if is_float_cast(node):
+            return View(output, self.axes)
         if is_standard(node, "Transpose"):
             return View(output, tuple(self.axes[i] for i in _permutation(node, len(self.axes))))
         return self._reshaped(node, output)
@@ -102,6 +107,19 @@ class View:
                 leaves(self.axes[lead:]), dims_of(_term_of(to))[lead:]
             )
         return None if axes is None else View(to, self.axes[:lead] + axes)
+
+
+def is_float_cast(node: ir.Node) -> bool:
+    """Returns whether a node is a Cast from floats to floats."""
+    source = node.inputs[0] if is_standard(node, "Cast") else None
+    return source is not None and source.dtype in _FLOATS and node.outputs[0].dtype in _FLOATS
+
+
+def skip_casts(value: ir.Value) -> ir.Value:
+    """Returns the value before any Cast from floats to floats."""
+    while (node := value.producer()) is not None and is_float_cast(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def _permutation(node: ir.Node, rank: int) -> list[int]:
