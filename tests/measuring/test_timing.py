@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -47,6 +48,24 @@ def test_times_are_divided_by_the_repeats(monkeypatch: pytest.MonkeyPatch) -> No
     contenders = [timing.Contender(run, [], times) for times in (1, 1000)]
     one, many = timing.interleave(contenders, timing.Settings(seconds=0.001, warmup=1), 1)
     assert ({*one}, {*many}) == ({2000}, {2})
+
+
+def test_runs_without_time_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that stands still in every third run."""
+    clock, runs = [0], itertools.count(1)
+    monkeypatch.setattr(timing, "clock_of", lambda _: lambda: clock[0])
+
+    def run() -> None:
+        clock[0] += 2000 if next(runs) % 3 else 0
+
+    def still() -> None:
+        pass
+
+    some, none = timing.interleave(
+        [timing.Contender(each, []) for each in (run, still)], timing.Settings(seconds=0.001), 1
+    )
+    assert timing.latency(some).min_ms == 0.002
+    assert none.tolist() == [1]
 
 
 @pytest.mark.parametrize(("threads", "has_threads"), [(1, False), (2, False), (1, True)])

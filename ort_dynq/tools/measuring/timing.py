@@ -325,7 +325,7 @@ def interleave(contenders: Sequence[Contender], settings: Settings, threads: int
             _take_turn(contenders[i], samples[i], now, turn, settle=_SETTLE_SECONDS if threads > 1 else 0)
         order.reverse()  # so that no contender always follows the same one
         rounds += 1
-    return [np.asarray(each) for each in samples]
+    return [np.asarray(each or [1.0]) for each in samples]
 
 
 def latencies(contenders: Sequence[Contender], seconds: float) -> list[Latency]:
@@ -351,7 +351,8 @@ def _take_turn(
         before = now()
         run()
         after = now()
-        samples.append(max(after - before - cost, 1) / contender.repeats)
+        if 2 * (after - before) > cost:  # the time of a thread may stand still: that is no run of no time
+            samples.append(max(after - before - cost, 1) / contender.repeats)
         if wall() >= end:
             return
 
