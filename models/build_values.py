@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from _common import Example, activations, int8_weights, main, parse
 
@@ -172,7 +173,31 @@ def shared_exponents() -> Example:
     return Example(model, [activations(1, 9, 96, zero_row=True)])
 
 
+def hqq_weights() -> Example:
+    """Weights as HQQ dequantizes them: zero points that are no codes, for groups of a column and for columns."""
+    rng = np.random.default_rng(48)
+    model = parse(
+        f"""hqq (float[batch, tokens, 256] x) => (float[batch, tokens, 256] y, float[batch, tokens, 256] z) {{
+            {RANGE}
+            real = Cast<to = 1>(codes)  grouped = Reshape(real, groups)
+            left = Sub(grouped, zeros)  scaled = Mul(left, scales)  w = Reshape(scaled, joined)  y = MatMul(d, w)
+            rest = Sub(real, zeros_of_columns)  w2 = Mul(rest, scales_of_columns)  z = MatMul(d, w2)
+        }}""",
+        21,
+        **{name: CONSTANTS[name] for name in ("last", "epsilon", "c127", "low")},
+        codes=rng.integers(0, 16, (256, 256)).astype(ml_dtypes.uint4),
+        groups=np.array([2, 128, 256]),
+        joined=np.array([256, 256]),
+        zeros=rng.uniform(0, 15, (2, 1, 256)).astype(np.float32),
+        scales=rng.uniform(0.01, 0.02, (2, 1, 256)).astype(np.float32),
+        zeros_of_columns=rng.uniform(0, 15, 256).astype(np.float32),
+        scales_of_columns=rng.uniform(0.01, 0.02, 256).astype(np.float32),
+    )
+    return Example(model, [activations(1, 3, 256, zero_row=True)])
+
+
 MODELS = {
+    "hqq_weights": hqq_weights,
     "scaled_sums": scaled_sums,
     "shared_exponents": shared_exponents,
     "rounded_by_arithmetic": rounded_by_arithmetic,

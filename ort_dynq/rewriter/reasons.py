@@ -253,6 +253,9 @@ class Reason(Enum):
     GEMM_OVERFLOW = "{what} of the Gemm exceed float32"
     PRODUCT_TOO_SMALL_FOR_ROWS = "the product is too small: scaling its rows costs more than it saves"
     PRODUCT_TOO_SMALL_FOR_GROUPS = "the product is too small: its groups cost more than integers save"
+    PRODUCT_TOO_SMALL_FOR_SUMS = (
+        "the product is too small: the sums that zero points of its weights need cost more than integers save"
+    )
     PRODUCT_TOO_SMALL_FOR_A_SUM = "the product is too small: two products, of each term, cost more than integers save"
     PRODUCT_TOO_SMALL_TO_TRANSPOSE = (
         "the product is too small: transposing its codes and its result costs more than integers save"

@@ -175,6 +175,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.QuantizedMatMul": 1,
         "ort_dynq.QuantizedMatMulProgram": 1,
     },
+    "hqq_weights": {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 4},
     "rounded_by_arithmetic": {
         "ort_dynq.RowProgram": 2,
         "ort_dynq.QuantizedMatMul": 2,

@@ -77,7 +77,7 @@ OF_1_32 = (
     *("saved_operators", "moved_codes", "no_epsilon", "floating_zero_point", "integer_heads", "weight_shapes"),
     "joined_parts",
     *("ort_dynamic_llama", "padded_images", "shared_scales", "embedding_of_codes", "masked_codes", "positions"),
-    *("relative_bounds", "rounded_by_arithmetic", "scaled_sums", "shared_exponents"),
+    *("relative_bounds", "rounded_by_arithmetic", "scaled_sums", "shared_exponents", "hqq_weights"),
 )
 # Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
 NOT_FOR_EXTENSIONS = {

@@ -7,11 +7,12 @@ Add of two fake quantizations or dequantizations, MatMul | Gemm | Einsum
 fake quantization | dequantization, Conv of 1x1 with a scale for each position    -> the same, between Transposes
 MatMul of constant weights by fake quantization | dequantization                  -> the same, between Transposes
 
-The weights must be an 8-bit grid in every output channel, or in groups of it (grid.py). The activation may have a scale
-for each group, too. The integer sums are exact where a sum of floats is rounded, so the last bits differ: the rule does
-not apply if results must be exact. The weights may be a grid that was rounded to float16, as exporters of float16
-models store them, and the activation may be rounded to float16 after it is dequantized. The product then uses the codes
-and scales, without that rounding.
+The weights must be an 8-bit grid in every output channel, or in groups of it (grid.py), also one with zero points that
+are no codes (float_zero_points.py): the sums of the codes over groups, times what these leave, are added. The
+activation may have a scale for each group, too. The integer sums are exact where a sum of floats is rounded, so the
+last bits differ: the rule does not apply if results must be exact. The weights may be a grid that was rounded to
+float16, as exporters of float16 models store them, and the activation may be rounded to float16 after it is
+dequantized. The product then uses the codes and scales, without that rounding.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..codes.affine_form import Affine
 from ..codes.codes import ActivationCodes
 from ..edit import Edit
 from ..policy.cost import (
+    is_tiny_product_of_float_zero_points,
     is_tiny_product_of_groups,
     is_tiny_product_of_rows,
     is_tiny_sum,
@@ -42,6 +44,7 @@ from ..policy.ort_fusions import check_fused
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..weights.channels import columns_of
+from ..weights.float_zero_points import grid_of_float_zero_points
 from ..weights.grid import QuantizedWeights, SharedGrids, check_length, columns_of_stack, grid_of
 from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, stack_beside, with_alpha
 from .einsum import Einsum, einsum_of, of_left_weights, pointwise
@@ -97,7 +100,7 @@ def _match(node: ir.Node, context: Context) -> _FloatMatMulParts | None:
         _part_of(node, each, grid, einsum, term, context, is_whole=False)
         for each, term in zip(products, terms, strict=True)
     )
-    if any(part.activation.has_offset for part in parts):
+    if grid.offset is not None or any(part.activation.has_offset for part in parts):
         raise forms.lost(product.a) or Unconverted(Reason.ACTIVATION_SCALES)
     return _FloatMatMulParts(parts, product.a)
 
@@ -150,6 +153,8 @@ def _part_of(
     common = math.gcd(group_size, grid.group_size)  # a multiple of 16, as both are; 0 stands for one group
     if (group_size or grid.group_size) and is_tiny_product_of_groups(a, columns):
         raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
+    if grid.offset is not None and is_tiny_product_of_float_zero_points(a, depth, columns):
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_SUMS)
     if group_size:
         grid = grid.split(common)
     check_length(grid)
@@ -165,7 +170,7 @@ def _part_of(
         order = einsum.order if einsum.moves_rows else ()
         activation = replace(activation, order=order, shape=einsum.rows_shape)
         return _FloatMatMul(activation, grid, epilogue, einsum)
-    if activation.has_offset or not is_whole:
+    if activation.has_offset or grid.offset is not None or not is_whole:
         return _FloatMatMul(activation, grid, epilogue)
     if not activation.is_scaled and bias is None:  # a scale may follow
         epilogue = (epilogue.past_casts() if grid.has_int32_sums else epilogue).past_scales(a, facts)
@@ -252,4 +257,6 @@ def _grid_of(b: ir.Value, is_transposed: bool, einsum: Einsum | None, facts: Fac
     weights = weights if einsum is None else einsum.matrices(weights)
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
     grid = grid_of(matrix, may_be_rounded=True)
+    if grid is None and einsum is None and not stack:
+        return grid_of_float_zero_points(matrix)
     return None if grid is None else replace(grid, stack=stack)

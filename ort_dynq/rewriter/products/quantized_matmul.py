@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...operators.encodings import ScaleOrder
 from ...operators.packing import pack
 from ..codes.codes import Codes
 from ..edit import Edit, call
@@ -42,6 +44,9 @@ def build_quantized_matmul(
     if codes.offset is not None:
         edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_offset(codes, grid, before, edit)]), before=before)
+    if grid.offset is not None:
+        edit.metadata[HAS_OFFSET] = "1"
+        result = edit.insert(ir.node("Add", [result, _of_zero_points(codes, grid, before, edit)]), before=before)
     edit.replace(epilogue.last, result if einsum is None else einsum.result(result, edit))
 
 
@@ -75,12 +80,39 @@ def _packed(grid: QuantizedWeights) -> npt.NDArray[np.int8]:
 
 def _of_offset(codes: Codes, grid: QuantizedWeights, before: ir.Node, edit: Edit) -> ir.Value:
     """Returns the product of an offset of rows, or of their groups, and the weights: offsets times sums of weights."""
-    sums = grid.sums * grid.scale.astype(np.float64)
+    sums = grid.sums_of_weights
     if not codes.has_offset_of_groups:
         sums = sums.sum(0, keepdims=bool(grid.stack))
     sums = stacked(sums, grid.stack)
     inputs = [codes.offset, edit.shared(SharedInitializers).of(sums.astype(np.float32), edit)]
     return edit.insert(ir.node("MatMul" if codes.has_offset_of_groups else "Mul", inputs), before=before)
+
+
+def _of_zero_points(codes: Codes, grid: QuantizedWeights, before: ir.Node, edit: Edit) -> ir.Value:
+    """Returns what zero points of weights that are no codes add: sums of the activation over groups times offsets.
+
+    A product by weights of 1 has these sums, exact but for its scale. The offset of an activation is not in them.
+    """
+    assert grid.offset is not None
+    shared, groups = edit.shared(SharedInitializers), len(grid.offset)
+    depth = len(grid.codes)
+    row = edit.add_constant(np.float32(1), before=edit.node) if codes.scale is None else codes.scale
+    if codes.repeats_scale:
+        shape = edit.insert(ir.node("Shape", [codes.zero_point]), before=before)
+        row = edit.insert(ir.node("Expand", [row, shape]), before=before)
+    sums = np.broadcast_to(np.int32(depth // groups), (groups, groups))
+    ones, scales = pack(np.ones((depth, groups), np.int8), 8), np.eye(groups, dtype=np.float32)
+    arrays: list[npt.NDArray[Any]] = [ones, np.zeros(1, np.int8), scales, np.ascontiguousarray(sums)]
+    arrays.append(np.full(groups, -0.0, np.float32))
+    product = call(
+        "QuantizedMatMul",
+        [codes.codes, row, codes.zero_point, *(shared.of(each, edit) for each in arrays)],
+        bits=8,
+        group_size=grid.group_size,
+        scale_order=int(ScaleOrder.COLUMN_FIRST),
+    )
+    of_groups = edit.insert(product, before=before)
+    return edit.insert(ir.node("MatMul", [of_groups, shared.of(grid.offset, edit)]), before=before)
 
 
 def scales_and_bias(epilogue: Epilogue, codes: Codes, edit: Edit) -> tuple[ir.Value, ir.Value, ir.Value]:

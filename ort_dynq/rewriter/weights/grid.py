@@ -48,7 +48,7 @@ class QuantizedWeights:
     """weights[k, n] == float32((codes[k, n] - zero_point[g, n]) * scale[g, n]), where g is the group of k.
 
     Or the weights are that except for roundings. If `is_rounded`, they are that product rounded to float16, or relative
-    to the largest weight.
+    to the largest weight. With zero points that are no codes, the weights are that product plus `offset[g, n]`.
 
     Attributes:
         codes: int8, [K, N]; 0 to 15 if `bits` is 4; int16 if it is 12.
@@ -60,6 +60,7 @@ class QuantizedWeights:
         is_near: Whether these are relative to the largest weight, at most MAX_ROUNDING_OF_ALL of it.
         stack: The leading dimensions of stacked matrices; empty for one matrix. The N columns are those of the first
             matrix, then those of the second one, and so on.
+        offset: float32, [groups, N], what zero points that are no codes leave; None for 0 (float_zero_points.py).
     """
 
     codes: npt.NDArray[Any]
@@ -70,6 +71,7 @@ class QuantizedWeights:
     is_rounded: bool = False
     is_near: bool = False
     stack: tuple[int, ...] = ()
+    offset: npt.NDArray[np.float32] | None = None
 
     @property
     def columns(self) -> int:
@@ -87,6 +89,14 @@ class QuantizedWeights:
         return np.asarray(sums - np.int32(size) * self.zero_point.astype(np.int32))
 
     @property
+    def sums_of_weights(self) -> npt.NDArray[np.float64]:
+        """The sums of the weights, [groups, N]."""
+        sums = np.asarray(self.sums * self.scale.astype(np.float64), np.float64)
+        if self.offset is not None:
+            sums += (self.group_size or len(self.codes)) * self.offset.astype(np.float64)
+        return sums
+
+    @property
     def has_int32_sums(self) -> bool:
         """Whether the sums of codes times weights are integers that int32 holds."""
         largest = float(self.scale.max()) * 255 * 255 * len(self.codes)
@@ -97,7 +107,8 @@ class QuantizedWeights:
         factor = (self.group_size or len(self.codes)) // group_size
         scale = np.repeat(self.scale, factor, 0) if self.group_size else self.scale
         zero_point = self.zero_point if self.zero_point.ndim == 1 else np.repeat(self.zero_point, factor, 0)
-        return replace(self, scale=scale, zero_point=zero_point, group_size=group_size)
+        offset = None if self.offset is None else np.repeat(self.offset, factor, 0)
+        return replace(self, scale=scale, zero_point=zero_point, group_size=group_size, offset=offset)
 
 
 class SharedGrids:
@@ -157,12 +168,17 @@ def grid_of(weights: npt.NDArray[Any], *, may_be_rounded: bool = False) -> Quant
     depth = len(weights)
     for is_exact in (True, False) if may_be_rounded and depth >= _MIN_ROUNDED_ROWS else (True,):
         search = _EXACT if is_exact else _ROUNDED if is_float16(weights) else _NEAR
-        for group_size in (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0)):
+        for group_size in sizes_of_groups(depth):
             found = _numbers(weights, group_size or depth, search)
             if found is not None:
                 grid = _grid(*found, group_size)
                 return None if grid is None else replace(grid, is_rounded=search is _ROUNDED)
     return _grid_of_all(weights) if may_be_rounded and depth >= _MIN_ROUNDED_ROWS else None
+
+
+def sizes_of_groups(depth: int) -> tuple[int, ...]:
+    """Returns the sizes of groups that weights of K rows may have; 0, the first one, stands for all rows."""
+    return (0, *(size for size in _GROUP_SIZES if size < depth and depth % size == 0))
 
 
 def _grid_of_all(weights: npt.NDArray[np.float32]) -> QuantizedWeights | None:
@@ -195,12 +211,12 @@ def _numbers(
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
     """Returns the multiples of the scales that the weights are, [K, N], and the scales, [K / size, N]."""
     depth, columns = weights.shape
-    probe = _grouped(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)
+    probe = in_groups(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)
     if not (np.isfinite(probe).all() and all(map(search.has_scale, probe.T[:_PROBED_COLUMNS]))):
         return None
     numbers, scales = np.empty((depth, columns), np.int16), np.empty((depth // size, columns), np.float32)
     for block in _blocks(weights):
-        grouped = _grouped(weights[:, block], size)
+        grouped = in_groups(weights[:, block], size)
         found = search.scales(grouped) if np.isfinite(grouped).all() else None
         if found is None:
             return None
@@ -229,7 +245,7 @@ def _grid(numbers: npt.NDArray[np.int16], scale: npt.NDArray[np.float32], group_
     )
 
 
-def _grouped(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
+def in_groups(weights: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
     """Returns the groups as columns, [size, K / size * N]; all groups of one place in K are adjacent."""
     depth, columns = weights.shape
     return weights.reshape(depth // size, size, columns).transpose(1, 0, 2).reshape(size, -1)

@@ -120,7 +120,9 @@ def with_alpha(grid: QuantizedWeights, product: MatrixProduct) -> QuantizedWeigh
         return grid
     if grid.is_rounded:
         raise Unconverted(Reason.GEMM_ATTRIBUTES)
-    return replace(grid, scale=_times(grid.scale, product.alpha, "the weights times the attribute alpha"))
+    name = "the weights times the attribute alpha"
+    offset = None if grid.offset is None else _times(grid.offset, product.alpha, name)
+    return replace(grid, scale=_times(grid.scale, product.alpha, name), offset=offset)
 
 
 def stack_beside(stack: tuple[int, ...], activation: ir.Value) -> tuple[int, ...]:

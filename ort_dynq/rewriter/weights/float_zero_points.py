@@ -1,0 +1,101 @@
+"""Float weights as codes with a zero point that is no code: (code - zero point) * scale, as HQQ has them.
+
+Each column, or each group of adjacent elements of a column, is an arithmetic progression: its distances to its smallest
+element are multiples of one scale, except for the roundings of float32. A product takes the nearest code as zero point;
+what that leaves is one number for all elements of a group, which the sum of the activation over the group multiplies:
+
+    x @ ((q - z) * s) = x @ ((q - code) * s) + (sums of x over groups) @ ((code - z) * s)
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .grid import MAX_ROUNDING_OF_ALL, QuantizedWeights, in_groups, sizes_of_groups
+
+_PROBED_COLUMNS = 16  # a sample of the columns rejects most weights
+_PROBED_ROWS = (4, 64)  # they reject most steps
+_ROUNDINGS = 2.0**-21  # of (code - zero point) * scale, and of the distance of two of them, relative to the largest
+_MAX_DISTANCE = 2.0**-5  # of a number of steps to an integer: more would take any numbers for integers
+_MIN_ELEMENTS = 8  # fewer numbers are multiples of some step by chance
+_MAX_CODE = {4: 15, 8: 255}
+
+_Floats = npt.NDArray[np.float64]
+
+
+def grid_of_float_zero_points(weights: npt.NDArray[np.float32]) -> QuantizedWeights | None:
+    """Returns codes, scales and zero points of float32 weights [K, N], and what these leave; None if they have none.
+
+    One group for each column is tried first, then smaller groups.
+    """
+    if weights.ndim != 2 or weights.dtype != np.float32 or not weights.size or not np.isfinite(weights).all():
+        return None
+    depth, columns = weights.shape
+    for group_size in sizes_of_groups(depth):
+        size = group_size or depth
+        probe = in_groups(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)[:, :_PROBED_COLUMNS]
+        if size >= _MIN_ELEMENTS and _steps(probe.astype(np.float64)) is not None:
+            return _grid(in_groups(weights, size).astype(np.float64), weights.shape, group_size)
+    return None
+
+
+def _steps(weights: _Floats) -> npt.NDArray[np.int16] | None:
+    """Returns the number of steps between the smallest and largest element of each column: as few as possible.
+
+    Returns:
+        0 to 255, [columns]; None if a column is no progression of at most 256 numbers.
+    """
+    low, span = weights.min(0), np.ptp(weights, 0)
+    steps, todo = np.zeros(len(low), np.int16), np.flatnonzero(span)
+    tolerance = _ROUNDINGS * np.maximum(np.abs(weights).max(0), span)
+    samples = [weights[:: max(1, len(weights) // rows)] for rows in _PROBED_ROWS] + [weights]
+    for count in range(1, _MAX_CODE[8] + 1):
+        found = todo
+        for rows in samples:
+            step = span[found] / count
+            numbers = (rows[:, found] - low[found]) / step
+            allowed = np.minimum(tolerance[found] / step, _MAX_DISTANCE)
+            found = found[(np.abs(numbers - np.rint(numbers)) <= allowed).all(0)]
+        steps[found] = count
+        todo = np.setdiff1d(todo, found, assume_unique=True)
+        if not todo.size:
+            return steps
+    return None
+
+
+def _grid(weights: _Floats, shape: tuple[int, ...], group_size: int) -> QuantizedWeights | None:
+    """Returns the grid of the weights of groups, [size, groups * N]; None if a group is no progression."""
+    steps = _steps(weights)
+    if steps is None:
+        return None
+    low, span = weights.min(0), np.ptp(weights, 0)
+    codes = np.rint((weights - low) * np.divide(steps, span, out=np.zeros_like(span), where=span > 0))
+    centered = codes - codes.mean(0)
+    squares = np.square(centered).sum(0)
+    slope = np.divide((centered * weights).sum(0), squares, out=np.ones_like(squares), where=squares > 0)
+    scale = slope.astype(np.float32)
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return None
+    # One group stays 8-bit: see grid.py.
+    bits = 4 if group_size and steps.max() <= _MAX_CODE[4] else 8
+    zero_point = np.clip(np.rint(codes.mean(0) - weights.mean(0) / scale), 0, _MAX_CODE[bits])
+    offset = (weights - (codes - zero_point) * scale).mean(0).astype(np.float32)
+    distance = np.abs((codes - zero_point) * scale + offset - weights)
+    if (distance > 2 * MAX_ROUNDING_OF_ALL * np.maximum(np.abs(weights).max(0), span)).any():
+        return None
+    depth, columns = shape
+    groups, lowest = depth // len(weights), 0 if bits == 4 else 128
+    by_group = functools.partial(np.reshape, shape=(groups, columns))
+    by_row = codes.reshape(len(weights), groups, columns).transpose(1, 0, 2).reshape(depth, columns)
+    grid = QuantizedWeights(
+        (by_row - lowest).astype(np.int8),
+        by_group(zero_point - lowest).astype(np.int8),
+        by_group(scale),
+        bits,
+        group_size,
+    )
+    return replace(grid, offset=by_group(offset))
