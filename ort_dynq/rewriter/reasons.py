@@ -274,6 +274,10 @@ class Reason(Enum):
         "attention stays in float: which axes of {value} are batch, heads, tokens and size is not known, or the size "
         "of heads is not"
     )
+    ATTENTION_LENGTHS = (
+        "attention stays in float: query, key and value have the lengths {lengths} in one place, of which one may be "
+        "1; if they are the same, give them one name in the inputs of the model"
+    )
     ATTENTION_SCORES = "attention stays in float: no operator computes what {value} makes of the scores"
     ATTENTION_WEIGHTS = (
         "attention stays in float: {value} are weights of Softmax that the model also reads elsewhere, or what it "

@@ -341,6 +341,18 @@ def test_one_query_for_a_batch() -> None:
     check(model, {**operands(), "q": normal(1, 5, 24)}, expected=0)
 
 
+@pytest.mark.parametrize("batches", ["ABB", "AAB", "2BB"])
+def test_batches_of_other_names(batches: str) -> None:
+    """One of them may be 1, which products repeat."""
+    q, k, v = batches
+    inputs = f"float[{q}, S, 24] q, float[{k}, T, 24] k, float[{v}, T, 24] v"
+    model = parse(f"{SCORES} p = Softmax<axis = -1>(s) {RESULT}", inputs=inputs, outputs="float[] y")
+    result = check(model, {**operands(), "k": normal(1, 7, 24), "v": normal(1, 7, 24)}, expected=0)
+    (found,) = ort_dynq.rewrite(model, fuse=True).report.unconverted
+    assert f"the lengths {min(q, v)}, {max(q, v)} in one place" in found.reason
+    assert len(result.graph.node) == len(model.graph.node)
+
+
 def layers(number: int, nodes: str, result: str) -> str:
     """Returns the nodes of several layers, each with the result of the last one as its query, key and value."""
     text, x = f"{SHAPES} {NUMBERS}", "x"

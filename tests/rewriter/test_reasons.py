@@ -281,6 +281,11 @@ CASES: dict[Reason, Case] = {
         "float[1, 8, 20, 20] x",
         options={"fuse": True},
     ),
+    Reason.ATTENTION_LENGTHS: Case(
+        "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) p = Softmax(s) y = MatMul(p, v)",
+        "float[B, 8, 20, 20] x, float[C, 8, 20, 20] v",
+        options={"fuse": True},
+    ),
     Reason.ATTENTION_SOFTMAX: Case(
         "t = Transpose<perm = [0, 1, 3, 2]>(x) s = MatMul(x, t) p = Sigmoid(s) y = MatMul(p, x)",
         "float[1, 8, 20, 20] x",

@@ -25,7 +25,7 @@ from ...graphs import MICROSOFT
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard
-from ..analysis.shapes import has_one_element
+from ..analysis.shapes import has_one_element, is_unnamed
 from ..analysis.standard import ATTENTION, RESHAPES
 from ..analysis.values import Values
 from ..metadata import RULE as RULE_OF_NODE
@@ -47,7 +47,7 @@ from .score_steps import (
 )
 from .scores import Attention, Lost, attention_of, shapes_of
 from .sources import Source, sources_of
-from .views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
+from .views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
 
 _MOVES = RESHAPES | {"Concat", "Expand"} | {"Cast", "Transpose"}
 _MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
@@ -88,6 +88,8 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     layout = _layout_of(found, queries, keys, values, results)
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
+    if found.product.op_type not in ATTENTION:
+        _check_lengths(found, (queries, keys, values), context)
     has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(layout.queries)
     few: Match | None = None
     if quantizes and has_past and count is None:
@@ -154,6 +156,25 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
         few,
         later if few is None and not found.is_causal else None,
     )
+
+
+def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: Context) -> None:
+    """Checks that no batch or head may be one that others share: the operators do not repeat it, as products do.
+
+    Raises:
+        Unconverted: Two operands have lengths in one place that inputs of the model declare under different names.
+    """
+    inputs = context.facts.model.graph.inputs
+    declared = {dim for value in inputs for dim in dims_of(value) if isinstance(dim, int) or not is_unnamed(dim)}
+    for factor in leaves(found.probabilities[:-2]):
+        known = list[set[Dim]]()
+        for sources in operands:
+            views = [each.view for each in sources]
+            places = [pair for view in views for pair in zip(view.axes, dims_of(view.value), strict=False)]
+            known.append({dim for axis, dim in places if leaves([axis]) == (factor,)} & declared)
+        lengths = [min(each, key=str) for each in known if each]
+        if lengths and not set.intersection(*filter(None, known)):
+            raise Unconverted(Reason.ATTENTION_LENGTHS, lengths=", ".join(sorted(map(str, {*lengths}))))
 
 
 def _layout_of(
