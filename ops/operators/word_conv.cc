@@ -25,11 +25,12 @@ namespace dynq {
 namespace {
 
 constexpr int64_t kBlock = kMaxProducts;    // weights of an output channel whose sum is exact
-constexpr int64_t kPanelWords = 128 << 10;  // of a tile: panels stay in the second-level cache
-constexpr int64_t kMaxPositions = 512;      // of a tile
-constexpr int64_t kPieceRows = 96;          // channels whose weights stay in the cache, too
-constexpr int64_t kTaskProducts = 1 << 19;  // of the smallest task: some microseconds
-constexpr int64_t kMaxTasks = 64;
+constexpr int64_t kPanelWords = 128 << 10;  // of a tile, which stay in the second-level cache
+constexpr int64_t kPieceWords = 64 << 10;   // of the weights of a piece, which stay there, too
+constexpr int64_t kMinPieceRows = 12, kMaxPieceRows = 96;
+constexpr int64_t kMinPositions = 96, kMaxPositions = 512;     // of a tile, unless there are fewer
+constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
+constexpr int64_t kFewTasks = 8, kMaxTasks = 64;
 
 enum Input { kSrc, kWeight, kChannelScale, kBias, kGeometry, kInputs };
 
@@ -78,17 +79,21 @@ Run::Run(const ConvolutionShape& shape, const Tensor& weight_tensor, const Tenso
 
 // Which tasks there are: of a group of a sample, tiles * channel_parts.
 struct Cut {
-  int64_t tile, tiles, channel_parts;
+  int64_t tile, tiles, channel_parts, piece_rows;
 
   explicit Cut(const Run& run) {
-    const int64_t columns = active_compressed().panel_columns, images = run.samples * run.groups;
-    const int64_t work = images * run.group_outputs * run.positions * run.depth;
-    const int64_t of_image = divide_up(std::clamp<int64_t>(work / kTaskProducts, 1, kMaxTasks), images);
-    const int64_t most = std::clamp<int64_t>(kPanelWords / run.depth, 1, kMaxPositions);
-    tile = run.columns(std::min(most, divide_up(run.positions, of_image)));
-    if (tile > most && tile > columns) tile -= columns;
+    const CompressedKernels& kernels = active_compressed();
+    const int64_t images = run.samples * run.groups, products = images * run.group_outputs * run.positions * run.depth;
+    const int64_t wanted =
+        std::max(std::clamp<int64_t>(products / kSmallTask, 1, kFewTasks), std::min(products / kLargeTask, kMaxTasks));
+    const int64_t of_image = divide_up(wanted, images);
+    const int64_t rows = kPieceWords / run.depth / kernels.score_rows * kernels.score_rows;
+    piece_rows = std::clamp(rows, round_up(kMinPieceRows, kernels.score_rows), kMaxPieceRows);
+    const int64_t most = std::clamp(kPanelWords / run.depth / kernels.panel_columns * kernels.panel_columns,
+                                    kernels.panel_columns, kMaxPositions);
+    tile = std::min(most, std::max(kMinPositions, run.columns(divide_up(run.positions, of_image))));
     tiles = divide_up(run.positions, tile);
-    channel_parts = std::clamp<int64_t>(of_image / tiles, 1, divide_up(run.group_outputs, kPieceRows));
+    channel_parts = std::clamp<int64_t>(of_image / tiles, 1, divide_up(run.group_outputs, piece_rows));
   }
 };
 
@@ -245,16 +250,16 @@ class WordConv : public Node {
     run_last_tasks(context, run.samples * run.groups * cut.tiles * cut.channel_parts, [&](int64_t task) {
       const int64_t some = task % cut.channel_parts, tile = task / cut.channel_parts % cut.tiles;
       const int64_t image = task / cut.channel_parts / cut.tiles, first = tile * cut.tile;
-      const int64_t pieces = divide_up(run.group_outputs, kPieceRows);
+      const int64_t pieces = divide_up(run.group_outputs, cut.piece_rows);
       const Part part = {image / run.groups,
                          image % run.groups,
                          first,
                          std::min(cut.tile, run.positions - first),
-                         pieces * some / cut.channel_parts * kPieceRows,
-                         std::min(run.group_outputs, pieces * (some + 1) / cut.channel_parts * kPieceRows)};
+                         pieces * some / cut.channel_parts * cut.piece_rows,
+                         std::min(run.group_outputs, pieces * (some + 1) / cut.channel_parts * cut.piece_rows)};
       const Panels panels(run, part);
-      for (int64_t row = part.begin; row < part.end; row += kPieceRows)
-        multiply_piece(run, panels, part, row, std::min(row + kPieceRows, part.end), operands);
+      for (int64_t row = part.begin; row < part.end; row += cut.piece_rows)
+        multiply_piece(run, panels, part, row, std::min(row + cut.piece_rows, part.end), operands);
     });
   }
 
