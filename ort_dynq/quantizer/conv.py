@@ -1,6 +1,7 @@
 """The rule for convolutions with constant float weights.
 
 activation, Conv, [Add bias], [BatchNormalization | Mul | Add | ...]    -> quantization, QuantizedConv
+                                                                       -> WordConv
 
 ONNX Runtime folds a BatchNormalization into a Conv of floats. Here it goes into the scales and the bias, as do the
 constants of each channel that it multiplies and adds when an exporter writes it as several nodes.
@@ -30,6 +31,7 @@ from ..rewriter.convolutions.convolution import (
     weights_of,
 )
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
+from ..rewriter.convolutions.word_conv import insert_word_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
 from ..rewriter.products.epilogue import Epilogue, NextNode
@@ -37,9 +39,9 @@ from ..rewriter.products.provenance import note_activation
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import Channels
-from .activations import codes_of_images, note_on_8_bits
+from .activations import codes_of_images, note_on_8_bits, note_on_words
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns, release
+from .weights import check_constant, floats_of, grid_of_columns, release, words_of
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConvLayer
     if (operands := operands_of(node, context, options)) is None:
         return None
     (a, w, bias), facts = operands, context.facts
-    has_two_terms = options.has_two_terms(node)
-    weights, scale = weights_of_floats(floats_of(w, facts), has_two_terms)
+    weights, scale = weights_of_floats(floats_of(w, facts), node, options)
     release(w)
-    has_scales = has_two_terms or options.activations != "tensor"
+    has_scales = weights.are_words or options.has_two_terms(node) or options.activations != "tensor"
     geometry = geometry_of_floats(node, bias, weights, has_scales_of_samples=has_scales)
     if has_few_products(weights.codes.shape, geometry.table[1].tolist(), geometry.group):
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
@@ -70,9 +71,14 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConvLayer
 
 
 def _build(match: _FloatConvLayer, edit: Edit) -> None:
+    note_activation(edit, match.activation)
+    if match.weights.are_words:
+        result = insert_word_conv(match.epilogue, match.activation, match.weights, match.geometry, edit)
+        edit.replace(match.epilogue.last, result)
+        edit.note = note_on_words(match.options)
+        return
     codes = codes_of_images(match.activation, edit, match.options)
     build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
-    note_activation(edit, match.activation)
     edit.note = note_on_8_bits(codes, match.options)
 
 
@@ -98,13 +104,14 @@ def operands_of(node: ir.Node, context: Context, options: Options) -> tuple[ir.V
 
 
 def weights_of_floats(
-    elements: npt.NDArray[np.float32], has_two_terms: bool
+    elements: npt.NDArray[np.float32], node: ir.Node, options: Options
 ) -> tuple[Weights, npt.NDArray[np.float32]]:
-    """Returns float weights as codes, and their scales, [1, M]. The result of a dequantization keeps its codes.
+    """Returns float weights as codes or words, and their scales, [1, M]. Results of a dequantization keep its codes.
 
     Args:
         elements: [M, C / group, k1, ..., kr].
-        has_two_terms: Whether the activation gets two terms.
+        node: The convolution, or transposed convolution.
+        options: The options.
 
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
@@ -113,9 +120,13 @@ def weights_of_floats(
     if has_short_sums(elements.shape):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     depth = math.prod(elements.shape[1:])
-    if has_two_terms and has_short_sums_for_two_terms(depth):
+    columns = elements.reshape(len(elements), -1).T
+    if options.has_words(node):
+        grid = words_of(columns)
+        return weights_of(grid, elements.shape), grid.scale
+    if options.has_two_terms(node) and has_short_sums_for_two_terms(depth):
         raise Unconverted(Reason.CONV_TOO_SHORT_FOR_TWO_TERMS, depth=depth)
-    grid = grid_of_channels(elements) or grid_of_columns(elements.reshape(len(elements), -1).T)
+    grid = grid_of_channels(elements) or grid_of_columns(columns)
     return weights_of(grid, elements.shape), grid.scale
 
 

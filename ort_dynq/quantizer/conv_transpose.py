@@ -2,8 +2,9 @@
 
 activation, ConvTranspose, [Add bias], [BatchNormalization]
     -> quantization, QuantizedConv, [Interleave], [Slice]
+    -> WordConv, [Interleave], [Slice]
 
-../rewriter/convolutions/transposed.py has the nodes after QuantizedConv.
+../rewriter/convolutions/transposed.py has the nodes after the convolution.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..rewriter.edit import Edit
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.rule import Context, Rule
-from .activations import codes_of_images, note_on_8_bits
+from .activations import codes_of_images, note_on_8_bits, note_on_words
 from .conv import operands_of, past_factors, weights_of_floats
 from .options import Options
 from .weights import floats_of, release
@@ -33,16 +34,20 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     (a, w, bias), facts = operands, context.facts
     by_channel = by_output_channel(floats_of(w, facts), node)
     release(w)
-    weights, scale = weights_of_floats(by_channel, options.has_two_terms(node))
+    weights, scale = weights_of_floats(by_channel, node, options)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     epilogue = past_factors(epilogue if bias is not None else epilogue.past_bias(facts), facts)
     return phases_of(a, weights, axes_of(node, weights), epilogue, facts)
 
 
 def _build(match: Phases, edit: Edit, options: Options) -> None:
+    note_activation(edit, match.activation)
+    if match.weights.are_words:
+        build_phases(match, None, edit)
+        edit.note = note_on_words(options)
+        return
     codes = codes_of_images(match.activation, edit, options)
     build_phases(match, codes, edit)
-    note_activation(edit, match.activation)
     edit.note = note_on_8_bits(codes, options)
 
 

@@ -41,7 +41,7 @@ from ..rewriter.weights.grid import (
 from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, stack_beside, with_alpha
 from .activations import codes_of, note_on, note_on_words
 from .options import Options
-from .weights import MAX_WORD, check_constant, floats_of, grid_of_columns, grid_of_groups, release
+from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release, words_of
 
 _FACTORS = 2
 _RANK = 2  # of a matrix
@@ -170,18 +170,6 @@ def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[Quantized
             return grid_of_groups(weights, size), note
         return _int8(weights), f"int8, since no group divides {depth} rows"
     return _int8(weights), ""
-
-
-def words_of(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
-    """Returns weights, [K, N], as words.
-
-    Those that are the result of a dequantization with one scale for each column keep its codes.
-    """
-    grid = grid_of(weights)
-    if grid is None or grid.group_size:
-        return grid_of_columns(weights, MAX_WORD)
-    words = grid.codes.astype(np.int16) - grid.zero_point.astype(np.int16)
-    return QuantizedWeights(words, np.zeros(1, np.int8), grid.scale, WORD_BITS)
 
 
 def _int8(weights: npt.NDArray[np.float32]) -> QuantizedWeights:

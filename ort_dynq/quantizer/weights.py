@@ -15,7 +15,7 @@ from ..operators.word_matmul import MAX_WEIGHT_WORD
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.reasons import Reason, Unconverted
-from ..rewriter.weights.grid import WORD_BITS, QuantizedWeights
+from ..rewriter.weights.grid import WORD_BITS, QuantizedWeights, grid_of
 
 _BLOCK_COLUMNS, _BLOCK_ROWS = 512, 128  # of one step: its temporary arrays take several times its size
 _THREADS = 4  # more of them would need more temporary arrays
@@ -99,6 +99,18 @@ def grid_of_columns(weights: npt.NDArray[np.float32], max_code: np.float32 = _MA
         # The quotient exceeds the largest code if the scale is a denormal number: its rounding is coarse.
         codes[:, block] = np.clip(np.rint(quotients, out=quotients), -max_code, max_code, out=quotients)
     return QuantizedWeights(codes, np.zeros(1, np.int8), scale, WORD_BITS if has_words else 8)
+
+
+def words_of(weights: npt.NDArray[np.float32]) -> QuantizedWeights:
+    """Returns weights, [K, N], as words.
+
+    Those that are the result of a dequantization with one scale for each column keep its codes.
+    """
+    grid = grid_of(weights)
+    if grid is None or grid.group_size:
+        return grid_of_columns(weights, MAX_WORD)
+    words = grid.codes.astype(np.int16) - grid.zero_point.astype(np.int16)
+    return QuantizedWeights(words, np.zeros(1, np.int8), grid.scale, WORD_BITS)
 
 
 def codes_of_rows(table: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[Any]]:

@@ -30,7 +30,7 @@ from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
 from .analysis.limits import CHAIN
 from .analysis.nodes import input_of, is_standard
-from .analysis.standard import CONVOLUTIONS, PADDING, SIGMOIDS
+from .analysis.standard import CONVOLUTIONS, OWN_CONVOLUTIONS, PADDING, SIGMOIDS
 from .programs.steps import ELEMENTWISE, elements_of
 
 RULE = "transposes of images"
@@ -47,7 +47,9 @@ _PASSED = (*_ANY_LAYOUT, *_ALONG_AXIS, *PADDING, *_OF_IMAGES)  # on the way back
 
 def is_convolution(node: ir.Node) -> bool:
     """Returns whether a node is a convolution, also one of ort_dynq."""
-    return is_standard(node, *_CONVOLUTIONS) or (node.domain == DOMAIN and node.op_type.startswith("QuantizedConv"))
+    if node.domain == DOMAIN:
+        return node.op_type.removesuffix("Program") in OWN_CONVOLUTIONS
+    return is_standard(node, *_CONVOLUTIONS)
 
 
 def without_transposes(model: ir.Model) -> ir.Model | None:

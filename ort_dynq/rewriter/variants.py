@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..inputs import Given
 from ..opsets import OPSET, check_equal, opset_of, to_opset
+from .analysis.standard import OWN_CONVOLUTIONS
 from .float16 import has_chain_of_float16, with_casts
 from .float16.graph import restore_zeros
 from .inner_weights import NOTE
@@ -128,7 +129,7 @@ def _is_any(_: Report) -> bool:
 
 
 def _has_convolution(report: Report) -> bool:
-    return any((finding.operator or "").startswith("QuantizedConv") for finding in report.rewritten)
+    return any((finding.operator or "").removesuffix("Program") in OWN_CONVOLUTIONS for finding in report.rewritten)
 
 
 def _all_of(conditions: Sequence[Callable[[Report], bool]]) -> Callable[[Report], bool]:

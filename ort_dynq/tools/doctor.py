@@ -412,4 +412,8 @@ def _cases(length: int) -> Iterator[tuple[str, list[Array], dict[str, str | int]
     words = rng.integers(-2047, 2048, (300, length)).astype(np.int16)
     src = rng.standard_normal((_ROWS, len(words)), np.float32)
     yield "WordMatMul", [src, pack_words(words), scales, x[0]], {}
+    image, geometry = rng.standard_normal((2, 5, 3, length), np.float32), np.ones((5, 2), np.int32)
+    geometry[0] = 3
+    filters = words[:270, 0].reshape(6, 5, 3, 3)
+    yield "WordConv", [image, filters, *rng.uniform(0.5, 2, (2, 6)).astype(np.float32), geometry], {}
     yield "RowProgram", [x, np.zeros(1, np.int8), *[unused] * 4], {"program": _CHAIN, "code_type": 3}

@@ -213,13 +213,11 @@ def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
     assert squared_error(run(result, X), run_float(model, X)) < 1e-4
 
 
-def test_convolutions_have_8_bits_with_all_weights() -> None:
+def test_convolutions_have_8_bits_with_weights_of_4_bits() -> None:
     model = _conv(floats(24, 8, 3, 3), None, {})
-    expected = run(ort_dynq.quantize(model), X)
-    for weights in ("int4", "int12"):
-        result = ort_dynq.quantize(model, weights=weights)
-        assert run(result, X).tobytes() == expected.tobytes()
-        assert [each.note for each in result.report.findings if each.operator == "QuantizedConv"] == ["int8"]
+    result = ort_dynq.quantize(model, weights="int4")
+    assert run(result, X).tobytes() == run(ort_dynq.quantize(model), X).tobytes()
+    assert [each.note for each in result.report.findings if each.operator == "QuantizedConv"] == ["int8"]
 
 
 @pytest.mark.parametrize(

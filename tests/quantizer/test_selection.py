@@ -17,7 +17,7 @@ import onnx
 import pytest
 from accuracy_models import WIDE, F, K, floats, model_of, with_outlier, with_three_forms
 from helpers import Array, assert_same, make_session, stock_session
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import ort_dynq
 import ort_dynq.accuracy
@@ -170,6 +170,24 @@ def test_words_of_small_layers() -> None:
     assert (two_terms_of(result), floats_of(result)) == ([], [])
     assert "WordMatMul" in {each.operator for each in result.report.rewritten if each.node == "to_c"}
     assert snr_of(with_outlier(), result, DATA["x"]) > 30
+
+
+def test_words_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One large weight in each channel leaves few codes of 8 bits for the others."""
+    monkeypatch.setattr(selection, "times_of_layers", lambda *_: {})  # estimated ones do not vary
+    weights = floats(24, 8, 3, 3, seed=1)
+    weights[:, 2, 1, 0] = 40
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1] * 4)
+    values = [helper.make_tensor_value_info(each, 1, [1, None, 28, 30]) for each in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    data = {"x": floats(1, 8, 28, 30, seed=2)}
+    found = selected(model, 45, data)
+    forms = {name: found.to_dict()[name] for name in ("two_terms", "words", "floats")}
+    assert forms == {"two_terms": [], "words": ["conv"], "floats": []}
+    assert found.all_snr_db < 40
+    assert snr_of(model, found.result, data["x"]) > 50
+    assert [each.operator for each in found.result.report.rewritten] == ["WordConv"]
 
 
 def test_words_for_all_layers_leave_float_alone() -> None:

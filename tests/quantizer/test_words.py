@@ -22,6 +22,7 @@ from quantizing import (
     operators,
     product,
     run,
+    run_float,
     two_layers,
 )
 
@@ -106,6 +107,61 @@ def test_dequantized_weights_keep_their_codes() -> None:
     constants = {each.name: onnx.numpy_helper.to_array(each) for each in result.to_proto().graph.initializer}
     assert_same(constants[node.input[1]], pack_words(codes.astype(np.int16)))
     assert_same(constants[node.input[2]], scale)
+
+
+IMAGE = floats(2, 8, 28, 30, seed=1)
+IMAGE[1, 3, 2, 1] = 40
+CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "pads and strides": ("Conv", (24, 8, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "groups": ("Conv", (32, 4, 3, 3), {"group": 2}),
+    "auto_pad and dilations": ("Conv", (24, 8, 5, 3), {"auto_pad": "VALID", "dilations": [1, 2]}),
+    "transposed": ("ConvTranspose", (8, 24, 4, 4), {"strides": [2, 2]}),
+}
+
+
+def rounded_images(x: Array) -> Array:
+    """An activation as words times the step of its sample, in float32."""
+    step = np.abs(x).max((1, 2, 3), keepdims=True) / F(4095)
+    return np.asarray(np.rint(x * (F(1) / step)) * step, F)
+
+
+def convolution(operator: str, weights: Array, attributes: dict[str, Any]) -> onnx.ModelProto:
+    return model_of([helper.make_node(operator, ["x", "w"], ["y"], **attributes)], {"w": weights}, shape=IMAGE.shape)
+
+
+@pytest.mark.parametrize("form", CONVOLUTIONS)
+def test_convolutions(form: str) -> None:
+    """The convolution of the rounded activation and weights, computed by ONNX Runtime in float."""
+    operator, shape, attributes = CONVOLUTIONS[form]
+    weights = floats(*shape, seed=2)
+    by_channel = weights if operator == "Conv" else weights.swapaxes(0, 1)
+    words, scale = words_of(by_channel.reshape(len(by_channel), -1).T)
+    near = np.asarray((words * scale).T.reshape(by_channel.shape), F)
+    near = near if operator == "Conv" else near.swapaxes(0, 1)
+    model = convolution(operator, weights, attributes)
+    result = quantized(model)
+    assert operators(result) == {"WordConv": 1} | ({} if operator == "Conv" else {"Interleave": 1})
+    actual, exact = run(result, IMAGE), run_float(model, IMAGE)
+    expected = run_float(convolution(operator, np.ascontiguousarray(near), attributes), rounded_images(IMAGE))
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
+    assert decibels(actual, exact) > max(45, decibels(run(ort_dynq.quantize(model), IMAGE), exact) + 16)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_convolutions_with_both_backends_and_no_plugin(backend: Backend) -> None:
+    """A BatchNormalization becomes a part of the first one, and the nodes behind it its program."""
+    constants = {"w": floats(16, 8, 3, 3, seed=2), "v": floats(16, 16, 3, 3, seed=3), "z": np.zeros(16, F)}
+    constants |= {"gain": floats(16, seed=4), "variance": np.abs(floats(16, seed=5)) + F(1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["a", "gain", "z", "z", "variance"], ["b"]),
+        helper.make_node("HardSwish", ["b"], ["c"]),
+        helper.make_node("Conv", ["c", "v"], ["d"], pads=[1] * 4),
+        helper.make_node("Add", ["d", "c"], ["y"]),
+    ]
+    result = quantized(model_of(nodes, constants, shape=IMAGE.shape))
+    assert operators(result) == {"WordConvProgram": 2}
+    check_both_ways(result, IMAGE, backend)
 
 
 def test_some_layers_have_words() -> None:

@@ -100,7 +100,9 @@ SCALED_PRODUCTS = frozenset({"DynamicQuantizeMatMul", "MatMulIntegerToFloat"})
 """Integer products of com.microsoft with float results."""
 STATIC_PRODUCTS = frozenset({"QGemm", "QLinearConv", "QLinearMatMul"})
 """Integer products of codes with given scales."""
-TAILLESS_PRODUCTS = frozenset({"QuantizedConv", "QuantizedMatMul", "WordMatMul"})
+OWN_CONVOLUTIONS = frozenset({"QuantizedConv", "WordConv"})
+"""Our convolutions; the rows of their results are channels."""
+TAILLESS_PRODUCTS = OWN_CONVOLUTIONS | {"QuantizedMatMul", "WordMatMul"}
 """Our products that may get a program behind their sums."""
 OWN_PRODUCTS = frozenset(f"{each}{program}" for each in TAILLESS_PRODUCTS for program in ("", "Program"))
 ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})

@@ -1,6 +1,6 @@
 """The rules for a BatchNormalization that stays a node of its own.
 
-QuantizedConv, BatchNormalization    -> QuantizedConv, Mul, Add
+QuantizedConv | WordConv, BatchNormalization    -> QuantizedConv | WordConv, Mul, Add
 others, BatchNormalization           -> others, Mul, Add, in a fusion
 
 Both nodes then become steps of the convolution's program, or of one of elementwise nodes. ONNX Runtime computes the
@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ...operators import DOMAIN
 from ...opsets import OPSET
 from ..analysis.nodes import is_standard, only_use
+from ..analysis.standard import OWN_CONVOLUTIONS
 from ..edit import Edit
 from ..programs.fused_steps import is_activation
 from ..programs.steps import ELEMENTWISE
@@ -40,7 +41,7 @@ class _Normalization:
 
 def _match(node: ir.Node, context: Context) -> _Normalization | None:
     product = _before(node)
-    if product is None or product.domain != DOMAIN or product.op_type != "QuantizedConv":
+    if product is None or product.domain != DOMAIN or product.op_type not in OWN_CONVOLUTIONS:
         return None
     return _normalization(node, context) if only_use(product.outputs[0]) is not None else None
 

@@ -1,4 +1,4 @@
-"""Recognizes the constant weights and the geometry of a convolution that becomes QuantizedConv."""
+"""Recognizes the constant weights and the geometry of a convolution that becomes QuantizedConv or WordConv."""
 
 from __future__ import annotations
 
@@ -33,12 +33,17 @@ class Weights:
     """The weights of a convolution.
 
     Attributes:
-        codes: int8, [M, C / group, k1, ..., kr].
-        zero_point: int8, [1] or [M].
+        codes: int8, [M, C / group, k1, ..., kr]; int16 of words.
+        zero_point: int8, [1] or [M]. Words have none: it is 0.
     """
 
-    codes: npt.NDArray[np.int8]
+    codes: npt.NDArray[Any]
     zero_point: npt.NDArray[np.int8]
+
+    @property
+    def are_words(self) -> bool:
+        """Whether they are words of 12 bits."""
+        return self.codes.dtype == np.int16
 
     @property
     def spatial_rank(self) -> int:
@@ -57,7 +62,7 @@ class Weights:
         return np.asarray(matrix.sum(1, dtype=np.int32) - np.int32(matrix.shape[1]) * self.zero_point.astype(np.int32))
 
     def check(self) -> None:
-        """Checks that QuantizedConv has a form for these weights.
+        """Checks that QuantizedConv, or WordConv, has a form for these weights.
 
         Raises:
             Unconverted: It has none.
@@ -67,7 +72,8 @@ class Weights:
             raise Unconverted(Reason.WEIGHTS_EMPTY)
         if self.zero_point.shape not in ((1,), (len(self.codes),)):
             raise Unconverted(Reason.WEIGHTS_ZERO_POINTS)
-        check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
+        if not self.are_words:
+            check_sums(math.prod(self.codes.shape[1:]), self.zero_point)
 
 
 def grid_of_channels(elements: npt.NDArray[Any], *, may_be_rounded: bool = False) -> QuantizedWeights | None:

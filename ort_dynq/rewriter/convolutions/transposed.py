@@ -1,4 +1,4 @@
-"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv, then Interleave.
+"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv or WordConv, then Interleave.
 
 With strides s and one axis, a transposed convolution is
 
@@ -30,6 +30,7 @@ from ..reasons import Reason, Unconverted
 from ..weights.channels import Channels
 from .convolution import Geometry, Weights, check_rank, integers_of
 from .quantized_conv import insert_quantized_conv
+from .word_conv import insert_word_conv
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,19 @@ def phases_of(activation: ir.Value, weights: Weights, axes: Axes, epilogue: Epil
     return Phases(activation, _weights_of_phases(weights, axes), geometry, axes, channels.size, epilogue)
 
 
-def build_phases(phases: Phases, codes: Codes, edit: Edit) -> None:
-    """Puts QuantizedConv and the nodes that interleave the phases in place of a ConvTranspose and its epilogue."""
-    result = insert_quantized_conv(phases.epilogue, codes, phases.weights, phases.geometry, edit)
+def build_phases(phases: Phases, codes: Codes | None, edit: Edit) -> None:
+    """Puts a convolution and the nodes that interleave the phases in place of a ConvTranspose and its epilogue.
+
+    Args:
+        phases: The convolution.
+        codes: The codes of its activation; None for weights that are words.
+        edit: The edit of the ConvTranspose.
+    """
+    geometry = phases.geometry
+    if codes is None:
+        result = insert_word_conv(phases.epilogue, phases.activation, phases.weights, geometry, edit)
+    else:
+        result = insert_quantized_conv(phases.epilogue, codes, phases.weights, geometry, edit)
     edit.replace(phases.epilogue.last, _interleaved(result, phases, edit))
 
 
@@ -177,7 +188,7 @@ def _weights_of_phases(weights: Weights, axes: Axes) -> Weights:
     rank = len(kernel)
     padded = [t * s for t, s in zip(axes.taps, axes.strides, strict=True)]
     zero_points = np.broadcast_to(weights.zero_point.reshape(-1, *[1] * (rank + 1)), (outputs, inputs, *padded))
-    codes = np.array(zero_points, np.int8)
+    codes = np.array(zero_points, weights.codes.dtype)
     places = tuple(slice(0, (k - 1) * d + 1, d) for k, d in zip(kernel, axes.dilations, strict=True))
     codes[(slice(None), slice(None), *places)] = weights.codes
     codes = codes.reshape(outputs, inputs, *itertools.chain(*zip(axes.taps, axes.strides, strict=True)))

@@ -2,6 +2,7 @@
 
 QuantizedConv, Relu | Clip | HardSwish | Add of another tensor | ...    -> QuantizedConvProgram
 QuantizedMatMul, ...                                                    -> QuantizedMatMulProgram
+WordConv, ...                                                           -> WordConvProgram
 WordMatMul, ...                                                         -> WordMatMulProgram
 
 The program runs while the result is in the cache. As nodes of their own, such functions take up to half of the time of
@@ -28,7 +29,7 @@ from ..analysis.bounds import bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, is_standard
 from ..analysis.shapes import does_not_grow, same_shape
-from ..analysis.standard import TAILLESS_PRODUCTS
+from ..analysis.standard import OWN_CONVOLUTIONS, TAILLESS_PRODUCTS
 from ..edit import Edit, call
 from ..metadata import HAS_OFFSET, PRODUCT
 from ..rule import Context, Rule
@@ -161,7 +162,7 @@ class _TailRegion:
         if bias is None or bias.shape is None or shape is None or result is None or len(shape) > len(result):
             return None
         lengths = [*[1] * (len(result) - len(shape)), *shape]
-        is_conv = self.product.op_type == "QuantizedConv"
+        is_conv = self.product.op_type in OWN_CONVOLUTIONS
         channels = lengths.pop(1 if is_conv else -1)
         if any(length != 1 for length in lengths) or channels not in (1, bias.shape[0]):
             return None
@@ -229,7 +230,7 @@ def _bias_of(product: ir.Node) -> int:
 
 def axis_of_rows(product: str) -> int:
     """Returns the first of the dimensions that form a row of a product's result, for its program."""
-    return 2 if product == "QuantizedConv" else -1
+    return 2 if product in OWN_CONVOLUTIONS else -1
 
 
 def split_tails(model: ir.Model) -> None:

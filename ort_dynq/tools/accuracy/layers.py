@@ -21,6 +21,7 @@ from ...errors import DynqError
 from ...graphs import graphs, label, values_of
 from ...inputs import Array
 from ...operators import DOMAIN
+from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, TAILLESS_PRODUCTS
 from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.layout import with_layout_of
 from ...rewriter.normal_form import inlined_if_possible
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
     from ..measuring.progress import Track
 
-_OF_WORDS = ("WordMatMul",)
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedRecurrence", *_OF_WORDS)
+_OF_WORDS = frozenset({"WordConv", "WordMatMul"})
+_PRODUCTS = TAILLESS_PRODUCTS | {"QuantizedRecurrence"}
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 _MAX_RECORDED = 1 << 27  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
@@ -65,7 +66,7 @@ class LayerAccuracy:
 
     Attributes:
         name: The name of its node.
-        operator: What it became: QuantizedMatMul, QuantizedConv, QuantizedRecurrence or WordMatMul.
+        operator: What it became: QuantizedMatMul, QuantizedConv, QuantizedRecurrence, WordMatMul or WordConv.
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
@@ -320,7 +321,7 @@ class _MeasuredLayer:
     work: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self.channels = ChannelMaxima(1 if self.operator == "QuantizedConv" else -1)
+        self.channels = ChannelMaxima(1 if self.operator in OWN_CONVOLUTIONS else -1)
 
     def add(self, known: Mapping[str, Array], quantized: Array) -> dict[str, Array] | None:
         """Adds A's values and the quantized result on one set of data; returns the error of the result, by its name."""

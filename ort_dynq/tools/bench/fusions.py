@@ -34,7 +34,7 @@ _OPERATORS = (
 )
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
 _MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")
-_PROGRAMS = ("QuantizedMatMulProgram", "QuantizedConvProgram", "WordMatMulProgram")
+_PROGRAMS = ("QuantizedMatMulProgram", "QuantizedConvProgram", "WordMatMulProgram", "WordConvProgram")
 _MAX_DISTANCE = 64
 
 IN_PRODUCT = "a part of the product's program, which has one time"

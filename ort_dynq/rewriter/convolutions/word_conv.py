@@ -1,0 +1,34 @@
+"""Builds WordConv from weights of 12 bits, geometry and the epilogue of a convolution."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..edit import Edit, call
+from ..products.epilogue import Epilogue
+from ..products.quantized_matmul import column_and_bias
+from ..shared_initializers import SharedInitializers
+from .convolution import Geometry, Weights
+
+
+def insert_word_conv(
+    epilogue: Epilogue, activation: ir.Value, weights: Weights, geometry: Geometry, edit: Edit
+) -> ir.Value:
+    """Inserts WordConv before the last node of a convolution of floats and its epilogue, and returns its result.
+
+    Args:
+        epilogue: The nodes after the product: a bias, and factors of channels.
+        activation: float32, [N, C, ...].
+        weights: The weights, words. The epilogue has their scales.
+        geometry: The geometry.
+        edit: The edit of the convolution.
+    """
+    shared = edit.shared(SharedInitializers)
+    scale, bias = column_and_bias(epilogue, edit)
+    main = call(
+        "WordConv",
+        [activation, shared.of(weights.codes, edit), shared.of(scale, edit), bias, shared.of(geometry.table, edit)],
+        group=geometry.group,
+        auto_pad=int(geometry.auto_pad),
+    )
+    return edit.insert_main(main, before=epilogue.last_node)
