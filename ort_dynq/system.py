@@ -88,7 +88,7 @@ def cpu_features() -> tuple[str, ...]:
 def gain_of_integers(isa: str) -> str:
     """What layers of 8-bit integers gain with kernels of an instruction set, in one line.
 
-    docs/quantize.md and docs/performance.md have the measurements.
+    docs/performance-of-operators.md has the measurements.
 
     Args:
         isa: The instruction set in use; see :func:`ort_dynq.kernels.isa`.
