@@ -17,8 +17,10 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.convolutions.transposed import Phases, axes_of, build_phases, by_output_channel, phases_of
 from ..rewriter.edit import Edit
+from ..rewriter.policy.cost import has_few_products
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
+from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .activations import codes_of_images, note_on_8_bits, note_on_words
 from .conv import operands_of, past_factors, weights_of_floats
@@ -37,7 +39,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     weights, scale = weights_of_floats(by_channel, node, options)
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     epilogue = past_factors(epilogue if bias is not None else epilogue.past_bias(facts), facts)
-    return phases_of(a, weights, axes_of(node, weights), epilogue, facts)
+    phases = phases_of(a, weights, axes_of(node, weights), epilogue, facts)
+    if has_few_products(phases.weights.codes.shape, phases.geometry.table[1].tolist(), phases.geometry.group):
+        raise Unconverted(Reason.CONV_FEW_PRODUCTS)
+    return phases
 
 
 def _build(match: Phases, edit: Edit, options: Options) -> None:

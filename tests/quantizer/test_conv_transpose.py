@@ -12,6 +12,7 @@ from onnx import helper
 from quantizing import F, floats, model_of, operators, reasons, run, run_float, squared_error, weights_by_definition
 
 import ort_dynq
+from ort_dynq.quantizer import conv_transpose
 from ort_dynq.rewriter.convolutions import transposed as transposed_convolutions
 
 Geometry = dict[str, Any]
@@ -70,6 +71,7 @@ def test_forms(form: str, biased: bool, is_static: bool) -> None:
 def test_every_geometry(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides longer than the kernel, pads as long as it, dilations, output_padding that no pad takes back."""
     monkeypatch.setattr(transposed_convolutions, "is_slow_transposed_convolution", lambda *_: False)
+    monkeypatch.setattr(conv_transpose, "has_few_products", lambda *_: False)
     rng = np.random.default_rng(rank)
 
     def numbers(low: int, high: int) -> list[int]:
@@ -122,15 +124,17 @@ def test_a_bias_and_a_normalization_after_it_are_folded() -> None:
     [
         ("an element of the output has too few products", (23, 24, 2, 2), {"strides": [2, 2]}),
         ("an element of the output has too few products", (512, 24, 3, 3), {"strides": [2, 2]}),
+        ("the convolution has too few products", (24, 1, 2, 2), {"strides": [2, 2]}),
         ("the pads of the ConvTranspose depend on the size", (128, 24, 4, 4), {"output_shape": [20, 20]}),
         ("the pads of the ConvTranspose depend on the size", (128, 24, 4, 4), {"auto_pad": "SAME_UPPER"}),
     ],
 )
 def test_layers_that_stay(reason: str, shape: tuple[int, ...], geometry: Geometry) -> None:
     """Another layer of the model is quantized."""
-    more = helper.make_node("Conv", ["t", "v"], ["y"])
-    model = transposed(floats(*shape), None, (1, shape[0], 12, 12), geometry, more)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(floats(64, 24, 3, 3), "v"))
+    more, is_single = helper.make_node("Conv", ["t", "v"], ["y"]), shape[1] == 1
+    kernel, size = (12, 60) if is_single else (3, 12)
+    model = transposed(floats(*shape), None, (1, shape[0], size, size), geometry, more)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(floats(64, shape[1], kernel, kernel), "v"))
     result = ort_dynq.quantize(model)
     (found,) = reasons(result)
     assert found.startswith(reason)
