@@ -97,7 +97,7 @@ def dynamic_quantize_dequantize() -> Example:
 
 
 def dynamic_quantize_conv() -> Example:
-    """The same form before convolutions, as TFLite's hybrid ones become; the weights of the second are folded."""
+    """The same form before convolutions, as TFLite's hybrid ones become; the second pools, and has folded weights."""
     rng = np.random.default_rng(2)
     model = parse(
         """dynamic (float[batch, 3, height, width] x) => (float[batch, 6, height, width] y) {
@@ -107,7 +107,8 @@ def dynamic_quantize_conv() -> Example:
             h = Conv<pads = [1, 1, 1, 1]>(dx, dw, b1)
             a = Relu(h)
             codes2, scale2, zero_point2 = DynamicQuantizeLinear(a)
-            da = DequantizeLinear(codes2, scale2, zero_point2)
+            pooled = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(codes2)
+            da = DequantizeLinear(pooled, scale2, zero_point2)
             y = Conv<group = 6, dilations = [1, 2], pads = [1, 2, 1, 2]>(da, w2)
         }""",
         13,

@@ -12,6 +12,7 @@ from .chains import (
     dynamic_quantize_linear,
     masked,
     narrowing,
+    pooled_codes,
     qdq,
     reductions,
     repeated,
@@ -79,7 +80,7 @@ PHASES = (
     (qdq.QUANTIZE, qdq.DEQUANTIZE),
     (
         *(float_weights.RULE, dequantization.RULE, reductions.RULE),
-        *(dynamic_quantize_linear.RULE, saturating_products.RULE),
+        *(dynamic_quantize_linear.RULE, saturating_products.RULE, pooled_codes.RULE),
     ),
     (unconverted.RULE, float16_operands.RULE),
 )

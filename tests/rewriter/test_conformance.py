@@ -274,8 +274,8 @@ def test_operators(name: str) -> None:
     others = (float16_operands.RULE.name, batch_normalization.RULE.name, dequantized_rows.RULE.name)
     rewritten_by = [finding for finding in result.report.rewritten if finding.rule not in others]
     converted = Counter(f"ort_dynq.{finding.operator}" for finding in rewritten_by)
-    # Weights, also those that are dequantized once; stock products of uint8 codes; rows of packed weights
-    standard = ("Constant", "Gemm", "GatherND", "MatMul", "MatMulInteger", "QLinearMatMul")
+    # Weights, also those that are dequantized once; stock products of uint8 codes; rows of packed weights; pools
+    standard = ("Constant", "Gemm", "GatherND", "MatMul", "MatMulInteger", "MaxPool", "QLinearMatMul")
     folded = {f"ort_dynq.{each}" for each in standard}
     assert converted.keys() - folded <= expected_operators(name).keys() | (FAKES if has_products(name) else set())
     assert all(finding.reason for finding in result.report.unconverted)

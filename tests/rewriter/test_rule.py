@@ -171,7 +171,8 @@ ROUNDED_BY_SUM = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 
     g (float[8, 64] x) => (float[8, 64] y) <float number = {12582912}, float least = {-128}, float most = {127}>
     { a = Add(x, number)  b = Sub(a, number)  y = Clip(b, least, most) }""")
 POOLED = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-    g (float[8, 64, 9, 9] x) => (float[8, 64, 1, 1] y) { h = HardSwish(x)  y = GlobalAveragePool(h) }""")
+    g (float[8, 64, 9, 9] x, uint8[8, 64, 9, 9] q) => (float[8, 64, 1, 1] y, uint8[8, 64, 8, 8] p)
+    { h = HardSwish(x)  y = GlobalAveragePool(h)  p = MaxPool<kernel_shape = [2, 2]>(q) }""")
 
 
 def test_match_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The rule for DynamicQuantizeLinear whose codes operators of ort_dynq read.
+"""The rule for DynamicQuantizeLinear whose codes or scale operators of ort_dynq read.
 
 DynamicQuantizeLinear(x)    -> ort_dynq.DynamicQuantizeLinear(x)
 
@@ -28,10 +28,10 @@ class _Quantization:
 def _match(node: ir.Node, context: Context) -> _Quantization | None:
     if producer_of(node.outputs[0], "DynamicQuantizeLinear") is not node:
         return None
-    x, users = node.inputs[0], [use.node for use in node.outputs[0].uses()]
-    if x is None or not any(user.domain == DOMAIN for user in users):
-        return None
-    if has_few_elements(x) or any(user.op_type == "MatMulInteger" for user in users):
+    x, users = node.inputs[0], [[use.node for use in output.uses()] for output in node.outputs]
+    if x is None or not any(user.domain == DOMAIN for of_output in users for user in of_output):
+        return None  # a product reads the scale, also if other nodes move the codes first
+    if has_few_elements(x) or any(user.op_type == "MatMulInteger" for user in users[0]):
         return None
     return _Quantization(node, x)
 
