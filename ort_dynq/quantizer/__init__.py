@@ -105,7 +105,7 @@ def quantize_layers(
     phases: list[Sequence[Rule[Any]]] = [(CHAINS,), rules, (dynamic_quantize_linear.RULE, tails.RULE), (embeddings,)]
     names = {rule.name for rule in (*rules, embeddings)}
     if options.fuse:
-        first = FIRST_OF_QUANTIZATIONS if options.attention == "int8" else FIRST_WITH_FLOAT_ATTENTION
+        first = FIRST_OF_QUANTIZATIONS if options.has_integer_attention else FIRST_WITH_FLOAT_ATTENTION
         phases = [*first, *phases, *LAST_FUSIONS]
     phases.insert(0, (packed_attention.rule(options),))
     if options.from_static:

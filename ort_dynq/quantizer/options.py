@@ -39,12 +39,14 @@ class Forms(NamedTuple):
         words: Layers that become products of words, for `min_snr`.
         floats: Layers that stay in float, for `min_snr`.
         slow: Layers that stay in float because integers are not faster.
+        slow_attention: Nodes of fused attention, all of which stays in float for this reason if there are any.
     """
 
     two_terms: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     floats: frozenset[str] = frozenset()
     slow: frozenset[str] = frozenset()
+    slow_attention: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Options:
     embeddings: str = "int8"
     from_dynamic: bool = False
     from_static: bool = False
+
+    @property
+    def has_integer_attention(self) -> bool:
+        """Whether fused attention has products of integers."""
+        return self.attention == "int8" and not self.forms.slow_attention
 
     @property
     def text(self) -> str:

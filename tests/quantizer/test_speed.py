@@ -112,6 +112,38 @@ def test_float_models_are_timed_with_fusions(monkeypatch: pytest.MonkeyPatch) ->
         assert ("Erf" in operators, bool(result.result.report.fused)) == (best == "original", best != "original")
 
 
+def test_attention_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays ONNX Runtime's operator where that makes the model faster. Times are made up."""
+    heads = "shape = Constant<value_ints = [0, 0, 4, 64]>() rows = Constant<value_ints = [0, 0, 256]>()"
+    model = parse(
+        "float[B, N, 256] x",
+        "float[B, N, 256] y",
+        f"{heads} q = MatMul(x, w1) q4 = Reshape(q, shape) qh = Transpose<perm = [0, 2, 1, 3]>(q4) "
+        "kt = Transpose<perm = [0, 2, 3, 1]>(q4) s = MatMul(qh, kt) p = Softmax(s) o = MatMul(p, qh) "
+        "t = Transpose<perm = [0, 2, 1, 3]>(o) r = Reshape(t, rows) y = MatMul(r, w2)",
+    )
+    del model.opset_import[1]
+    model.graph.initializer.extend(each for each in model_of().graph.initializer if each.name != "w3")
+    options = checked("int8", None, "token", False, ())
+    times = {"QuantizedAttention": 1.0, "MultiHeadAttention": 0.9, "Softmax": 2.0}
+
+    def time(each: Any) -> Latency:
+        nodes = each.graph.node if isinstance(each, onnx.ModelProto) else each.graph
+        (operator,) = {node.op_type for node in nodes} & times.keys()
+        return took(times[operator] + (isinstance(each, ir.Model) and not products(each)))
+
+    monkeypatch.setattr(speed, "_times", lambda models, *_: [time(each) for each, _ in models])
+    for in_float, stays in ((0.9, True), (1.1, False)):
+        times["MultiHeadAttention"] = in_float
+        found = speed.select_faster(model, lambda forms: quantize_layers(model, replace(options, forms=forms)), DATA)
+        assert [(each.operator, each.gain, each.stays_float) for each in found.kinds[1:]] == [
+            ("Attention", in_float, stays)
+        ]
+        assert not found.kinds[0].stays_float
+        operators = {node.op_type for node in found.result.model.graph}
+        assert ("MultiHeadAttention" in operators, "QuantizedAttention" in operators) == (stays, not stays)
+
+
 def test_nothing_is_timed_without_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(model_of(), tmp_path / "m.onnx")
     arguments = ["quantize", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "q.onnx"), "--only-if-faster"]

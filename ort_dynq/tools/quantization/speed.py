@@ -2,7 +2,8 @@
 
 Layers of one operator and of weights of equal shapes take the same time, and often share a quantized activation. So
 they are one kind: all of them are quantized, or none. Weights that nodes compute have no known shape here: such a layer
-is a kind of its own. At the end, the model is compared with the float model: what helps one kind may not help all.
+is a kind of its own. Fused attention is one kind. At the end, the model is compared with the float model: what helps
+one kind may not help all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
     from ...storage import Model
 
+_ATTENTION = "Attention"  # the operator of its kind
 _SLOWER = 0.99
 """Layers stay in float if this makes the model at least so much faster: smaller differences are noise, and integers are
 smaller."""
@@ -108,20 +110,22 @@ def select_faster(
         DynqError: A model does not run.
     """
     first = quantize(Forms())
-    quantized = {each.node for each in first.report.quantized}
-    kinds = _kinds(model, quantized)
+    kinds = _kinds(model, {each.node for each in first.report.quantized})
     if not kinds:
         return FasterLayers(first, (), None)
+    attention = _attention_of(first)
+    if attention:
+        kinds[_ATTENTION, (), ""] = attention
     found = []
     texts = [f"layers of {operator} like {layers[0]} in float" for (operator, *_), layers in kinds.items()]
     for (operator, weights, _), layers in tracked(track, kinds.items(), texts):
-        candidate = quantize(Forms(slow=frozenset(layers)))
+        candidate = quantize(_without(layers, attention))
         without, with_all = _times([(candidate.model, backend), (first.model, backend)], feeds, seconds)
         gain = without.median_ms / with_all.median_ms
         found.append(LayerKind(operator, weights, tuple(layers), gain, gain < _SLOWER))
-    slow = frozenset(name for kind in found if kind.stays_float for name in kind.layers)
-    results = [quantize(Forms(slow=slow)), first] if slow else [first]
-    in_float = quantize(Forms(slow=frozenset(quantized)))
+    slow = [name for kind in found if kind.stays_float for name in kind.layers]
+    results = [quantize(_without(slow, attention)), first] if slow else [first]
+    in_float = quantize(_without([name for layers in kinds.values() for name in layers], attention))
     floats = [_original(model, in_float), *([in_float] if in_float.report.fused else [])]
     models = [(model, None), *((each.model, backend) for each in (*floats[1:], *results))]
     timed = [*zip(_times(models, feeds, 2 * seconds), (*floats, *results), strict=True)]
@@ -130,11 +134,20 @@ def select_faster(
     gain = float_time.median_ms / time.median_ms
     faster = FasterLayers(best, tuple(found), gain, compared(float_time, time).busy)
     result = best_float if faster.is_float else best
-    integers = {
-        each.node for each in result.report.quantized
-    }  # the fastest model may have other ones than each kind says
+    # The fastest model may have other ones than each kind says.
+    integers = {*(each.node for each in result.report.quantized), *_attention_of(result)}
     kept = tuple(replace(kind, stays_float=integers.isdisjoint(kind.layers)) for kind in found)
     return replace(faster, result=result, kinds=kept)
+
+
+def _attention_of(result: Result) -> list[str]:
+    """Returns the names of the nodes of fused attention that have products of integers."""
+    return [each.node for each in result.report.fused if each.operator == "QuantizedAttention"]
+
+
+def _without(layers: Sequence[str], attention: Sequence[str]) -> Forms:
+    """Returns the forms with which layers stay in float; some are nodes of fused attention."""
+    return Forms(slow=frozenset(layers) - {*attention}, slow_attention=frozenset(layers) & {*attention})
 
 
 def _original(model: Model, in_float: Result) -> Result:
