@@ -29,7 +29,7 @@ WHISPER = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-T5 = {"d_kv": WIDTH // HEADS, "d_ff": HIDDEN, "num_heads": HEADS, "num_layers": 1, "num_decoder_layers": 1}
+T5 = {"d_model": 128, "vocab_size": 512, "d_kv": 8, "d_ff": 16, "num_heads": HEADS}
 
 
 def export(model: transformers.PreTrainedModel, task: str, folder: Path) -> None:
@@ -57,7 +57,7 @@ def example(path: Path) -> Example:
     for value in model.graph.input:
         lengths = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
         if value.name == "input_ids":
-            inputs.append(rng.integers(2, WORDS, (1, TOKENS)))
+            inputs.append(rng.integers(2, T5["vocab_size"], (1, TOKENS)))
         elif value.name == "encoder_attention_mask":
             inputs.append(np.array([[1] * (FRAMES - 1) + [0]]))
         elif value.name == "use_cache_branch":
@@ -77,7 +77,7 @@ def whisper() -> Example:
 
 
 def t5() -> Example:
-    config = transformers.T5Config(**SIZES, d_model=WIDTH, decoder_start_token_id=0, **T5)
+    config = transformers.T5Config(**{**SIZES, **T5}, num_layers=1, num_decoder_layers=1, decoder_start_token_id=0)
     with tempfile.TemporaryDirectory() as folder:
         export(transformers.T5ForConditionalGeneration(config), "text2text-generation", Path(folder))
         names = ("decoder_model.onnx", "decoder_with_past_model.onnx")

@@ -149,8 +149,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     },
     "optimum_whisper": {
         "ort_dynq.DynamicQuantizeLinear": 13,
-        "ort_dynq.TwoTermQuantize": 2,
-        "ort_dynq.QuantizedMatMul": 14,
+        "ort_dynq.QuantizedMatMul": 12,
         "ort_dynq.QuantizedMatMulProgram": 6,
     },
     "ort_dequantized_weights": {

@@ -9,7 +9,7 @@ from rewriting import F
 
 from ort_dynq.rewriter import Result
 
-WORDS, WIDTH = 2048, 64
+WORDS, WIDTH = 1024, 128
 
 
 def branch(prefix: str, *, past: bool, half: bool, dequantizes_first: bool, turns_first: bool = False) -> str:

@@ -17,6 +17,7 @@ A product whose activation was quantized, too, is left to other rules, and to ON
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,12 +32,13 @@ from ..analysis.limits import FOLDED
 from ..analysis.standard import MATRIX_PRODUCTS
 from ..codes.affine import AffineForms
 from ..edit import Edit
+from ..policy.cost import is_short_dequantized
 from ..policy.dequantized_products import Convolutions, made_by_onnxruntime
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..shared_initializers import SharedInitializers
 from ..weights.channels import Channels
-from ..weights.dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of, is_dequantized
+from ..weights.dequantized_weights import Dequantizer, dequantized_weights_of, dequantizer_of, is_dequantized, source_of
 from ..weights.matrix_product import MatrixProduct, matrix_product_of
 from ..weights.nbits import FLOATS
 from .provenance import note_activation
@@ -48,16 +50,20 @@ class _FoldedWeights:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._tensors: dict[ir.Value, ir.TensorProtocol] = {}
+        self._tensors: dict[tuple[Hashable, ...], ir.TensorProtocol] = {}
 
-    def of(self, weights: ir.Value) -> ir.TensorProtocol | None:
+    def of(self, weights: ir.Value, source: tuple[Hashable, ...]) -> ir.TensorProtocol | None:
         """Returns a constant dequantized; None if ONNX Runtime cannot compute it, or its size is not known.
+
+        Args:
+            weights: The constant.
+            source: What equal constants have in common.
 
         Raises:
             Unconverted: With it, the weights of the model would be too large.
         """
-        if weights in self._tensors:
-            return self._tensors[weights]
+        if source in self._tensors:
+            return self._tensors[source]
         shape, dtype = weights.shape, weights.dtype
         if shape is None or not shape.is_static() or dtype not in FLOATS:
             return None
@@ -67,7 +73,7 @@ class _FoldedWeights:
         elements = evaluate(weights, self._facts)
         if elements is None:
             return None
-        return self._tensors.setdefault(weights, ir.tensor(elements))
+        return self._tensors.setdefault(source, ir.tensor(elements))
 
 
 class _Fates:
@@ -90,12 +96,12 @@ class FoldedProduct:
     """A product whose weights are dequantized in the model.
 
     Attributes:
-        weights: The weights, as the product reads them.
+        source: What the weights are read from: products of equal sources share their weights.
         folded: Their elements.
         note: The remark for the report.
     """
 
-    weights: ir.Value
+    source: tuple[Hashable, ...]
     folded: ir.TensorProtocol
     note: str
 
@@ -123,7 +129,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
     except Unconverted as why:
         if why.reason == Reason.DEQUANTIZED_SHARED:
             raise why.then(fate) from None
-        return _folded_match(node.inputs[1], why, fate, context)
+        return _folded_match(node.inputs[1], source_of(dequantizer), why, fate, context)
 
 
 def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Context, fate: str) -> WeightsOnlyProduct:
@@ -152,6 +158,8 @@ def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Co
         more=fate,
     )
     match.check()
+    if is_short_dequantized(weights.depth, terms):
+        raise Unconverted(Reason.PRODUCT_TOO_SMALL_FOR_GROUPS)
     return match
 
 
@@ -172,11 +180,14 @@ def _bias_of(product: MatrixProduct, columns: int, facts: Facts) -> ir.Value | n
     return (numbers * numbers.dtype.type(product.beta)) if product.beta != 1 else numbers
 
 
-def _folded_match(weights: ir.Value, why: Unconverted, fate: Unconverted, context: Context) -> FoldedProduct:
+def _folded_match(
+    weights: ir.Value, source: tuple[Hashable, ...], why: Unconverted, fate: Unconverted, context: Context
+) -> FoldedProduct:
     """Returns the match of a product whose weights are folded.
 
     Args:
         weights: The weights.
+        source: What they are read from.
         why: Why its activation is not quantized.
         fate: What ONNX Runtime makes of it.
         context: The data of the rewrite.
@@ -185,12 +196,12 @@ def _folded_match(weights: ir.Value, why: Unconverted, fate: Unconverted, contex
         Unconverted: They would be too large, or ONNX Runtime cannot compute them.
     """
     try:
-        folded = context.shared(_FoldedWeights).of(weights)
+        folded = context.shared(_FoldedWeights).of(weights, source)
     except Unconverted as too_large:
         raise why.then(too_large.then(fate)) from None
     if folded is None:
         raise why.then(fate) from None
-    return FoldedProduct(weights, folded, f"weights dequantized once, as floats, since {why}; {fate}")
+    return FoldedProduct(source, folded, f"weights dequantized once, as floats, since {why}; {fate}")
 
 
 def _build(match: WeightsOnlyProduct | FoldedProduct, edit: Edit) -> None:
@@ -199,7 +210,7 @@ def _build(match: WeightsOnlyProduct | FoldedProduct, edit: Edit) -> None:
         return
     node, graph = edit.node, edit.facts.model.graph
     shared = edit.shared(SharedInitializers)
-    folded = shared.of_source(("folded", match.weights), lambda: match.folded, graph, edit)
+    folded = shared.of_source(("folded", *match.source), lambda: match.folded, graph, edit)
     activation, _, *others = node.inputs
     main = ir.node(node.op_type, [activation, folded, *others], dict(node.attributes))
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))

@@ -156,8 +156,13 @@ def dequantized_weights_of(
     is_default = bool((zero_points == 1 << bits - 1).all())
     packed_zeros = None if is_default else ir.tensor(bytes_of(zero_points, bits))
     weights = NBits(depth, columns, bits, size, stored, ir.tensor(np.ascontiguousarray(scales)), packed_zeros, root)
-    others = (*map(elements_of, dequantizer.node.inputs[1:]), _text(dequantizer.node), *map(_text, dequantizer.moves))
-    return weights, (root, *others, is_transposed, split)
+    return weights, (*source_of(dequantizer), is_transposed, split)
+
+
+def source_of(dequantizer: Dequantizer) -> tuple[Hashable, ...]:
+    """Returns what equal weights have in common: branches may have nodes and scales of their own."""
+    parameters = map(elements_of, dequantizer.node.inputs[1:])
+    return dequantizer.node.inputs[0], *parameters, _text(dequantizer.node), *map(_text, dequantizer.moves)
 
 
 def elements_of(value: ir.Value | None) -> Hashable:
