@@ -1,5 +1,7 @@
 """Replaces an If whose condition is a constant by the nodes of the branch that runs, as ONNX Runtime does.
 
+So does a condition that shapes decide, such as a question for the rank of a tensor.
+
 Exporters write such an If for what they do not decide themselves. ONNX Runtime replaces it when it opens a model, and
 fails (1.32) if the branch calls a function that has such an If, too, as the functions of ort_dynq's operators do
 without the plugin: ``Graph::InlineIfSubgraph``.
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -18,6 +21,7 @@ from .analysis.constants import constant_array
 from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
 from .analysis.nodes import is_standard
+from .analysis.shape_arithmetic import known_condition
 from .float16.casts import mentions_float16
 from .inner_weights import copy_of
 
@@ -79,13 +83,15 @@ def _may_be_known(node: ir.Node, given: Mapping[str, npt.NDArray[Any]]) -> bool:
 def _known_branches(model: ir.Model, given: Mapping[str, npt.NDArray[Any]]) -> dict[ir.Node, ir.Graph]:
     """Returns the Ifs whose branch is known, each with this branch, in the order of the model."""
     nodes = [node for node in _ifs(model.graph) if _may_be_known(node, given)]
-    conditions = {node: _condition(node, given) for node in nodes}
+    conditions: dict[ir.Node, npt.NDArray[Any] | None] = {node: _condition(node, given) for node in nodes}
     has_float16 = mentions_float16(model)
     if has_float16 or any(each is None for each in conditions.values()):
         with Facts(model) as facts:
             for node in nodes if not facts.contradiction else ():
                 if conditions[node] is None and facts.is_constant(node.inputs[0]):
                     conditions[node] = evaluate(node.inputs[0], facts)
+                elif conditions[node] is None and (known := known_condition(node.inputs[0])) is not None:
+                    conditions[node] = np.array(known)
             if has_float16:
                 nodes = list(filter(_is_apart, nodes))
     branches = {}

@@ -66,10 +66,20 @@ def test_without_plugin(name: str, options: dict[str, Any]) -> None:
 TRUE = "t = Constant<value = bool {1}>()"
 OF_SHAPE = "n = Shape<start = 0, end = 1>(x) two = Constant<value_ints = [2]>() t = Equal(n, two)"
 ABS = "then_branch = g () => (float[N] a) { a = Abs(x) }"
+OF_RANK = (
+    "r = Reshape(x, rows) d = Shape(r) s = Size(d) one = Constant<value = int64 {1}>() n = Sub(s, one) "
+    "zero = Constant<value = int64 {0}>()"
+)
 NEG = "else_branch = h () => (float[N] a) { a = Neg(x) }"
 FORMS = {
     "constant": (f"{TRUE} y = If (t) <{ABS}, {NEG}>", 0),
     "shape": (f"{OF_SHAPE} y = If (t) <{ABS}, {NEG}>", 0),
+    "rank": (f"{OF_RANK} t = Greater(n, zero) y = If (t) <{ABS}, {NEG}>", 0),
+    "another rank": (f"{OF_RANK} t = Less(n, zero) y = If (t) <{ABS}, {NEG}>", 0),
+    "number of elements that is not known": (
+        f"z = NonZero(x) s = Size(z) one = Constant<value = int64 {{1}}>() t = Less(one, s) y = If (t) <{ABS}, {NEG}>",
+        1,
+    ),
     "initializer": (
         f"{TRUE} y = If (t) <then_branch = g () => (float[2] w) <float[2] w = {{2, 3}}> {{ }}, {NEG}>",
         0,
@@ -92,7 +102,8 @@ FORMS = {
 def test_forms(form: str) -> None:
     body, kept = FORMS[form]
     model = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (float[N] y) {{ {body} }}'
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (float[N] y) '
+        f"{'<int64[2] rows = {-1, 1}>' if 'rows' in body else ''} {{ {body} }}"
     )
     x = np.array([-1.5, 3], np.float32)
     loaded = ir.from_proto(model)

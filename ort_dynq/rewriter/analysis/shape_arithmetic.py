@@ -24,6 +24,7 @@ Length: TypeAlias = "int | ir.SymbolicDim | None"
 _TIMES = " × "  # in the names of lengths that are products
 _MOVES = RESHAPES | SELECTING | {"Cast", "Identity"} | {"Concat", "Transpose"}
 _MOVES -= {"Flatten", "Split"}  # no exporter writes them for shapes
+_OF_LENGTHS = ("Shape", "Size")
 _OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather"} | {"ReduceProd"}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -35,6 +36,13 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Div": np.divide,
     "Pow": np.power,
+}
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
 }
 
 _Elements: TypeAlias = "npt.NDArray[np.float64] | None"
@@ -54,6 +62,18 @@ def known_number(value: ir.Value) -> float | None:
         return None
     number = math.nan if elements is None or elements.size != 1 else float(elements.reshape(()))
     return None if math.isnan(number) else number
+
+
+def known_condition(value: ir.Value | None) -> bool | None:
+    """Returns whether a comparison of two numbers holds, if both are known before run time; None for other values.
+
+    Exporters ask for the rank of a tensor so: Greater(Size(Shape(x)), 1).
+    """
+    node = producer_of(value, *_COMPARISONS)
+    numbers = [] if node is None else [None if each is None else known_number(each) for each in node.inputs]
+    if node is None or None in numbers:
+        return None
+    return bool(_COMPARISONS[node.op_type](*numbers))
 
 
 def known_lengths(value: ir.Value | None) -> list[int | None] | None:
@@ -197,7 +217,7 @@ def solved_lengths(graph: ir.Graph, names: Collection[int | ir.SymbolicDim]) -> 
     for node in reversed(graph) if names else ():
         if needed.isdisjoint(node.outputs):
             continue
-        if not is_standard(node, "Shape", "Size"):
+        if not is_standard(node, *_OF_LENGTHS):
             needed.update(each for each in node.inputs if each is not None)
         lengths = known_lengths(node.inputs[1]) if is_standard(node, "Reshape") else None
         if lengths is None or not all(length is not None and length > 0 for length in lengths):
@@ -223,7 +243,7 @@ def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elem
 def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if (elements := constant_array(value)) is not None:
         return elements.astype(np.float64) if is_number(elements.dtype) else None
-    node = producer_of(value, *_MOVES, "ConstantOfShape", "Shape", *_ARITHMETIC)
+    node = producer_of(value, *_MOVES, "ConstantOfShape", *_OF_LENGTHS, *_ARITHMETIC)
     if node is None or node.inputs[0] is None:
         return None
     if node.op_type == "Concat":
@@ -237,10 +257,12 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     is_integer = value.dtype is not None and value.dtype.is_integer()
     if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or (is_integer and not _is_exact(node))):
         return None  # integers round
-    if node.op_type == "Shape":
+    if node.op_type in _OF_LENGTHS:
         if node.inputs[0].shape is None:
             return None
         dims = [dim if isinstance(dim, int) else math.nan for dim in node.inputs[0].shape]
+        if node.op_type == "Size":
+            return np.array(math.prod(dims))
         return np.array(dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(dims))])
     inputs = [_elements(each, found, distance + 1) for each in node.inputs]
     known = [each for each in inputs if each is not None]
