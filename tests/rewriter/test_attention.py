@@ -502,6 +502,9 @@ SPELLINGS = {
     "d = Div(s, root) p = Softmax<axis = -1>(d) o = MatMul(p, v3) three = Constant<value_ints = [3]>() "
     "oshape = Concat<axis = 0>(qb, three, qs0, size) o4 = Reshape(o, oshape) "
     "ot = Transpose<perm = [0, 2, 1, 3]>(o4) y = Reshape(ot, rows)",
+    "Einsum with dots": f"{SHAPES} {NUMBERS} q4 = Reshape(q, hd) k4 = Reshape(k, hd) v4 = Reshape(v, hd) "
+    's = Einsum<equation = "...qhd,...khd->...hqk">(q4, k4) d = Div(s, root) p = Softmax<axis = -1>(d) '
+    'o = Einsum<equation = "...hqk, ...khd -> ...qhd">(p, v4) y = Reshape(o, rows)',
     "Einsum": f"{SHAPES} {NUMBERS} q4 = Reshape(q, hd) k4 = Reshape(k, hd) v4 = Reshape(v, hd) "
     's = Einsum<equation = "bnhd,bmhd->bhnm">(q4, k4) d = Div(s, root) m = Add(d, mask) p = Softmax<axis = -1>(m) '
     'o = Einsum<equation = "bhnm, bmhd -> bnhd">(p, v4) y = Reshape(o, rows)',
