@@ -49,6 +49,34 @@ def test_the_same_bits(ids: str, name: str, dtype: type) -> None:
     assert all(each.op_type != "DequantizeLinear" or each.input[0] != "table" for each in before)
 
 
+H = np.float16
+OF_HALF = {
+    "one scale": {"s": H(0.013), "z": np.int8(-7)},
+    "columns": {"s": RNG.uniform(0.001, 1, WIDTH).astype(H), "z": np.zeros(WIDTH, np.int8)},
+    "rows": {"s": RNG.uniform(0.001, 60, ROWS).astype(H), "z": RNG.integers(-128, 128, ROWS).astype(np.int8)},
+}
+
+
+@pytest.mark.parametrize("name", OF_HALF)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Gather(f, ids)",
+        "g = Cast<to = 1>(f) y = Gather(g, ids)",
+        "g = Gather(f, ids) y = Cast<to = 1>(g)",
+        "g = Gather(f, ids) y = Tanh(g)",  # which ONNX Runtime computes in float32, with a Cast of its own
+        "g = Gather(f, ids) h = Tanh(g) i = Mul(h, g) y = Cast<to = 1>(i)",
+    ],
+)
+def test_scales_of_float16(body: str, name: str) -> None:
+    arrays, axis = OF_HALF[name], "<axis = 0>" if name == "rows" else ""
+    model = model_of(f"f = DequantizeLinear{axis}(table, s, z) {body}", arrays)
+    model.graph.output[0].type.tensor_type.elem_type = 1 if "to" in body else 10
+    model.opset_import[0].version = 19
+    report = check(model, {"ids": RNG.integers(-ROWS, ROWS, (3, 5))})
+    assert [each.op_type for each in report.rewritten] == ["Gather"]
+
+
 @pytest.mark.parametrize(
     ("body", "ids", "table"),
     [

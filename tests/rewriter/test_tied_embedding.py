@@ -11,6 +11,7 @@ import pytest
 from helpers import Array, assert_same, make_session, stock_session
 from nbits import packed
 from onnx import TensorProto, helper, numpy_helper
+from rewriting import operators
 
 import ort_dynq
 
@@ -125,3 +126,27 @@ def test_other_tables_stay(other: str) -> None:
         model.graph.output.append(helper.make_tensor_value_info("table", TensorProto.UINT8, None))
     (finding,) = ort_dynq.rewrite(model).report.findings
     assert "other nodes also read its packed weights" in finding.reason
+
+
+@pytest.mark.parametrize("scales", [(), (1024,)])
+@pytest.mark.parametrize("has_cast", [False, True])
+def test_whole_tables_of_float16(scales: tuple[int, ...], has_cast: bool) -> None:
+    """DequantizeLinear of the whole table to float16 is the embedding and the head: both read one packed copy."""
+    rng = np.random.default_rng(5)
+    constants = {
+        "codes": rng.integers(-127, 128, (1024, HIDDEN)).astype(np.int8),
+        "scale": rng.uniform(0.005, 0.02, scales).astype(np.float16),
+    }
+    cast, whole, kind = ("whole = Cast<to = 1>(table)", "whole", "float") if has_cast else ("", "table", "float16")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 21]> tied (int64[B, T] ids) => ({kind}[B, T, 1024] y) {{
+            table = DequantizeLinear<axis = 0>(codes, scale)  {cast}  rows = Gather({whole}, ids)  h = Tanh(rows)
+            turned = Transpose<perm = [1, 0]>({whole})  y = MatMul(h, turned)
+        }}"""
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
+    result = ort_dynq.rewrite(model)
+    assert operators(result.to_proto()) == {"ort_dynq.TwoTermQuantize": 1, "ort_dynq.QuantizedMatMul": 1}
+    assert sum(np.prod(each.dims) >= 1024 * HIDDEN for each in result.to_proto().graph.initializer) == 1
+    found = ort_dynq.verify(model, result.model, inputs={"ids": rng.integers(0, 1024, (2, 5))})
+    assert found.passed, found
