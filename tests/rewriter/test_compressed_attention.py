@@ -101,6 +101,13 @@ FOUR_BITS = (  # of heads: ONNX Runtime does not reshape their zero points
     "k = DequantizeLinear<axis = 1>(kc, ks, kz) v = DequantizeLinear(vc, vs, vz) "
     "kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt)",
 )
+WRITTEN = (  # a cache of fixed size, into which new codes and scales are written
+    f"{QUERY}, int8[B, {H}, T, {D}] k0, float[B, {H}, T, 1] ks0, int8[1, {H}, T, {D}] k1, float[1, {H}, T, 1] ks1, "
+    f"int8[B, {H}, T, {E}] v0, int8[1, {H}, T, {E}] v1, float vs",
+    "at = Constant<value = int64[1, 1] {1}>() kc = ScatterND(k0, at, k1) ks = ScatterND(ks0, at, ks1) "
+    "kcf = Cast<to = 1>(kc) k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) "
+    "vc = ScatterND(v0, at, v1) v = DequantizeLinear(vc, vs)",
+)
 FORMS = {
     "blocks": BLOCKS,
     "transposed": TRANSPOSED,
@@ -114,6 +121,7 @@ FORMS = {
     "flat": FLAT,
     "dynamic": DYNAMIC,
     "four_bits": FOUR_BITS,
+    "written": WRITTEN,
 }
 LENGTHS = {"B": 2, "S": 3, "T": 19, "P": 15, "O": 4, "C": 3, "R": 24, "M": 304, "N": 228}
 MASKS = {
@@ -377,7 +385,7 @@ def test_scores_that_stay() -> None:
 
 
 def test_without_fusions_it_is_reported() -> None:
-    for form in (BLOCKS, CACHE):
+    for form in (BLOCKS, CACHE, WRITTEN):
         result = ort_dynq.rewrite(model_of(form))
         assert count(result.to_proto(), "CompressedAttention") == 0
         reasons = [each.reason for each in result.report.unconverted if each.op_type == "Softmax"]

@@ -20,7 +20,7 @@ SELECTING = frozenset({"Gather", "Slice", "Split"})
 PICKING = frozenset({"GatherElements", "GatherND", "TopK"})
 """They choose single elements; only the first output of TopK has elements."""
 REPEATING = frozenset({"Expand", "Tile"})
-SCATTERING = frozenset({"ScatterElements", "ScatterND"})
+SCATTERING = frozenset({"ScatterElements", "ScatterND", "TensorScatter"})
 """They replace elements by others."""
 INTERLEAVING = frozenset({"DepthToSpace", "SpaceToDepth"})
 FLOAT16_MOVES = RESHAPES | SELECTING | {"Concat", "Transpose"}

@@ -26,7 +26,7 @@ from ..analysis.constants import constant_array
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
-from ..analysis.standard import RESHAPES, SUMS
+from ..analysis.standard import RESHAPES, SCATTERING, SUMS
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -149,7 +149,7 @@ def _match_unfused(node: ir.Node, context: Context) -> None:
         return
     codes = [] if found is None else [each.value for each in (found.key, found.value) if each.codes is not None]
     makers = [each.producer() for each in codes]
-    if any(maker is None or is_standard(maker, *_MOVES) for maker in makers):
+    if any(maker is None or is_standard(maker, *_MOVES, *SCATTERING) for maker in makers):
         raise Unconverted(Reason.CODES_NEED_FUSE)
 
 
