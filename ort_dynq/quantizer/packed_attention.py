@@ -17,8 +17,8 @@ import onnx_ir as ir
 from ..graphs import MICROSOFT, label
 from ..opsets import OPSET
 from ..rewriter.analysis.nodes import input_of
-from ..rewriter.analysis.shapes import is_equal
 from ..rewriter.edit import Edit
+from ..rewriter.products.fused_products import check_merged
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from .options import Options
@@ -26,8 +26,8 @@ from .weights import check_constant, floats_of
 
 _NAMES = ("query", "key", "value")
 _KEPT = ("num_heads", "unidirectional", "mask_filter_value", "scale")
-_INPUTS = {4: "past keys and values", 6: "length of past keys"}
 _MASK, _BIAS = 3, 5  # the inputs
+_PAST = (4, 6)  # keys and values, and their length
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,18 @@ def parts_of(node: ir.Node, context: Context, options: Options) -> _Parts:
     """
     options.check(node)
     x, w, bias = (input_of(node, i) for i in range(3))
-    for i, what in _INPUTS.items():
-        if input_of(node, i) is not None:
-            raise Unconverted(Reason.ATTENTION_OPERATOR, what=what)
-    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
-    if node.attributes.get_int("do_rotary", 0):
-        raise Unconverted(Reason.QATTENTION_ROTARY)
     if x is None or w is None or x.shape is None or len(x.shape) != len(_NAMES):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="activation, whose shape is not known")
-    mask = input_of(node, _MASK)
-    rank = None if mask is None or mask.shape is None else len(mask.shape)
-    is_lengths = rank == 1 and mask is not None and mask.shape is not None and is_equal(mask.shape[0], x.shape[0])
-    if mask is not None and rank not in (2, 3) and not is_lengths:
-        raise Unconverted(Reason.QATTENTION_MASK)
     check_constant(w, context.facts)
     if bias is not None:
         check_constant(bias, context.facts)
     weights = floats_of(w, context.facts)
     columns = weights.shape[-1]
     b = np.zeros(columns, np.float32) if bias is None else floats_of(bias, context.facts)
-    heads = node.attributes.get_int("num_heads", 0)
     sizes = list(node.attributes.get_ints("qkv_hidden_sizes", [])) or [columns // len(_NAMES)] * len(_NAMES)
-    is_whole = weights.ndim == 2 and b.shape == (columns,) and sum(sizes) == columns and len(sizes) == len(_NAMES)
-    if not is_whole or heads < 1 or any(size % heads for size in sizes) or sizes[0] != sizes[1]:
-        raise Unconverted(Reason.QATTENTION_HEADS)
+    is_whole = weights.ndim == 2 and b.shape == (columns,) and sum(sizes) == columns
+    past = next((each for i in _PAST if (each := input_of(node, i)) is not None), None)
+    check_merged(node, past, input_of(node, _MASK), sizes if is_whole else [])
     at = np.cumsum(sizes)[:-1]
     return _Parts(x, np.split(weights, at, axis=1), np.split(b, at))
 

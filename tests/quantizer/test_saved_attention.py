@@ -421,7 +421,7 @@ def test_min_snr_without_a_layer_that_can_be_measured() -> None:
 @pytest.mark.parametrize(
     ("operands", "attributes", "reason"),
     [
-        ("x, w, b, , past", "", "past keys and values"),
+        ("x, w, b, , past", "", "past state"),
         ("x, w, b, mask", "", "mask"),
         ("x, w, b", ", do_rotary = 1", "rotates"),
         ("x, w", ", qkv_hidden_sizes = [256, 255, 257]", "num_heads heads of one size"),

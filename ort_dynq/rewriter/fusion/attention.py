@@ -113,7 +113,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     is_float = all(each is not None and each.dtype == FLOAT for each in read)
     factor = factor_of([*constants, found.factor])
     for step in steps:
-        if isinstance(step, Added | Masked) and not can_be_placed(step, layout, known[:2]):
+        if isinstance(step, Added | Masked) and not can_be_placed(step, layout.scores, known[:2]):
             raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
     if softcap is None or not math.isfinite(factor):
         raise Unconverted(Reason.ATTENTION_SCORES, value="a soft cap" if softcap is None else "a factor")

@@ -303,9 +303,9 @@ class _Biases:
         read = [end.value if is_unnamed(n) else n for end, n in zip(ends, lengths, strict=True)]
         key = edit.node.graph, match.steps, match.is_exactly_masked, unique, *(read if expands else ())
         if key not in self._biases:
-            steps = tuple(_placed(step, scores, ends, edit) for step in match.steps)
+            steps = tuple(placed(step, scores, ends, edit) for step in match.steps)
             total = sum_of(steps, edit, is_exact=match.is_exactly_masked)
-            if expands or all(_rank_of(step, scores) < len(scores) for step in match.steps):
+            if expands or all(rank_of(step, scores) < len(scores) for step in match.steps):
                 shape = shape_of(((), (), *(scores[2:] if expands else ((), ()))), ends, edit, before=edit.node)
                 total = edit.insert(ir.node("Expand", [total, shape]), before=edit.node)
             self._biases[key] = total
@@ -335,7 +335,7 @@ class _Biases:
         return self._safe[bias]
 
 
-def _rank_of(step: Step, scores: Axes) -> int:
+def rank_of(step: Step, scores: Axes) -> int:
     """Returns the rank of the value of a step after it is placed."""
     if isinstance(step, Added | Masked):
         return len(dims_of(step.value)) if _is_direct(step, scores) else len(scores)
@@ -355,21 +355,21 @@ def _is_direct(step: Step, scores: Axes) -> bool:
     )
 
 
-def can_be_placed(step: Step, layout: Layout, ends: Sequence[View]) -> bool:
+def can_be_placed(step: Step, scores: Axes, ends: Sequence[View]) -> bool:
     """Returns whether a step broadcasts to [B, H, S, T], or can be reshaped and repeated to do so."""
-    if _is_direct(step, layout.scores):
+    if _is_direct(step, scores):
         return True
     assert isinstance(step, Added | Masked)
-    is_known = set(leaves(step.axes)) <= set(leaves(layout.scores))
+    is_known = set(leaves(step.axes)) <= set(leaves(scores))
     sources = [_view_of(step), *ends] if step.is_proven else ends
-    return is_known and has_lengths([(each,) for each in leaves(layout.scores)], sources)
+    return is_known and has_lengths([(each,) for each in leaves(scores)], sources)
 
 
 def _view_of(step: Added | Masked) -> View:
     return View(step.value, step.axes[len(step.axes) - len(dims_of(step.value)) :])
 
 
-def _placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
+def placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
     """Returns a step whose value is float32, or a condition, and broadcasts to [B, H, S, T]."""
     if isinstance(step, Padding):
         return Added(_padding(step, scores, ends, edit), scores)

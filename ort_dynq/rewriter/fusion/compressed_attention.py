@@ -31,6 +31,7 @@ from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from .attention_build import can_be_placed, placed, rank_of
 from .score_steps import (
     MAX_NUMBER,
     Added,
@@ -47,7 +48,7 @@ from .score_steps import (
 )
 from .scores import Attention, attention_of
 from .sources import Source, sources_of
-from .views import Dim, View, dims_of, leaves, skip_casts
+from .views import Axes, Dim, View, dims_of, leaves, skip_casts
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
@@ -120,6 +121,7 @@ class _CompressedAttention:
         is_transposed: Whether the key is [B, H, D, T].
         factor, scalars: The numbers by which scores are multiplied.
         steps: The masks and biases, the innermost first.
+        scores: The factors of the axes of scores.
         least_bias: The number below which a finite sum of biases absorbs scores; None if no sum is below it.
         product: MatMul(probabilities, value).
     """
@@ -131,6 +133,7 @@ class _CompressedAttention:
     factor: float
     scalars: tuple[Scalar, ...]
     steps: Steps
+    scores: Axes
     least_bias: float | None
     product: ir.Node
 
@@ -190,11 +193,12 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     constants, others = split_scalars([*given_query.scalars, *given_key.scalars, *scalars])
     factor = factor_of([*constants, found.scores.factor])
     are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
-    dims = [*dims_of(query)[:3], dims_of(key_value)[3 if is_transposed else 2]]
-    if not are_numbers or softcap != 0 or not all(_fits(step, dims) for step in steps):
+    if not are_numbers or softcap != 0 or not all(_is_mask(step, found.probabilities) for step in steps):
         raise Unconverted(Reason.CODES_SCORES)
     least = _least_bias(steps, values)
-    return _CompressedAttention(query, key, value, is_transposed, factor, others, steps, least, product)
+    return _CompressedAttention(
+        query, key, value, is_transposed, factor, others, steps, found.probabilities, least, product
+    )
 
 
 def _unscaled(operand: View, *, is_key: bool = False) -> Source:
@@ -239,23 +243,11 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
     return is_standard(node, *_MOVES) and _dequantizes(node.inputs[0], distance + 1)
 
 
-def _fits(step: Step, scores: list[Dim]) -> bool:
-    """Returns whether a mask or bias broadcasts to the dimensions of scores, as far as they are known."""
-    if not isinstance(step, Added | Masked):
-        return not isinstance(step, Scalar)
-    dims = dims_of(step.value)
-    return (
-        step.value.shape is not None
-        and not (isinstance(step, Masked) and step.number > MAX_NUMBER)
-        and all(
-            each == 1
-            or each == of_scores
-            or not isinstance(of_scores, int)
-            or (not isinstance(each, int) and of_scores != 1)
-            for each, of_scores in zip(reversed(dims), reversed(scores), strict=False)
-        )
-        and len(dims) <= 4
-    )
+def _is_mask(step: Step, scores: Axes) -> bool:
+    """Returns whether a step is a mask or bias that can be added to scores."""
+    if isinstance(step, Scalar) or (isinstance(step, Masked) and step.number > MAX_NUMBER):
+        return False
+    return can_be_placed(step, scores, ())
 
 
 def _is_attention(query: ir.Value, key: ir.Value, value: ir.Value, is_transposed: bool) -> bool:
@@ -596,14 +588,8 @@ def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
 
-    def placed(step: Step) -> Step:
-        if isinstance(step, Added | Masked):
-            dtype = ir.DataType.FLOAT if isinstance(step, Added) else ir.DataType.BOOL
-            return replace(step, value=edit.cast(step.value, dtype, before=node))
-        return step
-
-    total = sum_of(tuple(map(placed, match.steps)), edit)
-    rank = max(len(dims_of(step.value)) for step in match.steps if isinstance(step, Added | Masked))
+    total = sum_of(tuple(placed(step, match.scores, (), edit) for step in match.steps), edit)
+    rank = max(rank_of(step, match.scores) for step in match.steps)
     if rank < 4:
         axes = edit.add_constant(np.arange(4 - rank), before=node)
         total = edit.insert(ir.node("Unsqueeze", [total, axes]), before=node)

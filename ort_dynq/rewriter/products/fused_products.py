@@ -115,31 +115,35 @@ def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
     epilogue = Epilogue(node, channels, node.outputs[0], scale, column, ScaleOrder.SCALES_FIRST, bias)
     if node.op_type != _ATTENTION:
         return _FusedProduct(x, zero_point, grid, epilogue if bias is not None else epilogue.past_bias(facts))
-    _check_attention(node, inputs, channels)
+    width, rest = divmod(channels.size, _PARTS)
+    check_merged(node, inputs[_PAST], inputs[_MASK], [] if rest else [width] * _PARTS)
     bias = channels.vector(inputs[positions.bias], np.float32, facts)
     if bias is None:
         raise Unconverted(Reason.WEIGHTS_AT_RUN_TIME)
     return _FusedProduct(x, zero_point, grid, replace(epilogue, bias=bias), inputs[_MASK])
 
 
-def _check_attention(node: ir.Node, inputs: Sequence[ir.Value | None], channels: Channels) -> None:
-    """Checks that MultiHeadAttention computes the same from query, key and value.
+def check_merged(node: ir.Node, past: ir.Value | None, mask: ir.Value | None, widths: Sequence[int]) -> None:
+    """Checks that MultiHeadAttention computes what QAttention or Attention computes of its three products.
+
+    Args:
+        node: The node.
+        past: Its past keys and values.
+        mask: Its mask.
+        widths: The columns of the products.
 
     Raises:
         Unconverted: It does not.
     """
-    if inputs[_PAST] is not None or any(output.name for output in node.outputs[1:]):
+    if past is not None or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         raise Unconverted(Reason.QATTENTION_PAST)
     if node.attributes.get_int("do_rotary", 0):
         raise Unconverted(Reason.QATTENTION_ROTARY)
     heads = node.attributes.get_int("num_heads", 0)
-    if heads <= 0 or channels.size % (_PARTS * heads):
+    if heads < 1 or len(widths) != _PARTS or any(n % heads for n in widths) or widths[0] != widths[1]:
         raise Unconverted(Reason.QATTENTION_HEADS)
-    x, mask = inputs[0], inputs[_MASK]
-    if mask is None:
-        return
-    rank = None if mask.shape is None else len(mask.shape)
-    if rank not in (2, 3) and not _has_one_length_for_each_sample(mask, x):
+    rank = None if mask is None or mask.shape is None else len(mask.shape)
+    if mask is not None and rank not in (2, 3) and not _has_one_length_for_each_sample(mask, node.inputs[0]):
         raise Unconverted(Reason.QATTENTION_MASK)
 
 
