@@ -117,7 +117,7 @@ def weights_of_floats(
         Unconverted: They cannot become codes, or it does not pay.
     """
     check_rank(elements.ndim)
-    if has_short_sums(elements.shape):
+    if has_short_sums(elements.shape, node.attributes.get_int("group", 1)):
         raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     depth = math.prod(elements.shape[1:])
     columns = elements.reshape(len(elements), -1).T

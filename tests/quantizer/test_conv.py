@@ -75,14 +75,36 @@ def test_samples_of_quantize_dynamic() -> None:
 
 
 def test_one_channel_with_a_long_kernel() -> None:
-    """The Fourier transform of sound is a convolution of one channel; short kernels are faster in float."""
+    """The Fourier transform of sound is a convolution of one channel."""
     x = floats(1, 1, 4000, seed=1)
     model = _conv(floats(258, 1, 256, seed=2), None, {"strides": [64]}, x)
     result = ort_dynq.quantize(model)
     assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1}
     assert squared_error(run(result, x), run_float(model, x)) < 2e-4  # codes of 8 bits for normal data
-    short = ort_dynq.quantize(_conv(floats(258, 1, 127, seed=2), None, {"strides": [64]}, x))
-    assert reasons(short) == ["a convolution of single channels is faster in float"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "group", "reason"),
+    [
+        ((64, 1, 31), 1, "a convolution of single channels"),
+        ((64, 1, 32), 1, ""),
+        ((64, 1, 127), 64, "a convolution of single channels"),  # depthwise
+        ((64, 1, 128), 64, ""),
+        ((64, 2, 15), 1, "the convolution has too few products"),
+        ((64, 2, 16), 1, ""),
+        ((64, 4, 7), 1, "the convolution has too few products"),
+        ((64, 4, 8), 1, ""),
+        ((64, 1, 11, 11), 1, "a convolution of single channels"),  # 121 products for an output, of an image
+        ((64, 1, 8, 16), 1, ""),
+    ],
+)
+def test_short_sums_of_few_channels(shape: tuple[int, ...], group: int, reason: str) -> None:
+    """Layers over time that ONNX Runtime copies to a matrix gain from 32 products for an element of the output on."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], group=group)
+    size = (4000,) if len(shape) == 3 else (90, 90)
+    result = ort_dynq.quantize(model_of([node], {"w": floats(*shape)}, shape=(1, shape[1] * group, *size)))
+    assert [text.startswith(reason) for text in reasons(result)] == [True] * bool(reason)
+    assert ("QuantizedConv" in operators(result)) == (not reason)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -196,9 +196,9 @@ def geometry_of_floats(
     """
     if bias is not None and (bias.dtype != ir.DataType.FLOAT or bias.shape != ir.Shape([weights.channels.size])):
         raise Unconverted(Reason.BIAS_OF_CHANNELS)
-    if has_short_sums(weights.codes.shape):
-        raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     geometry = geometry_of(node, weights, more_pads)
+    if has_short_sums(weights.codes.shape, geometry.group):
+        raise Unconverted(Reason.CONV_SINGLE_CHANNELS)
     if is_tiny_convolution(node, weights.codes, has_scales_of_samples=has_scales_of_samples):
         raise Unconverted(Reason.CONV_TOO_SMALL)
     return geometry

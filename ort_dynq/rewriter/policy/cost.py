@@ -70,6 +70,8 @@ _MIN_PRODUCTS_OF_AN_INPUT, _MIN_PRODUCTS_OF_AN_OUTPUT = 40, 32
 _MIN_PRODUCTS_OF_ANY_OUTPUT = 20
 _FEWER_PRODUCTS_OF_AN_INPUT, _MORE_PRODUCTS_OF_AN_OUTPUT = 24, 64
 _MAX_CHANNELS_OF_AN_IMAGE, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
+# ONNX Runtime copies the windows of a layer over time to a matrix: docs/decisions.md has the times.
+_MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND = 32
 # Div, Round and Mul of 8 elements take 1.09 times the time of their program, of 128x768 elements 2.0 times (AMD EPYC,
 # Zen 3: family 25, model 1).
 _MIN_PASSES_SAVED = 2  # by a program
@@ -330,15 +332,18 @@ def is_slow_transposed_convolution(
     return math.prod(shape.numpy()) * depth < _MIN_PRODUCTS_OF_CONVOLUTION
 
 
-def has_short_sums(shape: Sequence[int]) -> bool:
+def has_short_sums(shape: Sequence[int], group: int) -> bool:
     """Returns whether a convolution has the short sums of single channels, as a depthwise one does: float is faster.
 
     Quantizing the activation takes longer than integers save, with VNNI and without it.
 
     Args:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
+        group: The number of groups.
     """
-    return shape[1] == 1 and math.prod(shape[2:]) < _MIN_WEIGHTS_OF_A_CHANNEL
+    is_sound = len(shape) == 3 and group == 1
+    fewest = _MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND if is_sound else _MIN_WEIGHTS_OF_A_CHANNEL
+    return shape[1] == 1 and math.prod(shape[2:]) < fewest
 
 
 def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -> bool:
@@ -353,7 +358,10 @@ def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -
         return False
     of_an_output, of_an_input = math.prod(shape[1:]), shape[0] * math.prod(shape[2:]) / math.prod(strides)
     if shape[1] <= _MAX_CHANNELS_OF_AN_IMAGE:
-        return of_an_output < _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
+        is_sound = len(shape) == 3
+        return of_an_output < (
+            _MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND if is_sound else _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
+        )
     if of_an_output < _MIN_PRODUCTS_OF_ANY_OUTPUT:
         return True
     if of_an_input < _FEWER_PRODUCTS_OF_AN_INPUT:
