@@ -25,6 +25,7 @@ namespace dynq {
 namespace {
 
 constexpr int64_t kBlock = kMaxProducts;    // weights of an output channel whose sum is exact
+constexpr int64_t kPanelBlocks = 2;         // that have panels at the same time
 constexpr int64_t kPanelWords = 128 << 10;  // of a tile, which stay in the second-level cache
 constexpr int64_t kPieceWords = 64 << 10;   // of the weights of a piece, which stay there, too
 constexpr int64_t kMinPieceRows = 12, kMaxPieceRows = 96;
@@ -39,6 +40,7 @@ struct Run : ConvolutionShape {
   Run(const ConvolutionShape& shape, const Tensor& weight, const Tensor& scale, const Tensor& bias);
 
   int64_t size_of_block(int64_t block) const { return std::min(kBlock, depth - block * kBlock); }
+  int64_t blocks() const { return divide_up(depth, kBlock); }
   int64_t columns(int64_t count) const { return round_up(count, active_compressed().panel_columns); }
 
   int64_t depth;                    // the weights of an output channel
@@ -87,9 +89,10 @@ struct Cut {
     const int64_t wanted =
         std::max(std::clamp<int64_t>(products / kSmallTask, 1, kFewTasks), std::min(products / kLargeTask, kMaxTasks));
     const int64_t of_image = divide_up(wanted, images);
-    const int64_t rows = kPieceWords / run.depth / kernels.score_rows * kernels.score_rows;
+    const int64_t depth = std::min(run.depth, kPanelBlocks * kBlock);
+    const int64_t rows = kPieceWords / depth / kernels.score_rows * kernels.score_rows;
     piece_rows = std::clamp(rows, round_up(kMinPieceRows, kernels.score_rows), kMaxPieceRows);
-    const int64_t most = std::clamp(kPanelWords / run.depth / kernels.panel_columns * kernels.panel_columns,
+    const int64_t most = std::clamp(kPanelWords / depth / kernels.panel_columns * kernels.panel_columns,
                                     kernels.panel_columns, kMaxPositions);
     tile = std::min(most, std::max(kMinPositions, run.columns(divide_up(run.positions, of_image))));
     tiles = divide_up(run.positions, tile);
@@ -102,57 +105,66 @@ struct Part {
   int64_t sample, group, first, count, begin, end;
 };
 
-// The panels of a part.
+// The panels of some blocks of a part.
 class Panels {
  public:
   Panels(const Run& run, const Part& part);
 
-  // Adds the products with rows [begin, end) of the weights of the group to their scores.
+  // Writes those of blocks [first, end), at most kPanelBlocks.
+  void write(int64_t first, int64_t end);
+  bool has_first() const { return first_ == 0; }
+  bool has_last() const { return end_ == run_.blocks(); }
+
+  // Adds their products with rows [begin, end) of the weights of the group to their scores.
   void multiply(int64_t begin, int64_t end) const;
 
  private:
-  void write(const int16_t* image);
   // Adds those of `groups` blocks from `block` on, which have the same size.
   void add(int64_t begin, int64_t end, int64_t block, int64_t groups) const;
 
   int64_t stride_of(int64_t block) const {
     return round_up(run_.size_of_block(block), active_compressed().panel_rows) * active_compressed().panel_columns;
   }
-  int16_t* block_at(int64_t block) const { return panels_.get() + block * kBlock * columns_; }
+  int16_t* block_at(int64_t block) const { return panels_.get() + (block - first_) * kBlock * columns_; }
 
   const Run& run_;
   const Part& part_;
-  const int64_t columns_, blocks_;
-  AlignedArray<int16_t> panels_;  // [blocks, panels, the weights of a block, panel columns]
-  AlignedArray<float> steps_;     // of the columns
+  const ConvPatches patches_;
+  const bool has_rows_;  // the image has them as the patches do
+  const int64_t columns_;
+  const int16_t* const image_;
+  int64_t first_ = 0, end_ = 0;
+  const AlignedArray<int16_t> rows_, panels_;  // the patches of a block; [blocks, panels, weights, panel columns]
+  const AlignedArray<float> steps_;            // of the columns
 };
 
 Panels::Panels(const Run& run, const Part& part)
     : run_(run),
       part_(part),
+      patches_(run.axes, part.first, part.count),
+      has_rows_(is_pointwise(run.axes)),
       columns_(run.columns(part.count)),
-      blocks_(divide_up(run.depth, kBlock)),
-      panels_(round_up(run.depth, active_compressed().panel_rows) * columns_),
+      image_(run.words.get() + part.sample * run.sample_words + part.group * run.group_inputs * run.in_positions),
+      rows_(has_rows_ ? 0 : kBlock * part.count),
+      panels_(round_up(std::min(run.depth, kPanelBlocks * kBlock), active_compressed().panel_rows) * columns_),
       steps_(columns_) {
   std::fill_n(steps_.get(), columns_, run.steps[part.sample]);
-  write(run.words.get() + part.sample * run.sample_words + part.group * run.group_inputs * run.in_positions);
 }
 
-void Panels::write(const int16_t* image) {
-  const bool has_rows = is_pointwise(run_.axes);  // which are the image
-  const ConvPatches patches(run_.axes, part_.first, part_.count);
-  const AlignedArray<int16_t> rows(has_rows ? 0 : kBlock * part_.count);
+void Panels::write(int64_t first, int64_t end) {
+  first_ = first;
+  end_ = end;
   PanelPack pack = {};
   pack.cols = part_.count;
-  pack.codes = rows.get();
-  pack.code_stride = has_rows ? run_.in_positions : part_.count;
-  for (int64_t block = 0; block < blocks_; ++block) {
-    const int64_t first = block * kBlock;
+  pack.codes = rows_.get();
+  pack.code_stride = has_rows_ ? run_.in_positions : part_.count;
+  for (int64_t block = first; block < end; ++block) {
+    const int64_t row = block * kBlock;
     pack.depth = run_.size_of_block(block);
-    if (has_rows)
-      pack.codes = image + first * run_.in_positions + part_.first;
+    if (has_rows_)
+      pack.codes = image_ + row * run_.in_positions + part_.first;
     else
-      patches.write(image, first, pack.depth, rows.get(), part_.count);
+      patches_.write(image_, row, pack.depth, rows_.get(), part_.count);
     pack.panels = block_at(block);
     pack.panel_stride = stride_of(block);
     active_compressed().pack[kWords](pack);
@@ -160,9 +172,9 @@ void Panels::write(const int16_t* image) {
 }
 
 void Panels::multiply(int64_t begin, int64_t end) const {
-  const int64_t whole = run_.depth / kBlock;
-  if (whole > 0) add(begin, end, 0, whole);
-  if (whole < blocks_) add(begin, end, whole, 1);
+  const int64_t whole = std::min(end_, run_.depth / kBlock);
+  if (whole > first_) add(begin, end, first_, whole - first_);
+  if (whole < end_) add(begin, end, whole, 1);
 }
 
 void Panels::add(int64_t begin, int64_t end, int64_t block, int64_t groups) const {
@@ -257,21 +269,24 @@ class WordConv : public Node {
                          std::min(cut.tile, run.positions - first),
                          pieces * some / cut.channel_parts * cut.piece_rows,
                          std::min(run.group_outputs, pieces * (some + 1) / cut.channel_parts * cut.piece_rows)};
-      const Panels panels(run, part);
-      for (int64_t row = part.begin; row < part.end; row += cut.piece_rows)
-        multiply_piece(run, panels, part, row, std::min(row + cut.piece_rows, part.end), operands);
+      Panels panels(run, part);
+      for (int64_t block = 0; block < run.blocks(); block += kPanelBlocks) {
+        panels.write(block, std::min(block + kPanelBlocks, run.blocks()));
+        for (int64_t row = part.begin; row < part.end; row += cut.piece_rows)
+          multiply_piece(run, panels, part, row, std::min(row + cut.piece_rows, part.end), operands);
+      }
     });
   }
 
   void multiply_piece(const Run& run, const Panels& panels, const Part& part, int64_t begin, int64_t end,
                       const ProgramTensors& operands) const {
     const int64_t channel = part.group * run.group_outputs + begin, row = part.sample * run.channels + channel;
-    for (int64_t i = 0; i < end - begin; ++i) {
+    for (int64_t i = 0; i < end - begin && panels.has_first(); ++i) {
       float* const to = run.dst + (row + i) * run.positions + part.first;
       std::fill_n(to, part.count, load(run.bias + channel + i));
     }
     panels.multiply(begin, end);
-    if (tail_) tail_->run(operands, run.dst, row, row + end - begin, part.first, part.count);
+    if (tail_ && panels.has_last()) tail_->run(operands, run.dst, row, row + end - begin, part.first, part.count);
   }
 
   void report(const Run& run) const {

@@ -484,7 +484,7 @@ def _nbits(arguments: argparse.Namespace, settings: Settings, track: Track) -> O
 
 
 def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Track) -> Outcome:
-    """Times QuantizedConv."""
+    """Times QuantizedConv and WordConv."""
     from bench.convolutions import CONVOLUTIONS, bench_convolutions
 
     found = bench_convolutions(settings, arguments.cases or tuple(CONVOLUTIONS), track=track)
@@ -494,16 +494,17 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
         yield "stock: ConvInteger, Cast, Mul and Add; QLinearConv: static, from codes to codes"
         yield "Conv, OpenVINO: of float32, by ONNX Runtime and by OpenVINO"
         yield "s8, u8: symmetric int8 weights, and uint8 weights with a zero point; the others have s8 weights"
-        yield "two terms: TwoTermQuantize, QuantizedConv"
+        yield "two terms: TwoTermQuantize, QuantizedConv; words: WordConv"
         yield "direct, Winograd: ort_dynq s8 by these algorithms; ort_dynq chooses one of them by rule"
-        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; OpenVINO / ort_dynq float;"
-        yield "QLinearConv / ort_dynq s8; direct / Winograd"
+        yield "ratios: stock / ort_dynq; Conv / ort_dynq float; Conv / two terms; Conv / words;"
+        yield "OpenVINO / ort_dynq float; QLinearConv / ort_dynq s8; direct / Winograd"
         yield from _float_rates(found.timings)
         yield ""
         head = (
             *("convolution", "input", "weights", "stride", "threads"),
             *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
-            *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "OpenVINO", "ratio", "QLinearConv", "ratio"),
+            *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "words", "ratio"),
+            *("OpenVINO", "ratio", "QLinearConv", "ratio"),
             *("direct", "Winograd", "ratio"),
         )
         rows = [
@@ -513,6 +514,7 @@ def _convolutions(arguments: argparse.Namespace, settings: Settings, track: Trac
                 *(Figure(each.ours_u8_us, 1), Figure(each.integer_u8_us, 1), Figure(each.integer_u8_ratio, 2)),
                 *(Figure(each.ours_float_us, 1), Figure(each.float_us, 1), Figure(each.float_ratio, 2)),
                 *(Figure(each.two_terms_us, 1), Figure(each.two_terms_ratio, 2)),
+                *(Figure(each.words_us, 1), Figure(each.words_ratio, 2)),
                 *(Figure(each.openvino_us, 1), Figure(each.openvino_ratio, 2)),
                 *(Figure(each.static_us, 1), Figure(each.static_ratio, 2)),
                 *(Figure(each.direct_us, 1), Figure(each.winograd_us, 1), Figure(each.winograd_ratio, 2)),

@@ -7,6 +7,7 @@ All convolve the same values by the same weights, and add the same bias:
 * direct, Winograd: ort_dynq s8 by the direct form and by Winograd's algorithm, for dense kernels with stride 1.
 * ort_dynq float: DynamicQuantizeLinear and QuantizedConv, from float32.
 * two terms: TwoTermQuantize and QuantizedConv, as `ort-dynq quantize --activations two-term` has it.
+* words: WordConv, from float32, as `ort-dynq quantize --weights int12` has it.
 * ConvInteger s8, ConvInteger u8: with Cast, Mul and Add, from uint8 codes to float32, as onnxruntime's quantize_dynamic
   writes them. On x86, ONNX Runtime has fast kernels for the uint8 weights only.
 * Conv: Conv of float32.
@@ -44,8 +45,9 @@ from .onnx_text import parse, tensor_type
 _SCALE, _ZERO_POINT = np.float32(0.02), np.uint8(128)
 _WEIGHT_ZERO_POINT = 123  # of uint8 weights
 _CHECKED_POSITIONS = 4
-# The largest error of a right result, relative to the range of the output: from rounding of floats, and from 127 codes.
-_ROUNDING, _QUANTIZING = 1e-4, 0.51 / 127
+# The largest error of a right result, relative to the range of the output: from rounding of floats, from words, and
+# from 127 codes.
+_ROUNDING, _OF_WORDS, _QUANTIZING = 1e-4, 1e-3, 0.51 / 127
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class _Form:
         constants: The initializers.
         output_scale: The scale of a quantized output; 0 for float32.
         is_ours: Whether the form needs ort_dynq's operators.
+        tolerance: The largest error of a right result, relative to the range of the output.
     """
 
     nodes: str
@@ -153,6 +156,7 @@ class _Form:
     constants: Mapping[str, Array]
     output_scale: float = 0
     is_ours: bool = False
+    tolerance: float = _ROUNDING
 
 
 def contenders(case: Case, settings: Settings) -> tuple[dict[str, Contender], list[str]]:
@@ -254,6 +258,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
             {**constants, "zero_point": np.zeros((), np.int8)},
             is_ours=True,
         ),
+        "words": _words(convolution, data, activation),
         "ConvInteger s8": _integer(data, attributes, weights, np.int8(0)),
         "ConvInteger u8": _integer(data, attributes, unsigned, np.uint8(_WEIGHT_ZERO_POINT)),
         "Conv": _Form(
@@ -274,6 +279,7 @@ def _forms(convolution: Convolution, data: _Data, peak: float) -> dict[str, _For
                 "bias": np.rint(data.bias / (_SCALE * data.scales)).astype(np.int32),
             },
             output_scale=float(output_scale),
+            tolerance=_QUANTIZING,
         ),
     }
 
@@ -292,11 +298,27 @@ def _integer(data: _Data, attributes: str, weights: Array, zero_point: np.generi
     )
 
 
+def _geometry(convolution: Convolution) -> Array:
+    rank = len(convolution.kernel)
+    rows = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
+    return np.asarray(rows, np.int32)
+
+
+def _words(convolution: Convolution, data: _Data, activation: Mapping[str, Array]) -> _Form:
+    attributes = f"<group = {convolution.group}, auto_pad = {AutoPad.EXPLICIT.value}>"
+    constants = {"weights": data.weights.astype(np.int16), "scales": data.scales, "bias": data.bias}
+    return _Form(
+        f"y = ort_dynq.WordConv{attributes}(x, weights, scales, bias, geometry)",
+        activation,
+        {**constants, "geometry": _geometry(convolution)},
+        is_ours=True,
+        tolerance=_OF_WORDS,
+    )
+
+
 def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, dict[str, Array]]:
     """Returns QuantizedConv in ONNX's text, and its constants, for weights that are stored with a zero point."""
     packed, axis = pack_conv(data.weights + np.int8(zero_point))
-    rank = len(convolution.kernel)
-    geometry = [convolution.kernel, [convolution.stride] * rank, [1] * rank, convolution.pads, convolution.pads]
     text = (  # with all attributes: onnxruntime-extensions has no defaults
         f"ort_dynq.QuantizedConv<group = {convolution.group}, auto_pad = {AutoPad.EXPLICIT.value}, "
         f"quad_axis = {axis.value}, scale_order = {ScaleOrder.COLUMN_FIRST.value}, terms = 1>"
@@ -308,7 +330,7 @@ def _ours(convolution: Convolution, data: _Data, zero_point: int) -> tuple[str, 
         "scales": data.scales,
         "sums": data.weights.sum(axis=tuple(range(1, data.weights.ndim)), dtype=np.int32),
         "bias": data.bias,
-        "geometry": np.asarray(geometry, np.int32),
+        "geometry": _geometry(convolution),
     }
 
 
@@ -364,7 +386,7 @@ def _wrong(name: str, result: Array, form: _Form, expected: _Expected) -> list[s
         actual = (actual - float(_ZERO_POINT)) * form.output_scale
     values = np.clip(expected.values, -expected.peak, expected.peak) if form.output_scale else expected.values
     error = float(np.abs(actual - values).max() / expected.peak)
-    if error <= (_QUANTIZING if form.output_scale else _ROUNDING):
+    if error <= form.tolerance:
         return []
     problem = f"{name}: results are wrong by {error:.2g} times the range of the output"
     if form.is_ours:

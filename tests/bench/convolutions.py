@@ -52,12 +52,13 @@ class ConvolutionTiming:
         direct_us, winograd_us: QuantizedConv with symmetric weights by the direct form and by Winograd's algorithm.
         ours_float_us: DynamicQuantizeLinear and QuantizedConv, from float32.
         two_terms_us: TwoTermQuantize and QuantizedConv, from float32.
+        words_us: WordConv, from float32.
         integer_s8_us, integer_u8_us: ConvInteger with int8 and uint8 weights, Cast, Mul and Add, from codes.
         float_us: Conv of float32.
         openvino_us: Conv of float32 in OpenVINO, if it is installed.
         static_us: QLinearConv, from codes to codes.
         integer_s8_ratio, integer_u8_ratio: integer_s8_us / ours_s8_us and integer_u8_us / ours_u8_us.
-        float_ratio, two_terms_ratio: float_us / ours_float_us and float_us / two_terms_us.
+        float_ratio, two_terms_ratio, words_ratio: float_us / ours_float_us, / two_terms_us and / words_us.
         openvino_ratio: openvino_us / ours_float_us.
         static_ratio: static_us / ours_s8_us.
         winograd_ratio: direct_us / winograd_us.
@@ -74,6 +75,7 @@ class ConvolutionTiming:
     winograd_us: float | None
     ours_float_us: float
     two_terms_us: float
+    words_us: float
     integer_s8_us: float | None
     integer_u8_us: float | None
     float_us: float | None
@@ -83,6 +85,7 @@ class ConvolutionTiming:
     integer_u8_ratio: float | None
     float_ratio: float | None
     two_terms_ratio: float | None
+    words_ratio: float | None
     openvino_ratio: float | None
     static_ratio: float | None
     winograd_ratio: float | None
@@ -155,6 +158,7 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         winograd_us=us.get("Winograd"),
         ours_float_us=us["ort_dynq float"],
         two_terms_us=us["two terms"],
+        words_us=us["words"],
         integer_s8_us=us.get("ConvInteger s8"),
         integer_u8_us=us.get("ConvInteger u8"),
         float_us=us.get("Conv"),
@@ -164,6 +168,7 @@ def _time(case: Case, settings: Settings) -> tuple[ConvolutionTiming, list[str]]
         integer_u8_ratio=ratio("ConvInteger u8", "ort_dynq u8"),
         float_ratio=ratio("Conv", "ort_dynq float"),
         two_terms_ratio=ratio("Conv", "two terms"),
+        words_ratio=ratio("Conv", "words"),
         openvino_ratio=ratio("OpenVINO", "ort_dynq float"),
         static_ratio=ratio("QLinearConv", "ort_dynq s8"),
         winograd_ratio=us["direct"] / us["Winograd"] if "direct" in us else None,
@@ -177,6 +182,7 @@ def _means(timings: Sequence[ConvolutionTiming]) -> Iterator[Mean]:
         ("ConvInteger / ort_dynq, u8", lambda each: each.integer_u8_ratio),
         ("Conv / ort_dynq from float32", lambda each: each.float_ratio),
         ("Conv / ort_dynq, two terms", lambda each: each.two_terms_ratio),
+        ("Conv / ort_dynq, words", lambda each: each.words_ratio),
         ("OpenVINO / ort_dynq from float32", lambda each: each.openvino_ratio),
         ("QLinearConv / ort_dynq", lambda each: each.static_ratio),
     )

@@ -17,8 +17,8 @@ from ort_dynq import DynqError
 from ort_dynq.tools.bench import openvino
 from ort_dynq.tools.verification.saturation import cpu_saturates
 
-NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "ConvInteger s8", "ConvInteger u8", "Conv"]
-NAMES += ["QLinearConv"]
+NAMES = ["ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "words", "ConvInteger s8", "ConvInteger u8"]
+NAMES += ["Conv", "QLinearConv"]
 SMALL = convolution_contenders.Convolution("small", (8, 24), (3, 3), (7, 5))
 
 
@@ -38,6 +38,7 @@ def test_bench_convolutions_json(capsys: pytest.CaptureFixture[str]) -> None:
         "ConvInteger / ort_dynq, u8": ("integer_u8_ratio", "integer_u8_us", "ours_u8_us"),
         "Conv / ort_dynq from float32": ("float_ratio", "float_us", "ours_float_us"),
         "Conv / ort_dynq, two terms": ("two_terms_ratio", "float_us", "two_terms_us"),
+        "Conv / ort_dynq, words": ("words_ratio", "float_us", "words_us"),
         "QLinearConv / ort_dynq": ("static_ratio", "static_us", "ours_s8_us"),
     }
     if openvino.forms():
@@ -69,7 +70,8 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.split(r" {2,}", lines[head].strip()) == [
         *("convolution", "input", "weights", "stride", "threads"),
         *("ort_dynq s8", "stock s8", "ratio", "ort_dynq u8", "stock u8", "ratio"),
-        *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "OpenVINO", "ratio", "QLinearConv", "ratio"),
+        *("ort_dynq float", "Conv", "ratio", "two terms", "ratio", "words", "ratio"),
+        *("OpenVINO", "ratio", "QLinearConv", "ratio"),
         *("direct", "Winograd", "ratio"),
     ]
     rows = [line.split() for line in lines[head + 1 : head + 3]]
@@ -77,9 +79,9 @@ def test_bench_convolutions_text(capsys: pytest.CaptureFixture[str]) -> None:
         ["depthwise-3x3-256", "1x256x14x14", "256x1x3x3", "1", "1"],
         ["3x3-256", "1x256x14x14", "256x256x3x3", "1", "1"],
     ]
-    assert all(len(row) == 23 for row in rows)
+    assert all(len(row) == 25 for row in rows)
     means = sum("/ ort_dynq" in line and line.split()[-2] == "1" for line in lines[head + 3 :])
-    assert means == (12 if openvino.forms() else 10)
+    assert means == (14 if openvino.forms() else 12)
 
 
 @pytest.mark.parametrize("convolution", convolutions.CONVOLUTIONS.values(), ids=lambda each: each.name)
@@ -96,7 +98,7 @@ def test_every_contender_computes_the_same_convolution(convolution: convolution_
 def test_ours_run_with_the_extensions_backend() -> None:
     case = convolution_contenders.Case(SMALL, 1)
     found, _ = convolution_contenders.contenders(case, replace(QUICK, backend="extensions"))
-    assert {"ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms"} <= found.keys()
+    assert {"ort_dynq s8", "ort_dynq u8", "ort_dynq float", "two terms", "words"} <= found.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,7 +116,7 @@ def test_wrong_results_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(convolution_contenders, "_forms", one_wrong)
     case = convolution_contenders.Case(SMALL, 1)
-    if name.startswith(("ort_dynq", "two terms")):
+    if name.startswith(("ort_dynq", "two terms", "words")):
         with pytest.raises(DynqError, match=rf"{name}, small: results are wrong by 0\.\d+ times the range"):
             convolution_contenders.contenders(case, QUICK)
     else:
