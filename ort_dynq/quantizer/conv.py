@@ -41,7 +41,7 @@ from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import Channels
 from .activations import codes_of_images, note_on_8_bits, note_on_words
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns, release, words_of
+from .weights import check_constant, check_stored, floats_of, grid_of_columns, release, words_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConvLayer
     if (operands := operands_of(node, context, options)) is None:
         return None
     (a, w, bias), facts = operands, context.facts
-    weights, scale = weights_of_floats(floats_of(w, facts), node, options)
+    elements = floats_of(w, facts)
+    check_stored(w, elements)
+    weights, scale = weights_of_floats(elements, node, options)
     release(w)
     has_scales = weights.are_words or options.has_two_terms(node) or options.activations != "tensor"
     geometry = geometry_of_floats(node, bias, weights, has_scales_of_samples=has_scales)

@@ -41,7 +41,7 @@ from ..rewriter.weights.grid import (
 from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, stack_beside, with_alpha
 from .activations import codes_of, note_on, note_on_words
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns, grid_of_groups, release, words_of
+from .weights import check_constant, check_stored, floats_of, grid_of_columns, grid_of_groups, release, words_of
 
 _FACTORS = 2
 _RANK = 2  # of a matrix
@@ -146,6 +146,7 @@ def _grid_of(
     depth, columns = weights.shape[-2:][:: -1 if is_transposed else 1]
     if is_tiny_matrix(depth, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
+    check_stored(b, weights)
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
     grid, note = (words_of(matrix), "") if has_words else _grid(matrix, options)
     release(b)

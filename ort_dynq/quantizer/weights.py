@@ -23,6 +23,7 @@ _MAX_CODE = np.float32(127)
 MAX_WORD = np.float32(MAX_WEIGHT_WORD)
 _LOWEST_CODE_OF_4_BITS, _MAX_CODE_OF_4_BITS = np.float32(-8), np.float32(7)
 _ZERO_OF_4_BITS = 8
+_MAX_GROWTH = 4  # a model that stores packed codes of 4 or 2 bits may become one of 8 bits
 _CLIPS = (1.0, 0.94, 0.88, 0.82, 0.76, 0.7)
 """The shares of a group's largest magnitude at which the search clips; smaller ones and more of them gain little."""
 
@@ -55,19 +56,39 @@ def floats_of(weights: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
     return elements
 
 
+def check_stored(weights: ir.Value, elements: npt.NDArray[np.float32]) -> None:
+    """Checks that the model stores constant weights, or what is not much smaller: its file would grow.
+
+    The bases of spectrograms are such weights, zeros into which ScatterElements writes a few numbers.
+
+    Raises:
+        Unconverted: Their codes have more than :data:`_MAX_GROWTH` times the bytes of what they are computed from.
+    """
+    stored = sum(tensor.nbytes for tensor in _sources(weights))
+    if elements.size > _MAX_GROWTH * stored:
+        raise Unconverted(Reason.WEIGHTS_COMPUTED, stored=stored, size=elements.size)
+
+
 def release(weights: ir.Value) -> None:
     """Unmaps the external data that weights are computed from, so that only one layer at a time takes memory."""
-    todo: list[ir.Value | None] = [weights]
+    for tensor in _sources(weights):
+        if isinstance(tensor, ir.ExternalTensor):
+            with contextlib.suppress(BufferError):  # the caller of quantize has a view of them
+                tensor.release()
+
+
+def _sources(value: ir.Value) -> Iterator[ir.TensorProtocol]:
+    """Yields the tensors that a constant is computed from."""
+    todo: list[ir.Value | None] = [value]
     visited: set[ir.Value] = set()
     while todo:
-        value = todo.pop()
-        if value is None or value in visited:
+        each = todo.pop()
+        if each is None or each in visited:
             continue
-        visited.add(value)
-        if isinstance(value.const_value, ir.ExternalTensor):
-            with contextlib.suppress(BufferError):  # the caller of quantize has a view of them
-                value.const_value.release()
-        if (node := value.producer()) is not None:
+        visited.add(each)
+        if (tensor := ir.convenience.get_const_tensor(each)) is not None:
+            yield tensor
+        elif (node := each.producer()) is not None:
             todo += node.inputs
 
 

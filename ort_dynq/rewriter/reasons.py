@@ -108,6 +108,7 @@ class Reason(Enum):
     WEIGHTS_AT_RUN_TIME = "the weights are computed at run time"
     WEIGHTS_OR_ZERO_POINTS_AT_RUN_TIME = "the weights or their zero points are computed at run time"
     WEIGHTS_NOT_KNOWN = "the weights are not known: ONNX Runtime cannot compute them"
+    WEIGHTS_COMPUTED = "the model computes the weights from {stored} bytes; it would store {size} bytes of codes"
     WEIGHTS_TYPE_NOT_KNOWN = "the type of the weights is not known"
     WEIGHTS_TYPE = "the weights are {dtype}, expected float32"
     WEIGHTS_NOT_A_GRID = "the weights are not an 8-bit grid in each output channel, or in groups of 16 to 256 along K"

@@ -94,6 +94,29 @@ def test_numbers_without_codes(quantize, number: float) -> None:  # type: ignore
         quantize(weights)
 
 
+@pytest.mark.parametrize("operator", ["MatMul", "Conv"])
+@pytest.mark.parametrize(("rows", "is_stored"), [(16, True), (15, False)])
+def test_weights_that_are_computed_from_few_bytes(operator: str, rows: int, is_stored: bool) -> None:
+    """49,152 codes. The numbers that Tile, Slice and Reshape read are some of the bytes, too."""
+    shape = [256, 192] if operator == "MatMul" else [192, 32, 8, 1]
+    constants = {"part": floats(rows, 192), "times": np.array([256 // rows + 1, 1]), "size": np.array(shape)}
+    constants |= {"first": np.array([0]), "last": np.array([256])}
+    nodes = [
+        helper.make_node("Tile", ["part", "times"], ["all"]),
+        helper.make_node("Slice", ["all", "first", "last"], ["some"]),
+        helper.make_node("Reshape", ["some", "size"], ["w"]),
+        helper.make_node(operator, ["x", "w"], ["y"], name="layer"),
+    ]
+    result = ort_dynq.quantize(model_of(nodes, constants, shape=(8, 256) if operator == "MatMul" else (1, 32, 40, 40)))
+    becomes = {"MatMul": "QuantizedMatMul", "Conv": "QuantizedConv"}[operator]
+    assert operators(result)[becomes] == is_stored
+    if not is_stored:
+        (layer,) = result.report.unconverted
+        stored = rows * 192 * 4 + 8 * sum(map(len, (constants["times"], shape, "fl")))
+        text = f"the model computes the weights from {stored} bytes; it would store 49152 bytes of codes"
+        assert layer.reason == text
+
+
 def test_weights_at_the_end_of_a_long_chain_are_released() -> None:
     """Each node uses the one before twice: there are 2 ** 1500 paths."""
     value = first = ir.Value(name="w")

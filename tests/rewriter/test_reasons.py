@@ -58,6 +58,8 @@ CONSTANTS: dict[str, Array] = {
     "narrow": RNG.integers(-128, 128, (48, 2)).astype(F) * F(0.01),
     "first": np.array([1]),
     "turned": RNG.integers(-128, 128, (32, 48)).astype(F) * F(0.01),
+    "sixth": np.full((1, 192), 0.01, F),
+    "many": np.array([192, 192]),
     "sixths": np.full((6, 32), 0.01, F),
 }
 RANGE = "a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) s = Div(b, c127)"
@@ -177,6 +179,7 @@ CASES: dict[Reason, Case] = {
         f"{CODES} q = Cast<to = 3>(c) v = custom.F(x) y = MatMulInteger(q, v)", output="int32 y"
     ),
     Reason.WEIGHTS_TYPE: Case("y = MatMul(x, wd)", "float[tokens, 160] x", quantize=True),
+    Reason.WEIGHTS_COMPUTED: Case("e = Expand(sixth, many) y = MatMul(x, e)", "float[tokens, 192] x", quantize=True),
     Reason.WEIGHTS_EMPTY: Case("y = MatMul(x, empty)", quantize=True),
     Reason.WEIGHTS_NO_MATRIX: Case("y = com.microsoft.DynamicQuantizeMatMul(x, vector, ws)"),
     Reason.WEIGHTS_SCALES: Case("y = com.microsoft.DynamicQuantizeMatMul(x, wu, t)", f"{HIDDEN}, float[32] t"),
