@@ -49,6 +49,8 @@ MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "Chann
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
 ACTIVATIONS = {"RowProgram": 9, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 8}
 WORDS = {"RowProgram": 1, "WordMatMul": 6, "WordMatMulProgram": 3}
+IMAGE_OF_WORDS = {"WordMatMul": 1, "WordConv": 2, "WordConvProgram": 3, "Interleave": 2}
+MOBILE_OF_WORDS = {"RowProgram": 1, "WordConv": 1, "WordConvProgram": 4, "ChannelGate": 2}
 TWO = {"RowProgram": 2, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
 
 
@@ -88,7 +90,9 @@ CASES = (
     Case("float_image", IMAGE, (46, 41, 39)),
     Case("float_image", of(IMAGE, "TwoTermQuantize"), (46, 43, 41), TWO_TERM),
     Case("float_image", of(IMAGE, "DynamicQuantizeLinear"), (45, 40, 39), FLOATS),
+    Case("float_image", IMAGE_OF_WORDS, (60, 60, 60), {"weights": "int12"}),
     Case("float_mobile", MOBILE, (34, 42)),
+    Case("float_mobile", MOBILE_OF_WORDS, (60, 60), {"weights": "int12"}),
     # The program that normalizes the input stays.
     Case("float_mobile", {**MOBILE, "RowProgram": 1, "TwoTermQuantize": 4}, (39, 48), TWO_TERM),
     Case("float_mobile", {**MOBILE, "RowProgram": 1, "DynamicQuantizeLinear": 4}, (33, 41), FLOATS),
@@ -154,7 +158,7 @@ def test_models(case: Case) -> None:
         assert decibels(one, expected) >= least
 
 
-@pytest.mark.parametrize("options", [{}, TWO_TERM], ids=str)
+@pytest.mark.parametrize("options", [{}, TWO_TERM, {"weights": "int12"}], ids=str)
 def test_a_sample_does_not_depend_on_the_others(options: Mapping[str, Any]) -> None:
     """A batch has the bits of each of its images alone."""
     session = make_session(quantized(Case("float_image", IMAGE, (), options)).to_proto(), "native")
