@@ -17,13 +17,16 @@ F = np.float32
         ("bthd,hdn->btn", "[B, 7, 4, 8]", (4, 8, 18)),
         ("bthd,ndh->btn", "[B, 7, 4, 8]", (18, 8, 4)),
         ("bthd,hdnm->btnm", "[B, 7, 4, 8]", (4, 8, 3, 6)),
+        ("...k,khd->...hd", "[B, 7, 32]", (32, 4, 8)),
+        ("...hd,hdn->...n", "[B, 7, 4, 8]", (4, 8, 18)),
     ],
 )
 def test_einsum_of_heads(equation: str, shape: str, weights: tuple[int, ...]) -> None:
     """One scale for each token, whose heads are several dimensions, as in Keras."""
-    heads = len(equation.split(",")[0]) - 2
+    letters = equation.replace("...", "bt")
+    heads = len(letters.split(",")[0]) - 2
     axes = np.arange(2, 2 + heads)
-    columns = len(equation.split("->")[1]) - 2
+    columns = len(letters.split("->")[1]) - 2
     body = (
         "a = Abs(x)\n m = ReduceMax<keepdims = 1>(a, axes)\n m0 = Max(m, eps)\n s = Div(m0, c127)\n t = Div(x, s)\n"
         f"r = Round(t)\n c = Clip(r, low, high)\n q = Cast<to = 3>(c)\n i = Cast<to = 6>(q)\n"

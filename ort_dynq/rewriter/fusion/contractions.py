@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
+from ..analysis.einsums import labels_of_einsum
 from ..analysis.nodes import is_standard
 from .views import Axes, Axis, Factor, View, dims_of, rename
 
@@ -21,24 +22,10 @@ def labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
         return [*lead[max(b - a, 0) :], *left], [*lead[max(a - b, 0) :], *right], [*lead, "m", "n"]
     if not is_standard(node, "Einsum"):
         return None
-    left, _, out = (node.attributes.get_string("equation", "") or "").replace(" ", "").partition("->")
-    terms = [*left.split(","), out]
-    counts = [n - len(term.replace("...", "")) if "..." in term else 0 for n, term in zip((a, b), terms, strict=False)]
-    if len(terms) != 3 or not out or min(counts) < 0:
+    if (found := labels_of_einsum(node)) is None:
         return None
-    lead = [str(i) for i in range(max(counts))]  # as those of MatMul: the last ones of each
-    labels = [_expanded(term, lead[len(lead) - n :]) for term, n in zip(terms, (*counts, len(lead)), strict=True)]
-    if any(len({*each}) < len(each) for each in labels):
-        return None
-    first, second, result = labels
-    is_product = {*first} ^ {*second} <= {*result} and (len(first), len(second)) == (a, b)
-    return (first, second, result) if is_product and {*result} <= {*first, *second} else None
-
-
-def _expanded(term: str, lead: list[str]) -> list[str]:
-    """Returns the letters of a term of an Einsum, with some in place of dots."""
-    before, dots, after = term.partition("...")
-    return [*before, *(lead if dots else []), *after]
+    first, second, result = map(list, found)
+    return (first, second, result) if {*first} ^ {*second} <= {*result} else None
 
 
 def _is_transposing_product(node: ir.Node) -> bool:

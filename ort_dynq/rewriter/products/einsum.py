@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..analysis.einsums import labels_of_einsum
 from ..analysis.nodes import is_standard
 from ..codes.affine_form import Affine
 from ..codes.terms import Param, lead, unsqueezed
@@ -177,13 +178,9 @@ def einsum_of(node: ir.Node) -> Einsum:
     Raises:
         Unconverted: It is none, or its lengths are not known.
     """
-    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    factors, _, result = equation.partition("->")
-    a, _, weights = factors.partition(",")
-    if not (a.isalpha() and weights.isalpha() and result.isalpha()) or any(
-        len({*x}) != len(x) for x in (a, weights, result)
-    ):
+    if (labels := labels_of_einsum(node)) is None:
         raise Unconverted(Reason.EINSUM)
+    a, weights, result = labels
     stack = [x for x in a if x in weights and x in result]
     inner = [x for x in a if x in weights and x not in result]
     rows = [x for x in a if x not in weights]
@@ -191,11 +188,8 @@ def einsum_of(node: ir.Node) -> Einsum:
     is_product = inner and "".join(inner) in a and rows and columns
     if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
         raise Unconverted(Reason.EINSUM)
-    shapes = [None if each is None or each.shape is None else list(each.shape) for each in node.inputs]
-    if [None if each is None else len(each) for each in shapes] != [len(a), len(weights)]:
-        raise Unconverted(Reason.EINSUM)
-    lengths = dict(zip(weights, shapes[1] or [], strict=True))
-    of_a = dict(zip(a, shapes[0] or [], strict=True))
+    shapes = (each.shape if each is not None and each.shape is not None else () for each in node.inputs)
+    of_a, lengths = (dict(zip(labels, shape, strict=True)) for labels, shape in zip((a, weights), shapes, strict=True))
     if any(not isinstance(lengths[x], int) for x in weights) or any(of_a[x] != lengths[x] for x in (*stack, *inner)):
         raise Unconverted(Reason.EINSUM)  # Einsum repeats a dimension of 1
     before = [x for x in columns if result.index(x) < result.index(rows[0])]
