@@ -289,7 +289,7 @@ PAST_OPERATORS = {
 @pytest.mark.parametrize("form", PAST_OPERATORS)
 @pytest.mark.parametrize("opset", [23, 24])
 def test_past_keys(form: str, opset: int) -> None:
-    """Fewer than 48 queries keep the operator and its bits, more have products of integers. Keys are the model's."""
+    """Fewer than 64 queries keep the operator and its bits, more have products of integers. Keys are the model's."""
     body, heads = PAST_OPERATORS[form]
     cache, present = (f"float[B, {heads}, {length}, {SIZE}]" for length in "PT")
     model = onnx.parser.parse_model(
@@ -310,7 +310,7 @@ def test_past_keys(form: str, opset: int) -> None:
     assert "QuantizedAttention" in branches["then_branch"]
     assert len(branches["else_branch"]) == 1
     sessions = make_session(quantized, "native"), stock_session(quantized), stock_session(model)
-    for queries, past in ((1, 30), (47, 1), (48, 3), (60, 0)):
+    for queries, past in ((1, 30), (63, 1), (64, 3), (70, 0)):
         total = queries + past
         given = {name: rng.normal(0, 1, (2, heads, past, SIZE)).astype(np.float32) for name in ("past_k", "past_v")}
         given["x"] = rng.normal(0, 1, (2, queries, WIDTH)).astype(np.float32)
@@ -321,14 +321,14 @@ def test_past_keys(form: str, opset: int) -> None:
         result, body_result, expected = (session.run(None, given) for session in sessions)
         for a, b, c in zip(result, body_result, expected, strict=True):
             assert_same(a, b)
-            if queries < 48 or a is not result[0]:
+            if queries < 64 or a is not result[0]:
                 assert_same(a, c)
         noise = ((result[0].astype(np.float64) - expected[0]) ** 2).sum()
         assert noise == 0 or 10 * np.log10((expected[0].astype(np.float64) ** 2).sum() / noise) > 30
 
 
 def test_cached_keys() -> None:
-    """Exported attention over cached keys: MultiHeadAttention for fewer than 48 queries, integers for more."""
+    """Exported attention over cached keys: MultiHeadAttention for fewer than 64 queries, integers for more."""
     model = model_of(cached=True)
     quantized = ort_dynq.quantize(model).to_proto()
     (choice,) = (each for each in quantized.graph.node if each.op_type == "If")
@@ -339,14 +339,14 @@ def test_cached_keys() -> None:
     floats = ort_dynq.quantize(model, attention="float").to_proto()
     assert count(floats, "MultiHeadAttention") == 1
     sessions = make_session(quantized, "native"), stock_session(quantized), make_session(floats, "native")
-    for queries, past in ((1, 30), (47, 1), (48, 3), (60, 0)):
+    for queries, past in ((1, 30), (63, 1), (64, 3), (70, 0)):
         given = {"x": feeds(2, queries)["x"], "past": np.zeros((2, HEADS, past, SIZE), np.float32)}
         given["past"] += np.random.default_rng(2).normal(0, 1, given["past"].shape).astype(np.float32)
         given = {each.name: given.get(each.name, feeds(2, queries)["keep"]) for each in model.graph.input}
         result, body_result, expected = (session.run(None, given)[0] for session in sessions)
         assert_same(result, body_result)
         noise = ((result - expected).astype(np.float64) ** 2).sum()
-        assert (noise == 0) == (queries < 48)
+        assert (noise == 0) == (queries < 64)
         assert noise == 0 or 10 * np.log10((expected.astype(np.float64) ** 2).sum() / noise) > 30
 
 

@@ -136,12 +136,12 @@ def test_float16() -> None:
 
 PAST_GROUPS = {**GROUPS, "positions": ", do_rotary = 1", "bias": ""}
 RUNS = {  # batch, queries, past keys, room for keys, all keys of each sample: whether integers are taken
-    "prompt": (2, 60, 0, (60, 41), True),
-    "next prompt": (1, 50, 7, (57,), True),
-    "few": (1, 47, 7, (54,), False),
+    "prompt": (2, 64, 0, (64, 41), True),
+    "next prompt": (1, 64, 7, (71,), True),
+    "few": (1, 63, 7, (70,), False),
     "token": (2, 1, 30, (31, 31), False),
     "tokens of shorter samples": (2, 1, 30, (31, 23), False),
-    "prompt with room for keys": (1, 60, 100, (60,), False),
+    "prompt with room for keys": (1, 64, 100, (64,), False),
 }
 
 
@@ -230,7 +230,7 @@ def test_cache_in_place() -> None:
         assert_same(a, b)
 
 
-@pytest.mark.parametrize("lengths", [(57, 57), (57, 52)])
+@pytest.mark.parametrize("lengths", [(77, 77), (77, 72)])
 def test_samples_with_past_keys_of_other_lengths(lengths: tuple[int, int]) -> None:
     """New keys follow the past ones of their sample: the operator takes these runs, and ONNX Runtime's refuses them."""
     cache = f"float[B, {SHARED}, P, {SIZE}]"
@@ -244,13 +244,13 @@ def test_samples_with_past_keys_of_other_lengths(lengths: tuple[int, int]) -> No
     )
     session = make_session(ort_dynq.quantize(model).to_proto(), "native")
     given = {
-        "x": random(2, 50, WIDTH, size=1),
+        "x": random(2, 70, WIDTH, size=1),
         "last": np.array(lengths, np.int32) - 1,
-        "total": np.array(57, np.int32),
+        "total": np.array(77, np.int32),
         **{name: random(2, SHARED, 7, SIZE, size=1) for name in ("past_k", "past_v")},
     }
     if len({*lengths}) == 1:
-        assert session.run(["keys"], given)[0].shape == (2, SHARED, 57, SIZE)
+        assert session.run(["keys"], given)[0].shape == (2, SHARED, 77, SIZE)
         return
     with pytest.raises(Exception, match="batch_size must be 1"):
         session.run(None, given)
@@ -338,7 +338,7 @@ def test_causal_masks_with_past_keys(operator: str, keys: str, is_taken: bool) -
     quantized = ort_dynq.quantize(model).to_proto()
     assert count(quantized, "If") == is_taken
     given = {
-        "x": random(1, 60, WIDTH, size=1),
+        "x": random(1, 64, WIDTH, size=1),
         "memory": random(1, 70, WIDTH, size=1),
         **{name: random(1, HEADS, 5, SIZE, size=1) for name in ("past_k", "past_v")},
     }

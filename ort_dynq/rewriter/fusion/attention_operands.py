@@ -1,7 +1,7 @@
 """The rule for operators of attention that make their operands: they append them to past ones, unpack or rotate them.
 
 Attention (opset 23, 24), MultiHeadAttention, GroupQueryAttention, with past keys and values, and outputs of all
-  -> If(queries < 48) then the operator, else [operands,] Concat of keys, Concat of values, QuantizedAttention
+  -> If(queries < 64) then the operator, else [operands,] Concat of keys, Concat of values, QuantizedAttention
 GroupQueryAttention without past keys
   -> [Split of packed operands,] [RotaryEmbedding of query and key,] QuantizedAttention, [outputs of key and value]
 
