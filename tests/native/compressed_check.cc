@@ -294,8 +294,27 @@ void check_powers() {
   });
 }
 
+// Elements of WordConv's panels, and of its weights.
+constexpr int kLargestPatch = 4095, kLargestFilter = 2047;
+
+int16_t narrowed(int16_t word, int largest, bool is_extreme) {
+  const int narrow = !is_extreme ? word % (largest + 1) : word < 0 ? -largest : word > 0 ? largest : 0;
+  return static_cast<int16_t>(narrow);
+}
+
+void narrow(std::vector<uint8_t>& words, int largest, bool is_extreme) {
+  for (size_t i = 0; i + 1 < words.size(); i += sizeof(int16_t)) {
+    int16_t word;
+    std::memcpy(&word, &words[i], sizeof word);
+    word = narrowed(word, largest, is_extreme);
+    std::memcpy(&words[i], &word, sizeof word);
+  }
+}
+
 void check_panels() {
-  const int kind = static_cast<int>(source.integer(0, dynq::kHalves - 1)), per_row = kind == dynq::kWords ? 2 : 1;
+  const int kind = static_cast<int>(source.integer(0, dynq::kHalves - 1));
+  const bool is_split = kind == dynq::kWords && source.one_in(2);
+  const int per_row = is_split ? 2 : 1, code_bytes = kind == dynq::kWords ? 2 : 1;
   const bool is_extreme = source.one_in(3), is_of_rows = source.one_in(2);
   const bool is_narrow = kind != dynq::kWords && source.one_in(3);  // codes are of 4 bits
   const int64_t rows = source.integer(1, source.one_in(4) ? 50 : 15),
@@ -308,6 +327,7 @@ void check_panels() {
     std::vector<uint8_t> codes = codes_of_kind(kind, count, is_extreme);
     if (is_narrow)
       for (uint8_t& code : codes) code = static_cast<uint8_t>(code % 16 - (kind == dynq::kS8 ? 8 : 0));
+    if (kind == dynq::kWords && !is_split) narrow(codes, kLargestPatch, is_extreme);
     return codes;
   };
   dynq::PanelPack pack = {};
@@ -323,9 +343,11 @@ void check_panels() {
   std::vector<int16_t> words;  // those of each group end with the last row's padding
   for (int64_t group = 0; group < groups; ++group) {
     const std::vector<int16_t> of_group =
-        rows_of_words(rows * per_row, depth, padded, word_stride, padded, kind == dynq::kWords, is_extreme);
+        rows_of_words(rows * per_row, depth, padded, word_stride, padded, is_split, is_extreme);
     words.insert(words.end(), of_group.begin(), of_group.end());
   }
+  if (kind == dynq::kWords && !is_split)
+    for (int16_t& word : words) word = narrowed(word, kLargestFilter, is_extreme);
   const int numbers_of = number_kind();
   const std::vector<float> steps = numbers(groups * rows, kOrdinary), scales = numbers(groups * cols, numbers_of);
   dynq::PanelScores block = {};
@@ -337,16 +359,16 @@ void check_panels() {
   block.group_words = static_cast<int64_t>(words.size()) / groups;
   block.group_steps = rows;
   block.group_scales = cols;
-  block.is_split = kind == dynq::kWords;
-  block.product.is_stored = !block.is_split && source.one_in(3);  // panels of the portable kernels
+  block.is_split = is_split;
+  block.product.is_stored = !is_split && source.one_in(3);  // panels of the portable kernels
   pack.fits_int8 = block.product.fits_int8 = is_narrow || (kind == dynq::kS8 && pack.zero_points == nullptr);
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
   block.adds = source.one_in(2);
   block.score_stride = cols + source.integer(0, 5);
   const std::vector<float> before = numbers((rows - 1) * block.score_stride + cols, kOrdinary);
-  const std::string problem = "kind " + std::to_string(kind) + ", " + std::to_string(rows) + "x" +
-                              std::to_string(depth) + "x" + std::to_string(cols) + ", " + std::to_string(groups) +
+  const std::string problem = "kind " + std::to_string(kind) + (is_split ? " split, " : ", ") + std::to_string(rows) +
+                              "x" + std::to_string(depth) + "x" + std::to_string(cols) + ", " + std::to_string(groups) +
                               " groups";
   compare("pack and panel_scores", problem, [&](const CompressedKernels& kernels) {
     const CompressedKernels& packing = block.product.is_stored ? dynq::kPortableCompressed : kernels;
@@ -356,7 +378,7 @@ void check_panels() {
     int16_t* const panels = place(std::vector<int16_t>(static_cast<size_t>(groups * size), 0x5a5a), 2);
     for (int64_t group = 0; group < groups; ++group) {
       dynq::PanelPack of_group = pack;
-      of_group.codes = static_cast<const uint8_t*>(pack.codes) + group * pack.code_stride * per_row;
+      of_group.codes = static_cast<const uint8_t*>(pack.codes) + group * pack.code_stride * code_bytes;
       of_group.panels = panels + group * size;
       packing.pack[kind](of_group);
     }
