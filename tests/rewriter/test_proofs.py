@@ -30,6 +30,7 @@ from ort_dynq.rewriter.codes.unsigned_codes import unsigned_array
 from ort_dynq.rewriter.codes.wide_codes import wide_codes_of
 from ort_dynq.rewriter.fusion.score_steps import Added, Masked, Scalar
 from ort_dynq.rewriter.fusion.scores import Attention, attention_of
+from ort_dynq.rewriter.fusion.sources import sources_of
 from ort_dynq.rewriter.fusion.views import View, axes_of, dims_of, leaves
 from ort_dynq.rewriter.policy.saturation import may_saturate
 from ort_dynq.rewriter.products.corrections import RowSums, terms_of
@@ -142,11 +143,24 @@ def views() -> None:
         assert [leaves([axis]) for axis in last.axes] == [(batch, heads), (tokens,), (size,)]
 
 
+def sources() -> None:
+    with model(
+        "r = Reshape(x, shape) q = Mul(r, part) y = Abs(q)",
+        "float[2, 6] x",
+        "int64[3] shape = {2, 3, 2}, float part = {0.25}",
+    ) as m:
+        found = sources_of(View(m.values["q"], axes_of(dims_of(m.values["q"]))))
+        assert [each.view.value for each in found] == [m.values[name] for name in "qrx"]
+        scalars = [[known_number(scalar.value) for scalar in each.scalars] for each in found]
+        assert scalars == [[], [0.25], [0.25]]
+
+
 def scores() -> None:
     text = "m = MatMul(q, k) t = Mul(m, part) u = Add(t, b) w = Where(mask, u, ninf) p = Softmax(w) y = MatMul(p, v)"
     inputs = "float[1, 2, 3, 4] q, float[1, 2, 4, 5] k, float[1, 2, 5, 4] v, float[3, 5] b, bool[3, 5] mask"
     with model(text, inputs, "float part = {0.125}, float ninf = {-inf}") as m:
-        found = attention_of(m.node("p"))
+        context = Context(m.facts, RewriteOptions(), lambda kind: kind(m.facts))  # type: ignore[arg-type]
+        found = attention_of(m.node("p"), context)
         assert isinstance(found, Attention)
         scalar, *others = found.scores.steps
         assert isinstance(scalar, Scalar)
@@ -309,7 +323,19 @@ def steps() -> None:
 
 
 CHECKS: tuple[Callable[[], None], ...] = (
-    *(bounds, estimators, magnitudes, repetition, shape_arithmetic, values, narrowing, activations, views, scores),
+    *(
+        bounds,
+        estimators,
+        magnitudes,
+        repetition,
+        shape_arithmetic,
+        values,
+        narrowing,
+        activations,
+        views,
+        sources,
+        scores,
+    ),
     *(saturation, affine, affine_form, corrections, epilogue, estimates, marks, merged_rows, rounded_scales),
     *(scale_indices, unsigned_codes, wide_codes, fused_steps, rows, signs, steps),
 )

@@ -1,7 +1,6 @@
 """The values of which an operand of attention is a view, and the scalars that multiply it in between.
 
-Example: q = Mul(Transpose(Reshape(x)), 0.25) has the sources q, the Transpose, the Reshape and x, the last three with
-the scalar 0.25.
+Example: q = Mul(r, 0.25) with r = Reshape(x) has the sources q, r and x, the last two with the scalar 0.25.
 """
 
 from __future__ import annotations
