@@ -5,10 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .case import Case, Cases
+from .case import Case, Cases, Fitting, Given
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "FITTING", "Case", "Given"]
 
 CASES: Cases = {}
-for _module in iter_modules(__path__):
-    CASES |= getattr(import_module(f"{__name__}.{_module.name}"), "CASES", {})
+FITTING: Fitting = {}
+for _file in iter_modules(__path__):
+    _module = import_module(f"{__name__}.{_file.name}")
+    CASES |= getattr(_module, "CASES", {})
+    FITTING |= getattr(_module, "FITTING", {})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from helpers import SPECIAL_SCALES, Array, Shape, random_codes, random_scales
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 # Shapes of src, scale and zero point; scales of fewer dimensions than src broadcast as in NumPy.
 BROADCASTS: list[tuple[Shape, Shape, Shape]] = [
@@ -47,6 +47,13 @@ def affine_dequantize_cases(opset: int) -> Iterator[Case]:
         yield Case({}, [np.tile(every, (256, 1)), random_scales(rng, (256, 1)), every[:, None]])
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    for src, scales in (((n,), ()), ((n,), (n,)), ((3, n), (n,)), ((3, n), (3, 1)), ((n, 3), (n, 1))):
+        for zps in (scales, (1,)):
+            yield [src, scales, zps], {}
+
+
 CASES: Cases = {
     "AffineDequantize": affine_dequantize_cases,
 }
+FITTING: Fitting = {"AffineDequantize": fitting}

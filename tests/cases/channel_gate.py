@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from helpers import SPECIALS
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 HARD_SIGMOID = "Clip(Add(Mul(row1, 0.2), 0.5), 0.0, 1.0)"
 PROGRAMS = (
@@ -44,4 +44,11 @@ def _cases(opset: int) -> Iterator[Case]:
         yield Case({"program": PROGRAMS[i % len(PROGRAMS)]}, inputs)
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    for i, (channels, hidden, image) in enumerate(((n, 3, (2, 2)), (3, n, (2,)), (2, 5, (1, n, 1)))):
+        shapes = (hidden, channels), (hidden,), (channels, hidden), (channels,)
+        yield [(2, channels, *image), *shapes], {"program": PROGRAMS[(i + n) % len(PROGRAMS)]}
+
+
 CASES: Cases = {"ChannelGate": _cases}
+FITTING: Fitting = {"ChannelGate": fitting}

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from helpers import Array
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 DTYPES: dict[str, Any] = {
     "uint8": np.uint8,
@@ -177,4 +177,17 @@ def compressed_cases(opset: int) -> Iterator[Case]:
             yield Case({"scale_query": per_channel, "scale_result": per_channel}, inputs)
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    """n rows of query, n keys, n elements of a head; scales of groups, of keys, of blocks of them and of all."""
+    for i, (s, t, d, e) in enumerate(((n, 3, 4, 2), (2, n, 6, 6), (3, 17, 2 * n, 2), (1, 3, 4, 2 * n))):
+        for transposed, groups, length, of_channels in ((0, 1, t, 0), (1, 2, t, 0), (0, 2, 1, 1), (1, 1, 1, 0)):
+            parameters = [(1, 2, length, groups), (1, 2, groups, length)]
+            key, value = ((1, 2, d, t) if transposed else (1, 2, t, d)), (1, 2, t, e)
+            shapes = [(1, 4, s, d), key, *[parameters[transposed]] * 2, value, *[parameters[0]] * 2]
+            bias = [(1, 1, 1, 1), (1, 4, s, t), (1, 1, 1, t)][i % 3]
+            given = {"transposed_key": transposed, "scale_query": of_channels, "scale_result": of_channels}
+            yield [*shapes, bias, (), parameters[transposed], parameters[0]], given
+
+
 CASES: Cases = {"CompressedAttention": compressed_cases}
+FITTING: Fitting = {"CompressedAttention": fitting}

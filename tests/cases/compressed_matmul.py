@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from helpers import Array
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 from .compressed_attention import DTYPES, HIGHEST, codes
 
 
@@ -67,4 +67,11 @@ def product_cases(opset: int) -> Iterator[Case]:
         yield Case({}, inputs)
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    for rows, depth, parts, size in ((n, 3, 2, 4), (1, n, 2, 3), (2, 9, n, 2), (3, 5, 2, n), (20, n, 3, 33)):
+        for zero_points in ((depth, parts), ()):
+            yield [(rows, depth), (depth, parts * size), (depth, parts), zero_points], {}
+
+
 CASES: Cases = {"CompressedMatMul": product_cases}
+FITTING: Fitting = {"CompressedMatMul": fitting}

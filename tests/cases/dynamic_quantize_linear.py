@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .case import Case, Cases
+from .case import Case, Cases, Fitting, one_input
 from .rows import row_kinds
 
 
@@ -26,3 +26,4 @@ CASES: Cases = {
     "DynamicQuantizeLinear": linear_cases,
     "DynamicQuantizeDequantizeLinear": linear_cases,
 }
+FITTING: Fitting = {"DynamicQuantizeLinear": one_input, "DynamicQuantizeDequantizeLinear": one_input}

@@ -9,7 +9,7 @@ import numpy as np
 from functions import Attributes
 from helpers import Shape, random_codes, random_scales, spread, tie_dense
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 from .rows import BLOCKS
 
 CODES: dict[int, Any] = {2: np.uint8, 3: np.int8}
@@ -71,8 +71,27 @@ def dynamic_cases(quantizes: bool, to_codes: bool = True) -> Callable[[int], Ite
     return cases
 
 
+def _granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    yield [(n,), ()], {}
+    for src, axis in (((n,), 0), ((3, n), 1), ((n, 3), 0), ((3, n), 0), ((n, 3), 1), ((2, n, 3), 1)):
+        yield [src, (src[axis],)], {"qtype": "per_channel", "axis": axis}
+    for src, scales in (((2, 2 * n), (2, 2)), ((2 * n, 2), (2, 1)), ((n, 4), (n, 2))):
+        yield [src, scales], {"qtype": "per_group"}
+    yield [(4, 3, 2 * n), (2, 3, 2)], {"qtype": "per_group", "group_shape": (2, 1, n)}
+    for block in (3, 16, 32):
+        yield [(2, n), (2, -(-n // block))], {"qtype": "per_group", "axis": 1, "block_size": block}
+        yield [(n, 3), (-(-n // block), 3)], {"qtype": "per_group", "axis": 0, "block_size": block}
+
+
+def fitting(n: int) -> Iterator[Fit]:
+    for parameters, given in _granularities(n):
+        for zps in (parameters[1], (1,)):
+            yield [*parameters, zps], given
+
+
 CASES: Cases = {
     "DynamicQuantize": dynamic_cases(quantizes=True),
     "DynamicDequantize": dynamic_cases(quantizes=False),
     "DynamicFakeQuantize": dynamic_cases(quantizes=True, to_codes=False),
 }
+FITTING: Fitting = {"DynamicQuantize": fitting, "DynamicDequantize": fitting, "DynamicFakeQuantize": fitting}

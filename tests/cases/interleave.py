@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 _FORMS = (
     *(((2, 6, 5), (2,)), ((1, 6, 1), (3,)), ((3, 2, 37), (1,)), ((1, 16, 3, 5), (2, 2)), ((2, 6, 4, 9), (3, 2))),
@@ -25,4 +25,15 @@ def _cases(opset: int) -> Iterator[Case]:
             yield Case(given, [rng.standard_normal(shape, np.float32).astype(float_type)])
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    for shape, strides in (
+        ((1, 4, n, 3), (2, 2)),
+        ((2, 6, n), (3,)),
+        ((1, 4, 3, n), (2, 2)),
+        ((1, 8, 2, 3, n), (2,) * 3),
+    ):
+        yield [shape], {f"stride_{i}": stride for i, stride in enumerate(strides, 1)}
+
+
 CASES: Cases = {"Interleave": _cases}
+FITTING: Fitting = {"Interleave": fitting}

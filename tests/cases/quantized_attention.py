@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from helpers import Array
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting, Given
 from .row_program import any_numbers, finite_numbers
 
 LOWEST = np.finfo(np.float32).min
@@ -114,6 +114,20 @@ def _forms(opset: int) -> Iterator[Case]:
         yield Case(attributes(2, zero_rows=zero_rows, keys_after=1), [*tensors, bias, *numbers()])
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    lone: list[Given] = [np.array([0, 2][n % 2], np.float32), np.array([-np.inf, 1][n // 2 % 2], np.float32)]
+    for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
+        for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
+            yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, (), *lone], {"num_heads": h}
+    for i, (s, t, d, e) in enumerate(((n, 9, 4, 5), (9, n, 5, 4), (3, 17, n, 2), (4, 5, 2, n))):
+        shapes = ((2, 4, s, d), (2, 2, t, d), (2, 2, t, e))
+        layouts = tuple((i + n + k) % 3 for k in range(4))
+        inputs: list[Given] = [laid_out(each, layout) for each, layout in zip(shapes, layouts, strict=False)]
+        window = {"keys_before": n % 4 - 1, "keys_after": n // 2 % 3 - 1, "ends_together": n % 2}
+        yield [*inputs, (1, 4, 1, t), (), *lone], attributes(4, 2, layouts, **window)
+
+
 CASES: Cases = {
     "QuantizedAttention": attention_cases,
 }
+FITTING: Fitting = {"QuantizedAttention": fitting}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from functions import Attributes
 from helpers import Array, Shape, matmul_inputs, parse, stock_session, with_one_nan
 
 from ort_dynq.operators.encodings import AutoPad, QuadAxis
-from ort_dynq.operators.packing import pack_conv
+from ort_dynq.operators.packing import pack_conv, packed_conv_shape
 
-from .case import Case, Cases
-from .row_program import TAILS, with_tail
+from .case import Case, Cases, Fit, Fitting, Given
+from .row_program import TAILS, operands, with_tail
 
 NAMES = (
     "src",
@@ -276,7 +277,44 @@ def conv_program_cases(opset: int) -> Iterator[Case]:
             yield with_tail(rng, "QuantizedConv", Case(attributes, inputs), next(programs))
 
 
+def fitting(n: int) -> Iterator[tuple[list[Given], Attributes]]:
+    """Around n positions, input channels or output channels; kernels with and without pads, strides and dilations."""
+    for src, outputs, kernel, group in (
+        ((2, 5, n), 3, (3,), 1),
+        ((1, n, 3, 5), 2, (1, 1), 1),
+        ((1, 3, 2, 3), n, (2, 2), 1),
+        ((1, 1 + n % 7, 4, n), 1 + n % 7, (3, 3), 1 + n % 7),
+        ((1, 4, 2, 3, 1 + n % 9), 34, (1, 2, 3), 2),
+        ((2, 2, 1, 1), 17, (1, 1 + n % 11), 1),
+    ):
+        rank, one = len(kernel), (1,) * len(kernel)
+        strides, dilations = ((1 + n % 2,) * rank, one) if n % 3 else (one, (2,) * rank)
+        pads = tuple(dilation * (length - 1) for dilation, length in zip(dilations, kernel, strict=True))
+        geometry = np.array([kernel, strides, dilations, pads, [n % 2] * rank], np.int32)
+        given = {
+            "group": group,
+            "quad_axis": n // 2 % 2,
+            "auto_pad": n // 5 % 3,
+            "scale_order": n % 3,
+        }
+        weight = packed_conv_shape((outputs, src[1] // group, *kernel), given["quad_axis"])
+        zps = (outputs,) if n % 2 else ()
+        yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given
+
+
+def with_fitting_tails(n: int, calls: Iterable[tuple[list[Given], Attributes]]) -> Iterator[Fit]:
+    """Calls of convolutions with programs over their results; the last inputs are the bias and the geometry."""
+    rng = np.random.default_rng(n)
+    for i, (inputs, given) in enumerate(calls):
+        src, bias, geometry = inputs[0], inputs[-2], np.asarray(inputs[-1])
+        assert isinstance(src, tuple)
+        assert isinstance(bias, tuple)
+        text, shape = TAILS[(n + i) % len(TAILS)], output_shape(src, bias[0], geometry, given["auto_pad"])
+        yield [*inputs, *operands(rng, text, shape, 2, 3)], given | {"program": text}
+
+
 CASES: Cases = {
     "QuantizedConv": conv_cases,
     "QuantizedConvProgram": conv_program_cases,
 }
+FITTING: Fitting = {"QuantizedConv": fitting, "QuantizedConvProgram": lambda n: with_fitting_tails(n, fitting(n))}

@@ -10,9 +10,9 @@ import numpy as np
 from functions import Attributes
 from helpers import Array, Shape, random_codes
 
-from ort_dynq.operators.packing import pack
+from ort_dynq.operators.packing import pack, packed_shape
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 SWIGLU = (
     "dst = Mul(Mul(Min(x, 1.5), Sigmoid(Mul(Min(x, 1.5), 1.702))), Add(Clip(tensor1, -1.5, 1.5), 1.0))"  # of GPT-OSS
@@ -101,6 +101,23 @@ def experts_cases(opset: int) -> Iterator[Case]:
         yield Case(given | {"k": 1 + i % 4, "normalize": i // 2 % 2}, inputs)
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    """n tokens, n experts, n elements of a token, and n columns between the products; groups; gates."""
+    for i, (tokens, experts, hidden, inner) in enumerate(((n, 2, 16, 32), (3, n, 32, 16), (2, 3, n, 5), (2, 1, 7, n))):
+        for bits, size in itertools.product((8, 4), (16, 0) if i < 2 else (0,)):
+            program = ("dst = Mul(x, Sigmoid(tensor1))", "dst = Clip(x, 0, 6)")[(n + bits // 4) % 2]
+            columns = inner * (2 if "tensor1" in program else 1)
+            shapes: list[Shape] = [(tokens, hidden), (tokens, experts), (tokens, experts) if n % 3 else (0,)]
+            for depth, count in ((hidden, columns), (inner, hidden)):
+                of_columns = (experts, depth // size if size else 1, count)
+                zps = of_columns if (n + i) % 2 else (1,)
+                shapes += [(experts, *packed_shape(depth, count, bits)), zps, of_columns, (experts, count)]
+            k = min(1 + n % 3, experts)
+            given = {"bits": bits, "group_size": size, "program": program, "k": k, "terms": 1 + n // 2 % 2}
+            yield shapes, given | {"normalize": n % 2}
+
+
 CASES: Cases = {
     "QuantizedExperts": experts_cases,
 }
+FITTING: Fitting = {"QuantizedExperts": fitting}

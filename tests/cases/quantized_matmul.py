@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+from functions import Attributes
 from helpers import Shape, matmul_inputs
 
-from .case import Case, Cases
-from .row_program import TAILS, with_tail
+from ort_dynq.operators.packing import packed_shape
+
+from .case import Case, Cases, Fitting
+from .row_program import TAILS, with_fitting_tails, with_tail
 
 MATMULS: list[tuple[Shape, Shape | None]] = [
     ((5,), None),
@@ -98,7 +101,23 @@ def matmul_program_cases(opset: int) -> Iterator[Case]:
         yield with_tail(rng, "QuantizedMatMul", case, next(programs))
 
 
+def fitting(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    """n rows, n columns, a depth of n, and groups; zero points of the weights for none, for all and for each column."""
+    for bits in (8, 4, 2):
+        for lead, depth, columns in (((n,), 5, 3), ((2, 3), 9, n), ((2,), n, 17), ((), n, 2), ((17,), 1 + n % 68, 35)):
+            for rows, zps in (((*lead, 1), (1, columns)), ((), ())):
+                shapes: list[Shape] = [(*lead, depth), rows, rows, packed_shape(depth, columns, bits), zps]
+                yield [*shapes, (1, columns), (1, columns), (columns,)], {"bits": bits, "scale_order": n % 3}
+        groups, size = 1 + n % 3, 16 * (1 + n % 2)
+        for row_groups, column_groups in itertools.product((1, groups), repeat=2):
+            rows, depth = (3, row_groups), groups * size
+            shapes = [(3, depth), rows, rows, packed_shape(depth, n, bits), (groups, n)]
+            given = {"bits": bits, "group_size": size, "scale_order": 2}
+            yield [*shapes, (column_groups, n), (groups, n), (n,)], given
+
+
 CASES: Cases = {
     "QuantizedMatMul": matmul_cases,
     "QuantizedMatMulProgram": matmul_program_cases,
 }
+FITTING: Fitting = {"QuantizedMatMul": fitting, "QuantizedMatMulProgram": lambda n: with_fitting_tails(n, fitting(n))}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from helpers import Shape
 from recurrence import CELLS, attributes_of, recurrence_inputs
 
-from .case import Case, Cases
+from ort_dynq.operators.packing import packed_shape
+
+from .case import Case, Cases, Fit, Fitting
 
 
 def recurrence_cases(opset: int) -> Iterator[Case]:
@@ -33,6 +36,25 @@ def recurrence_cases(opset: int) -> Iterator[Case]:
             yield Case(attributes_of(cell, size, direction), inputs)
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    """n steps, n sequences, n elements of a state; every cell in every direction."""
+    for i, cell in enumerate(CELLS.values()):
+        direction = (i + n) % 3
+        steps, batch, size = [(n, 2, 5), (2, n, 3), (3, 2, n)][i % 3]
+        lead, columns = 1 + (direction == 2), cell.gates * size
+        shapes: list[Shape] = [
+            (steps, batch, lead * columns),
+            (lead, *packed_shape(size, columns)),
+            *[(lead, columns)] * 3,
+            (lead, batch, size),
+            (1, batch, 1),
+            (batch,) if i % 2 else (1,),
+            (lead, cell.columns * size),
+        ]
+        yield shapes, attributes_of(cell, size, direction)
+
+
 CASES: Cases = {
     "QuantizedRecurrence": recurrence_cases,
 }
+FITTING: Fitting = {"QuantizedRecurrence": fitting}

@@ -10,7 +10,7 @@ import numpy as np
 from functions import Attributes
 from helpers import SPECIALS, Shape
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 
 REDUCED: list[Shape] = [(), (67,), (29, 3), (5, 33), (300, 2), (3, 5, 7), (4, 60, 33), (2, 3, 4, 16)]
 
@@ -40,7 +40,14 @@ def reduction_cases(opset: int) -> Iterator[Case]:
                 yield Case(given, [np.asarray(data, np.float32)])
 
 
+def fitting(n: int) -> Iterator[Fit]:
+    for src, axis, count in (((n,), 0, 1), ((3, n), 1, 1), ((3, n), 0, 1), ((n, 3), 0, 1), ((2, n, 3), 1, 1)):
+        for kept in (0, 1):
+            yield [src], {"axis": axis, "count": count, "reduce_others": kept}
+
+
 CASES: Cases = {
     "ReduceAbsMax": reduction_cases,
     "ReduceMinMax": reduction_cases,
 }
+FITTING: Fitting = {"ReduceAbsMax": fitting, "ReduceMinMax": fitting}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
+from functions import Attributes
 from helpers import SPECIALS, Array, Shape, tie_dense
 
 from ort_dynq import kernels
 from ort_dynq.operators.program import ARITIES, COMPARISONS, OPERANDS, OUTPUTS, REDUCTIONS, SUM, Program, literal, parse
 
-from .case import Case, Cases
+from .case import Case, Cases, Fit, Fitting
 from .rows import BLOCKS, RANGES, range_rows
 
 _LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
@@ -324,6 +325,24 @@ def with_tail(rng: np.random.Generator, operator: str, case: Case, program: str)
     return Case(case.attributes | {"program": program}, [*case.inputs, *more])
 
 
+def with_fitting_tails(n: int, calls: Iterable[tuple[list[Shape], Attributes]]) -> Iterator[Fit]:
+    """Calls of matrix products with programs over their results; the last input is the bias."""
+    rng = np.random.default_rng(n)
+    for i, (shapes, given) in enumerate(calls):
+        text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
+        yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
+
+
+def fitting(n: int) -> Iterator[Fit]:
+    """Other programs for each n, with operands of all forms."""
+    rng, texts = np.random.default_rng(n), [*STEPS.values(), *CHAINS, *FINITE]
+    for i, (src, axis) in enumerate((((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, 3, n), 1), ((9, n), 1))):
+        text = texts[(6 * n + i) % len(texts)]
+        first = axis % len(src)
+        yield [src, (), *operands(rng, text, src, first)], {"axis": axis, "program": text}
+
+
 CASES: Cases = {
     "RowProgram": program_cases,
 }
+FITTING: Fitting = {"RowProgram": fitting}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from helpers import SPECIALS, Array
 
-from .case import Case, Cases
+from .case import Case, Cases, Fitting, one_input
 from .rows import BLOCKS, RANGES
 
 
@@ -52,3 +52,4 @@ def two_term_cases(opset: int) -> Iterator[Case]:
 CASES: Cases = {
     "TwoTermQuantize": two_term_cases,
 }
+FITTING: Fitting = {"TwoTermQuantize": one_input}

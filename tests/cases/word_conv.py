@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+from functions import Attributes
 from helpers import Array, Shape
 
 from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
 
-from .case import Case, Cases
-from .quantized_conv import random_conv
+from .case import Case, Cases, Fitting, Given
+from .quantized_conv import fitting as fitting_convolutions
+from .quantized_conv import random_conv, with_fitting_tails
 from .row_program import TAILS, with_tail
 
 
@@ -92,4 +94,15 @@ def word_conv_program_cases(opset: int) -> Iterator[Case]:
         yield with_tail(rng, "WordConv", case, next(programs))
 
 
+def fitting(n: int) -> Iterator[tuple[list[Given], Attributes]]:
+    """Those of QuantizedConv, but for their scales and codes."""
+    for (src, *_, bias, geometry), given in fitting_convolutions(n):
+        assert isinstance(src, tuple)
+        assert isinstance(bias, tuple)
+        kernel = tuple(map(int, np.asarray(geometry)[0]))
+        weight = (*bias, src[1] // int(given["group"]), *kernel)
+        yield [src, weight, bias, bias, geometry], {name: given[name] for name in ("group", "auto_pad")}
+
+
 CASES: Cases = {"WordConv": word_conv_cases, "WordConvProgram": word_conv_program_cases}
+FITTING: Fitting = {"WordConv": fitting, "WordConvProgram": lambda n: with_fitting_tails(n, fitting(n))}

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+from functions import Attributes
 from helpers import Array, Shape
 
-from ort_dynq.operators.packing import pack_words
+from ort_dynq.operators.packing import pack_words, packed_words_shape
 from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
 
-from .case import Case, Cases
-from .row_program import TAILS, with_tail
+from .case import Case, Cases, Fitting
+from .row_program import TAILS, with_fitting_tails, with_tail
 
 
 def word_inputs(rng: np.random.Generator, src: Shape, columns: int, stack: Shape = ()) -> tuple[list[Array], Array]:
@@ -68,4 +69,11 @@ def word_program_cases(opset: int) -> Iterator[Case]:
         yield with_tail(rng, "WordMatMul", case, next(programs))
 
 
+def fitting(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    for rows, depth, columns in ((n, 3, 5), (2, n, 3), (3, 5, n), (13, n + 256, 33)):
+        yield [(rows, depth), packed_words_shape(depth, columns), (columns,), (columns,)], {}
+    yield [(2, 3, n), (2, *packed_words_shape(n, 9)), (2, 9), (2, 9)], {}
+
+
 CASES: Cases = {"WordMatMul": word_cases, "WordMatMulProgram": word_program_cases}
+FITTING: Fitting = {"WordMatMul": fitting, "WordMatMulProgram": lambda n: with_fitting_tails(n, fitting(n))}

@@ -3,7 +3,8 @@
 Tensors end directly before a protected page, or begin directly after one. An access to that page ends the process. This
 also detects masked vector instructions, which AddressSanitizer does not see.
 
-More than 450 lines: valid and invalid inputs of each family of operators, and the tests that run all of them.
+More than 450 lines: invalid inputs of each family of operators, and the tests that run all of them. tests/cases has the
+valid ones.
 """
 
 from __future__ import annotations
@@ -24,17 +25,13 @@ import numpy as np
 import onnx
 import pytest
 from arena import Arena
+from cases import FITTING, Given
 from cases.channel_gate import PROGRAMS as GATES
 from cases.quantized_attention import attributes as attention_attributes
-from cases.quantized_attention import laid_out
-from cases.quantized_conv import output_shape
-from cases.row_program import CHAINS, FINITE, STEPS, TAILS, operands
 from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
-from recurrence import CELLS, attributes_of
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
-from ort_dynq.operators.packing import packed_conv_shape, packed_shape, packed_words_shape
 from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
 
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
@@ -46,215 +43,9 @@ TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "in
 LENGTHS = (*range(1, 36), 47, 48, 49, *range(63, 67), 96, 97, *range(127, 130))
 
 Attributes = dict[str, Any]
-Given = Shape | Array  # an input: its shape, or its values
 
 
-# Valid inputs. A new operator with other inputs needs a branch in `fitting`.
-
-
-def fitting(operator: Operator, n: int) -> Iterator[tuple[Sequence[Given], Attributes]]:
-    """Valid inputs or their shapes, and attributes: every way to share scales, with tensors of around n elements."""
-    names = {attribute.name for attribute in operator.attributes}
-    if "qtype" in names:
-        for parameters, given in granularities(n):
-            for zps in (parameters[1], (1,)):
-                yield [*parameters, zps], given
-    elif "reduce_others" in names:
-        for src, axis, count in (((n,), 0, 1), ((3, n), 1, 1), ((3, n), 0, 1), ((n, 3), 0, 1), ((2, n, 3), 1, 1)):
-            for kept in (0, 1):
-                yield [src], {"axis": axis, "count": count, "reduce_others": kept}
-    elif operator.name == "QuantizedMatMul":
-        yield from products(n)
-    elif operator.name == "QuantizedConv":
-        yield from convolutions(n)
-    elif "num_heads" in names:
-        lone: list[Given] = [np.array([0, 2][n % 2], np.float32), np.array([-np.inf, 1][n // 2 % 2], np.float32)]
-        for b, s, t, h, d, e in ((1, n, 3, 1, 4, 4), (1, 3, n, 2, 5, 3), (2, 2, 17, 1, n, 2), (1, 2, 3, 2, 4, n)):
-            for bias in ((1, 1, 1, 1), (b, 1, s, t), (1, h, 1, t)):
-                yield [(b, s, h * d), (b, t, h * d), (b, t, h * e), bias, (), *lone], {"num_heads": h}
-        for i, (s, t, d, e) in enumerate(((n, 9, 4, 5), (9, n, 5, 4), (3, 17, n, 2), (4, 5, 2, n))):
-            shapes = ((2, 4, s, d), (2, 2, t, d), (2, 2, t, e))
-            layouts = tuple((i + n + k) % 3 for k in range(4))
-            inputs: list[Given] = [laid_out(each, layout) for each, layout in zip(shapes, layouts, strict=False)]
-            window = {"keys_before": n % 4 - 1, "keys_after": n // 2 % 3 - 1, "ends_together": n % 2}
-            yield [*inputs, (1, 4, 1, t), (), *lone], attention_attributes(4, 2, layouts, **window)
-    elif operator.name == "CompressedAttention":
-        yield from compressed_caches(n)
-    elif operator.name == "CompressedMatMul":
-        for rows, depth, parts, size in ((n, 3, 2, 4), (1, n, 2, 3), (2, 9, n, 2), (3, 5, 2, n), (20, n, 3, 33)):
-            for zero_points in ((depth, parts), ()):
-                yield [(rows, depth), (depth, parts * size), (depth, parts), zero_points], {}
-    elif operator.name == "WordMatMul":
-        yield from word_products(n)
-    elif operator.name == "WordConv":
-        yield from word_convolutions(n)
-    elif operator.name == "QuantizedRecurrence":
-        yield from recurrences(n)
-    elif operator.name == "QuantizedExperts":
-        yield from mixtures(n)
-    elif operator.name == "ChannelGate":
-        for i, (channels, hidden, image) in enumerate(((n, 3, (2, 2)), (3, n, (2,)), (2, 5, (1, n, 1)))):
-            shapes = (hidden, channels), (hidden,), (channels, hidden), (channels,)
-            yield [(2, channels, *image), *shapes], {"program": GATES[(i + n) % len(GATES)]}
-    elif operator.name == "Interleave":
-        for shape, strides in (
-            ((1, 4, n, 3), (2, 2)),
-            ((2, 6, n), (3,)),
-            ((1, 4, 3, n), (2, 2)),
-            ((1, 8, 2, 3, n), (2,) * 3),
-        ):
-            yield [shape], {f"stride_{i}": stride for i, stride in enumerate(strides, 1)}
-    elif "program" in names:
-        yield from programs(operator, n)
-    elif len(operator.inputs) == 1:
-        yield from (([src], {}) for src in ((n,), (3, n), (n, 3)))
-    else:
-        for src, scales in (((n,), ()), ((n,), (n,)), ((3, n), (n,)), ((3, n), (3, 1)), ((n, 3), (n, 1))):
-            for zps in (scales, (1,)):
-                yield [src, scales, zps], {}
-
-
-def granularities(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    yield [(n,), ()], {}
-    for src, axis in (((n,), 0), ((3, n), 1), ((n, 3), 0), ((3, n), 0), ((n, 3), 1), ((2, n, 3), 1)):
-        yield [src, (src[axis],)], {"qtype": "per_channel", "axis": axis}
-    for src, scales in (((2, 2 * n), (2, 2)), ((2 * n, 2), (2, 1)), ((n, 4), (n, 2))):
-        yield [src, scales], {"qtype": "per_group"}
-    yield [(4, 3, 2 * n), (2, 3, 2)], {"qtype": "per_group", "group_shape": (2, 1, n)}
-    for block in (3, 16, 32):
-        yield [(2, n), (2, -(-n // block))], {"qtype": "per_group", "axis": 1, "block_size": block}
-        yield [(n, 3), (-(-n // block), 3)], {"qtype": "per_group", "axis": 0, "block_size": block}
-
-
-def products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """n rows, n columns, a depth of n, and groups; zero points of the weights for none, for all and for each column."""
-    for bits in (8, 4, 2):
-        for lead, depth, columns in (((n,), 5, 3), ((2, 3), 9, n), ((2,), n, 17), ((), n, 2), ((17,), 1 + n % 68, 35)):
-            for rows, zps in (((*lead, 1), (1, columns)), ((), ())):
-                shapes: list[Shape] = [(*lead, depth), rows, rows, packed_shape(depth, columns, bits), zps]
-                yield [*shapes, (1, columns), (1, columns), (columns,)], {"bits": bits, "scale_order": n % 3}
-        groups, size = 1 + n % 3, 16 * (1 + n % 2)
-        for row_groups, column_groups in itertools.product((1, groups), repeat=2):
-            rows, depth = (3, row_groups), groups * size
-            shapes = [(3, depth), rows, rows, packed_shape(depth, n, bits), (groups, n)]
-            given = {"bits": bits, "group_size": size, "scale_order": 2}
-            yield [*shapes, (column_groups, n), (groups, n), (n,)], given
-
-
-def compressed_caches(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """n rows of query, n keys, n elements of a head; scales of groups, of keys, of blocks of them and of all."""
-    for i, (s, t, d, e) in enumerate(((n, 3, 4, 2), (2, n, 6, 6), (3, 17, 2 * n, 2), (1, 3, 4, 2 * n))):
-        for transposed, groups, length, of_channels in ((0, 1, t, 0), (1, 2, t, 0), (0, 2, 1, 1), (1, 1, 1, 0)):
-            parameters = [(1, 2, length, groups), (1, 2, groups, length)]
-            key, value = ((1, 2, d, t) if transposed else (1, 2, t, d)), (1, 2, t, e)
-            shapes = [(1, 4, s, d), key, *[parameters[transposed]] * 2, value, *[parameters[0]] * 2]
-            bias = [(1, 1, 1, 1), (1, 4, s, t), (1, 1, 1, t)][i % 3]
-            given = {"transposed_key": transposed, "scale_query": of_channels, "scale_result": of_channels}
-            yield [*shapes, bias, (), parameters[transposed], parameters[0]], given
-
-
-def recurrences(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """n steps, n sequences, n elements of a state; every cell in every direction."""
-    for i, cell in enumerate(CELLS.values()):
-        direction = (i + n) % 3
-        steps, batch, size = [(n, 2, 5), (2, n, 3), (3, 2, n)][i % 3]
-        lead, columns = 1 + (direction == 2), cell.gates * size
-        shapes: list[Shape] = [
-            (steps, batch, lead * columns),
-            (lead, *packed_shape(size, columns)),
-            *[(lead, columns)] * 3,
-            (lead, batch, size),
-            (1, batch, 1),
-            (batch,) if i % 2 else (1,),
-            (lead, cell.columns * size),
-        ]
-        yield shapes, attributes_of(cell, size, direction)
-
-
-def mixtures(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    """n tokens, n experts, n elements of a token, and n columns between the products; groups; gates."""
-    for i, (tokens, experts, hidden, inner) in enumerate(((n, 2, 16, 32), (3, n, 32, 16), (2, 3, n, 5), (2, 1, 7, n))):
-        for bits, size in itertools.product((8, 4), (16, 0) if i < 2 else (0,)):
-            program = ("dst = Mul(x, Sigmoid(tensor1))", "dst = Clip(x, 0, 6)")[(n + bits // 4) % 2]
-            columns = inner * (2 if "tensor1" in program else 1)
-            shapes: list[Shape] = [(tokens, hidden), (tokens, experts), (tokens, experts) if n % 3 else (0,)]
-            for depth, count in ((hidden, columns), (inner, hidden)):
-                of_columns = (experts, depth // size if size else 1, count)
-                zps = of_columns if (n + i) % 2 else (1,)
-                shapes += [(experts, *packed_shape(depth, count, bits)), zps, of_columns, (experts, count)]
-            k = min(1 + n % 3, experts)
-            given = {"bits": bits, "group_size": size, "program": program, "k": k, "terms": 1 + n // 2 % 2}
-            yield shapes, given | {"normalize": n % 2}
-
-
-def convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
-    """Around n positions, input channels or output channels; kernels with and without pads, strides and dilations."""
-    for src, outputs, kernel, group in (
-        ((2, 5, n), 3, (3,), 1),
-        ((1, n, 3, 5), 2, (1, 1), 1),
-        ((1, 3, 2, 3), n, (2, 2), 1),
-        ((1, 1 + n % 7, 4, n), 1 + n % 7, (3, 3), 1 + n % 7),
-        ((1, 4, 2, 3, 1 + n % 9), 34, (1, 2, 3), 2),
-        ((2, 2, 1, 1), 17, (1, 1 + n % 11), 1),
-    ):
-        rank, one = len(kernel), (1,) * len(kernel)
-        strides, dilations = ((1 + n % 2,) * rank, one) if n % 3 else (one, (2,) * rank)
-        pads = tuple(dilation * (length - 1) for dilation, length in zip(dilations, kernel, strict=True))
-        geometry = np.array([kernel, strides, dilations, pads, [n % 2] * rank], np.int32)
-        given = {
-            "group": group,
-            "quad_axis": n // 2 % 2,
-            "auto_pad": n // 5 % 3,
-            "scale_order": n % 3,
-        }
-        weight = packed_conv_shape((outputs, src[1] // group, *kernel), given["quad_axis"])
-        zps = (outputs,) if n % 2 else ()
-        yield [src, (), (), weight, zps, (outputs,), (outputs,), (outputs,), geometry], given
-
-
-def word_products(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
-    for rows, depth, columns in ((n, 3, 5), (2, n, 3), (3, 5, n), (13, n + 256, 33)):
-        yield [(rows, depth), packed_words_shape(depth, columns), (columns,), (columns,)], {}
-    yield [(2, 3, n), (2, *packed_words_shape(n, 9)), (2, 9), (2, 9)], {}
-
-
-def word_convolutions(n: int) -> Iterator[tuple[list[Given], Attributes]]:
-    """Those of QuantizedConv, but for their scales and codes."""
-    for (src, *_, bias, geometry), given in convolutions(n):
-        assert isinstance(src, tuple)
-        assert isinstance(bias, tuple)
-        kernel = tuple(map(int, np.asarray(geometry)[0]))
-        weight = (*bias, src[1] // int(given["group"]), *kernel)
-        yield [src, weight, bias, bias, geometry], {name: given[name] for name in ("group", "auto_pad")}
-
-
-def programs(operator: Operator, n: int) -> Iterator[tuple[list[Given], Attributes]]:
-    """Other programs for each n, with operands of all forms."""
-    rng = np.random.default_rng(n)
-    if operator.name == "RowProgram":
-        texts = [*STEPS.values(), *CHAINS, *FINITE]
-        for i, (src, axis) in enumerate(
-            (((n,), -1), ((n,), 0), ((3, n), -1), ((n, 3), -1), ((2, 3, n), 1), ((9, n), 1))
-        ):
-            text = texts[(6 * n + i) % len(texts)]
-            first = axis % len(src)
-            yield [src, (), *operands(rng, text, src, first)], {"axis": axis, "program": text}
-    elif operator.name == "QuantizedMatMulProgram":
-        for i, (shapes, given) in enumerate(products(n)):
-            text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
-            yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
-    elif operator.name == "WordMatMulProgram":
-        for i, (shapes, given) in enumerate(word_products(n)):
-            text, shape = TAILS[(n + i) % len(TAILS)], (*shapes[0][:-1], shapes[-1][-1])
-            yield [*shapes, *operands(rng, text, shape, len(shape) - 1, 3)], given | {"program": text}
-    else:
-        some = word_convolutions(n) if operator.name == "WordConvProgram" else convolutions(n)
-        for i, (inputs, given) in enumerate(some):
-            src, bias, geometry = inputs[0], inputs[-2], np.asarray(inputs[-1])
-            assert isinstance(src, tuple)
-            assert isinstance(bias, tuple)
-            text, shape = TAILS[(n + i) % len(TAILS)], output_shape(src, bias[0], geometry, given["auto_pad"])
-            yield [*inputs, *operands(rng, text, shape, 2, 3)], given | {"program": text}
+# Types and values of valid inputs of the shapes in tests/cases
 
 
 def with_types(operator: Operator, signature: Signature, given: Attributes, n: int) -> Attributes:
@@ -349,7 +140,7 @@ def run_guarded(operator: str, inputs: list[Array], given: Attributes, outputs: 
 def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[int] = LENGTHS) -> None:
     rng = np.random.default_rng(0)
     for n in lengths:
-        for shapes, given in fitting(operator, n):
+        for shapes, given in FITTING[operator.name](n):
             arrays = inputs_of(rng, operator, signature, shapes)
             attributes = with_types(operator, signature, given, n)
             expected = kernels.run(operator.name, arrays, **attributes)
@@ -781,7 +572,7 @@ def assert_made(result: Array | None, expected: Array) -> None:
 @every_operator
 def test_too_many_dimensions(backend: str, operator: Operator) -> None:
     signature = operator.signatures[0]
-    shapes, attributes = next(fitting(operator, 4))
+    shapes, attributes = next(FITTING[operator.name](4))
     given = with_types(operator, signature, attributes, 0)
     session = make_session(handwritten(node(operator, signature, given), backend), backend)
     rng = np.random.default_rng(0)
