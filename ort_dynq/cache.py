@@ -260,7 +260,7 @@ class Entry:
         """The hashes of the files with external data, by their path from the model's folder.
 
         Raises:
-            DynqError: It is no model, or bytes with external data, whose folder the session's options may name.
+            DynqError: It is no model, or bytes with external data: the session's options may name their folder.
         """
         from .storage import data_files, files_of, load
 

@@ -132,7 +132,7 @@ _Row = tuple[tuple[str, ...], ...]
 
 
 def _merged(signatures: Sequence[tuple[str, ...]]) -> list[_Row]:
-    """Returns rows whose cells list types: each choice of one type from each cell is a signature.
+    """Returns rows with lists of types in their cells: each choice of one type from each cell is a signature.
 
     Rows that differ in one column only become one row, from the last column to the first.
     """

@@ -109,7 +109,7 @@ def _text(sample: bytes) -> str:
 
 
 def _incomplete(path: str | os.PathLike[str], size: int) -> str:
-    """Recognizes a ModelProto whose last field is longer than the file."""
+    """Recognizes a ModelProto with a last field that is longer than the file."""
     integers, lengths = {1, 5}, {2, 3, 4, 6, 7, 8, 14, 20, 25, 26}  # fields of a ModelProto, by their wire type
     at = 0
     with open(path, "rb") as file:

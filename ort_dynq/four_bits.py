@@ -56,7 +56,7 @@ def run_of(session: ort.InferenceSession) -> RunMethod:
 
 
 class _FourBits(NamedTuple):
-    """A session, and its inputs and outputs whose elements have 4 bits: their types, by name."""
+    """A session, and the types of its inputs and outputs of 4-bit elements, by name."""
 
     session: ort.InferenceSession
     inputs: Mapping[str, str]

@@ -61,7 +61,7 @@ class LentOptions(ort.SessionOptions):  # type: ignore[misc]
 
 
 class Fed(ort.InferenceSession):  # type: ignore[misc]
-    """A session whose weights are inputs of its model. Only `run` gives it the values, and only other inputs are shown.
+    """A session of a model with its weights as inputs. Only `run` gives their values; other inputs are shown.
 
     Args:
         content: The serialized model; the weights are initializers without values.

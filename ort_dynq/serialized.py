@@ -1,4 +1,4 @@
-"""Models in the format of protocol buffers whose large weights are in a buffer of their own.
+"""Models in the format of protocol buffers, with large weights in a buffer of their own.
 
 A protocol buffer copies its weights whenever it is read, and once more when a session is opened from it. So the weights
 of a file stay in the buffer into which it was read, and those of a model in memory in their arrays. Sessions take them

@@ -29,7 +29,7 @@ not all."""
 
 
 def taken(metadata: Mapping[str, str]) -> list[str]:
-    """Returns the names of the initializers whose values a rewritten model has taken; none of another model."""
+    """Returns the names of the initializers that gave a rewritten model their values; none of another model."""
     try:
         names = json.loads(metadata.get(INITIALIZERS, "[]"))
     except (ValueError, RecursionError):

@@ -499,7 +499,7 @@ def _is_beside(tensor: ir.ExternalTensor, folder: Path) -> bool:
 
 
 def _with_own_attributes(model: ir.Model, folder: Path) -> ir.Model:
-    """Returns the model, with attributes in memory whose external data are not in `folder`. It is a copy if necessary.
+    """Returns the model, with those attributes in memory that have no external data in `folder`. It may be a copy.
 
     onnx_ir moves initializers only to another file.
     """

@@ -27,7 +27,7 @@ _UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered
 
 
 def structure_of(model: ir.Model) -> bytes:
-    """Returns a serialized model whose large weights refer to external data that do not exist.
+    """Returns a serialized model. Its large weights refer to external data that do not exist.
 
     In subgraphs, ONNX Runtime looks for the file: weights stay in memory there, and zeros stand for external data.
 

@@ -308,7 +308,7 @@ def check_images(inputs: Sequence[Input]) -> None:
 
 
 def _is_open_image(each: Input) -> bool:
-    """Returns whether an input is an image whose sizes the model leaves open: nobody uses those that were assumed."""
+    """Returns whether an input is an image of sizes that the model leaves open: nobody uses those that were assumed."""
     from ..inputs import ASSUMED
 
     if each.given or not each.assumed or len(each.shape) != 4:

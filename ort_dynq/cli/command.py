@@ -192,7 +192,7 @@ def _discard_stdout() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and whose help leaves out the group :data:`RARE`.
+    """An ArgumentParser. Its errors are one line, and its help leaves out the group :data:`RARE`.
 
     Attributes:
         shows_all: Whether the help has this group, too.

@@ -188,7 +188,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
     return _with_closing((source, target), gain, data, findings, closing, accuracy, warning)
 
 
-_LARGE = 100_000_000  # bytes of a model whose layers are counted while they are quantized
+_LARGE = 100_000_000  # bytes of a model: the layers of larger ones are counted while they are quantized
 
 
 class _Quantized(NamedTuple):

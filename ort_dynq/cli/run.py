@@ -1,4 +1,4 @@
-"""``ort-dynq run``: runs a program whose sessions run rewritten models."""
+"""``ort-dynq run``: runs a program. Its sessions run rewritten models."""
 
 from __future__ import annotations
 

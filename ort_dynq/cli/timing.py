@@ -87,7 +87,7 @@ def timed(
 def ratio_cells(timing: ModelTiming) -> tuple[Figure, Figure, Figure]:
     """Returns the median of stock ONNX Runtime, our median, and their ratio."""
     stock, ours = (None if each is None else each.median_ms for each in (timing.stock, timing.ours))
-    stock_absent = "-" if ours is None else "fails"  # a model whose rewritten form fails is not timed at all
+    stock_absent = "-" if ours is None else "fails"  # a model is not timed at all if its rewritten form fails
     return Figure(stock, 4, stock_absent), Figure(ours, 4, "fails"), ratio_cell(timing.ratio, timing.busy)
 
 

@@ -20,7 +20,7 @@ from .sessions import Sessions
 
 _MODULE = "onnxruntime.capi.onnxruntime_inference_collection"
 TRIAL = "ort_dynq_trial"
-"""The attribute of a session whose int8 model is being measured."""
+"""The attribute of a session while its int8 model is being measured."""
 
 Method = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""Runs a program whose Python processes open their models through :mod:`ort_dynq.hook`."""
+"""Runs a program. Its Python processes open their models through :mod:`ort_dynq.hook`."""
 
 from __future__ import annotations
 

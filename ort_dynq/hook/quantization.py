@@ -38,7 +38,7 @@ _OPTIONS = "native quantize"  # of the entry in the cache; the model does not de
 
 
 def quantized(session: Any, providers: Any, options: HookOptions, unchanged: Prepared) -> Prepared:
-    """Returns what a session opens whose model is one of floats.
+    """Returns what a session of a float model opens.
 
     Args:
         session: The session, which is not open yet.

@@ -22,7 +22,7 @@ def _operand(name: str, size: str, opset: int) -> str:
     """Sets ``{name}_factors`` [B, K, T, groups, size], floats, and ``{name}_scales`` [B or 1, K or 1, groups, T].
 
     The body must define ``{name}_rows`` [B, K, T, size], and ``{name}_real_scale`` and ``{name}_real_zero_point``,
-    whose last dimensions are token groups and groups.
+    with token groups and groups as their last dimensions.
     """
     flat = reshape(opset)
     return f"""{name}_scale_shape = Shape({name}_real_scale)

@@ -180,7 +180,7 @@ def unknown(_: Call) -> Dims | None:
 
 
 def _broadcast(lead: Dims, stack: Dims) -> Dims:
-    """Returns the leading dimensions of a product of an activation and stacked weights, whose dimensions are known."""
+    """Returns the leading dimensions of a product of an activation and stacked weights of known dimensions."""
     rank = max(len(lead), len(stack))
     ones: Dims = [1] * rank
     pairs = zip([*ones[len(lead) :], *lead], [*ones[len(stack) :], *stack], strict=True)

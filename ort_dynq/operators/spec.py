@@ -90,7 +90,7 @@ class Operator:
         body: Returns, for an opset version of ONNX, the body of the operator's function in a rewritten model, in
             ``onnx.parser``'s syntax. A model has one body for each operator name. A difference that a body cannot
             express by attributes therefore needs a separate operator.
-        body_of_programs: Returns the body for an opset version and the programs of a model's nodes, whose attributes
+        body_of_programs: Returns the body for an opset version and the programs of a model's nodes: their attributes
             `branch` are indices of this list; None if the operator has no programs.
     """
 

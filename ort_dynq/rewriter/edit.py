@@ -81,7 +81,7 @@ class Edit:
         Args:
             nodes: The new nodes.
             before: The old node; it may be in another graph than :attr:`node`.
-            origin: The node whose metadata they inherit, if it is not :attr:`node`.
+            origin: The node that gives them its metadata, if it is not :attr:`node`.
 
         Returns:
             The first output of the last new node.
@@ -107,7 +107,7 @@ class Edit:
         Args:
             main: The new node.
             before: The old node before which it is inserted.
-            origin: The old node whose name, doc string and metadata it gets, if it is not :attr:`node`.
+            origin: The old node that gives it name, doc string and metadata, if it is not :attr:`node`.
 
         Returns:
             Its first output.

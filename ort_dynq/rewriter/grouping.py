@@ -16,7 +16,7 @@ _LITERAL = re.compile(r"(?<!\w)-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)\b")
 
 @dataclass(frozen=True)
 class Group:
-    """Findings whose texts differ in numbers only: findings of equal layers.
+    """Findings with texts that differ in numbers only: findings of equal layers.
 
     Attributes:
         count: The number of findings.

@@ -1,4 +1,4 @@
-"""Replaces an If whose condition is a constant by the nodes of the branch that runs, as ONNX Runtime does.
+"""Replaces an If with a constant condition by the nodes of the branch that runs, as ONNX Runtime does.
 
 So does a condition that shapes decide, such as a question for the rank of a tensor.
 
@@ -81,7 +81,7 @@ def _may_be_known(node: ir.Node, given: Mapping[str, npt.NDArray[Any]]) -> bool:
 
 
 def _known_branches(model: ir.Model, given: Mapping[str, npt.NDArray[Any]]) -> dict[ir.Node, ir.Graph]:
-    """Returns the Ifs whose branch is known, each with this branch, in the order of the model."""
+    """Returns the Ifs with a known branch, each with this branch, in the order of the model."""
     nodes = [node for node in _ifs(model.graph) if _may_be_known(node, given)]
     conditions: dict[ir.Node, npt.NDArray[Any] | None] = {node: _condition(node, given) for node in nodes}
     has_float16 = mentions_float16(model)

@@ -1,4 +1,4 @@
-"""Moves Transposes out of networks of convolutions whose images have the channels last.
+"""Moves Transposes out of networks of convolutions that have the channels of images last.
 
 Conv, Transpose [0, 2, 3, 1], Add bias, Relu, Transpose [0, 3, 1, 2], Conv    -> Conv, Add bias, Relu, Conv
 

@@ -128,7 +128,7 @@ class _Findings:
         return found
 
     def _of_model(self, node: ir.Node, finding: Finding) -> Finding:
-        """Returns a finding of the node of the model whose place a node has."""
+        """Returns a finding of the node of the model that a node replaces."""
         origin = self._prepared.get(node)
         return finding if origin is None else replace(finding, node=origin.node, op_type=origin.op_type)
 
@@ -242,7 +242,7 @@ def _remove_initializers(candidates: list[ir.Value]) -> None:
 def _name_apart(model: ir.Model) -> None:
     """Gives a new node another name if a node that stays has its name: ONNX Runtime rejects a graph with both.
 
-    The node in whose place it is stays if something else reads one of its outputs, such as a node without a use.
+    The node that it replaces stays if something else reads one of its outputs, such as a node without a use.
     """
     for _, graph in graphs(model):
         names, new = set[str](), list[ir.Node]()

@@ -17,7 +17,7 @@ _FIRST_SCAN_WITHOUT_BATCHES = 9
 
 
 def without_carried_invariants(model: ir.Model) -> ir.Model:
-    """Returns a copy of a model whose loops do not carry values unchanged; the model itself if they do not."""
+    """Returns a copy of a model in which no loop carries a value unchanged; the model itself if none does."""
     opset = opset_of(model)
     if not any(_invariants(node, opset) for node in model.graph.all_nodes()):
         return model

@@ -57,25 +57,25 @@ PRODUCT = "ort_dynq.product"
 Verification compares the product and the program one after the other."""
 
 HAS_OFFSET = "ort_dynq.has_offset"
-"""On a QuantizedMatMul whose activation has a float offset, or whose weights have float zero points: "1". The Add after
+"""On a QuantizedMatMul of an activation with a float offset, or of weights with float zero points: "1". The Add after
 it adds what they contribute. Only the sum is a value of the original, which verification compares, so no program begins
 before it."""
 
 ROUNDED_WEIGHTS = "ort_dynq.rounded_weights"
 NEAR = "near"  # the value of ROUNDED_WEIGHTS if they are not rounded to float16, but relative to the largest one
-"""On a QuantizedMatMul or QuantizedConv whose weights the original rounds to float16: "1". Verification compares the
+"""On a QuantizedMatMul or QuantizedConv of weights that the original rounds to float16: "1". Verification compares the
 rounded weights, and then the product of the unrounded ones."""
 
 ROUNDED_ACTIVATION = "ort_dynq.rounded_activation"
-"""On a QuantizedMatMul or QuantizedConv whose activation the original rounds to float16 after it dequantizes it: "1".
+"""On a QuantizedMatMul or QuantizedConv if the original rounds the dequantized activation to float16: "1".
 Verification compares the rounded activations, and then the product of the unrounded one."""
 
 FLOAT_ACTIVATION = "ort_dynq.float_activation"
-"""On a QuantizedMatMul whose activation is a float in the original, which has only the weights quantized: "1".
+"""On a QuantizedMatMul if the original has a float activation, and only the weights quantized: "1".
 Verification compares the activation, and then the product of its codes."""
 
 DEQUANTIZES = "ort_dynq.dequantizes"
-"""On a node whose float output was the output of a DequantizeLinear: "1". The rule for float weights reads it."""
+"""On a node with the float output of a former DequantizeLinear: "1". The rule for float weights reads it."""
 
 QUANTIZED = "ort_dynq.quantized"
 """On a model that was quantized: the options, such as "weights=int8 activations=token symmetric=0"."""
@@ -92,7 +92,7 @@ def note_origin(model: ir.Model, source: Model, initializers: Iterable[str]) -> 
     Args:
         model: The new model.
         source: What it was made from. A :class:`~ort_dynq.storage.ModelFile` has the hash of what was read.
-        initializers: The names of initializers whose values it has taken; those of an earlier rewrite stay.
+        initializers: The names of initializers that gave it their values; those of an earlier rewrite stay.
     """
     names = sorted({*taken(model.metadata_props), *initializers})
     model.metadata_props[INITIALIZERS] = json.dumps(names)

@@ -1,7 +1,7 @@
 """Makes a function smaller, for the attributes that the calls of a model have.
 
 The body of an operator's function computes from its attributes which branches run. Here, what is the same for all calls
-becomes a constant, and an If whose branch is known becomes that branch. Only integers and booleans are computed, so no
+becomes a constant, and an If with a known branch becomes that branch. Only integers and booleans are computed, so no
 float changes.
 """
 

@@ -29,7 +29,7 @@ def load(model_class: Any, folder: str, file: str = "model.onnx", *, rewrite: bo
         options: Further arguments of ``from_pretrained``.
 
     Returns:
-        An instance of ``model_class`` whose session runs the new model.
+        An instance of ``model_class``. Its session runs the new model.
     """
     convert = ort_dynq.rewrite if rewrite else ort_dynq.quantize
     convert(Path(folder) / file).save(Path(folder) / FILE)

@@ -60,5 +60,5 @@ def _import_other() -> None:
 
 if os.environ.get("ORT_DYNQ_RUN"):
     _say()
-    sys.meta_path.insert(0, _StartupFinder())  # type: ignore[arg-type]  # as importlib.abc has it, whose import takes long
+    sys.meta_path.insert(0, _StartupFinder())  # type: ignore[arg-type]  # as importlib.abc has it, but that import takes long
 _import_other()

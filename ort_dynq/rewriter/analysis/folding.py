@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ...graphs import RUNTIME_DOMAINS, with_subgraphs
 from .standard import RANDOM
 
-# Operators whose result does not depend on their inputs alone.
+# Operators with results that do not depend on their inputs alone.
 _RANDOM = RANDOM | {"Dropout"}  # in training
 
 

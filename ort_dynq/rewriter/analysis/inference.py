@@ -111,7 +111,7 @@ class Facts:
         self._saved[new] = self._saved.get(old, (None, None))
 
     def declare(self, value: ir.Value) -> None:
-        """Declares the inferred shape of a value whose shape the model does not declare: the lengths that are known."""
+        """Declares the inferred shape of a value if the model declares none: the lengths that are known."""
         type_, declared = self._saved.get(value, (value.type, None))
         if declared is None and value.shape is not None:
             self._saved[value] = type_, ir.Shape([dim if isinstance(dim, int) else None for dim in value.shape])
@@ -202,7 +202,7 @@ def _merged(declared: ir.Shape | None, inferred: ir.Shape | None, names: Contain
 
 
 def _error_of(inference: ShapeInference) -> str:
-    """Returns the first node whose shapes are wrong, as a reason, or an empty text."""
+    """Returns the first node with wrong shapes, as a reason, or an empty text."""
     found = re.search(r"op_type:(\w+)(?:, node name: (.*?))?\): \[ShapeInferenceError\] (.*)", inference.error())
     if found is None:
         return ""
@@ -285,7 +285,7 @@ def _lengths_of(node: ir.Node, data: Dims, shape: ir.Shape) -> list[_Dim | None]
 
 
 def _sliced(node: ir.Node, data: Dims) -> list[_Dim | None]:
-    """Returns the dimensions after a Slice along known axes; None for those whose start, end or step is not known."""
+    """Returns the dimensions after a Slice along known axes; None for those with an unknown start, end or step."""
     given = [*node.inputs[1:], *[None] * 4][:4]
     starts, ends, axes, steps = (known_lengths(each) for each in given)
     if axes is None:
@@ -335,7 +335,7 @@ def _note(same: dict[_Dim, _Dim], dim: _Dim, length: _Dim) -> None:
 
 
 def _note_broadcast(node: ir.Node, names: Container[_Dim], same: dict[_Dim, _Dim]) -> None:
-    """Notes what dimensions of a result are, whose names inference has made up, if the operands agree on them."""
+    """Notes what dimensions with names that inference has made up are, if the operands agree on them."""
     operands, output = [each for each in node.inputs if each is not None], node.outputs[0].shape
     shapes = [each.shape for each in operands if each.shape is not None]
     if output is None or len(shapes) < len(operands):

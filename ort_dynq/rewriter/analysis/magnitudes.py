@@ -1,4 +1,4 @@
-"""Proves bounds of quotients whose divisor is computed from the range of the dividend.
+"""Proves bounds of quotients of x by a divisor that is computed from the range of x.
 
 Let r >= |x|, as ReduceMax(Abs(x)) is. Then x / (r / 127), x * (127 / r) and x / r * 127 lie within 127, except for
 rounding: every step rounds to float32, which changes a normal number by a factor of at most 1 + 2**-24. The divisor

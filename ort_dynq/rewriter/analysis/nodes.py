@@ -127,14 +127,14 @@ def is_inverse_transpose(first: ir.Node, second: ir.Node) -> bool:
 
 
 def uncast(value: ir.Value | None) -> ir.Value | None:
-    """Returns the uint8 or int8 integers whose Cast to float32 is `value`, or None."""
+    """Returns the uint8 or int8 integers that a Cast to float32 makes `value`, or None."""
     if (cast := producer_of(value, "Cast")) is None or cast.inputs[0] is None:
         return None
     return cast.inputs[0] if cast.inputs[0].dtype in CODE_TYPES and cast_to(cast) == ir.DataType.FLOAT else None
 
 
 def rounded_to_float16(value: ir.Value | None) -> ir.Value | None:
-    """Returns the float32 value whose Cast to float16 and back is `value`, or None."""
+    """Returns the float32 value that a Cast to float16 and one back make `value`, or None."""
     wide = producer_of(value, "Cast")
     narrow = None if wide is None or cast_to(wide) != ir.DataType.FLOAT else producer_of(wide.inputs[0], "Cast")
     if narrow is None or cast_to(narrow) != ir.DataType.FLOAT16 or narrow.inputs[0] is None:

@@ -181,7 +181,7 @@ class Repetitions:
 def _keeps_signs(node: ir.Node) -> bool:
     """Returns whether the signs of a node's zeros are known not to depend on how it broadcasts its inputs.
 
-    A Max or Min with a number other than 0 never compares 0 with -0. A Where whose first choice is one number other
+    A Max or Min with a number other than 0 never compares 0 with -0. A Where with one number as its first choice other
     than -0 chooses from the second one as it is.
     """
     if node.op_type not in CHOOSING:

@@ -52,7 +52,7 @@ _Found: TypeAlias = dict[tuple[ir.Value, int], _Elements]  # elements by value a
 def known_number(value: ir.Value) -> float | None:
     """Returns the number that a tensor of one element is known to have before run time, or None.
 
-    Exporters compute the scale of attention from the shape of the query, whose last dimension is known, also if others
+    Exporters compute the scale of attention from the shape of the query. Its last dimension is known, also if others
     are not.
     """
     try:

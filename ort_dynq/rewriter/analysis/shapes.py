@@ -1,6 +1,6 @@
 """What is known of shapes before run time: which shapes broadcast, and which values have one number for each row.
 
-Inferred shapes are used first. Where inference finds nothing, as in models whose dimensions have no names, the nodes
+Inferred shapes are used first. Where inference finds nothing, as in models with dimensions without names, the nodes
 that compute a value from x may still show that its shape matches x.
 """
 
@@ -168,7 +168,7 @@ def _is_parameter_of(value: ir.Value, codes: ir.Value) -> bool:
 
 
 def _reduced_by_rows(value: ir.Value) -> ir.Value | None:
-    """Returns the tensor from whose last dimension, reduced to 1, `value` is computed by elementwise operators."""
+    """Returns the tensor that `value` comes from by elementwise operators after its last dimension is reduced to 1."""
     found = set[ir.Value]()
     for leaf in _leaves(value, None, ()):
         if has_one_element(leaf):
@@ -303,7 +303,7 @@ def _sources(value: ir.Value, reductions: Collection[str]) -> list[ir.Value | No
 
 
 def shape_source(value: ir.Value | None) -> ir.Value | None:
-    """Returns the value whose whole shape is `value`, or None."""
+    """Returns the value that has `value` as its whole shape, or None."""
     shape = None if value is None else producer_of(value, "Shape")
     if (
         shape is None

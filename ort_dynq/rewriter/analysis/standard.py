@@ -26,7 +26,7 @@ INTERLEAVING = frozenset({"DepthToSpace", "SpaceToDepth"})
 FLOAT16_MOVES = RESHAPES | SELECTING | {"Concat", "Transpose"}
 """Moves of which ONNX Runtime has float16 kernels."""
 MOVES = RESHAPES | COPIES | SELECTING | REPEATING | INTERLEAVING | {"Concat", "MaxPool", "Transpose"}
-"""Operators whose outputs have elements of their inputs, of input 0 or (Concat) of all."""
+"""Operators with outputs that have elements of their inputs, of input 0 or (Concat) of all."""
 
 # Elementwise operators.
 
@@ -48,7 +48,7 @@ UNARY = ROUNDING | SIGNS | ROOTS | {"Cast", "Clip", "Not", "Sign"}
 """Exact operators of one tensor; the bounds of a Clip are numbers."""
 BINARY = ARITHMETIC | EXTREMES | COMPARISONS | {"And", "Or"}
 EXACT = UNARY | BINARY | {"Where"}
-"""Elementwise operators whose results are exact, or rounded once: the same in every place of a tensor."""
+"""Elementwise operators with results that are exact, or rounded once: the same in every place of a tensor."""
 
 # Functions: ONNX Runtime computes them in other ways on other CPUs.
 

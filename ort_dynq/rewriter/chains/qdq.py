@@ -1,4 +1,4 @@
-"""The rules for QuantizeLinear and DequantizeLinear whose scale or zero point is computed at run time.
+"""The rules for QuantizeLinear and DequantizeLinear with a scale or zero point that is computed at run time.
 
 QuantizeLinear(x, s[, z])                                       -> DynamicQuantize(x, s, z)
 DequantizeLinear(x, s[, z])                                     -> DynamicDequantize(x, s, z)

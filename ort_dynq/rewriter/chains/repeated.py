@@ -157,7 +157,7 @@ class _Numbers:
         return edit.insert(zero, last, one, begin, new, before=reshape, origin=reshape)
 
     def in_blocks(self, value: ir.Value, repeated: Repeated, edit: Edit) -> ir.Value:
-        """Returns a value whose rows are cut into the blocks of repeated numbers."""
+        """Returns a value with rows that are cut into the blocks of repeated numbers."""
         if has_one_element(value):
             return value
         shape, length = value.shape, repeated.length

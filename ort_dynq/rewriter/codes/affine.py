@@ -115,7 +115,7 @@ class AffineForms(OfOnePhase):
         return found
 
     def _as_root(self, node: ir.Node | None, value: ir.Value) -> Affine | None:
-        """Returns the form of a value whose elements are codes themselves."""
+        """Returns the form of a value that consists of codes itself."""
         if value.dtype in CODE_TYPES:
             return Affine(value, value, *((0, 255) if value.dtype == ir.DataType.UINT8 else (-128, 127)))
         known = self.values.known(value)

@@ -58,7 +58,7 @@ def with_marks(form: Affine, codes: ir.Value, param_of: ParamOf, values: Values,
 
 
 def marked(form: Affine, values: Values, *, is_image: bool, is_of_rows: bool) -> tuple[Affine, Quotient | None]:
-    """Returns a form whose scale has the mark; and what codes are rounded from, if rows that share it need their own.
+    """Returns a form with the mark in its scale; and what codes are rounded from, if rows that share it need their own.
 
     Args:
         form: The form of an activation.

@@ -1,4 +1,4 @@
-"""What to change in a model whose arithmetic is not known to be that of codes and numbers of rows."""
+"""What to change in a model if its arithmetic is not known to be that of codes and numbers of rows."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ class GraphCasts:
 
         Args:
             node: The node.
-            integers: The outputs of earlier nodes whose elements are such.
+            integers: The outputs of earlier nodes that consist of such integers.
         """
 
         def is_integer(value: ir.Value | None) -> bool:

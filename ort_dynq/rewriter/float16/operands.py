@@ -112,7 +112,7 @@ def _takes_float16(node: ir.Node) -> bool:
 
 
 def _source_of_cast(value: ir.Value) -> ir.Value | None:
-    """Returns the float16 value whose Cast to float32 is `value`, if it is certainly rounded; else None."""
+    """Returns the float16 value that a Cast to float32 makes `value`, if it is certainly rounded; else None."""
     cast = producer_of(value, "Cast")
     source = None if cast is None else cast.inputs[0]
     if source is None or source.dtype != ir.DataType.FLOAT16 or value.dtype != ir.DataType.FLOAT:

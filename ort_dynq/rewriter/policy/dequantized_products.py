@@ -1,4 +1,4 @@
-"""What ONNX Runtime alone makes of a product whose constant weights come from a DequantizeLinear, and how much it is.
+"""What ONNX Runtime alone makes of a product of constant weights behind a DequantizeLinear, and how much it is.
 
 ONNX Runtime makes MatMulNBits of some forms at its default optimization level, with accuracy_level 4 (the session
 option ``session.qdq_matmulnbits_accuracy_level``), and runs the DequantizeLinear of all others in every run. The

@@ -66,7 +66,7 @@ _GROUPS = {
 }
 
 
-# Every operator that is fused after a DequantizeLinear, including operators whose kernels are wrong or slow.
+# Every operator that is fused after a DequantizeLinear, including operators with wrong or slow kernels.
 _FUSED = frozenset(_GROUPS) | {"AveragePool", "Softmax"} | {"Where"}
 
 
@@ -233,7 +233,7 @@ class _Fusions:
 
         NodeGroupSelector (GetQDQSelection, CheckQDQNodes): a Q must be the only consumer, and a single Relu or Clip
         with a single consumer prevents the fusion. ReluQuantFusion (qdq_transformer/relu_quantizelinear.cc) runs
-        before: it drops a Relu whose Q has the lowest code as its constant zero point.
+        before: it drops a Relu if its Q has the lowest code as its constant zero point.
         """
         users = _users(value)
         if len(users) == 1 and users[0].op_type in ("Relu", "Clip") and (after := _sole_user(users[0])):

@@ -1,4 +1,4 @@
-"""The integer products of ONNX Runtime that saturate on some CPUs, and its operators whose last bits depend on the CPU.
+"""The integer products of ONNX Runtime that saturate on some CPUs, and operators with other last bits on some CPUs.
 
 On x86 CPUs without VNNI, ONNX Runtime multiplies uint8 by int8 codes with vpmaddubsw, which adds pairs of products in
 int16. A pair with large weights exceeds int16 and is cut off, so the result is wrong
@@ -85,7 +85,7 @@ def key_of(node: ir.Node) -> tuple[str, str]:
 
 
 class SaturatingProduct(NamedTuple):
-    """An integer product of ONNX Runtime whose result is wrong on x86 CPUs without VNNI, where its sums saturate.
+    """An integer product of ONNX Runtime that is wrong on x86 CPUs without VNNI, where its sums saturate.
 
     Attributes:
         node: The name of the node, or of its first output if it has none.
@@ -152,7 +152,7 @@ def has_small_weights(node: ir.Node, facts: Facts) -> bool:
 
 
 def saturating_codes(node: ir.Node, facts: Facts) -> ir.Value | None:
-    """Returns the int8 weights of a float product that ONNX Runtime makes one of integers whose sums may saturate.
+    """Returns the int8 weights of a float product that ONNX Runtime makes one of integers, if its sums may saturate.
 
     Args:
         node: A node of any operator, also one with constant scales.

@@ -1,4 +1,4 @@
-"""The rule for products of floats and dequantized matrices whose scales vary along the sums.
+"""The rule for products of floats and dequantized matrices with scales that vary along the sums.
 
 codes, DequantizeLinear, MatMul | Gemm | Einsum -> CompressedMatMul [, Add]
 

@@ -127,7 +127,7 @@ def terms_of_zero_point(zero_point: ir.Value | None, sums: npt.NDArray[np.int32]
 
 
 def _row_sums_of(value: ir.Value) -> RowSums | None:
-    """Returns the codes whose rows a value, [..., 1], has the sums of; None if it is something else."""
+    """Returns the codes if a value, [..., 1], is the sums of their rows; None if it is something else."""
     unsqueeze = producer_of(value, "Unsqueeze")
     node = producer_of(value if unsqueeze is None else unsqueeze.inputs[0], "ReduceSum")
     codes = None if node is None or node.inputs[0] is None else narrow(node.inputs[0])

@@ -117,7 +117,7 @@ class Einsum:
         return form.mapped(form.value, of_rows)
 
     def _transposed(self, param: Param, shape: ir.Shape | None) -> Param:
-        """Returns numbers of an activation whose K is elsewhere as those of rows.
+        """Returns numbers of an activation that has K elsewhere as those of rows.
 
         Raises:
             Unconverted: They vary along K, or are not known to have a number for each row.

@@ -95,7 +95,7 @@ def _forms(dq: ir.Node) -> list[ir.Value]:
 
 
 def _products(weights: ir.Value) -> list[Use]:
-    """Returns the uses of weights by products whose other factor came from a DequantizeLinear."""
+    """Returns the uses of weights by products with a factor that came from a DequantizeLinear."""
     found = []
     for use in map(Use._make, weights.uses()):
         if use.node.domain not in STANDARD_DOMAINS or use.node.op_type not in FUSIBLE_PRODUCTS or use.idx > 1:

@@ -234,7 +234,7 @@ def _largest_sum(grid: QuantizedWeights) -> float:
 
 
 def _with_zero_points(grid: QuantizedWeights, numbers: Numbers) -> QuantizedWeights:
-    """Returns weights whose zero points are larger by these numbers.
+    """Returns weights with zero points that are larger by these numbers.
 
     Raises:
         Unconverted: The zero points do not fit 8 bits.

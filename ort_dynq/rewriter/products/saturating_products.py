@@ -33,7 +33,7 @@ _DEQUANTIZED = ((0, 2),)  # the codes of a DequantizeLinear, and their zero poin
 
 @dataclass(frozen=True)
 class _SaturatingNode:
-    """A node whose int8 inputs become uint8.
+    """A node that gets uint8 inputs in place of int8 ones.
 
     Attributes:
         inputs: Their positions, each with that of the zero point, which may be absent.

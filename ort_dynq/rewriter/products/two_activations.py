@@ -70,7 +70,7 @@ def _is_wide(node: ir.Node) -> bool:
 
 
 def _match_constant(node: ir.Node, context: Context) -> _ProductOfTwo | None:
-    """Returns a product by constants of 8 bits, for whose sums the rule of integer products had no use."""
+    """Returns a product by constants of 8 bits that the rule of integer products had no use for."""
     a, b = first_inputs(node, 2) if _is_wide(node) else (None, None)
     if a is None or b is None or context.facts.is_constant(a) or not context.facts.is_constant(b):
         return None

@@ -24,7 +24,7 @@ from .provenance import note_activation
 
 @dataclass(frozen=True)
 class WeightsOnlyProduct:
-    """A product whose activation is quantized at run time.
+    """A product of an activation that is quantized at run time.
 
     Attributes:
         activation: The left factor.

@@ -48,7 +48,7 @@ def build(match: tuple[Region, Rows], edit: Edit) -> None:
 
 
 def _repeated(operand: ir.Value, region: Region, rows: Rows, edit: Edit) -> ir.Value:
-    """Returns an operand; a number whose rows are not adjacent as one for each row."""
+    """Returns an operand; a number of rows that are not adjacent as one for each row."""
     if not rows.is_apart(operand):
         return operand
     assert rows.x.shape is not None

@@ -1,4 +1,4 @@
-"""The steps of nodes whose results keep all but their last bits: sums, normalizations, activation functions.
+"""The steps of nodes that keep all but the last bits of their results: sums, normalizations, activation functions.
 
 Only fusions use them: see Context.fuse.
 
@@ -185,7 +185,7 @@ class FusedTranslation(Translation):
         return self._sum(x, node)
 
     def _tanh_of_softplus(self, x: str) -> str:
-        """With s = Sigmoid(x) and u = 1 - s: 1 + e^x is 1 / u, whose logarithm has the tanh s * (1 + u) / (1 + u^2)."""
+        """With s = Sigmoid(x), u = 1 - s: 1 + e^x is 1 / u. Its logarithm has the tanh s * (1 + u) / (1 + u^2)."""
         add = self.program.add
         s = add("Sigmoid", x)
         u = add("Sub", "1.0", s)

@@ -87,7 +87,7 @@ def region_of(
         anchor: A node that it must have.
         rows: The rows of the tensor that the node computes.
         context: What is known of the model.
-        takes: Whether it may have a node whose output is of a known kind.
+        takes: Whether it may have a node with an output of a known kind.
         translates: What makes steps of its nodes.
     """
     assert anchor.graph is not None
@@ -143,7 +143,7 @@ def _grown(anchor: ir.Node, takes: Callable[[ir.Node], bool]) -> tuple[list[ir.N
 
 
 def _neighbors(node: ir.Node) -> Iterator[ir.Node]:
-    """Yields the nodes whose elements a node reads, and those that read its own."""
+    """Yields the nodes that give a node its elements, and those that read its own."""
     for value in elements_of(node):
         if (producer := value.producer()) is not None:
             yield producer

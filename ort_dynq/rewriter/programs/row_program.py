@@ -2,9 +2,9 @@
 
 range, scale, zero point, quantize, dequantize, and what stands around them    -> RowProgram
 
-Each node becomes a step that computes the same bits, so that any spelling is converted, also in products whose codes
-and scales are the outputs. The rule applies to the rounding of a quotient by a scale that is computed at run time, also
-by a Cast to int32, and to a QuantizeLinear with such a scale.
+Each node becomes a step that computes the same bits, so that any spelling is converted, also before a product: it reads
+the codes and scales, which are outputs. The rule applies to the rounding of a quotient by a scale that is computed at
+run time, also by a Cast to int32, and to a QuantizeLinear with such a scale.
 """
 
 from __future__ import annotations

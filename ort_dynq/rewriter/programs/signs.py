@@ -27,10 +27,10 @@ class Signs:
         self.are_divisors = False
         self._program = program
         self._seen = 0
-        self._either: set[str] = set()  # values whose zeros may have either sign
+        self._either: set[str] = set()  # values with zeros that may have either sign
         self._positive: set[str] = set()  # values that are never -0
         self._vanishing: dict[str, set[str]] = {}  # the values that are 0 or NaN where a range of them is 0
-        self._of_zeros: set[str] = set()  # values whose zeros may have either sign only where a whole row is zeros
+        self._of_zeros: set[str] = set()  # values with zeros that may have either sign only where a whole row is zeros
 
     def are_known(self, value: str) -> bool:
         """Returns whether the zeros of a value have the signs that the model's zeros have.
@@ -40,7 +40,7 @@ class Signs:
         return value not in self._either or value in self._of_zeros
 
     def origins(self) -> list[str]:
-        """Returns the values whose zeros may have either sign, although the zeros of no operand have."""
+        """Returns the values with zeros that may have either sign, although the zeros of no operand have."""
         return [each for each in self._either if self._either.isdisjoint(self._program.steps[int(each[1:])].operands)]
 
     def follow(self) -> bool:

@@ -42,7 +42,7 @@ _LOGIC = COMPARISONS | LOGIC | {"Where"}
 _BOUNDS = BOUNDING | {"Relu"}
 _COMPOSED = frozenset({"HardSigmoid", "HardSwish"}) | {"LeakyRelu", "PRelu"} | {"IsNaN"}
 ELEMENTWISE = _ADDITIVE | _OF_FLOATS | _LOGIC | _BOUNDS | _COMPOSED | {"Cast", "Identity"}
-"""The standard operators whose output has the shape to which the inputs :func:`elements_of` broadcast."""
+"""The standard operators with an output of the shape to which the inputs :func:`elements_of` broadcast."""
 RESHAPING = RESHAPES | {"Expand", "Identity"}
 """Operators that give the elements of their first input another shape."""
 ROW_SUMS = ADDING - {"ReduceL1"}
@@ -61,7 +61,7 @@ class _NoStepError(Exception):
 
 
 def elements_of(node: ir.Node) -> list[ir.Value]:
-    """Returns the inputs whose elements a node computes from: not bounds, axes and shapes."""
+    """Returns the inputs that give a node its elements: not bounds, axes and shapes."""
     if node.domain == DOMAIN and node.op_type == "RowProgram":
         read = sorted(
             int(each[-1])
@@ -156,7 +156,7 @@ class Translation:
         return len(self.program.steps) == MAX_STEPS
 
     def of_unknown_sign(self) -> list[ir.Node]:
-        """Returns the nodes whose zeros of unknown sign are divisors, so that a step of a quotient failed."""
+        """Returns the nodes with zeros of unknown sign that are divisors, so that a step of a quotient failed."""
         origins = {*self.signs.origins()} if self.signs.are_divisors else set()
         nodes = [value.producer() for value, term in self.terms.items() if term in origins]
         return [each for each in nodes if each is not None]

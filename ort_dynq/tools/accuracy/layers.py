@@ -140,8 +140,8 @@ def measure_layers(
 
     Returns:
         The layers, the worst first, and the number of layers that are not measured: layers in subgraphs and functions,
-        Gemm with transA (A does not have its activation), ConvInteger, and recurrent layers whose states of all
-        steps nothing uses.
+        Gemm with transA (A does not have its activation), ConvInteger, and recurrent layers if no node uses
+        the states of all steps.
 
     Raises:
         SessionError: B does not run.

@@ -176,7 +176,7 @@ def _summarize(events: Iterable[Mapping[str, Any]], runs: int) -> Profile:
     starts = {int(event["ts"]) for event in fast}
     begins = sorted(int(event["ts"]) for event in whole)
     total: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    open_nodes: list[tuple[int, list[float]]] = []  # nodes whose subgraphs contain the current one: end, total
+    open_nodes: list[tuple[int, list[float]]] = []  # nodes with the current one in a subgraph: end, total
     for event in spans:
         if event["cat"] != "Node" or not event["name"].endswith(_KERNEL):
             continue

@@ -233,7 +233,7 @@ def session_contender(
         threads: The number of intra-op threads.
         backend: How the session gets ort_dynq's operators; None for stock ONNX Runtime.
         outputs: Arrays for the outputs. By default, every numeric tensor gets an array.
-        types: The element types, by ONNX's numbers, of inputs and outputs whose arrays have another type.
+        types: The element types, by ONNX's numbers, of inputs and outputs if their arrays have another type.
         in_place: Outputs that are written to the array of an input: its name, by that of the output.
 
     Raises:

@@ -1,7 +1,7 @@
 """The forms of a layer, from the fastest one to float, and the order in which layers climb from one to the next.
 
 A step to a better form removes noise from the outputs and costs time. Both are measured: the noise of each layer alone
-in each form, and the time of each layer in a model whose layers all have this form. The first steps are those that
+in each form, and the time of each layer in a model that has all layers in this form. The first steps are those that
 remove the most noise for their time.
 """
 

@@ -1,4 +1,4 @@
-"""What a selection of forms gives: the model, the layers whose form changed, and what other forms give."""
+"""What a selection of forms gives: the model, the layers of another form, and what other forms give."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The quantized model whose outputs reach the limits.
+    """The quantized model that reaches the limits.
 
     Attributes:
         result: The model and its report.

@@ -296,7 +296,7 @@ def _expected(outputs: Sequence[OutputAccuracy], ratios: Mapping[str, float]) ->
 
 
 def varied(sets: Sequence[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
-    """Yields sets of data whose inputs of floats are some percent smaller: up to three of each set.
+    """Yields sets of data with floats that are some percent smaller: up to three of each set.
 
     The noise of the activations is another one there. So a noise that few sets have, as that of a decision in the
     model, is seen more often.

@@ -67,7 +67,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes whose names differ only in numbers, and their total milliseconds and calls per run."""
+    """Nodes with names that differ only in numbers, and their total milliseconds and calls per run."""
 
     node: str
     op_type: str
@@ -305,7 +305,7 @@ def _filled(rows: Sequence[Any]) -> dict[str, bool]:
 
 
 def _counts(report: rewriter.Report) -> list[tuple[str, int, int]]:
-    """Returns the operators whose count changes, with both counts, then the sum of the others."""
+    """Returns the operators that change in number, with both counts, then the sum of the others."""
     counts = {op: (report.before.get(op, 0), report.after.get(op, 0)) for op in {**report.before, **report.after}}
     changed = sorted((op, *pair) for op, pair in counts.items() if pair[0] != pair[1])
     same = sum(before for before, after in counts.values() if before == after)

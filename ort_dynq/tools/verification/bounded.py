@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedLayer(ABC):
-    """A layer of A in whose place one node of B is.
+    """A layer of A that one node of B replaces.
 
     Attributes:
         node: The node of A.

@@ -25,7 +25,7 @@ from .layers import Layers, name_of
 from .nbits import half_step
 
 _OF_SOFTMAX = 1e-6  # the relative error of the weights of experts in both models
-_MIN_WEIGHT = 2e-8  # both models leave out experts whose weight is about half of it
+_MIN_WEIGHT = 2e-8  # both models leave out experts with about half of this weight
 _MAX_SYMMETRIC_CODE = 127
 _NEAR = 8 * UNIT  # the relative error of a quotient
 _INPUTS = ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))  # codes, scales, biases and zero points of the products
@@ -82,7 +82,7 @@ class MixtureLayer(QuantizedLayer):
 
 
 def mixture_of(node: ir.Node, layers: Layers) -> MixtureLayer | None:
-    """Returns the QMoE of A in whose place a node of B is; None if A has another node, or none."""
+    """Returns the QMoE of A that a node of B replaces; None if A has another node, or none."""
     result = layers.result(node)  # a Cast to float16 may be between
     value = layers.values.get(name_of(result))
     found = None if value is None else value.producer()

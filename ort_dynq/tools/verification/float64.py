@@ -296,7 +296,7 @@ def convolve(x: Array, w: Array, node: ir.Node) -> Array:
 
 
 def scatter(x: Array, w: Array, node: ir.Node) -> Array:
-    """Computes a ConvTranspose whose pads do not depend on the size of its output.
+    """Computes a ConvTranspose with pads that do not depend on the size of its output.
 
     Args:
         x: float64, [N, C, D1, ..., Dr].

@@ -202,7 +202,7 @@ class Fusions:
 
         Args:
             a: A's values by name.
-            model: B, whose quantizations are split off (rewriter/fusion/splitting.py).
+            model: B, without its quantizations, which are split off (rewriter/fusion/splitting.py).
             products: The results of B's products, which are compared by themselves.
         """
         self.found: list[Fusion] = []

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
 
 PREFIX = "ort_dynq.product."
-"""The prefix of new names, for values whose old names go to other values."""
+"""The prefix of new names, for values that give their old names to other values."""
 
 
 class IntegerProduct(NamedTuple):
-    """An integer product of B whose activation and result are values of A.
+    """An integer product of B. Its activation and its result are values of A.
 
     Attributes:
         node: The node of B.

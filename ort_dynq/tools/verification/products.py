@@ -426,7 +426,7 @@ def _judge_exact(
     activation: Array | None,
     offset: Array | None,
 ) -> Product:
-    """Compares a product whose activation consists of codes in A, too.
+    """Compares a product of an activation that consists of codes in A, too.
 
     Args:
         pair: The product. If it has stored weights, the reference for B's result has these.
@@ -483,7 +483,7 @@ def _with_errors(product: Product, a_errors: Array, b_errors: Array, compared: n
 
 
 def _judge_layer(layer: QuantizedLayer, known: Mapping[str, Array], of_b: Mapping[str, Array]) -> Product:
-    """Compares a layer whose errors are relative to their bounds: see recurrent.py and experts.py."""
+    """Compares a layer by its errors relative to their bounds: see recurrent.py and experts.py."""
     outputs = [of_b[name_of(value)] for value in layer.results_of_b]
     found = layer.judge(known, of_b, outputs)
     compared = np.isfinite(found.reference)

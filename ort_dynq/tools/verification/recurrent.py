@@ -64,7 +64,7 @@ class Lstm(QuantizedLayer):
 
 
 def lstm_of(node: ir.Node, layers: Layers) -> Lstm | None:
-    """Returns the layer of A in whose place a node of B is; None if A has another node, or none."""
+    """Returns the layer of A that a node of B replaces; None if A has another node, or none."""
     values = [layers.values[name_of(value)] for value in node.outputs if name_of(value) in layers.values]
     producers = {value.producer() for value in values}
     found = producers.pop() if len(producers) == 1 else None

@@ -55,7 +55,7 @@ def without_saturation(model: Model) -> tuple[Model, int]:
 
     Nodes that add 128 at run time precede each product; no constant is copied, so external data stay in their files.
     Two kinds of products stay as they are: products that a rewrite added, which must be right on every CPU by
-    themselves; and products whose types are not known.
+    themselves; and products of types that are not known.
 
     Args:
         model: The model, which is not changed.
@@ -127,7 +127,7 @@ def _saturating(model: ir.Model) -> list[ir.Node]:
 
 
 def _has_empty_sums(node: ir.Node) -> bool:
-    """Returns whether a node is a MatMulInteger whose weights are known to have no rows."""
+    """Returns whether a node is a MatMulInteger of weights that are known to have no rows."""
     weights = input_of(node, 1) if _is_product(node) and node.op_type == "MatMulInteger" else None
     return weights is not None and weights.shape is not None and len(weights.shape) > 1 and weights.shape[-2] == 0
 
