@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from offset_models import WEIGHTS, data
 from product_models import model_of
-from rewriting import check, check_products, products
-from unbounded_models import check_rows
+from published_forms import CLAMP, CLAMPED, CONSTANTS, FORMS, INPUTS, PRODUCT, ROWS
+from rewriting import check, products
+from unbounded_models import check_rows, data
 
 from ort_dynq.rewriter import rewrite
 
-CONSTANTS = {**WEIGHTS, "three": np.float32(3), "minus": np.float32(-1), "whole": np.arange(3)}
-DEVIATION = """g = ReduceMean<keepdims = 1>(x, {axes})  h = Sub(x, g)  i = Mul(h, h)
-    j = ReduceMean<keepdims = 1>(i, {axes})  k = Sqrt(j)  r0 = Mul(k, three)  r = Clip(r0, eps)\n"""
-ROWS, WHOLE = DEVIATION.format(axes="one"), DEVIATION.format(axes="whole")
-CLAMP = "o = Neg(r)  u = Min(x, r)  v = Max(u, o)\n"
-CODES = "s = Div(r, c127)  t = Div(v, s)  n = Round(t)  y0 = Mul(n, s)  y = MatMul(y0, w)"
-FORMS = {
-    "rows": ROWS + CLAMP + CODES,
-    "whole": WHOLE + CLAMP + CODES,
-    "Max first": ROWS + "o = Mul(r, minus)  u = Max(x, o)  v = Min(r, u)\n" + CODES,
-    "Clip": WHOLE.replace("keepdims = 1>(i", "keepdims = 0>(i") + "o = Neg(r)  v = Clip(x, o, r)\n" + CODES,
-    "Where": ROWS + "o = Neg(r)  a = Greater(x, r)  u = Where(a, r, x)  b = Less(u, o)  v = Where(b, o, u)\n" + CODES,
-    "inverse": ROWS + CLAMP + "s = Div(c127, r)  t = Mul(v, s)  n = Round(t)  y0 = Div(n, s)  y = MatMul(y0, w)",
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_codes_of_clamped_numbers(form: str) -> None:
-    model, x = model_of(FORMS[form], CONSTANTS), data()
-    check(model, {"x": x}, exact=True)
-    finite = x[np.isfinite(x).all(-1)][None]
-    check_products(model, {"x": finite})
-    assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    for given in (x, finite):
-        check_rows(model, given)
+CODES = CLAMPED + PRODUCT
 
 
 @pytest.mark.parametrize(
@@ -50,15 +26,17 @@ def test_codes_of_clamped_numbers(form: str) -> None:
     ],
 )
 def test_near_misses(old: str, new: str) -> None:
-    assert old in FORMS["rows"]
-    report = check(model_of(FORMS["rows"].replace(old, new), CONSTANTS), {"x": data()}, exact=False)
+    form = FORMS["clamped to three deviations"]
+    assert old in form
+    model = model_of(form.replace(old, new) + PRODUCT, CONSTANTS, inputs=INPUTS)
+    report = check(model, {"x": data()}, exact=False)
     assert not products(report)
     assert [each.op_type for each in report.unconverted] == ["MatMul"]
 
 
 def test_a_range_of_columns_that_divides_rows() -> None:
     """The range clamps the columns of a square matrix. Unsqueezed, it divides the rows."""
-    square = {**CONSTANTS, "w": WEIGHTS["w"][:16], "first": np.array([0])}
+    square = {**CONSTANTS, "w": CONSTANTS["w"][:16], "first": np.array([0])}
     body = """q = Mul(x, x)  p = ReduceMean<keepdims = 0>(q, first)  r0 = Sqrt(p)  r = Clip(r0, eps)  o = Neg(r)
         u = Min(x, r)  v = Max(u, o)  z = Unsqueeze(r, one)  s = Div(z, c127)  t = Div(v, s)  n = Round(t)
         y0 = Mul(n, s)  y = MatMul(y0, w)"""
@@ -83,7 +61,7 @@ INFINITE = {
 def test_a_range_that_only_its_clip_makes_finite(form: str) -> None:
     """A finite row, even one whose variance is infinite, has codes of 0; that of an infinite x need not be finite."""
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(1, 8, len(WEIGHTS["w"]))).astype(np.float32)
+    x = rng.normal(size=(1, 8, len(CONSTANTS["w"]))).astype(np.float32)
     x[0, 1] *= np.float32(1e20)
     x[0, 2], x[0, 3, 3], x[0, 4, :2] = 0, np.inf, (np.inf, -np.inf)
     ranges = np.array([[1], [np.inf], [np.nan], [1], [-2], [0], [1e30], [np.nan]], np.float32)[None]

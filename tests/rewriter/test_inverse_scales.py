@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import published_forms as forms
 import pytest
 import unbounded_models as marks
-from offset_models import WEIGHTS, data
 from product_models import model_of
 from rewriting import check, check_products, products
 
 from ort_dynq.rewriter import rewrite
 
-FORM = """a = Abs(x)  m = ReduceMax<keepdims = 1>(a, one)  r = Add(m, tiny)  i = Reciprocal(r)  s = Mul(i, c127)
-    v = Mul(x, s)  n = Round(v)  t = Add(s, tiny)  y0 = Div(n, t)  y = MatMul(y0, w)"""
-CONSTANTS = {**WEIGHTS, "tiny": np.float32(1e-6), "huge": np.float32(1e38)}
+FORM = forms.FORMS["LLM-QAT: an epsilon is added twice"] + forms.PRODUCT
+HUGE = {**forms.CONSTANTS, "huge": np.float32(1e38)}
 
 
 @pytest.mark.parametrize("epsilon", ["tiny", "huge"])
@@ -22,7 +21,8 @@ def test_rows_with_infinities_are_those_of_the_model(epsilon: str) -> None:
 
     A huge epsilon makes the range of finite numbers infinite, too: their codes are 0.
     """
-    model, x = model_of(FORM.replace("r = Add(m, tiny)", f"r = Add(m, {epsilon})"), CONSTANTS), data()
+    model = model_of(FORM.replace("r = Add(m, tiny)", f"r = Add(m, {epsilon})"), HUGE, inputs=forms.INPUTS)
+    x = marks.rows_of_all_kinds()
     x[0, :2] *= np.float32(1e37) / np.abs(x[0, :2]).max(-1, keepdims=True) * np.array([[[30], [9]]], np.float32)[0]
     check(model, {"x": x}, exact=True)
     check_products(model, {"x": x[np.isfinite(x).all(-1)][None]})
@@ -37,7 +37,9 @@ def test_rows_with_infinities_are_those_of_the_model(epsilon: str) -> None:
 def test_near_misses(old: str, new: str) -> None:
     """Codes that may be larger than 127."""
     assert old in FORM
-    report = check(model_of(FORM.replace(old, new), CONSTANTS), {"x": data()}, exact=False)
+    report = check(
+        model_of(FORM.replace(old, new), HUGE, inputs=forms.INPUTS), {"x": marks.rows_of_all_kinds()}, exact=False
+    )
     assert not products(report)
     assert [each.op_type for each in report.unconverted] == ["MatMul"]
 
@@ -45,8 +47,8 @@ def test_near_misses(old: str, new: str) -> None:
 @pytest.mark.parametrize(("limit", "expected"), [(0.1, ["QuantizedMatMul"]), (5, [])])
 def test_a_reciprocal_that_is_1_below_a_limit(limit: float, expected: list[str]) -> None:
     """Codes of rows whose scale is not larger than 5 are numbers of up to 635."""
-    constants = marks.CONSTANTS | {"limit": np.float32(limit), "unit": np.float32(1)}
-    body = marks.RANGE + "s = Div(m, c127) g = Greater(s, limit) j = Reciprocal(s) i = Where(g, j, unit) t = Mul(x, i)"
-    model = model_of(f"{body} c = Round(t) y0 = Mul(c, s) {marks.PRODUCT}", constants, inputs=marks.INPUTS)
+    constants = forms.CONSTANTS | {"limit": np.float32(limit), "unit": np.float32(1)}
+    body = forms.RANGE + "s = Div(m, c127) g = Greater(s, limit) j = Reciprocal(s) i = Where(g, j, unit) t = Mul(x, i)"
+    model = model_of(f"{body} c = Round(t) y0 = Mul(c, s) {forms.PRODUCT}", constants, inputs=forms.INPUTS)
     assert products(rewrite(model).report) == expected
     marks.check_rows(model, np.random.default_rng(3).normal(0, 100, marks.data().shape).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Forms of published code: rows of unequal parts, copies of weights, and scales of images."""
+"""Forms of published code: published_forms.py, rows of unequal parts, copies of weights, and scales of images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ import pytest
 from helpers import make_session, stock_session
 from onnx import helper
 from product_models import F, model_of
-from rewriting import products
-from unbounded_models import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, STEP, K, N
+from published_forms import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, K, N
+from rewriting import check, check_products, found, products
+from unbounded_models import STEP, check_rows, data, rows_of_all_kinds
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str) -> None:
+    """An exact rewrite has the model's bits. Rows of the product that are not finite are those of the model."""
+    model, x = model_of(FORMS[form] + PRODUCT, CONSTANTS, inputs=INPUTS), rows_of_all_kinds()
+    report = rewrite(model).report
+    assert found(report) == ["QuantizedMatMul", "RowProgram"]
+    assert not report.unconverted
+    check(model, {"x": x})
+    assert np.isfinite(check_rows(model, data())).any(-1).sum() > 24
+    check_rows(model, x)
+    check_products(model, {"x": x[0, np.isfinite(x[0]).all(-1)][None]})
 
 
 @pytest.mark.parametrize("shared", ["", "1", "01"])

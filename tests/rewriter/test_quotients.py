@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from product_models import F, model_of
+from published_forms import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, K
 from rewriting import products
-from unbounded_models import CONSTANTS, FORMS, INPUTS, PRODUCT, RANGE, K, check_rows, data
+from unbounded_models import check_rows, data
 
 from ort_dynq.rewriter import rewrite
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from helpers import assert_same, make_session, stock_session
 from product_models import F, model_of
+from published_forms import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K
 from rewriting import products
-from unbounded_models import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K, data, with_nan
+from unbounded_models import data, with_nan
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

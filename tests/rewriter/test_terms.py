@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from product_models import F, model_of
+from published_forms import CONSTANTS, ENDS, INPUTS, PRODUCT, K
 from rewriting import products
-from unbounded_models import CONSTANTS, ENDS, INPUTS, PRODUCT, K, check_rows, part_of
+from unbounded_models import check_rows, part_of
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
