@@ -11,7 +11,7 @@ import itertools
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,6 +195,28 @@ def parse(inputs: str, outputs: str, body: str, *, opset: int = 21) -> onnx.Mode
     """A model from the text of its inputs, outputs and nodes, one node to a line."""
     head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["" : {opset}, "ort_dynq" : {VERSION}]>'
     return onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}")
+
+
+def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yields the nodes of a graph and of the subgraphs inside it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from nodes_of(subgraph)
+
+
+def with_arrays(model: onnx.ModelProto, arrays: Mapping[str, Any]) -> onnx.ModelProto:
+    """Adds the arrays that nodes of a model read, and none computes, as its initializers; returns the model."""
+    nodes = list(nodes_of(model.graph))
+    read = {name for node in nodes for name in node.input}
+    known = {name for node in nodes for name in node.output} | {each.name for each in model.graph.initializer}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(each), name)
+        for name, each in arrays.items()
+        if name in read and name not in known
+    )
+    return model
 
 
 def _attributes(given: dict[str, str | int]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx.shape_inference
-from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, nodes_of, product_of, stock_session, with_arrays, with_one_nan
 from onnx import helper, numpy_helper
 
 import ort_dynq
@@ -115,26 +115,14 @@ WHOLE_CHAIN = """mn0 = ReduceMin(x, one) mx0 = ReduceMax(x, one) mn = Min(mn0, z
 """A whole asymmetric chain from x to y, as the nodes of :func:`parse`."""
 
 
+NUMBERS = {"c127": F(127), "c255": F(255), "zero": F(0), "low": F(-128), "high": F(127), "eps": F(1e-5)}
+
+
 def parse(body: str, *, opset: int = 18, inputs: str = "float[N, K] x", outputs: str = "float[] y") -> onnx.ModelProto:
-    """Returns a model of these nodes. The constant `one` is [-1]; c127, c255, zero and the like are scalars."""
-    constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5, "one_255th": 1 / 255}
-    text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
+    """Returns a model of these nodes. The constant `one` is [-1]; NUMBERS and `one_255th` are scalars."""
     head = f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({outputs})'
-    model = onnx.parser.parse_model(f"{head} <int64[1] one = {{-1}}{text}> {{ {body} }}")
-    used = {name for node in nodes_of(model.graph) for name in node.input}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return model
-
-
-def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yields the nodes of a graph and of the subgraphs inside it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from nodes_of(subgraph)
+    numbers = {"one": np.array([-1]), **NUMBERS, "one_255th": F(1 / 255)}
+    return with_arrays(onnx.parser.parse_model(f"{head} {{ {body} }}"), numbers)
 
 
 def rows(shape: tuple[int, ...], seed: int = 0, *, nan: bool = False) -> Array:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from helpers import Array, parse
-from onnx import numpy_helper
+from helpers import Array, parse, with_arrays
 
 F = np.float32
 K = 160  # with K * K weights, a quantization pays
@@ -24,7 +23,7 @@ def model_of(
     """A model with the input x, [n, width], the output y, [n, width], and these constants."""
     model = parse(inputs or f"float[n, {width}] x", outputs or f"float[n, {width}] y", body, opset=18)
     del model.opset_import[1:]
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    with_arrays(model, constants)
     for node in model.graph.node:
         node.name = f"to_{node.output[0]}"
     return model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, pairwise
+from helpers import Array, pairwise, with_arrays
 from onnx import helper
 from quantizing import F, floats, model_of, operators, reasons, run, run_float, squared_error, weights_by_definition
 
@@ -110,7 +110,7 @@ def test_a_bias_and_a_normalization_after_it_are_folded() -> None:
         "mean": floats(24, seed=1),
         "variance": np.abs(floats(24)),
     }
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in vectors.items())
+    with_arrays(model, vectors)
     result = ort_dynq.quantize(model)
     assert operators(result) == {"RowProgram": 1, "QuantizedConv": 1, "Interleave": 1}
     assert not {"Add", "BatchNormalization"} & result.report.after.keys()

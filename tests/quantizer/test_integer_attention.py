@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_arrays
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -406,8 +406,7 @@ def test_later_keys_are_left_out(form: str, number: float, adds: bool) -> None:
         (lowest,) = (each for each in model.graph.initializer if each.name == "lowest")
         lowest.float_data[:] = [number]
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "zero"))
-        for name, elements in integers.items():
-            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(elements), name))
+        with_arrays(model, integers)
     quantized = ort_dynq.quantize(causal).to_proto()
     branches = [each.g.node for node in quantized.graph.node if node.op_type == "If" for each in node.attribute]
     nodes = [node for nodes in (quantized.graph.node, *branches) for node in nodes if "Quantized" in node.op_type]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_arrays
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType
 from recurrence import DEPTH, GATES, B, H, T, decibels, dynamic, layer, tanh, with_weights_of
@@ -286,7 +286,7 @@ def test_codes_that_do_not_fit() -> None:
     model, _ = layer("LSTM", outputs=["y", "", ""])
     model.graph.node[0].CopyFrom(node)
     del model.graph.initializer[:]
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    with_arrays(model, constants)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = ort_dynq.quantize(model, from_dynamic=True)
     (finding,) = result.report.findings

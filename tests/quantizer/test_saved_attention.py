@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, make_session, stock_session, with_arrays
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -22,9 +22,7 @@ def model_of(body: str, inputs: str = "", outputs: str = "", opset: int = 17, **
         f"""<ir_version: {8 if opset < 21 else 10}, opset_import: ["": {opset}, "com.microsoft": 1]>
         g (float[B, S, {WIDTH}] x{inputs}) => (float[B, S, {WIDTH}] y{outputs}) {{ {body} }}"""
     )
-    for name, elements in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(elements, name))
-    return model
+    return with_arrays(model, weights)
 
 
 def random(*shape: int, size: float = 0.08) -> Array:
@@ -390,8 +388,7 @@ def test_lengths_of_the_embedding() -> None:
         "noughts": random(WIDTH) * 0,
         "w": random(WIDTH, 3 * WIDTH),
     }
-    for name, elements in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(elements, name))
+    with_arrays(model, weights)
     ids = np.random.default_rng(0).integers(0, 99, (BATCH, TOKENS)).astype(np.int32)
     compare(model, {"ids": ids, "mask": (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)})
 

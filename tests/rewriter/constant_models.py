@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnxruntime as ort
-from helpers import Array, options
+from helpers import Array, nodes_of, options
 from onnx import helper, numpy_helper
-from rewriting import check, check_products, found, nodes_of, parse, rows
+from rewriting import check, check_products, found, parse, rows
 
 import ort_dynq
 from ort_dynq.rewriter import rewrite

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
-from helpers import Array
-from onnx import numpy_helper
-from rewriting import check, found, nodes_of, products
+from helpers import Array, with_arrays
+from rewriting import check, found, products
 
 from ort_dynq.rewriter import Report, rewrite
 
@@ -53,11 +52,7 @@ def model_of(
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> g ({x}{inputs}) => (float[] y) {{ {body} }}'
     )
-    used = {name for node in nodes_of(model.graph) for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items() if name in used
-    )
-    return model
+    return with_arrays(model, constants)
 
 
 def images(*shape: int, seed: int = 3) -> dict[str, Array]:

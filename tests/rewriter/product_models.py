@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import onnx.parser
-from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, product_of, stock_session, with_arrays, with_one_nan
 from onnx import TensorProto, helper, numpy_helper
-from rewriting import check, nodes_of, rows
+from rewriting import NUMBERS, check, rows
 
 from ort_dynq.rewriter import Report, rewrite
 
@@ -22,19 +22,10 @@ def model_of(
     body: str, weights: dict[str, Array], *, opset: int = 18, inputs: str = "", outputs: str = "float[] y"
 ) -> onnx.ModelProto:
     """A model over x, float32 [B, M, K], with scalar constants like those of rewriting.parse()."""
-    constants = {"c127": 127, "c255": 255, "zero": 0, "low": -128, "high": 127, "eps": 1e-5}
-    text = "".join(f", float {name} = {{{value}}}" for name, value in constants.items())
     head = f'<ir_version: {10 if opset >= 21 else 8}, opset_import: ["": {opset}]>'
-    model = onnx.parser.parse_model(
-        f"{head} g ({inputs or f'float[B, M, {K}] x'}) => ({outputs}) "
-        f"<int64[1] last = {{-1}}, int64[2] rows = {{-1, {K}}}{text}> {{ {body} }}"
-    )
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
-    used = {name for node in nodes_of(model.graph) for name in node.input}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return model
+    text = f"{head} g ({inputs or f'float[B, M, {K}] x'}) => ({outputs}) {{ {body} }}"
+    given = {**NUMBERS, "last": np.array([-1]), "rows": np.array([-1, K]), **weights}
+    return with_arrays(onnx.parser.parse_model(text), given)
 
 
 def codes_of(low: int = -127, high: int = 127, *, seed: int = 1, dtype: type[np.generic] = np.int8) -> Array:

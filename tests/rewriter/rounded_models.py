@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from float16_models import CHAINS, model_of
-from helpers import Array
+from helpers import Array, with_arrays
 from onnx import numpy_helper
 
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -51,8 +51,7 @@ def rounded_activation() -> onnx.ModelProto:
     model.opset_import[0].version, model.ir_version = 21, 10
     arrays = {"codes": CODES.astype(np.int8), "scales": SCALES.astype(np.float16), "weights": WEIGHTS}
     arrays["bias"] = np.full(COLUMNS, 0.5, np.float16)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
+    return with_arrays(model, arrays)
 
 
 KERNEL = RNG.integers(-127, 128, (8, 6, 3, 3))
@@ -79,8 +78,4 @@ def convolution(body: str) -> onnx.ModelProto:
     model.opset_import[0].version, model.ir_version = 21, 10
     arrays = {"kernel": KERNEL_WEIGHTS, "shift": np.linspace(-3, 3, 8).astype(np.float16)}
     arrays |= {"kernel_codes": KERNEL.astype(np.int8), "kernel_scales": SCALES[:8].astype(np.float16)}
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in arrays.items() if name in used
-    )
-    return model
+    return with_arrays(model, arrays)

@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, stock_session
+from helpers import Array, nodes_of, stock_session
 from onnx import helper
-from rewriting import YES, F, nodes_of, parse
+from rewriting import YES, F, parse
 
 from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.fusion.activations import RULE

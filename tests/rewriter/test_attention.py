@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, stock_session
-from rewriting import nodes_of, parse
+from helpers import Array, nodes_of, stock_session
+from rewriting import parse
 
 import ort_dynq
 from ort_dynq.rewrite_options import RewriteOptions

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-from helpers import Array
-from onnx import numpy_helper
+from helpers import Array, with_arrays
 from rewriting import check, operators
 
 from ort_dynq.rewriter import rewrite
@@ -31,6 +30,6 @@ def test_the_bits_are_those_of_the_node(tail: str) -> None:
         "mean": rng.normal(0, 1, 24).astype(F),
         "variance": rng.uniform(0.1, 2, 24).astype(F),
     }
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items())
+    with_arrays(model, arrays)
     check(model, {"x": rng.normal(0, 1, (2, 16, 12, 12)).astype(F)})
     assert "ort_dynq.QuantizedConvProgram" in operators(rewrite(model, exact=True).to_proto())

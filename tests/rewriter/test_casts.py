@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from float16_models import CHAINS, PLACES, RANGE, model_of, rows, same_bits
-from helpers import assert_same, diagonals, make_session, stock_session, with_one_nan
+from helpers import assert_same, diagonals, make_session, stock_session, with_arrays, with_one_nan
 from onnx import numpy_helper, parser
 
 from ort_dynq.rewriter import rewrite
@@ -217,8 +217,7 @@ def test_a_reshaped_cast_to_float16_rounds() -> None:
     model = parser.parse_model(f"{head} g (float16[20, 64] x) => (float16[20, 48] y) {{ {body} }}")
     weights = np.random.default_rng(1).normal(0, 1, (64, 48)).astype(np.float16)
     constants = {"limit": np.float32(127), "low": np.float32(-128), "first": np.array([0])}
-    for name, array in {**constants, "w": weights}.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    with_arrays(model, {**constants, "w": weights})
     result = rewrite(model, exact=True)
     assert "RowProgram" in {finding.operator for finding in result.report.rewritten}
     x = {"x": rows(40, 64)[14:34]}

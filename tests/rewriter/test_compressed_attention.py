@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
-from rewriting import nodes_of, parse
+from helpers import Array, assert_same, make_session, nodes_of, stock_session
+from rewriting import parse
 
 import ort_dynq
 from ort_dynq.operators import VERSION

@@ -21,9 +21,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import IS_ARM, Array, assert_same, every, handwritten, make_session, parse, stock_session
+from helpers import IS_ARM, Array, assert_same, every, handwritten, make_session, nodes_of, parse, stock_session
 from recorded_models import EXPECTED
-from rewriting import FOLDERS, MODELS, check_verification, data_sets, has_products, load, nodes_of, operators, rewritten
+from rewriting import FOLDERS, MODELS, check_verification, data_sets, has_products, load, operators, rewritten
 
 from ort_dynq import kernels, verify
 from ort_dynq.backends.options import BACKENDS, Backend

@@ -7,8 +7,8 @@ import onnx
 import onnx.parser
 import pytest
 from branch_models import CONSTANTS, chain
-from helpers import Array, assert_same, make_session, product_of, stock_session, with_one_nan
-from rewriting import YES, F, found, nodes_of, rows, tails
+from helpers import Array, assert_same, make_session, nodes_of, product_of, stock_session, with_one_nan
+from rewriting import YES, F, found, rows, tails
 
 from ort_dynq import quantize
 from ort_dynq.rewriter import rewrite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from helpers import with_arrays
 from rewriting import F, check, parse
 
 from ort_dynq.rewriter import rewrite
@@ -28,11 +28,7 @@ FORMS = {
 
 
 def model_of(body: str, arrays: dict[str, np.ndarray], ids: str = "B, T", table: np.ndarray = TABLE) -> onnx.ModelProto:
-    model = parse(body, inputs=f"int64[{ids}] ids", opset=17)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(each), name) for name, each in {"table": table, **arrays}.items()
-    )
-    return model
+    return with_arrays(parse(body, inputs=f"int64[{ids}] ids", opset=17), {"table": table, **arrays})
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
@@ -95,7 +91,7 @@ def test_recurrent_layers_have_a_reason(operator: str, gates: int) -> None:
     body = f"f = DequantizeLinear(wx, s) g = DequantizeLinear(wh, s) y, h = {operator}<hidden_size = 16>(x, f, g)"
     model = parse(body, inputs="float[T, 1, 32] x", opset=17)
     arrays = {"wx": TABLE[: gates * 16, :32][None], "wh": TABLE[: gates * 16, :16][None], "s": np.asarray(F(0.1))}
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    with_arrays(model, arrays)
     (found,) = rewrite(model).report.unconverted
     assert found.unconverted is not None
     assert found.unconverted.reason == Reason.WEIGHTS_DEQUANTIZED

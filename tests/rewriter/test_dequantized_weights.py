@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dequantized_models import EVERY_RUN, FORMS, Form, add_product, outputs_of
+from helpers import with_arrays
 from nbits import run
 from onnx import TensorProto, helper, numpy_helper
 
@@ -68,7 +69,7 @@ def test_invalid_dequantizers_stay(name: str) -> None:
     arrays = _VALID | changed
     model = Form().model()
     del model.graph.initializer[:]
-    model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in arrays.items())
+    with_arrays(model, arrays)
     model.graph.node[0].CopyFrom(helper.make_node("DequantizeLinear", [*arrays], ["w"], **attributes))
     (finding,) = ort_dynq.rewrite(model).report.unconverted
     assert "is not valid" in finding.reason

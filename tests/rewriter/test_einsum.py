@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session
-from onnx import numpy_helper
+from helpers import make_session, stock_session, with_arrays
 from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -28,9 +27,7 @@ MATRIX = "float[128, T] x", (K, 7)
 def model_of(body: str, inputs: str, **arrays: np.ndarray) -> onnx.ModelProto:
     model = parse(body, inputs=inputs)
     arrays = {"w": WEIGHTS, "bias": BIAS} | arrays
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(numpy_helper.from_array(each, n) for n, each in arrays.items() if n in used)
-    return model
+    return with_arrays(model, arrays)
 
 
 def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:

@@ -14,9 +14,9 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from helpers import Array, make_session, stock_session
+from helpers import Array, make_session, nodes_of, stock_session, with_arrays
 from onnx import numpy_helper
-from rewriting import check, nodes_of, products
+from rewriting import check, products
 
 from ort_dynq import verify
 from ort_dynq.rewriter import Report, rewrite
@@ -108,12 +108,7 @@ def model_of(
         "b4": np.linspace(-3, 3, M).astype(F).reshape(1, M, 1, 1),
         "z8": np.int8(0),
     }
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(array), name)
-        for name, array in (numbers | constants).items()
-        if name in used
-    )
-    return model
+    return with_arrays(model, numbers | constants)
 
 
 def images(*lengths: int, seed: int = 3) -> dict[str, Array]:

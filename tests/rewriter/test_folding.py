@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from constant_models import CASES, model_of, nodes_left
-from helpers import in_turn, product_of, stock_session
+from helpers import in_turn, nodes_of, product_of, stock_session
 from onnx import helper
-from rewriting import found, nodes_of
+from rewriting import found
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.rules import PHASES

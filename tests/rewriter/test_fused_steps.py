@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, stock_session, with_arrays, with_one_nan
 from rewriting import programs
 
 import ort_dynq
@@ -58,8 +58,7 @@ def model_of(body: str) -> onnx.ModelProto:
         "two": np.array(2, np.float32),
         "shift": np.full(COLUMNS, 0.5, np.float32),
     }
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
+    return with_arrays(model, arrays)
 
 
 def data() -> Array:

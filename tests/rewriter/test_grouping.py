@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import onnx
 import pytest
-from helpers import parse
+from helpers import parse, with_arrays
 
 from ort_dynq.rewriter import Finding, rewrite
 from ort_dynq.rewriter.grouping import brief, grouped, pattern, program_pattern
@@ -103,8 +102,7 @@ def test_a_product_and_its_program_are_one_finding() -> None:
     )
     constants = {"last": np.array([-1]), "eps": np.float32(1e-5), "low": np.float32(-127), "high": np.float32(127)}
     weights = np.random.default_rng(0).integers(-127, 128, (64, 256)).astype(np.float32)
-    for name, array in {**constants, "w": weights}.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    with_arrays(model, {**constants, "w": weights})
     report = rewrite(model).report
     assert [(each.node, each.op_type, each.operator) for each in report.findings] == [
         ("p", "MatMul", "QuantizedMatMulProgram"),

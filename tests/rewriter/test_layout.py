@@ -14,9 +14,9 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from helpers import Array, every
+from helpers import Array, every, with_arrays
 from onnx import numpy_helper
-from rewriting import YES, check, nodes_of, rows, tails
+from rewriting import YES, check, rows, tails
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
@@ -62,12 +62,7 @@ def model_of(text: str, outputs: str = "float[] y") -> onnx.ModelProto:
     """A model; "conv x a" in the text is :func:`conv`."""
     body = re.sub(r"conv (\w+) (\w+)", lambda found: conv(found[1], found[2]), text)
     head = f'<ir_version: 8, opset_import: ["": 20]> g (float[N, 5, 4, {C}] x) => ({outputs})'
-    model = onnx.parser.parse_model(f"{head} {{ {body} }}")
-    used = {name for node in nodes_of(model.graph) for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(each), name) for name, each in CONSTANTS.items() if name in used
-    )
-    return model
+    return with_arrays(onnx.parser.parse_model(f"{head} {{ {body} }}"), CONSTANTS)
 
 
 def images() -> dict[str, Array]:
@@ -241,8 +236,7 @@ def test_verification() -> None:
         y = Transpose<perm = {FIRST}>(r)"""
     model = model_of(body)
     weights = CONSTANTS["w_a"] * F(0.01)
-    for name, each in {"w": weights, "c255": F(255), "of_zero": np.uint8(128)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(each), name))
+    with_arrays(model, {"w": weights, "c255": F(255), "of_zero": np.uint8(128)})
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 32
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 32
     converted = rewrite(model).to_proto()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-from helpers import Array
-from onnx import numpy_helper
+from helpers import Array, with_arrays
 
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.analysis.limits import VISITED, Limit, noted
@@ -34,8 +33,7 @@ def _model(factors: int) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g (float[tokens, 256] x) => (float[tokens, 128] y) {{ {body} }}'
     )
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in CONSTANTS.items())
-    return model
+    return with_arrays(model, CONSTANTS)
 
 
 def test_a_reason_says_that_a_search_has_ended() -> None:

@@ -10,9 +10,8 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
-from onnx import numpy_helper
-from rewriting import F, nodes_of
+from helpers import Array, assert_same, make_session, nodes_of, stock_session, with_arrays
+from rewriting import F
 
 from ort_dynq import quantize
 from ort_dynq.rewriter import Result, rewrite
@@ -75,8 +74,7 @@ def model_of(body: str, step: str = STEPS[rewrite], outputs: str = f"{STATE} y")
         <ir_version: 8, opset_import: ["": 18]>
         g ({STATE} x, float[k, m, {SIZE}] zs, int64 n, bool yes) => ({outputs}) {{
             two = Constant<value_int = 2>() {re.sub(r"@(.)", lambda found: step.format(found[1]), body)} }}""")
-    for name, elements in CONSTANTS.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(elements), name))
+    with_arrays(model, CONSTANTS)
     onnx.checker.check_model(model)
     return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from helpers import with_arrays
 from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -20,8 +20,7 @@ def model_of(nodes: str) -> onnx.ModelProto:
     model = parse(nodes, inputs="float[N, 64] x, float[N, 64] other")
     arrays = {"w": WEIGHTS, "columns": np.array([0]), "minus5": F(-5), "five": F(5), "nothing": F(0), "c255": F(255)}
     arrays |= {"eight": np.array([8, 1]), "wide": np.array([1, 64]), "whole": np.array([2, 4, 64])}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
+    return with_arrays(model, arrays)
 
 
 def check(nodes: str) -> None:

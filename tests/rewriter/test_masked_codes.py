@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session
-from onnx import numpy_helper
+from helpers import make_session, stock_session, with_arrays
 from rewriting import F, check, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -30,11 +29,7 @@ WEIGHTS = (np.arange(64 * 32).reshape(64, 32) * 37 % 255 - 127).astype(F) * F(0.
 def model_of(body: str) -> onnx.ModelProto:
     model = parse(f"{body} y = MatMul(e, w)", inputs="float[N, 64] x, bool[N, 1] given")
     arrays = {"w": WEIGHTS, "half": F(0.5), "three": F(3)}
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items() if name in used
-    )
-    return model
+    return with_arrays(model, arrays)
 
 
 def data(x: np.ndarray) -> dict[str, np.ndarray]:

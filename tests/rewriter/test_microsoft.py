@@ -10,7 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from helpers import make_session, options, stock_session
+from helpers import make_session, options, stock_session, with_arrays
 from microsoft_models import CHAIN, with_chain
 from onnx import helper
 from rewriting import check, found, parse, rows
@@ -168,12 +168,7 @@ CONSTANTS = {
 
 def model_of(inputs: str, body: str, opset: int = 16) -> onnx.ModelProto:
     head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "{DOMAIN}": 1]> g ({inputs}) => (y)'
-    model = onnx.parser.parse_model(f"{head} {{ {body} }}")
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in CONSTANTS.items() if name in used
-    )
-    return model
+    return with_arrays(onnx.parser.parse_model(f"{head} {{ {body} }}"), CONSTANTS)
 
 
 def inferred(model: onnx.ModelProto) -> tuple[ir.DataType | None, list[int | str | None] | None]:

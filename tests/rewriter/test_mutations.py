@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnx.shape_inference
 import pytest
-from helpers import assert_same, every, make_session, stock_session
+from helpers import assert_same, every, make_session, nodes_of, stock_session
 from mutated import inputs_of
 from onnx import TensorProto, helper
-from rewriting import FOLDERS, MODELS, check, check_products, nodes_of
+from rewriting import FOLDERS, MODELS, check, check_products
 
 from ort_dynq.rewriter import rewrite
 

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import assert_same, make_session, stock_session
-from onnx import numpy_helper
+from helpers import assert_same, make_session, stock_session, with_arrays
 from rewriting import rows
 
 from ort_dynq import quantize
@@ -85,7 +84,7 @@ def test_bodies_whose_outputs_declare_no_rank(name: str, loop: str) -> None:
         {{ goes_on = Identity(go_on) x = Gather(xs, step) {body} }}>(n, go)"""
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
         g (float[N, {shape}] xs, int64 n) => (float[] y) <{CONSTANTS}> {{ {scan if loop == "Scan" else repeated} }}""")
-    model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in weights.items())
+    with_arrays(model, weights)
     given = RNG.standard_normal((4, *map(int, shape.split(",")))).astype(np.float32)
     is_quantization = name == "QuantizedRecurrence"
     result = quantize(model) if is_quantization else rewrite(model)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from float16_models import CHAINS, rows
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, make_session, stock_session, with_arrays, with_one_nan
 from onnx import helper, numpy_helper, parser
 
 from ort_dynq.rewriter import Report, rewrite
@@ -46,10 +46,7 @@ def model_of(body: str, output: str = "float16[N, K] y", *, opset: int = 18) -> 
     model = parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : {opset}]> g (float16[N, 257] x) => ({output}) {{ {body} }}'
     )
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in used
-    )
+    with_arrays(model, constants)
     return bytes(model.SerializeToString())
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, stock_session
-from rewriting import nodes_of, products
+from helpers import make_session, nodes_of, stock_session
+from rewriting import products
 from tied_models import data, decoder, tables
 
 from ort_dynq.rewriter import rewrite

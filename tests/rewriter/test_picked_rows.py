@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session
-from onnx import numpy_helper
+from helpers import make_session, stock_session, with_arrays
 from rewriting import F, parse, products
 
 import ort_dynq
@@ -19,12 +18,7 @@ NUMBERS = {"last": np.array([-1]), "eps": F(1e-6), "c127": F(127), "low": F(-128
 
 
 def model_of(body: str, inputs: str, **arrays: np.ndarray) -> onnx.ModelProto:
-    model = parse(body, inputs=inputs, opset=18)
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(each), name) for name, each in (NUMBERS | arrays).items() if name in used
-    )
-    return model
+    return with_arrays(parse(body, inputs=inputs, opset=18), NUMBERS | arrays)
 
 
 @pytest.mark.parametrize("picked", [0, 1, 5])

@@ -13,8 +13,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array
-from onnx import numpy_helper
+from helpers import Array, with_arrays
 
 import ort_dynq
 from ort_dynq.rewriter.reasons import Reason
@@ -97,11 +96,7 @@ class Case:
             f"<ir_version: 10, opset_import: [{imports}]> g ({self.inputs}) => ({self.output}) {self.declared}"
             f"{{ {self.nodes} }}"
         )
-        used = {name for node in model.graph.node for name in node.input}
-        model.graph.initializer.extend(
-            numpy_helper.from_array(np.asarray(array), name) for name, array in CONSTANTS.items() if name in used
-        )
-        return model
+        return with_arrays(model, CONSTANTS)
 
     def reasons(self) -> list[Reason]:
         function = ort_dynq.quantize if self.quantize else ort_dynq.rewrite

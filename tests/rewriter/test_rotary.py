@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, stock_session
-from rewriting import nodes_of, parse
+from helpers import Array, nodes_of, stock_session
+from rewriting import parse
 
 import ort_dynq
 from ort_dynq import rewrite

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from float16_models import model_of, rows
-from helpers import assert_same, make_session, product_of, stock_session
+from helpers import assert_same, make_session, product_of, stock_session, with_arrays
 from onnx import numpy_helper
 from rewriting import products
 from rounded_models import (
@@ -119,7 +119,7 @@ def test_rounded_activation_in_rows_and_groups(groups: int) -> None:
     model.opset_import[0].version, model.ir_version = 21, 10
     shape = np.array([100, groups, 256 // groups] if groups > 1 else [100, 256])
     arrays = {"weights": WEIGHTS[:256], "shape": shape}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    with_arrays(model, arrays)
     proto, x = rewrite(model).to_proto(), np.random.default_rng(7).normal(0, 3, (100, 256)).astype(np.float16)
     found = verify(model, proto, inputs={"x": x})
     assert found.passed, found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array
-from onnx import numpy_helper
+from helpers import Array, with_arrays
 from rewriting import F, check, check_products, found, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -31,11 +30,7 @@ CONSTANTS |= {"ln2": F(np.log(2)), "log2e": F(1 / np.log(2)), "w": WEIGHTS}
 
 
 def model_of(body: str) -> onnx.ModelProto:
-    model = parse(body, inputs="float[N, 64] x, float[N, 64] other")
-    used = {name for node in model.graph.node for name in node.input}
-    arrays = {name: array for name, array in CONSTANTS.items() if name in used}
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items())
-    return model
+    return with_arrays(parse(body, inputs="float[N, 64] x, float[N, 64] other"), CONSTANTS)
 
 
 def data(*, nan: bool = False) -> dict[str, Array]:

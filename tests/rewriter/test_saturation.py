@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import assert_same, make_session
-from rewriting import nodes_of, operators
+from helpers import assert_same, make_session, nodes_of
+from rewriting import operators
 from saturating_models import (
     COLUMNS,
     DEPTH,

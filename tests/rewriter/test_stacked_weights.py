@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, Shape, assert_same, make_session, product_of, stock_session
+from helpers import Array, Shape, assert_same, make_session, product_of, stock_session, with_arrays
 from onnx import numpy_helper
 from quantizing import activations, by_definition, weights_by_definition
 from rewriting import F, found, tails
@@ -47,8 +47,7 @@ def model_of(body: str, dims: str, constants: dict[str, Array]) -> onnx.ModelPro
     x = f"float[{dims}, {K}] x" if dims else f"float[{K}] x"
     text = f'<ir_version: 8, opset_import: ["": 18]> g ({x}) => (float[{result}] y) {{ {body} }}'
     model = onnx.parser.parse_model(text)
-    for name, elements in constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(elements), name))
+    with_arrays(model, constants)
     used = {name for node in model.graph.node for name in node.input}
     assert used >= constants.keys()
     return model

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session
-from onnx import numpy_helper
+from helpers import make_session, stock_session, with_arrays
 from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -21,12 +20,7 @@ CONSTANTS = {"w": WEIGHTS, "bias": np.linspace(-9, 9, K, dtype=F), "small": WEIG
 
 
 def model_of(body: str, inputs: str = "float[N, 512] x, float[N, 512] other", **arrays: np.ndarray) -> onnx.ModelProto:
-    model = parse(body, inputs=inputs)
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each, name) for name, each in {**CONSTANTS, **arrays}.items() if name in used
-    )
-    return model
+    return with_arrays(parse(body, inputs=inputs), {**CONSTANTS, **arrays})
 
 
 def data(*, nan: bool = False) -> dict[str, np.ndarray]:

@@ -12,9 +12,19 @@ import numpy as np
 import onnx
 import pytest
 from convolution_models import C, F, M, given, images
-from helpers import Array, assert_same, in_turn, make_session, product_of, stock_session, with_one_nan
+from helpers import (
+    Array,
+    assert_same,
+    in_turn,
+    make_session,
+    nodes_of,
+    product_of,
+    stock_session,
+    with_arrays,
+    with_one_nan,
+)
 from onnx import helper, numpy_helper
-from rewriting import check, nodes_of, operators, rows, tails
+from rewriting import check, operators, rows, tails
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
@@ -34,13 +44,7 @@ MAX_FINITE = "3.4028234663852886e+38"
 def model(inputs: str, body: str, constants: dict[str, Array]) -> onnx.ModelProto:
     """A model of these inputs and nodes, whose output is y; `constants` may have more than it reads."""
     head = f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float[] y)'
-    found = onnx.parser.parse_model(f"{head} {{ {body} }}")
-    used = {name for node in nodes_of(found.graph) for name in node.input}
-    known = {name for node in found.graph.node for name in node.output}
-    found.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in constants.items() if name in used - known
-    )
-    return found
+    return with_arrays(onnx.parser.parse_model(f"{head} {{ {body} }}"), constants)
 
 
 HEADS = f"float[N, {C}, 9, 8] x, float[N, {M}, 9, 8] r, float[N, 1, 1, 1] u, float[] v, float t"

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import Array, make_session, pairwise, stock_session
+from helpers import Array, make_session, nodes_of, pairwise, stock_session
 from onnx import helper, numpy_helper
-from rewriting import check, nodes_of, products
+from rewriting import check, products
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite

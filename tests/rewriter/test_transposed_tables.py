@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, stock_session
+from helpers import make_session, nodes_of, stock_session
 from onnx import numpy_helper
-from rewriting import F, nodes_of
+from rewriting import F
 from tied_models import WORDS, data, decoder, tables
 
 import ort_dynq

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers import with_arrays
 from onnx import helper, numpy_helper
 from rewriting import found, load, parse
 from unconverted_models import CONSTANTS, FAKE, TRUNCATED, model_of, report_of
@@ -226,7 +227,7 @@ def test_what_onnxruntime_makes_of_dequantized_codes(dtype: type, is_fused: bool
     model = parse(body, inputs="int64[4] i", outputs="float[4, 96] y", opset=17)
     codes = np.random.default_rng(0).integers(0, 100, (96, 64)).astype(dtype)
     arrays = {"k": codes, "t": np.array(0.01, np.float32), "z": np.array(0, dtype)}
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    with_arrays(model, arrays)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -246,7 +247,7 @@ def test_pools_of_codes_are_a_step_off(dtype: type) -> None:
     output = f"{np.dtype(dtype).name}[1, 64, 15, 15] y"
     model = parse(body, inputs="float[1, 64, 16, 16] x", outputs=output, opset=17)
     arrays = {"t": np.array(0.03, np.float32), "z": np.array(0, dtype)}
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    with_arrays(model, arrays)
     x, results = np.random.default_rng(0).normal(size=(1, 64, 16, 16)).astype(np.float32), []
     for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
         options = ort.SessionOptions()

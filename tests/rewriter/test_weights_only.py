@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from helpers import with_arrays
 from onnx import numpy_helper
 
 from ort_dynq.rewriter import rewrite
@@ -27,8 +28,7 @@ def network(length: int | str) -> onnx.ModelProto:
         "last": rng.integers(-128, 128, (32, 256)).astype(np.int8),
         "s": np.float32(0.01),
     }
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
-    return model
+    return with_arrays(model, arrays)
 
 
 def test_little() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from helpers import with_arrays
 from rewriting import F
 
 from ort_dynq.rewriter import Result
@@ -65,8 +65,7 @@ def decoder(
         "layer_scale": np.array(0.002, F),
         "layer_zero": np.array(1, np.int8),
     }
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
+    return with_arrays(model, arrays)
 
 
 def tables(result: Result) -> list[str]:

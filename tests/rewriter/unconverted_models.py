@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from helpers import with_arrays
+from onnx import helper
 from rewriting import parse
 
 from ort_dynq.rewriter import rewrite
@@ -33,10 +34,7 @@ def report_of(nodes: str, *, inputs: str = "float[48, 48] x") -> Report:
 
 def model_of(nodes: str, inputs: str = "float[48, 48] x", outputs: str = "float[] y") -> onnx.ModelProto:
     model = parse(nodes, inputs=inputs, outputs=outputs)
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each, name) for name, each in CONSTANTS.items() if name in used
-    )
+    with_arrays(model, CONSTANTS)
     if "com.microsoft" in nodes:
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return model

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+from helpers import nodes_of
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from rewriting import nodes_of
 
 INTEGERS = [0, 1, 2, 3, 7, -1, -2, -3, 2**31, 2**33 + 1, 2**63 - 1, -(2**63)]
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 127.0, 128.0, 255.0, 1e-45, 3e38, np.inf, -np.inf, np.nan]

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from cases.quantized_conv import NAMES, conv_inputs
-from onnx import numpy_helper
+from helpers import with_arrays
 
 from ort_dynq.operators import packing
 
@@ -31,8 +31,7 @@ def make_model(shape: str, consumer: str) -> onnx.ModelProto:
         "column_sum": WEIGHTS.sum(0, np.int32)[None],
         "bias": np.zeros(COLUMNS, np.float32),
     }
-    for name, array in constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    with_arrays(model, constants)
     model.graph.output[0].ClearField("type")
     return model
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from helpers import Array, make_session, product_of, stock_session, with_one_nan
-from rewriting import nodes_of
+from helpers import Array, make_session, nodes_of, product_of, stock_session, with_one_nan
 
 import ort_dynq
 from ort_dynq import DynqError

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from bench import transformers
-from helpers import Array, every, parse
+from helpers import Array, every, parse, with_arrays
 from onnx import numpy_helper
 
 import ort_dynq
@@ -35,8 +35,7 @@ TOKEN = """m = Constant<value = float {-128.0}>() p = Constant<value = float {12
 def token(inputs: str, outputs: str, body: str, weights: dict[str, Array]) -> onnx.ModelProto:
     model = parse(inputs, outputs, f"magnitude = Abs(x) {TOKEN} {body}", opset=17)
     del model.opset_import[1]
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return model
+    return with_arrays(model, weights)
 
 
 def weights(rows: int, columns: int, seed: int = 0) -> Array:
