@@ -17,6 +17,7 @@ from ...graphs import label
 from ...operators import DOMAIN
 from ...operators.program import FUNCTIONS
 from ...rewriter.analysis.nodes import is_standard, program_of
+from ...rewriter.analysis.standard import FUSIBLE_PRODUCTS, OWN_PRODUCTS, TAILLESS_PRODUCTS
 from ...rewriter.grouping import pattern, pattern_key
 from ...rewriter.metadata import RULE
 from ...rewriter.rules import FUSIONS
@@ -32,9 +33,8 @@ _OPERATORS = (
     "QuickGelu",
     "RotaryEmbedding",
 )
-_PRODUCTS = ("MatMul", "Gemm", "Conv")
 _MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")
-_PROGRAMS = ("QuantizedMatMulProgram", "QuantizedConvProgram", "WordMatMulProgram", "WordConvProgram")
+_PROGRAMS = OWN_PRODUCTS - TAILLESS_PRODUCTS
 _MAX_DISTANCE = 64
 
 IN_PRODUCT = "a part of the product's program, which has one time"
@@ -163,7 +163,7 @@ class _Graphs:
         self._products = {
             label(node).partition("/MatMul")[0]: node
             for node in optimized.graph
-            if any(each in node.op_type for each in _PRODUCTS)
+            if any(each in node.op_type for each in FUSIBLE_PRODUCTS)
         }
 
     def fusion(self, main: ir.Node, before: Mapping[str, float], after: Mapping[str, float]) -> _Fusion:

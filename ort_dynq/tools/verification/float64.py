@@ -18,16 +18,12 @@ from ...inputs import Array
 from ...rewriter.analysis.constants import constant_array, constant_scalar
 from ...rewriter.analysis.estimators import estimated
 from ...rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
-from ...rewriter.analysis.standard import RESHAPES
+from ...rewriter.analysis.standard import CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES
 from ...rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 
 _UNIT = 2.0**-24  # half a unit in the last place of float32, relative
 _MIN_VALUE = 2.0**-149  # the smallest positive float32
-
-
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
-_PRODUCTS = ("MatMul", "Gemm", "Einsum", *_CONVOLUTIONS)
 
 
 class FloatProduct(NamedTuple):
@@ -136,7 +132,7 @@ class FloatProduct(NamedTuple):
         if operand not in self.node.inputs[2:]:
             return number
         number = number * self.node.attributes.get_float("beta", 1.0)
-        is_bias_of_conv = self.node.op_type in _CONVOLUTIONS
+        is_bias_of_conv = self.node.op_type in CONVOLUTIONS
         return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
@@ -162,7 +158,7 @@ def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProdu
     moves = [node for node, _, _ in uses if is_standard(node, "Transpose") or _pads_with_zeros(node)]
     uses += [(*use, move) for move in moves for use in _uses(move.outputs[0])]
     for product, position, move in uses:
-        is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in _PRODUCTS
+        is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in FLOAT_PRODUCTS
         is_second = is_standard(product, "MatMul") and position == 1
         if not (is_second or position == 0) or not (is_standard_product or product.op_type == "MatMulNBits"):
             continue
