@@ -66,7 +66,7 @@ def as_function(
 ) -> tuple[list[onnx.NodeProto], onnx.FunctionProto]:
     """Moves nodes into a local function that is called once; returns the remaining nodes and the function."""
     inside = {id(node) for node in span}
-    made = {name for node in span for name in node.output}
+    made = dict.fromkeys(name for node in span for name in node.output)  # in order: the results are those of a seed
     read = list(dict.fromkeys(name for node in span for name in node.input if name and name not in made))
     outer = {name for node in nodes if id(node) not in inside for name in node.input} | set(outputs)
     results = [name for name in made if name in outer]
