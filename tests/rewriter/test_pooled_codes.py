@@ -18,6 +18,7 @@ POOLS = {
 OTHERS = {
     "ends beyond the pads": "y = MaxPool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1>(x)",
     "dilations": "y = MaxPool<kernel_shape = [2, 2], dilations = [1, 2]>(x)",
+    "pads below 0": 'y = MaxPool<kernel_shape = [1, 1], strides = [2, 2], auto_pad = "SAME_UPPER">(x)',
     "places": "y, places = MaxPool<kernel_shape = [2, 2]>(x)",
     "few elements": "p = Slice(x, starts, ends) y = MaxPool<kernel_shape = [2, 2]>(p)",
     "a product of ONNX Runtime": "p = MaxPool<kernel_shape = [2, 2]>(x) y = QLinearConv(p, s, x0, w, s, x0, s, x0)",

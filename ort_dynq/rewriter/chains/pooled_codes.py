@@ -29,6 +29,11 @@ def _match(node: ir.Node, context: Context) -> ir.Value | None:
     # Other windows may have no element, but pads only.
     if given.get_int("ceil_mode", 0) or any(step != 1 for step in given.get_ints("dilations", [])):
         return None
+    # Then ONNX Runtime may compute pads below 0, which its MaxPool of floats rejects.
+    pairs = zip(given.get_ints("strides", []), given.get_ints("kernel_shape", []), strict=False)
+    is_same = (given.get_string("auto_pad", "") or "").startswith("SAME")
+    if is_same and any(step > length for step, length in pairs):
+        return None
     neighbors = [codes.producer(), *(use.node for use in node.outputs[0].uses())]
     return None if any(each is not None and _is_fused(each) for each in neighbors) else codes
 
