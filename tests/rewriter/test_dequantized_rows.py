@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import with_arrays
+from helpers import assert_same, stock_session, with_arrays
 from rewriting import F, check, parse
 
 from ort_dynq.rewriter import rewrite
@@ -71,6 +71,22 @@ def test_scales_of_float16(body: str, name: str) -> None:
     model.opset_import[0].version = 19
     report = check(model, {"ids": RNG.integers(-ROWS, ROWS, (3, 5))})
     assert [each.op_type for each in report.rewritten] == ["Gather"]
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("move", ["y = Reshape(g, flat)", "y = Transpose<perm = [0, 2, 1]>(g)"])
+@pytest.mark.parametrize("given", ["table, s", "table, s, z"])
+def test_nodes_that_move_rows(given: str, move: str, opset: int) -> None:
+    """ONNX Runtime's optimizations repeat a DequantizeLinear behind these nodes, with a QuantizeLinear of uint8."""
+    arrays = {"s": np.asarray(F(0.013)), "z": np.int8(-7), "flat": np.array([-1])}
+    model = model_of(f"f = DequantizeLinear({given}) g = Gather(f, ids) {move}", arrays)
+    model.opset_import[0].version = opset
+    ids = {"ids": RNG.integers(-ROWS, ROWS, (3, 5))}
+    check(model, ids)
+    expected, actual = (
+        stock_session(each, optimize=True).run(None, ids)[0] for each in (model, rewrite(model).to_proto())
+    )
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 DequantizeLinear of a constant table, [Cast], Gather of rows    -> Gather of codes, DequantizeLinear
                                                                 -> Gather of codes and of scales, Cast, Sub, Mul
 
-The second form has a scale for each row, or scales of float16: between nodes without a kernel of float16, ONNX Runtime
-runs a DequantizeLinear whose input is computed in float32, and does not round. Both forms have the same bits: an
-element is (code - zero point) * scale, rounded once, wherever it is. float32 holds the product with a scale of float16.
-ONNX Runtime leaves out a Cast to float16 before its own Cast back: then the indices get a dimension, and the rows lose
-it after the Cast.
+The second form has a scale for each row, scales of float16, or int8 codes with one scale. Between nodes without a
+kernel of float16, ONNX Runtime runs a DequantizeLinear whose input is computed in float32, and does not round. It
+repeats one with one scale behind a Reshape or Transpose, after a QuantizeLinear of uint8: the session does not open, or
+codes below 0 are lost. Both forms have the same bits: an element is (code - zero point) * scale, rounded once, wherever
+it is. float32 holds the product with a scale of float16. ONNX Runtime leaves out a Cast to float16 before its own Cast
+back: then the indices get a dimension, and the rows lose it after the Cast.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _build(match: _EmbeddedRows, edit: Edit) -> None:
         return found
 
     rows = gathered(match.codes)
-    if not match.is_of_rows and match.dtype == result.dtype == ir.DataType.FLOAT:
+    is_repeated = has_one_element(match.scale) and match.codes.dtype == ir.DataType.INT8
+    if not (match.is_of_rows or is_repeated) and match.dtype == result.dtype == ir.DataType.FLOAT:
         others = [each for each in (match.scale, match.zero_point) if each is not None]
         attributes = {} if has_one_element(match.scale) else {"axis": -1}
         main = ir.node("DequantizeLinear", [rows, *others], attributes)
