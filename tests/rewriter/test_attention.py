@@ -341,6 +341,18 @@ def test_one_query_for_a_batch() -> None:
     check(model, {**operands(), "q": normal(1, 5, 24)}, expected=0)
 
 
+def test_one_query_and_one_head() -> None:
+    """Batches take the place of heads; the last Reshape, which copies two lengths, reads a result of other ones."""
+    text = (
+        "hd = Constant<value_ints = [0, 0, 1, 8]>() q4 = Reshape(q, hd) qh = Transpose<perm = [0, 2, 1, 3]>(q4) "
+        "k4 = Reshape(k, hd) kt = Transpose<perm = [0, 2, 3, 1]>(k4) v4 = Reshape(v, hd) "
+        "vh = Transpose<perm = [0, 2, 1, 3]>(v4) s = MatMul(qh, kt) p = Softmax<axis = -1>(s) o = MatMul(p, vh) "
+        "ot = Transpose<perm = [0, 2, 1, 3]>(o) rows = Constant<value_ints = [0, 0, 8]>() y = Reshape(ot, rows)"
+    )
+    model = parse(text, inputs="float[3, 1, 8] q, float[3, T, 8] k, float[3, T, 8] v", outputs="float[3, 1, 8] y")
+    check(model, {name: each[:, :, :8] for name, each in operands(3, 1).items()})
+
+
 @pytest.mark.parametrize("batches", ["ABB", "AAB", "2BB"])
 def test_batches_of_other_names(batches: str) -> None:
     """One of them may be 1, which products repeat."""

@@ -271,13 +271,20 @@ def _place(y: View, dtype: ir.DataType, match: Match, edit: Edit) -> None:
     """Puts the result of the new node, of a type, in the place of the model's."""
     before, result = match.product, match.result.view
     reshape = producer_of(result.value, "Reshape") if result.value is not match.product.outputs[0] else None
-    if reshape is not None and len(y.axes) == 3 and 0 not in (known_lengths(reshape.inputs[1]) or [0] * 3)[2:]:
+    if reshape is not None and len(y.axes) == 3 and _copies_same(reshape, y, result):
         # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew
         # them, took three times as long as Add and LayerNormalization (1.32, Zen 4).
         edit.replace_input(reshape, 0, edit.cast(y.value, result.value.dtype, before=before, of=dtype))
         return
     value = arranged(y, result.axes, edit, before=before, lengths=match.views)
     edit.replace(result.value, edit.cast(value, result.value.dtype, before=before, of=dtype))
+
+
+def _copies_same(reshape: ir.Node, y: View, result: View) -> bool:
+    """Returns whether a Reshape, before its result, copies lengths that y has in the same places."""
+    shape = known_lengths(reshape.inputs[1]) or [0] * len(result.axes)
+    copied = [i for i, length in enumerate(shape) if length == 0]
+    return all(i < 2 and leaves([y.axes[i]]) == leaves([result.axes[i]]) for i in copied)
 
 
 class _Biases:
