@@ -80,6 +80,12 @@ FORMS = {
         f"z = NonZero(x) s = Size(z) one = Constant<value = int64 {{1}}>() t = Less(one, s) y = If (t) <{ABS}, {NEG}>",
         1,
     ),
+    "floats": (
+        "z = NonZero(x) d = Shape(z) nought = Constant<value = int64 {0}>() n = Gather(d, nought) f = Cast<to = 1>(n) "
+        "ten = Constant<value = float {10}>() q = Div(f, ten) tenth = Constant<value = float {0.1}>() "
+        f"t = Equal(q, tenth) y = If (t) <{ABS}, {NEG}>",
+        1,
+    ),
     "initializer": (
         f"{TRUE} y = If (t) <then_branch = g () => (float[2] w) <float[2] w = {{2, 3}}> {{ }}, {NEG}>",
         0,

@@ -65,13 +65,15 @@ def known_number(value: ir.Value) -> float | None:
 
 
 def known_condition(value: ir.Value | None) -> bool | None:
-    """Returns whether a comparison of two numbers holds, if both are known before run time; None for other values.
+    """Returns whether a comparison of two integers holds, if both are known before run time; None for other values.
 
-    Exporters ask for the rank of a tensor so: Greater(Size(Shape(x)), 1).
+    Exporters ask for the rank of a tensor so: Greater(Size(Shape(x)), 1). Floats are rounded at run time, not here.
     """
     node = producer_of(value, *_COMPARISONS)
-    numbers = [] if node is None else [None if each is None else known_number(each) for each in node.inputs]
-    if node is None or None in numbers:
+    if node is None or not all(each is not None and each.dtype and each.dtype.is_integer() for each in node.inputs):
+        return None
+    numbers = [None if each is None else known_number(each) for each in node.inputs]
+    if None in numbers:
         return None
     return bool(_COMPARISONS[node.op_type](*numbers))
 
