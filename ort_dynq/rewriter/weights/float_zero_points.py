@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .grid import MAX_ROUNDING_OF_ALL, QuantizedWeights, in_groups, sizes_of_groups
 
 _PROBED_COLUMNS = 16  # a sample of the columns rejects most weights
+_BLOCK_COLUMNS = 4096  # of one step: its temporary arrays take some twelve times its size
 _PROBED_ROWS = (4, 64)  # they reject most steps
 _ROUNDINGS = 2.0**-21  # of (code - zero point) * scale, and of the distance of two of them, relative to the largest
 _MAX_DISTANCE = 2.0**-5  # of a number of steps to an integer: more would take any numbers for integers
@@ -39,7 +40,7 @@ def grid_of_float_zero_points(weights: npt.NDArray[np.float32]) -> QuantizedWeig
         size = group_size or depth
         probe = in_groups(weights[:, :: -(-columns // _PROBED_COLUMNS)], size)[:, :_PROBED_COLUMNS]
         if size >= _MIN_ELEMENTS and _steps(probe.astype(np.float64)) is not None:
-            return _grid(in_groups(weights, size).astype(np.float64), weights.shape, group_size)
+            return _grid(in_groups(weights, size), weights.shape, group_size)
     return None
 
 
@@ -67,10 +68,42 @@ def _steps(weights: _Floats) -> npt.NDArray[np.int16] | None:
     return None
 
 
-def _grid(weights: _Floats, shape: tuple[int, ...], group_size: int) -> QuantizedWeights | None:
+def _grid(weights: npt.NDArray[np.float32], shape: tuple[int, ...], group_size: int) -> QuantizedWeights | None:
     """Returns the grid of the weights of groups, [size, groups * N]; None if a group is no progression."""
-    steps = _steps(weights)
-    if steps is None:
+    blocks = [slice(first, first + _BLOCK_COLUMNS) for first in range(0, weights.shape[1], _BLOCK_COLUMNS)]
+    found = []
+    for block in blocks:
+        if (part := _progressions(weights[:, block].astype(np.float64))) is None:
+            return None
+        found.append(part)
+    codes, steps, scale = (np.concatenate(parts, -1) for parts in zip(*found, strict=True))
+    # One group stays 8-bit: see grid.py.
+    bits = 4 if group_size and steps.max() <= _MAX_CODE[4] else 8
+    left = []
+    for block in blocks:
+        if (rest := _rest(weights[:, block].astype(np.float64), codes[:, block], scale[block], bits)) is None:
+            return None
+        left.append(rest)
+    zero_point, offset = (np.concatenate(parts) for parts in zip(*left, strict=True))
+    depth, columns = shape
+    groups, lowest = depth // len(weights), 0 if bits == 4 else 128
+    by_group = functools.partial(np.reshape, shape=(groups, columns))
+    by_row = (codes - np.uint8(lowest)).view(np.int8).reshape(len(weights), groups, columns)
+    grid = QuantizedWeights(
+        by_row.transpose(1, 0, 2).reshape(depth, columns),
+        by_group(zero_point - lowest).astype(np.int8),
+        by_group(scale),
+        bits,
+        group_size,
+    )
+    return replace(grid, offset=by_group(offset))
+
+
+def _progressions(
+    weights: _Floats,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int16], npt.NDArray[np.float32]] | None:
+    """Returns the codes of columns from 0 on, their steps, and scales by linear regression; None if they have none."""
+    if (steps := _steps(weights)) is None:
         return None
     low, span = weights.min(0), np.ptp(weights, 0)
     codes = np.rint((weights - low) * np.divide(steps, span, out=np.zeros_like(span), where=span > 0))
@@ -80,22 +113,15 @@ def _grid(weights: _Floats, shape: tuple[int, ...], group_size: int) -> Quantize
     scale = slope.astype(np.float32)
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return None
-    # One group stays 8-bit: see grid.py.
-    bits = 4 if group_size and steps.max() <= _MAX_CODE[4] else 8
+    return codes.astype(np.uint8), steps, scale
+
+
+def _rest(
+    weights: _Floats, codes: npt.NDArray[np.uint8], scale: npt.NDArray[np.float32], bits: int
+) -> tuple[_Floats, npt.NDArray[np.float32]] | None:
+    """Returns the zero points of columns, which are codes, and what they leave; None if that is not one number."""
     zero_point = np.clip(np.rint(codes.mean(0) - weights.mean(0) / scale), 0, _MAX_CODE[bits])
-    offset = (weights - (codes - zero_point) * scale).mean(0).astype(np.float32)
-    distance = np.abs((codes - zero_point) * scale + offset - weights)
-    if (distance > 2 * MAX_ROUNDING_OF_ALL * np.maximum(np.abs(weights).max(0), span)).any():
-        return None
-    depth, columns = shape
-    groups, lowest = depth // len(weights), 0 if bits == 4 else 128
-    by_group = functools.partial(np.reshape, shape=(groups, columns))
-    by_row = codes.reshape(len(weights), groups, columns).transpose(1, 0, 2).reshape(depth, columns)
-    grid = QuantizedWeights(
-        (by_row - lowest).astype(np.int8),
-        by_group(zero_point - lowest).astype(np.int8),
-        by_group(scale),
-        bits,
-        group_size,
-    )
-    return replace(grid, offset=by_group(offset))
+    products = (codes - zero_point) * scale
+    offset = (weights - products).mean(0).astype(np.float32)
+    allowed = 2 * MAX_ROUNDING_OF_ALL * np.maximum(np.abs(weights).max(0), np.ptp(weights, 0))
+    return None if (np.abs(products + offset - weights) > allowed).any() else (zero_point, offset)
