@@ -63,9 +63,9 @@ def test_other_models_have_none() -> None:
         f"compressed_{what}" for what in ("key", "value", "both", "causal", "4_bits", "bert", "mlp", "groups")
     )
     for name in FOLDERS[::8]:
-        # One has a Sigmoid of its own, one Add and Relu after a product of floats, two have elementwise nodes in a row.
+        # One has a Sigmoid of its own, one Add and Relu after a product of floats, others elementwise nodes in a row.
         others = (*attention, "torch_int8_cache", "torch_bitnet", "ort_dynamic_optimized", "torchao_weights")
-        others += ("positions", "shared_scales")
+        others += ("integer_heads", "positions", "shared_scales")
         if name not in FUSED and not name.startswith(others):
             converted = rewrite(load(name), fuse=True)
             assert not converted.report.fused
