@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 from rewriting import FOLDERS, data_sets, load, programs, tails
 
 from ort_dynq import rewrite
@@ -107,6 +108,30 @@ def test_wrong_attention() -> None:
     assert not found.passed
 
 
+def test_a_wrong_gate_of_channels() -> None:
+    """A bias that differs by one thousandth is an error of many units."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (float[N, 8, h, w] x) => (float[N, 8, h, w] y) {
+        m = GlobalAveragePool(x) a = Conv(m, w1, b1) r = Relu(a) c = Conv(r, w2, b2) s = Sigmoid(c) y = Mul(x, s) }"""
+    )
+    shapes = {"w1": (4, 8, 1, 1), "b1": (4,), "w2": (8, 4, 1, 1), "b2": (8,)}
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
+    converted = rewrite(model, fuse=True).to_proto()
+    found = verify(model, converted, shapes={"x": (2, 8, 5, 3)})
+    assert found.passed, found.reason
+    (gate,) = found.products
+    assert gate.is_fusion
+    assert 0 < gate.b_error < 1  # FLOOR is 16
+    (bias,) = (
+        each for each in converted.graph.initializer if np.array_equal(numpy_helper.to_array(each), arrays["b2"])
+    )
+    bias.CopyFrom(numpy_helper.from_array(arrays["b2"] * np.float32(1.001), bias.name))
+    (gate,) = verify(model, converted, shapes={"x": (2, 8, 5, 3)}).products
+    assert "B's error is" in gate.problem
+
+
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [("encoder_token", 2), ("encoder_token_integer", 16), ("encoder_torchao", 128), ("encoder_token", 512)],
@@ -195,7 +220,7 @@ def test_a_scale_of_a_fusion_beside_rows_without_their_minimum() -> None:
         a = Add(m, l) y = MatMul(a, w) }"""
     model = onnx.parser.parse_model(text)
     weights = np.random.default_rng(0).integers(-127, 128, (128, 128)).astype(np.float32) * np.float32(0.01)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     result = rewrite(model, fuse=True)
     assert len(result.report.fused) == 1
     assert not [each.problem for each in verify(model, result.model, shapes={"x": (48, 128)}).products if each.problem]
