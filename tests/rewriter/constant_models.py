@@ -40,8 +40,8 @@ CONSTANTS: dict[str, Array] = {
     "unit": np.float32(1),
     "of_first": np.array([[0]]),
     "of_heads": RNG.integers(-127, 128, (48, 4, 8)).astype(np.int32),
-    "keys": RNG.integers(-127, 128, (1, 2, 32, 19)).astype(np.int8),
-    "values": RNG.integers(-127, 128, (1, 2, 19, 24)).astype(np.int8),
+    "keys": RNG.integers(-127, 128, (1, 2, 32, 130)).astype(np.int8),
+    "values": RNG.integers(-127, 128, (1, 2, 130, 24)).astype(np.int8),
     "queries": RNG.normal(size=(1, 2, 3, 32)).astype(np.float32),
     "half": RNG.normal(size=(64, 48)).astype(np.float16),
 }
@@ -75,6 +75,7 @@ CASES = {
     " t = QLinearMatMul(codes, step, no_shift, ct, step, no_shift, step, no_shift)",
     "attention over codes that is not fused": "kf = DequantizeLinear(keys, step) vf = DequantizeLinear(values, step)"
     " sums = MatMul(queries, kf) p = Softmax<axis = -1>(sums) t = MatMul(p, vf)",
+    "pool of codes": "iq, is, iz = DynamicQuantizeLinear(image) t = MaxPool<kernel_shape = [3, 3]>(iq)",
     "integer matrix product": f"{CODES} i = MatMulInteger(q, matrix) j = Cast<to = 1>(i) k = Mul(j, s)"
     " t = Mul(k, column)",
     "codes in wider integers": f"{CODES.replace('to = 3', 'to = 6')} i = MatMul(q, wide) t = Cast<to = 1>(i)",

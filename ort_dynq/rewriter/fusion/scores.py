@@ -88,6 +88,7 @@ class _Walk:
 
     Attributes:
         context: The model.
+        axes: The factors of the axes of scores.
         shapes: The nodes that read shapes, each with its axes.
         lost: The value that is farthest from the softmax.
         distance: The number of nodes between the two.
@@ -95,6 +96,7 @@ class _Walk:
     """
 
     context: Context
+    axes: Axes
     shapes: list[tuple[ir.Node, Axes]] = field(default_factory=list)
     lost: ir.Value | None = None
     distance: int = -1
@@ -115,7 +117,8 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
         return Lost(p, Reason.ATTENTION_AXES) if _is_factor(p, context) else None
     if len(p.shape) < 2:
         return None
-    axes, walk = axes_of(p.shape), _Walk(context)
+    axes = axes_of(p.shape)
+    walk = _Walk(context, axes)
     scores = _scores_of(users, 0, axes, walk)
     after = _product_of(node, axes, walk)  # it knows the lengths of scores then
     if isinstance(after, ir.Value) and not _is_factor(p, context):
@@ -200,10 +203,10 @@ def _scores_of(
         rename(axis, dim)
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
     if labels_of(node) is not None:
-        walk.is_mixed = not _is_of_activations(node, walk.context)
+        (a, b), _ = operands_of(node, {2: axes})
+        walk.is_mixed = _mixes_heads(a, walk) or _mixes_heads(b, walk)
         if walk.is_mixed:
             return None
-        (a, b), _ = operands_of(node, {2: axes})
         return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
     if (source := View(value, axes).before()) is not None:
         return _scores_of((node,), 0, source.axes, walk, distance + 1, is_half=is_half)
@@ -350,6 +353,11 @@ def _is_factor(value: ir.Value, context: Context) -> bool:
         if CHAIN.is_passed(len(values)):
             break
     return False
+
+
+def _mixes_heads(factor: View, walk: _Walk) -> bool:
+    """Returns whether a factor of a product is a constant that has neither queries nor keys."""
+    return walk.context.facts.is_constant(factor.value) and not {*leaves(walk.axes[-2:])} & {*leaves(factor.axes)}
 
 
 def _is_of_activations(node: ir.Node, context: Context) -> bool:
