@@ -46,13 +46,16 @@ struct Run : ConvolutionShape {
   int64_t depth;                    // the weights of an output channel
   int64_t in_positions, positions;  // of the input and of the output
   int64_t sample_words;
-  const int16_t* weight;  // [channels, depth]
+  AlignedArray<int16_t> copy;  // of weights that a caller has at an odd address
+  const int16_t* weight;       // [channels, depth]
   const float* bias;
   AlignedArray<float> scales;         // of the channels
   AlignedArray<int16_t> words, last;  // of src; of an odd last block of weights, with a 0 behind each
   AlignedArray<float> steps;          // of the samples
   float* dst = nullptr;
 };
+
+bool is_aligned(const Tensor& words) { return reinterpret_cast<uintptr_t>(words.data) % alignof(int16_t) == 0; }
 
 int64_t count_of(const ConvAxis (&axes)[kSpatialAxes], int64_t ConvAxis::* length) {
   return axes[0].*length * axes[1].*length * axes[2].*length;
@@ -64,12 +67,15 @@ Run::Run(const ConvolutionShape& shape, const Tensor& weight_tensor, const Tenso
       in_positions(count_of(axes, &ConvAxis::in)),
       positions(count_of(axes, &ConvAxis::out)),
       sample_words(groups * group_inputs * in_positions),
-      weight(static_cast<const int16_t*>(weight_tensor.data)),
+      copy(is_aligned(weight_tensor) ? 0 : channels * depth),
+      weight(is_aligned(weight_tensor) ? static_cast<const int16_t*>(weight_tensor.data) : copy.get()),
       bias(static_cast<const float*>(bias_tensor.data)),
       scales(channels),
       words(samples * sample_words),
       last(depth % 2 == 0 ? 0 : channels * (depth % kBlock + 1)),
       steps(samples) {
+  if (!is_aligned(weight_tensor))
+    std::memcpy(copy.get(), weight_tensor.data, static_cast<size_t>(channels * depth) * sizeof(int16_t));
   std::memcpy(scales.get(), scale.data, static_cast<size_t>(channels) * sizeof(float));
   const int64_t count = depth % kBlock;
   for (int64_t c = 0; c < channels && depth % 2 != 0; ++c) {
@@ -283,7 +289,8 @@ class WordConv : public Node {
     const int64_t channel = part.group * run.group_outputs + begin, row = part.sample * run.channels + channel;
     for (int64_t i = 0; i < end - begin && panels.has_first(); ++i) {
       float* const to = run.dst + (row + i) * run.positions + part.first;
-      std::fill_n(to, part.count, load(run.bias + channel + i));
+      const float bias = load(run.bias + channel + i);
+      for (int64_t position = 0; position < part.count; ++position) store(to + position, bias);
     }
     panels.multiply(begin, end);
     if (tail_ && panels.has_last()) tail_->run(operands, run.dst, row, row + end - begin, part.first, part.count);
