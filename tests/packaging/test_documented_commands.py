@@ -8,12 +8,10 @@ of their own, and so has each command of `python tests/bench`.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,6 @@ from test_documentation import ROOT, RULES, commands
 
 import ort_dynq
 from ort_dynq import cli
-from ort_dynq.errors import DynqError
 from ort_dynq.tools.bench.networks import NETWORKS
 
 FOLDERS = {"FOLDER": "stock", "stock": "stock", "fast": "fast", "phi/": "stock", "lm/int4-32-level-4": "stock"}
@@ -135,8 +132,6 @@ def test_programs_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     pages = sorted((Path(ort_dynq.__file__).parent / "docs").glob("*.md"))
     found = {each for page in pages for each in re.findall(r"python -c [\"'](.*)[\"']", page.read_text())}
-    assert len(found) > 2
+    assert len(found) > 1
     for program in sorted(found):
-        lacks_package = "silero-vad" in program and find_spec("silero_vad") is None
-        with pytest.raises(DynqError, match="pip install") if lacks_package else contextlib.nullcontext():
-            exec(program, {})
+        exec(program, {})
