@@ -54,6 +54,12 @@ def _steps(weights: _Floats) -> npt.NDArray[np.int16] | None:
     steps, todo = np.zeros(len(low), np.int16), np.flatnonzero(span)
     tolerance = _ROUNDINGS * np.maximum(np.abs(weights).max(0), span)
     samples = [weights[:: max(1, len(weights) // rows)] for rows in _PROBED_ROWS] + [weights]
+    first = todo[:_PROBED_COLUMNS]  # all counts at once: most weights end here
+    step = span[first] / np.arange(1, _MAX_CODE[8] + 1)[:, None, None]
+    numbers = (samples[0][:, first] - low[first]) / step
+    fits = np.abs(numbers - np.rint(numbers)) <= np.minimum(tolerance[first] / step, _MAX_DISTANCE)
+    if not fits.all(1).any(0).all():
+        return None
     for count in range(1, _MAX_CODE[8] + 1):
         found = todo
         for rows in samples:
