@@ -97,6 +97,7 @@ OLDEST_RUNTIME = {
     "ort_tied_embedding": (1, 32),  # GatherBlockQuantized of uint8
     "ort_mixture_of_experts": (1, 32),  # QMoE with blocks of 8 bits, and the levels of its activations
     "ort_nbits": (1, 23),  # MatMulNBits of 8 bits
+    "hqq_weights": (1, 23),  # Cast of 4-bit codes
 }
 OTHER_ON_ARM = {
     "ort_dynamic_optimized": "onnxruntime's fused products round the scaled sum in another way on ARM",
