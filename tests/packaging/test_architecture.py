@@ -14,10 +14,12 @@ from types import CodeType, FrameType
 
 import pytest
 
+import ort_dynq
 from ort_dynq.rewriter import rewrite
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ort_dynq"
+IMPORTED = Path(ort_dynq.__file__).parent  # in the clone only if the installation is editable
 PUBLIC = "__init__"  # ort_dynq/__init__.py: its public names load the modules above it on first use
 DOORS = ("accuracy", "bench", "doctor", "genai", "report", "verification")  # the public names of tools
 
@@ -154,14 +156,15 @@ def test_names_of_test_files_are_unique() -> None:
 def is_stop(code: CodeType) -> bool:
     """Whether a reader stops at a function: not at a property, nor at what answers questions about the model."""
     path = Path(code.co_filename)
-    if PACKAGE not in path.parents or path.parent.name == "analysis" or path.name == "runtime.py":
+    if IMPORTED not in path.parents or path.parent.name == "analysis" or path.name == "runtime.py":
         return False
     return code.co_name[0] != "<" and "@property" not in path.read_text().splitlines()[code.co_firstlineno - 1]
 
 
 def test_the_way_to_a_product_is_short() -> None:
     """From `_match` in products/float_matmul.py to what it recognizes, for a product with torchao's chain before it."""
-    start, called, found = PACKAGE / "rewriter" / "products" / "float_matmul.py", set[CodeType](), list[set[CodeType]]()
+    start = IMPORTED / "rewriter" / "products" / "float_matmul.py"
+    called, found = set[CodeType](), list[set[CodeType]]()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
@@ -173,8 +176,10 @@ def test_the_way_to_a_product_is_short() -> None:
             found.append({*called})
 
     sys.setprofile(note)
-    rewrite(PACKAGE.parent / "models" / "encoder_torchao" / "model.onnx")
-    sys.setprofile(None)
+    try:
+        rewrite(PACKAGE.parent / "models" / "encoder_torchao" / "model.onnx")
+    finally:
+        sys.setprofile(None)
     stops = max(({each for each in codes if is_stop(each)} for codes in found), key=len)
     assert len(stops) <= 60
     assert len({each.co_filename for each in stops}) <= 12
