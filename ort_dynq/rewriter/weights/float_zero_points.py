@@ -9,9 +9,6 @@ what that leaves is one number for all elements of a group, which the sum of the
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -55,23 +52,25 @@ def _steps(weights: _Floats) -> npt.NDArray[np.int16] | None:
     tolerance = _ROUNDINGS * np.maximum(np.abs(weights).max(0), span)
     samples = [weights[:: max(1, len(weights) // rows)] for rows in _PROBED_ROWS] + [weights]
     first = todo[:_PROBED_COLUMNS]  # all counts at once: most weights end here
-    step = span[first] / np.arange(1, _MAX_CODE[8] + 1)[:, None, None]
-    numbers = (samples[0][:, first] - low[first]) / step
-    fits = np.abs(numbers - np.rint(numbers)) <= np.minimum(tolerance[first] / step, _MAX_DISTANCE)
-    if not fits.all(1).any(0).all():
+    steps_of_counts = span[first] / np.arange(1, _MAX_CODE[8] + 1)[:, None, None]
+    if not _are_multiples(samples[0][:, first] - low[first], steps_of_counts, tolerance[first]).any(0).all():
         return None
     for count in range(1, _MAX_CODE[8] + 1):
         found = todo
         for rows in samples:
-            step = span[found] / count
-            numbers = (rows[:, found] - low[found]) / step
-            allowed = np.minimum(tolerance[found] / step, _MAX_DISTANCE)
-            found = found[(np.abs(numbers - np.rint(numbers)) <= allowed).all(0)]
+            found = found[_are_multiples(rows[:, found] - low[found], span[found] / count, tolerance[found])]
         steps[found] = count
         todo = np.setdiff1d(todo, found, assume_unique=True)
         if not todo.size:
             return steps
     return None
+
+
+def _are_multiples(distances: _Floats, step: _Floats, tolerance: _Floats) -> npt.NDArray[np.bool_]:
+    """Returns whether all distances of a column, [..., rows, columns], are multiples of its step, but for roundings."""
+    numbers = distances / step
+    allowed = np.minimum(tolerance / step, _MAX_DISTANCE)
+    return np.asarray((np.abs(numbers - np.rint(numbers)) <= allowed).all(-2))
 
 
 def _grid(weights: npt.NDArray[np.float32], shape: tuple[int, ...], group_size: int) -> QuantizedWeights | None:
@@ -93,16 +92,15 @@ def _grid(weights: npt.NDArray[np.float32], shape: tuple[int, ...], group_size: 
     zero_point, offset = (np.concatenate(parts) for parts in zip(*left, strict=True))
     depth, columns = shape
     groups, lowest = depth // len(weights), 0 if bits == 4 else 128
-    by_group = functools.partial(np.reshape, shape=(groups, columns))
     by_row = (codes - np.uint8(lowest)).view(np.int8).reshape(len(weights), groups, columns)
-    grid = QuantizedWeights(
+    return QuantizedWeights(
         by_row.transpose(1, 0, 2).reshape(depth, columns),
-        by_group(zero_point - lowest).astype(np.int8),
-        by_group(scale),
+        (zero_point - lowest).astype(np.int8).reshape(groups, columns),
+        scale.reshape(groups, columns),
         bits,
         group_size,
+        offset=offset.reshape(groups, columns),
     )
-    return replace(grid, offset=by_group(offset))
 
 
 def _progressions(
