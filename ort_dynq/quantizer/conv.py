@@ -30,8 +30,7 @@ from ..rewriter.convolutions.convolution import (
     grid_of_channels,
     weights_of,
 )
-from ..rewriter.convolutions.quantized_conv import build_quantized_conv
-from ..rewriter.convolutions.word_conv import insert_word_conv
+from ..rewriter.convolutions.word_conv import insert_conv
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import has_few_products, has_short_sums, has_short_sums_for_two_terms
 from ..rewriter.products.epilogue import Epilogue, NextNode
@@ -74,14 +73,10 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatConvLayer
 
 def _build(match: _FloatConvLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
-    if match.weights.are_words:
-        result = insert_word_conv(match.epilogue, match.activation, match.weights, match.geometry, edit)
-        edit.replace(match.epilogue.last, result)
-        edit.note = note_on_words(match.options)
-        return
-    codes = codes_of_images(match.activation, edit, match.options)
-    build_quantized_conv(match.epilogue, codes, match.weights, match.geometry, edit)
-    edit.note = note_on_8_bits(codes, match.options)
+    codes = None if match.weights.are_words else codes_of_images(match.activation, edit, match.options)
+    result = insert_conv(match.epilogue, match.activation, codes, match.weights, match.geometry, edit)
+    edit.replace(match.epilogue.last, result)
+    edit.note = note_on_words(match.options) if codes is None else note_on_8_bits(codes, match.options)
 
 
 def rule(options: Options) -> Rule[_FloatConvLayer]:

@@ -47,13 +47,9 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
 
 def _build(match: Phases, edit: Edit, options: Options) -> None:
     note_activation(edit, match.activation)
-    if match.weights.are_words:
-        build_phases(match, None, edit)
-        edit.note = note_on_words(options)
-        return
-    codes = codes_of_images(match.activation, edit, options)
+    codes = None if match.weights.are_words else codes_of_images(match.activation, edit, options)
     build_phases(match, codes, edit)
-    edit.note = note_on_8_bits(codes, options)
+    edit.note = note_on_words(options) if codes is None else note_on_8_bits(codes, options)
 
 
 def rule(options: Options) -> Rule[Phases]:

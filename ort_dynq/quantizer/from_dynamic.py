@@ -6,7 +6,6 @@ DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> quantization p
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass, replace
 
@@ -62,7 +61,7 @@ def _match(
         found = integer_conv.RULE.match(node, context)
         if not isinstance(found, integer_conv.IntegerConv) or x is None or not _has_scale_of(found.epilogue, quantizer):
             return found
-        return _DynamicProduct(x, found, dataclasses.replace(found.epilogue, row=None), options)
+        return _DynamicProduct(x, found, replace(found.epilogue, row=None), options)
     if codes is None or x is None:
         raise Unconverted(Reason.ACTIVATION_NOT_QUANTIZED)
     check_activation(x)
@@ -73,7 +72,7 @@ def _match(
     epilogue = epilogue_of(node, codes, channels, facts)
     if epilogue is None or not _has_scale_of(epilogue, quantizer):
         raise Unconverted(Reason.SUMS_NOT_SCALED_BY_ACTIVATION)
-    return _DynamicProduct(x, grid, dataclasses.replace(epilogue, row=None, is_row_moved=False), options)
+    return _DynamicProduct(x, grid, replace(epilogue, row=None, is_row_moved=False), options)
 
 
 def _has_scale_of(epilogue: Epilogue, quantizer: ir.Node | None) -> bool:

@@ -6,7 +6,6 @@ activation, MatMul | Gemm | Einsum, [Add bias]    -> quantization, QuantizedMatM
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass, replace
 
@@ -86,7 +85,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
     epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
-    epilogue = dataclasses.replace(epilogue, merges_rows=merged is not None)
+    epilogue = replace(epilogue, merges_rows=merged is not None)
     return _FloatLayer(a, product.has_transposed_a, grid, epilogue, options, note)
 
 
@@ -150,7 +149,7 @@ def _grid_of(
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)
     grid, note = (words_of(matrix), "") if has_words else _grid(matrix, options)
     release(b)
-    return dataclasses.replace(grid, stack=stack), note
+    return replace(grid, stack=stack), note
 
 
 def _grid(weights: npt.NDArray[np.float32], options: Options) -> tuple[QuantizedWeights, str]:

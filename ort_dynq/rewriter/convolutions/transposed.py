@@ -29,8 +29,7 @@ from ..products.epilogue import Epilogue
 from ..reasons import Reason, Unconverted
 from ..weights.channels import Channels
 from .convolution import Geometry, Weights, check_rank, integers_of
-from .quantized_conv import insert_quantized_conv
-from .word_conv import insert_word_conv
+from .word_conv import insert_conv
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,7 @@ def build_phases(phases: Phases, codes: Codes | None, edit: Edit) -> None:
         codes: The codes of its activation; None for weights that are words.
         edit: The edit of the ConvTranspose.
     """
-    geometry = phases.geometry
-    if codes is None:
-        result = insert_word_conv(phases.epilogue, phases.activation, phases.weights, geometry, edit)
-    else:
-        result = insert_quantized_conv(phases.epilogue, codes, phases.weights, geometry, edit)
+    result = insert_conv(phases.epilogue, phases.activation, codes, phases.weights, phases.geometry, edit)
     edit.replace(phases.epilogue.last, _interleaved(result, phases, edit))
 
 

@@ -1,28 +1,33 @@
-"""Builds WordConv from weights of 12 bits, geometry and the epilogue of a convolution."""
+"""Builds WordConv from weights of 12 bits, geometry and the epilogue of a convolution, or QuantizedConv from codes."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..codes.codes import Codes
 from ..edit import Edit, call
 from ..products.epilogue import Epilogue
 from ..products.quantized_matmul import column_and_bias
 from ..shared_initializers import SharedInitializers
 from .convolution import Geometry, Weights
+from .quantized_conv import insert_quantized_conv
 
 
-def insert_word_conv(
-    epilogue: Epilogue, activation: ir.Value, weights: Weights, geometry: Geometry, edit: Edit
+def insert_conv(
+    epilogue: Epilogue, activation: ir.Value, codes: Codes | None, weights: Weights, geometry: Geometry, edit: Edit
 ) -> ir.Value:
-    """Inserts WordConv before the last node of a convolution of floats and its epilogue, and returns its result.
+    """Inserts WordConv or QuantizedConv before the last node of a convolution and its epilogue; returns its result.
 
     Args:
         epilogue: The nodes after the product: a bias, and factors of channels.
         activation: float32, [N, C, ...].
-        weights: The weights, words. The epilogue has their scales.
+        codes: The codes of the activation; None if the weights are words.
+        weights: The weights. The epilogue has their scales.
         geometry: The geometry.
         edit: The edit of the convolution.
     """
+    if codes is not None:
+        return insert_quantized_conv(epilogue, codes, weights, geometry, edit)
     shared = edit.shared(SharedInitializers)
     scale, bias = column_and_bias(epilogue, edit)
     main = call(
