@@ -17,9 +17,7 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
-constexpr int64_t kOutput = 256;  // products that take as long as one output; a depthwise output takes little more
-constexpr int64_t kFewTasks = 8, kMaxTasks = 64;
+constexpr int64_t kOutput = 256;       // products that take as long as one output; a depthwise output takes little more
 constexpr int64_t kMinChannels = 128;  // of a task, if other tasks write the same image
 
 }  // namespace
@@ -74,8 +72,7 @@ void Convolution::run(Context& context) {
   plan();
   const int64_t products =
       terms * samples * axes[0].out * channels * axes[1].out * axes[2].out * (quads * kQuad + kOutput);
-  const int64_t wanted =
-      std::max({int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMaxTasks)});
+  const int64_t wanted = wanted_tasks(products);
   int64_t tile[kSpatialAxes], tiles[kSpatialAxes];
   if (implementation_->is_winograd)
     choose_winograd_box(axes, group_inputs, tile);

@@ -1,6 +1,7 @@
 // How work is cut into tasks and how tasks are run.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -11,10 +12,19 @@ namespace dynq {
 // Elements of one task: a few microseconds of work, while handing out a task takes 0.5 microseconds.
 constexpr int64_t kTaskElements = 32768;
 
+// Of one product: each still takes some microseconds.
+constexpr int64_t kMaxTasks = 64;
+
 // The parts, at least 1 and at most `most`, that `elements` elements are split into.
 constexpr int64_t part_count(int64_t elements, int64_t most) {
   const int64_t parts = elements / kTaskElements;
   return parts < 1 ? 1 : parts < most ? parts : most;
+}
+
+// The tasks, at least 1, that a convolution of so many products is cut into: a few small ones, or more large ones.
+inline int64_t wanted_tasks(int64_t products) {
+  constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24, kFewTasks = 8;
+  return std::max({int64_t{1}, std::min(products / kSmallTask, kFewTasks), std::min(products / kLargeTask, kMaxTasks)});
 }
 
 // Calls task(i) for every i < count: a single task on the calling thread, several on the threads of `context`. If a

@@ -19,7 +19,6 @@ namespace {
 constexpr int64_t kStrip = 64;              // a multiple of the columns of every kernel's tile
 constexpr int64_t kRowUnit = 12;            // likewise for rows; with AMX 32
 constexpr int64_t kTaskProducts = 1 << 19;  // products of the smallest task: some microseconds
-constexpr int64_t kMaxTasks = 64;
 constexpr int64_t kPieceRows = 96;          // rows of a piece: a multiple of kRowUnit and of two tiles
 constexpr int64_t kPieceColumns = kStrip;   // columns likewise
 constexpr int64_t kOperandBytes = 4 << 20;  // of Strassen's algorithm at once, or those of one part of the rows

@@ -29,9 +29,7 @@ constexpr int64_t kPanelBlocks = 2;         // that have panels at the same time
 constexpr int64_t kPanelWords = 128 << 10;  // of a tile, which stay in the second-level cache
 constexpr int64_t kPieceWords = 64 << 10;   // of the weights of a piece, which stay there, too
 constexpr int64_t kMinPieceRows = 12, kMaxPieceRows = 96;
-constexpr int64_t kMinPositions = 96, kMaxPositions = 512;     // of a tile, unless there are fewer
-constexpr int64_t kSmallTask = 1 << 21, kLargeTask = 1 << 24;  // products; a task takes at least some microseconds
-constexpr int64_t kFewTasks = 8, kMaxTasks = 64;
+constexpr int64_t kMinPositions = 96, kMaxPositions = 512;  // of a tile, unless there are fewer
 
 enum Input { kSrc, kWeight, kChannelScale, kBias, kGeometry, kInputs };
 
@@ -92,9 +90,7 @@ struct Cut {
   explicit Cut(const Run& run) {
     const CompressedKernels& kernels = active_compressed();
     const int64_t images = run.samples * run.groups, products = images * run.group_outputs * run.positions * run.depth;
-    const int64_t wanted =
-        std::max(std::clamp<int64_t>(products / kSmallTask, 1, kFewTasks), std::min(products / kLargeTask, kMaxTasks));
-    const int64_t of_image = divide_up(wanted, images);
+    const int64_t of_image = divide_up(wanted_tasks(products), images);
     const int64_t depth = std::min(run.depth, kPanelBlocks * kBlock);
     const int64_t rows = kPieceWords / depth / kernels.score_rows * kernels.score_rows;
     piece_rows = std::clamp(rows, round_up(kMinPieceRows, kernels.score_rows), kMaxPieceRows);

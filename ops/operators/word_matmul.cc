@@ -26,8 +26,7 @@ constexpr int64_t kPanelColumns = kMaxPanelColumns, kPair = 2;
 constexpr int64_t kBlockOfPanel = kBlock * kPanelColumns;
 constexpr int64_t kPieceRows = 96, kPieceColumns = 512;  // whose words and results fit the second-level cache
 constexpr int64_t kTaskProducts = 1 << 19;               // of the smallest task: some microseconds
-constexpr int64_t kMaxTasks = 64;
-constexpr int64_t kRowsToRead = 4;  // reading a weight takes as long as so many products
+constexpr int64_t kRowsToRead = 4;                       // reading a weight takes as long as so many products
 
 enum Input { kSrc, kWeight, kColumnScale, kBias, kInputs };
 
