@@ -1,7 +1,8 @@
 """Generates tokens by rewritten folders: on any CPU the same, which `.ci/emulated` checks.
 
-`python tests/emulated_tokens.py tokens.json` rewrites folders, runs them on this CPU, and writes the tokens. Where the
-file exists, they must be those in the file, which another instruction set wrote.
+`python tests/emulated_tokens.py write tokens.json` rewrites folders, runs them on this CPU, and adds the tokens to the
+file under the name of the instruction set. With `check` they must be those in the file, and one of the instruction sets
+that wrote them must be another one than that which checks.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ def tokens_of(name: str) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    file, isa = Path(sys.argv[1]), kernels.isa()
+    command, file, isa = sys.argv[1], Path(sys.argv[2]), kernels.isa()
     found = {name: tokens_of(name) for name in FOLDERS}
-    if file.exists():
-        other, expected = json.loads(file.read_text())
-        different = [name for name in FOLDERS if found[name] != expected[name]]
-        assert not different, f"{isa}: other tokens of {', '.join(different)} than with {other}"
-        assert isa != other, f"both ran {isa}"
-        print(f"{isa}: the tokens of {len(FOLDERS)} folders are those of {other}")
+    written = json.loads(file.read_text()) if file.exists() else {}
+    if command == "write":
+        file.write_text(json.dumps(written | {isa: found}))
     else:
-        file.write_text(json.dumps([isa, found]))
+        for other, expected in written.items():
+            different = [name for name in FOLDERS if found[name] != expected[name]]
+            assert not different, f"{isa}: other tokens of {', '.join(different)} than with {other}"
+        assert set(written) - {isa}, f"only {isa} wrote tokens to {file}: nothing to compare with"
+        print(f"{isa}: the tokens of {len(FOLDERS)} folders are those of {', '.join(written)}")
