@@ -27,6 +27,7 @@ from ort_dynq.backends.options import BACKENDS, Backend
 from ort_dynq.quantizer import checked, quantize_layers
 from ort_dynq.quantizer.options import Forms
 from ort_dynq.rewriter import Result
+from ort_dynq.tools.accuracy.outputs import worst_snr
 from ort_dynq.tools.measuring.profile import NodeTime, Profile
 from ort_dynq.tools.quantization import ladder, outcome, selection
 from ort_dynq.tools.quantization.ladder import FLOAT, TWO_TERMS, steps_of, times_of_layers
@@ -63,13 +64,14 @@ def selected(
     weights: str = "int8",
     activations: str = "token",
     backend: Backend = "native",
+    seconds: float = 0.0,
 ) -> Selection:
     options = checked(weights, None, activations, False, (), chooses_forms=True)
 
     def quantize(forms: Forms) -> Result:
         return quantize_layers(model, replace(options, forms=forms))
 
-    return select(Reference(model, data), quantize, Gates(min_snr), backend=backend)
+    return select(Reference(model, data), quantize, Gates(min_snr), backend=backend, seconds=seconds)
 
 
 def test_limits_become_stricter_for_data_that_were_kept_back() -> None:
@@ -162,6 +164,21 @@ def test_words_in_place_of_float(backend: Backend) -> None:
     (stock,) = stock_session(found.result.to_proto()).run(None, WIDE_DATA)
     (actual,) = make_session(found.result.to_proto(), backend).run(None, WIDE_DATA)
     assert_same(np.asarray(actual), np.asarray(stock))
+
+
+@pytest.mark.parametrize("times_as_long", [0.0, math.inf])
+def test_words_of_all_layers_if_they_are_as_fast(times_as_long: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are more accurate than the forms that just suffice."""
+    monkeypatch.setattr(selection, "_AS_FAST", times_as_long)
+    weights = {name: floats(WIDE, WIDE, seed=seed) / F(WIDE**0.5) for seed, name in enumerate("wv")}
+    model = model_of("h = MatMul(x, w) y = MatMul(h, v)", weights, width=WIDE)
+    found = selected(model, 38, WIDE_DATA, seconds=0.01)
+    assert found.all_snr_db < 38
+    assert [each.name for each in found.candidates] == ["8 bits", "two terms", "words", "float", "selected"]
+    is_of_words = [each.form for each in found.layers] == ["words"] * 2
+    assert is_of_words == (times_as_long > 0)
+    assert (found.snr_db == worst_snr(found.candidates[2].outputs)) == is_of_words
+    assert found.snr_db == pytest.approx(snr_of(model, found.result, WIDE_DATA["x"]), abs=0.01)
 
 
 def test_words_of_small_layers() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _KEEPS_EVERY = 4  # of the sets of data, one in so many is kept back
 _VARIATIONS, _VARIED = 3, 36  # of a set, and of all
 _MAX_ATTEMPTS = 3  # to reach the limits on the data that were kept back, too
+_AS_FAST = 1.05  # times as long as the selected forms: two models that take turns differ by so much
 
 
 def select(
@@ -56,7 +57,8 @@ def select(
     and so is its time. The steps to better forms are sorted by the noise that they remove for their time. Bisection
     finds how many of them suffice, then how many of those that remove the least can be taken back. So about
     2 * log2(2 * layers) models are made and run. Layers that cannot be measured, such as those in subgraphs, come last.
-    Those that no data reached keep their form.
+    Those that no data reached keep their form. Where one form of all layers reaches the limits as well, is as fast as
+    the selected forms and is more accurate, it is taken: it has more to spare on other data.
 
     A limit in decibels must hold with twice the standard error of the noise, which tells how much the sets differ.
     With four sets of data or more, every fourth one is kept back. If the selected forms do not reach the limits there,
@@ -116,17 +118,31 @@ class _FormSearch:
                 f"{failed[0].name} is {failed[0].limit:g}, but the float model itself does not reach it between ONNX "
                 f"Runtime's optimization levels: {failed[0].text}; choose a smaller one"
             )
-        layers, better, models = self._forms(first)
-        times = self._times(first.model, models, layers) if self.seconds else None
+        layers, better, wholes = self._forms(first)
+        times = self._times(first, wholes, layers) if self.seconds else None
         steps = steps_of([each for name, each in layers.items() if name not in idle], better, times)
         result, kept, chosen, attempts = self._search(steps, bool(idle))
         changed = {step.name: step.rung.name for step in sorted(kept, key=lambda step: step.order)}
+        others = tuple(self._candidate(name, each.model) for name, each in wholes.items())
+        if (whole := self._as_fast(others, chosen)) is not None:
+            result, chosen = wholes[whole.name], replace(whole, name=chosen.name)
+            changed = dict.fromkeys(sorted(better[whole.name], key=lambda name: layers[name].order), whole.name)
         selected = tuple(
             Layer(form, _by_form(layers[name], {rung: found[name] for rung, found in better.items() if name in found}))
             for name, form in changed.items()
         )
-        others = tuple(self._candidate(name, model) for name, model in models.items())
         return self._selection(result, selected, idle, (candidate, *others, floats, chosen), attempts)
+
+    def _as_fast(self, wholes: Sequence[Candidate], chosen: Candidate) -> Candidate | None:
+        """Returns the most accurate form of all layers that reaches the limits and is as fast as the selected forms."""
+        better = [each for each in wholes if worst_snr(each.outputs) > worst_snr(chosen.outputs)]
+        held = [each for each in better if self.gates.hold(each.expected, each.metric) and self._holds_others(each)]
+        if not self.seconds or not held:
+            return None
+        with running():
+            limit, *times = (each.min_ms for each in _latencies((chosen, *held), self.seen, self.backend, self.seconds))
+        fast = [each for each, ms in zip(held, times, strict=True) if ms <= _AS_FAST * limit]
+        return max(fast, key=lambda each: worst_snr(each.outputs), default=None)
 
     def _selection(
         self,
@@ -191,11 +207,11 @@ class _FormSearch:
 
     def _forms(
         self, first: Result
-    ) -> tuple[dict[str, LayerAccuracy], dict[str, dict[str, LayerAccuracy]], dict[str, ir.Model]]:
+    ) -> tuple[dict[str, LayerAccuracy], dict[str, dict[str, LayerAccuracy]], dict[str, Result]]:
         """Measures the layers in each form.
 
         Returns:
-            The layers as the options give them; those that can have another form, by its name; and the models in which
+            The layers as the options give them; those that can have another form, by its name; and the results in which
             all of them have it.
         """
         layers = self._layers_of(first.model)
@@ -205,26 +221,26 @@ class _FormSearch:
             joint = worst_snr(outputs)
             layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
         better: dict[str, dict[str, LayerAccuracy]] = {}
-        models: dict[str, ir.Model] = {}
+        wholes: dict[str, Result] = {}
         for number, rung in enumerate(RUNGS[: RUNGS.index(FLOAT)], 1):
             below = [each for each in layers.values() if product_of(each.operator) and number_of_form(each) < number]
             if products := frozenset(each.name for each in below):
                 forms = Forms(**{rung.field: products})
-                models[rung.name] = self.quantize(forms).model
+                wholes[rung.name] = self.quantize(forms)
                 rest = forms._replace(floats=frozenset(layers) - products)
-                found = self._layers_of(self.quantize(rest).model if rest.floats else models[rung.name])
+                found = self._layers_of((self.quantize(rest) if rest.floats else wholes[rung.name]).model)
                 better[rung.name] = {name: each for name, each in found.items() if rung.has(each)}
-        return layers, better, models
+        return layers, better, wholes
 
     def _layers_of(self, model: ir.Model) -> dict[str, LayerAccuracy]:
         with running():
             layers, _ = measure_layers(self.seen, load(model), backend=self.backend, track=self.track)
         return {**{each.name: each for each in layers}, **_unmeasured(model, {each.name for each in layers})}
 
-    def _times(self, first: ir.Model, models: Mapping[str, ir.Model], layers: Mapping[str, LayerAccuracy]) -> Times:
+    def _times(self, first: Result, wholes: Mapping[str, Result], layers: Mapping[str, LayerAccuracy]) -> Times:
         """Measures the time of each layer in each form."""
-        contenders: list[tuple[str, Model, Backend | None]] = [("", first, self.backend)]
-        contenders += [(name, model, self.backend) for name, model in models.items()]
+        contenders: list[tuple[str, Model, Backend | None]] = [("", first.model, self.backend)]
+        contenders += [(name, each.model, self.backend) for name, each in wholes.items()]
         contenders.append((FLOAT.name, self.seen.model, None))
         times = {}
         texts = [f"timing the layers with {name or 'the form of the options'}" for name, *_ in contenders]
@@ -380,17 +396,23 @@ def timed(
         The selection with these times, and the time of the selected model / that of the model with all layers quantized
         as the options say.
     """
-    feeds = reference.data.sets[0]
+    found = _latencies(selection.candidates, reference, backend, seconds)
+    candidates = tuple(replace(each, ms=time.median_ms) for each, time in zip(selection.candidates, found, strict=True))
+    return replace(selection, candidates=candidates), speed(found[-1], found[0])
+
+
+def _latencies(
+    candidates: Sequence[Candidate], reference: Reference, backend: Backend, seconds: float
+) -> list[Latency]:
+    """Times candidates on the first set of data, with one thread, in turns."""
     contenders = [
         session_contender(
             "the float model" if each.name == FLOAT.name else "the quantized model",
             each.model,
-            feeds,
+            reference.data.sets[0],
             1,
             backend=None if each.name == FLOAT.name else backend,
         )
-        for each in selection.candidates
+        for each in candidates
     ]
-    found: list[Latency] = latencies(contenders, seconds)
-    candidates = tuple(replace(each, ms=time.median_ms) for each, time in zip(selection.candidates, found, strict=True))
-    return replace(selection, candidates=candidates), speed(found[-1], found[0])
+    return latencies(contenders, seconds)
