@@ -154,17 +154,17 @@ def check_accesses(operator: Operator, signature: Signature, lengths: Sequence[i
 needs_mprotect = pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
 
 
-# Each signature with three parts of the lengths. One part is the default. Parts of three adjacent numbers have every
+# Each signature with six parts of the lengths. One part is the default. Parts of three adjacent numbers have every
 # attribute that follows from a length.
 ACCESSES = [
-    pytest.param(*pair, [n for i, n in enumerate(LENGTHS) if i // 3 % 3 == part % 3], id=f"{id_}-{part % 3}")
+    pytest.param(*pair, [n for i, n in enumerate(LENGTHS) if i // 3 % 6 == part % 6], id=f"{id_}-{part % 6}")
     for first, (pair, id_) in enumerate(ELEMENTWISE)
-    for part in range(first, first + 3)
+    for part in range(first, first + 6)
 ]
 
 
 @needs_mprotect
-@pytest.mark.parametrize(("operator", "signature", "lengths"), every(3, ACCESSES))
+@pytest.mark.parametrize(("operator", "signature", "lengths"), every(6, ACCESSES))
 def test_no_access_is_outside_a_tensor(
     isa: str, operator: Operator, signature: Signature, lengths: Sequence[int]
 ) -> None:
@@ -192,7 +192,7 @@ def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types
     operator, count = OPERATORS[name], len(OPERATORS[name].inputs)
     signature = Signature(types[:count], types[count:])
     assert signature in operator.signatures
-    check_accesses(operator, signature, LENGTHS[::3])
+    check_accesses(operator, signature, LENGTHS[::6])
 
 
 @needs_mprotect
@@ -200,7 +200,7 @@ def test_no_access_of_small_types_is_outside_a_tensor(isa: str, name: str, types
 @pytest.mark.parametrize("operator", PRODUCTS)
 def test_no_access_of_products_is_outside_a_tensor(product_isa: str, operator: str, code: int) -> None:
     # A length has other programs and other attributes than the next one, and int8 has other lengths than uint8.
-    check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code], LENGTHS[2 * code :: 5])
+    check_accesses(OPERATORS[operator], OPERATORS[operator].signatures[code], LENGTHS[2 * code :: 9])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the exit status of Linux")

@@ -16,8 +16,8 @@ from ort_dynq.operators import OPERATORS
 
 OPSETS = (13, 18)  # a Reshape of opset 13 takes no dimension of 0 literally
 CASES_OF_AN_OPERATOR = 200
-MAX_COUNT = 10
-"""Empty cases of an operator."""
+MAX_COUNT = 4
+"""Empty cases of an operator and an opset. Each opset has other cases."""
 
 
 def emptied(case: Case) -> Iterator[list[Array]]:
@@ -41,15 +41,17 @@ def emptied(case: Case) -> Iterator[list[Array]]:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_kernels_and_functions_agree_on_empty_tensors(operator: str, opset: int) -> None:
     seen, count = set(), 0
-    for case in itertools.islice(CASES[operator](opset), 0, CASES_OF_AN_OPERATOR, 3):
+    for case in itertools.islice(CASES[operator](opset), OPSETS.index(opset), CASES_OF_AN_OPERATOR, 3):
         given = complete(operator, case.attributes)
         if IS_ARM and is_other_on_arm(given):
             continue
         for inputs in emptied(case):
             shapes = tuple(array.shape for array in inputs)
             key = (tuple(given.items()) if operator.startswith("Quantized") else given.get("axis"), shapes)
-            if key in seen or count == MAX_COUNT:
+            if key in seen:
                 continue
+            if count == MAX_COUNT:
+                return
             seen.add(key)
             try:
                 actual = kernels.run(operator, inputs, **given)
