@@ -188,12 +188,14 @@ def check(
     return result.report
 
 
-def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
-    """Verifies the integer products of a rewrite that is not exact, if there are any."""
-    converted = rewrite(model).to_proto()
+def check_products(model: onnx.ModelProto, inputs: dict[str, Array]) -> Report:
+    """Verifies the integer products of a rewrite that is not exact, if there are any; returns its report."""
+    rewritten_model = rewrite(model)
+    converted = rewritten_model.to_proto()
     if any(ACTIVATION in (entry.key for entry in node.metadata_props) for node in nodes_of(converted.graph)):
         result = ort_dynq.verify(model, converted, inputs=inputs)
         assert result.passed, result
+    return rewritten_model.report
 
 
 def check_verification(name: str, exact: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session
+from helpers import diagonals, make_session, stock_session
 
 from bench import convnets
 from ort_dynq import DynqError, quantize
@@ -19,11 +19,9 @@ COUNTS = {"resnet": (20, 3), "ppocr": (23, 0), "yolo": (57, 9), "mobilenet": (62
 COUNTS |= {"unet": (15, 0), "wave": (7, 0)}
 """The convolutions of each network, and how many of them share an input with another one."""
 SHAPES = {"yolo": (2, 144, 21), "unet": (2, 2, 40, 40)}
-networks = pytest.mark.parametrize("network", convnets.NETWORKS)
 
 
-@networks
-@pytest.mark.parametrize("form", convnets.FORMS)
+@pytest.mark.parametrize(("network", "form"), diagonals(1, convnets.NETWORKS, convnets.FORMS))
 def test_network_is_valid(form: str, network: str) -> None:
     model = convnets.NETWORKS[network](form, **SIZES)
     onnx.checker.check_model(model, full_check=True)
@@ -39,8 +37,7 @@ def test_network_is_valid(form: str, network: str) -> None:
         assert operators["Clip"] == operators["Div"] == 16  # a HardSwish after all but the last of each block
 
 
-@networks
-@pytest.mark.parametrize("form", convnets.FORMS[1:])
+@pytest.mark.parametrize(("network", "form"), diagonals(1, convnets.NETWORKS, convnets.FORMS[1:]))
 def test_quantized_network_is_close_to_the_float_network(form: str, network: str) -> None:
     """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
     exact, model = (convnets.NETWORKS[network](each, **SIZES) for each in ("float", form))

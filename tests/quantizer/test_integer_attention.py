@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_arrays
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_arrays
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -156,8 +156,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(("form", "is_half"), diagonals(1, FORMS, [False, True]))
 def test_forms_of_the_operator(form: str, is_half: bool) -> None:
     """The operator takes the values as the model has them. The tolerance is that of 8-bit codes: 30 dB."""
     body, attributes = FORMS[form]
@@ -390,9 +389,9 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("form", LATER)
-@pytest.mark.parametrize("number", [-np.inf, float(np.finfo(np.float32).min), -1e9])
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("form", "number", "adds"), diagonals(2, LATER, [-np.inf, float(np.finfo(np.float32).min), -1e9], [False, True])
+)
 def test_later_keys_are_left_out(form: str, number: float, adds: bool) -> None:
     """The operator does not compute what a mask hides behind each query, unless rows without keys need it.
 

@@ -138,8 +138,8 @@ def names_and_promises(*parameters: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "exact"), parameters, scope="module")
 
 
-# Every second model has one of the promises by default: its neighbours in the list have nearly the same chains.
-either_promise = names_and_promises(*every(4, promised("default")), *every(4, promised("exact"), 2))
+# Every fourth model has one of the promises by default: its neighbours in the list have nearly the same chains.
+either_promise = names_and_promises(*every(8, promised("default")), *every(8, promised("exact"), 4))
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def assert_equal(actual: list[list[Array]], expected: list[list[Array]]) -> None
             assert_same(array, wanted)
 
 
-@names_and_promises(*promised("default"), *every(6, promised("exact"), 2))
+@names_and_promises(*promised("default"), *every(12, promised("exact"), 2))
 def test_native_backend(isas: Sequence[str], name: str, exact: bool) -> None:
     """The best instruction set is compared with the original, the others with the best, of :func:`outputs`."""
     result, content = rewritten(name, exact)
@@ -220,7 +220,7 @@ def test_extensions_backend(name: str, exact: bool) -> None:
     assert_equal(run(make_session(content, "extensions"), name), outputs(name, exact))
 
 
-@names_and_promises(*every(12, promised("default")), *every(12, promised("exact"), 2))
+@names_and_promises(*every(24, promised("default"), 3), *every(24, promised("exact"), 2))
 def test_verification(name: str, exact: bool) -> None:
     """test_native_backend has verified the products of every model. Here are also models without products."""
     check_verification(name, exact)
@@ -233,7 +233,7 @@ def test_without_the_plugin(name: str, exact: bool) -> None:
     assert_equal(run(stock_session(rewritten(name, exact)[1]), name), expected)
 
 
-@pytest.mark.parametrize("name", [each for each in RUNNABLE if each.values[0] in EXPECTED_WITH_FUSIONS])
+@pytest.mark.parametrize("name", every(2, [each for each in RUNNABLE if each.values[0] in EXPECTED_WITH_FUSIONS]))
 def test_fusions(isas: Sequence[str], name: str) -> None:
     """The fused operators have the bits of their functions in both backends; `verify` compares with the original."""
     model = rewrite(load(name), fuse=True).to_proto()
@@ -283,7 +283,7 @@ def test_operators(name: str) -> None:
     assert {f"ort_dynq.{f.name}" for f in model.functions if f.domain == "ort_dynq"} == expected_operators(name).keys()
 
 
-@pytest.mark.parametrize("name", every(2, RUNNABLE), scope="module")
+@pytest.mark.parametrize("name", every(6, RUNNABLE, 2), scope="module")
 def test_exact_operators(name: str) -> None:
     """An exact rewrite leaves float products, and converts the rest."""
     result, content = rewritten(name, exact=True)
@@ -301,12 +301,12 @@ def test_exact_operators(name: str) -> None:
         assert any("exact: " in reason or reason.startswith("ONNX Runtime fuses ") for reason in reasons)
 
 
-@names_and_promises(*promised("default"), *every(2, promised("exact")))
+@names_and_promises(*promised("default"), *every(6, promised("exact"), 2))
 def test_is_valid(name: str, exact: bool) -> None:
     onnx.checker.check_model(onnx.ModelProto.FromString(rewritten(name, exact)[1]), full_check=True)
 
 
-@pytest.mark.parametrize("name", every(6, RUNNABLE), scope="module")
+@pytest.mark.parametrize("name", every(18, RUNNABLE), scope="module")
 def test_second_rewrite_changes_nothing(name: str) -> None:
     content = rewritten(name)[1]
     again = rewrite(onnx.ModelProto.FromString(content))
@@ -314,7 +314,7 @@ def test_second_rewrite_changes_nothing(name: str) -> None:
     assert again.to_proto().SerializeToString() == content
 
 
-@pytest.mark.parametrize("name", every(6, RUNNABLE, 1), scope="module")
+@pytest.mark.parametrize("name", every(18, RUNNABLE, 1), scope="module")
 def test_rewrite_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
     model = load(name)
     before = model.SerializeToString()
@@ -360,7 +360,7 @@ def test_names_types_and_metadata_are_kept(name: str) -> None:
     [
         pytest.param(*each.values, backend, marks=each.marks, id=f"{backend}-{each.values[0]}")
         for first, backend in enumerate(BACKENDS)
-        for each in every(16, RUNNABLE, 8 * first)  # every eighth model has one of the backends by default
+        for each in every(32, RUNNABLE, 16 * first)  # every sixteenth model has one of the backends by default
     ],
     scope="module",
 )

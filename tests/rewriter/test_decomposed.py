@@ -213,7 +213,7 @@ def scale_of(text: Text, form: dict[str, str], m: str) -> tuple[str, str]:
 SAMPLED = sampled()
 
 
-@pytest.mark.parametrize("form", every(2, SAMPLED), ids=["-".join(form.values()) for form in SAMPLED])
+@pytest.mark.parametrize("form", every(4, SAMPLED), ids=["-".join(form.values()) for form in SAMPLED])
 def test_form(form: dict[str, str]) -> None:
     data = [{"x": rows((6, 3, 33), seed)} for seed in range(2)] + [{"x": rows((6, 3, 5), 2)}]
     report = check(chain(form), *data, stock_data=({"x": rows((6, 3, 33), 3, nan=True)},))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session, with_arrays
+from helpers import diagonals, make_session, stock_session, with_arrays
 from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -36,20 +36,19 @@ def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:
     return np.ascontiguousarray(x if nan else np.nan_to_num(x, posinf=1, neginf=-1))
 
 
-@pytest.mark.parametrize("chain", [PLAIN, NO_EPSILON, ASYMMETRIC])
-@pytest.mark.parametrize(
-    ("product", "inputs", "shape"),
-    [
-        *((product, *each) for product in ("Conv(d, w)", "Conv(d, w, bias)") for each in (SAMPLES, IMAGES)),
-        *(("MatMul(w, d)", *each) for each in (SAMPLES, MATRIX)),
-    ],
-)
-def test_products(product: str, inputs: str, shape: tuple[int, ...], chain: str) -> None:
+PRODUCTS = [
+    *((product, *each) for product in ("Conv(d, w)", "Conv(d, w, bias)") for each in (SAMPLES, IMAGES)),
+    *(("MatMul(w, d)", *each) for each in (SAMPLES, MATRIX)),
+]
+
+
+@pytest.mark.parametrize(("chain", "case"), diagonals(1, [PLAIN, NO_EPSILON, ASYMMETRIC], PRODUCTS))
+def test_products(chain: str, case: tuple[str, str, tuple[int, ...]]) -> None:
+    product, inputs, shape = case
     axis = shape.index(K)
     weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if "Conv" in product else WEIGHTS
     model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights)
-    assert products(rewrite(model).report) == ["QuantizedMatMul"]
-    check_products(model, {"x": data(shape, axis)})
+    assert products(check_products(model, {"x": data(shape, axis)})) == ["QuantizedMatMul"]
 
 
 def test_rows_with_nan() -> None:

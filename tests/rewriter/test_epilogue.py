@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array
+from helpers import Array, diagonals
 from onnx import TensorProto
 from product_models import K, N, asymmetric, codes_of, model_of, scales_of, symmetric
 from rewriting import check, found, products, rows, tails
@@ -158,8 +158,7 @@ TRANSPOSED = {
 }
 
 
-@pytest.mark.parametrize("real", REAL)
-@pytest.mark.parametrize("moved", TRANSPOSED)
+@pytest.mark.parametrize(("real", "moved"), diagonals(2, REAL, TRANSPOSED))
 def test_transposed_activations(real: str, moved: str) -> None:
     """Codes, scales and zero points are transposed. Scales of rows must be scales of rows again."""
     weights = codes_of().astype(F) if "[1, 0]>" not in moved else np.ones((len(FINITE["x"][0]) * 2, N), F)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, assert_same, make_session, stock_session
+from helpers import Array, assert_same, diagonals, make_session, stock_session
 from onnx import helper, numpy_helper
 from qmoe import EXPERTS, HIDDEN, make
 
@@ -40,8 +40,9 @@ def matrix(rows: int, columns: int, seed: int) -> Array:
     return (np.random.default_rng(seed).normal(size=(rows, columns)) / 16).astype(np.float16)
 
 
-@pytest.mark.parametrize("products", [("x",), ("router",), ("y",), ("x", "router", "y"), ()])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("products", "bits"), diagonals(1, [("x",), ("router",), ("y",), ("x", "router", "y"), ()], [4, 8])
+)
 def test_mixtures_of_experts(products: Sequence[str], bits: int) -> None:
     case = make(half=True, bits=bits)
     model, (node,) = case.model, case.model.graph.node

@@ -59,8 +59,9 @@ def packed(result: Result) -> int:
     return sum(value.const_value.nbytes == CODES.nbytes for value in result.model.graph.initializers.values())
 
 
-@pytest.mark.parametrize("is_transposed", [True, False])
-@pytest.mark.parametrize(("own", "kind"), [("", "If"), ("s", "If"), ("w", "If"), ("", "Loop")])
+@pytest.mark.parametrize(
+    ("is_transposed", "own", "kind"), [(True, "", "If"), (False, "s", "If"), (True, "w", "If"), (False, "", "Loop")]
+)
 def test_weights_outside_of_a_branch(is_transposed: bool, own: str, kind: str) -> None:
     """ONNX Runtime 1.32 does not open such a model by default. The rewritten one opens, with or without products."""
     model = model_of(is_transposed=is_transposed, own=own, kind=kind)

@@ -31,7 +31,7 @@ from convolution_models import (
     model_of,
     weights_of,
 )
-from helpers import assert_same, make_session, product_of, stock_session
+from helpers import assert_same, diagonals, make_session, product_of, stock_session
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from rewriting import check, found, tails
@@ -51,8 +51,9 @@ NETWORK = """network (float[N, 4, H, W] x) => (float[] y) {
 }"""
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("weight_type", [QuantType.QInt8, QuantType.QUInt8])
+@pytest.mark.parametrize(
+    ("per_channel", "weight_type"), diagonals(1, [False, True], [QuantType.QInt8, QuantType.QUInt8])
+)
 def test_models_of_quantize_dynamic(weight_type: QuantType, per_channel: bool, tmp_path: Path) -> None:
     """Two convolutions of the last layer share one DynamicQuantizeLinear, which stays."""
     rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import assert_same
+from helpers import assert_same, diagonals
 from lstm_models import change, rewritten, run, unconverted
 from onnx import TensorProto, helper, numpy_helper
 from recurrence import dynamic, layer
@@ -43,8 +43,7 @@ def test_layers_in_sequence() -> None:
     assert ort_dynq.verify(original, result.to_proto(), inputs=feeds).passed
 
 
-@pytest.mark.parametrize("zero_point", [128, 127])
-@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(("zero_point", "per_channel"), diagonals(1, [128, 127], [False, True]))
 def test_unsigned_weights(zero_point: int, per_channel: bool) -> None:
     """They have a zero point; codes minus the zero point fit 8 bits here, and are the same weights."""
     model, feeds = layer("LSTM", 2)

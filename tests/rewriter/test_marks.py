@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, stock_session
+from helpers import diagonals, make_session, stock_session
 from product_models import F, model_of
 from published_forms import ASYMMETRIC, CONSTANTS, ENDS, FORMS, INPUTS, PRODUCT, RANGE, K
 from rewriting import products
@@ -58,8 +58,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("spelling", "place"), diagonals(2, SPELLINGS, PLACES))
 def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
     """All share a scale of 0, or an infinite inverse; only those with an element of 0 are NaN in the model."""
     inputs, axes, product = PLACES[place]

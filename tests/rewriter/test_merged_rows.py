@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import Array
+from helpers import Array, diagonals
 from product_models import model_of, reduced
 from rewriting import products
 
@@ -84,8 +84,7 @@ PLACES: dict[str, tuple[tuple[int, ...], list[int], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("form", "place"), diagonals(1, FORMS, PLACES))
 def test_rows_are_merged_or_split(place: str, form: str) -> None:
     shape, axes, inputs, product = PLACES[place]
     x = np.random.default_rng(6).normal(0.2, 1, shape).astype(F) * np.arange(1, shape[0] + 1).reshape(

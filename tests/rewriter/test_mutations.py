@@ -32,7 +32,7 @@ def typed_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     ]
 
 
-@pytest.mark.parametrize("name", every(12, FOLDERS))
+@pytest.mark.parametrize("name", every(24, FOLDERS))
 def test_one_more_consumer(name: str) -> None:
     """An intermediate value as a further output keeps its bits, and so do the other outputs."""
     model = onnx.load(MODELS / name / "model.onnx")
@@ -59,7 +59,7 @@ def test_one_more_consumer(name: str) -> None:
             check_products(changed, inputs)
 
 
-@pytest.mark.parametrize("name", every(12, FOLDERS, 2))
+@pytest.mark.parametrize("name", every(24, FOLDERS, 2))
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_constants_of_another_rank(name: str, rank: int) -> None:
     """Scalars of elementwise operators become [1] and [1, 1, 1], which may enlarge results."""

@@ -13,7 +13,7 @@ from rewriting import FOLDERS, MODELS, check, check_products, found, rewritten
 from ort_dynq.rewriter.metadata import FLOAT16_CASTS
 
 
-@pytest.mark.parametrize("name", every(12, FOLDERS, 1))
+@pytest.mark.parametrize("name", every(24, FOLDERS, 1))
 def test_identities_between_all_nodes(name: str) -> None:
     model = onnx.load(MODELS / name / "model.onnx")
     outputs = {output.name for output in model.graph.output}

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, nodes_of, stock_session
+from helpers import diagonals, make_session, nodes_of, stock_session
 from rewriting import products
 from tied_models import data, decoder, tables
 
 from ort_dynq.rewriter import rewrite
 
 
-@pytest.mark.parametrize(("half", "dequantizes_first"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-@pytest.mark.parametrize("merged", [False, True])
-def test_one_packed_copy_of_the_table(merged: bool, dtype: type, half: bool, dequantizes_first: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "dtype", "merged"),
+    diagonals(2, ["product", "dequantization", "half"], [np.int8, np.uint8], [False, True]),
+)
+def test_one_packed_copy_of_the_table(first: str, dtype: type, merged: bool) -> None:
     """Embedding and head share it, also those of both branches; tokens are those of the model.
 
     A whole table that is dequantized to float16 stays as it is.
     """
-    model = decoder(dtype, half=half, merged=merged, dequantizes_first=dequantizes_first)
+    given = {"half": first == "half", "dequantizes_first": first == "dequantization"}
+    model = decoder(dtype, merged=merged, **given)
     result = rewrite(model)
     assert not result.report.unconverted
     assert sorted(products(result.report)) == ["QuantizedMatMul"] * (4 if merged else 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_one_nan
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_one_nan
 from rewriting import operators, programs
 
 import ort_dynq
@@ -84,8 +84,7 @@ def kinds(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node if node.op_type != "Constant"]
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("quantization", "activation"), diagonals(1, QUANTIZATIONS, ACTIVATIONS))
 def test_rewrite(activation: str, quantization: str) -> None:
     body, expected = ACTIVATIONS[activation]
     model = model_of(f"{body} {QUANTIZATIONS[quantization]} out = MatMul(f, weights)")
@@ -101,8 +100,7 @@ def test_rewrite(activation: str, quantization: str) -> None:
     assert_same(with_one_nan(native), with_one_nan(stock))
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("symmetric", "activation"), diagonals(1, [False, True], ACTIVATIONS))
 def test_quantize(activation: str, symmetric: bool) -> None:
     model = model_of(f"{ACTIVATIONS[activation][0]} out = MatMul(y, floats)")
     result = quantize_layers(model, Options(symmetric=symmetric))

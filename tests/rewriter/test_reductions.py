@@ -16,6 +16,7 @@ from helpers import (
     Array,
     Shape,
     assert_same,
+    diagonals,
     handwritten,
     in_turn,
     make_session,
@@ -189,22 +190,24 @@ def columns(shape: Shape) -> Array:
     return np.ascontiguousarray(np.resize(x, (shape[-1], math.prod(shape[:-1]))).T).reshape(shape)
 
 
-@pytest.mark.parametrize("opset", [17, 18])  # axes are an attribute, an input
-@pytest.mark.parametrize(("body", "operator"), [(LEADING, "ReduceAbsMax"), (BOTH, "ReduceMinMax")])
 @pytest.mark.parametrize(
-    ("x", "shape", "axes", "run"),
-    [
-        ("float[N, 40] x", (9, 40), "0", (0, 1, 0)),
-        ("float[N, 40] x", (9, 40), "-2", (0, 1, 0)),
-        ("float[2, N, 40] x", (2, 7, 40), "0, 1", (0, 2, 0)),
-        ("float[2, N, 40] x", (2, 7, 40), "-2, 0", (0, 2, 0)),
-        ("float[] x", (9, 40), "0", (0, 1, 0)),
-        ("float[] x", (2, 7, 40), "1, 0", (0, 2, 0)),
-    ],
+    ("opset", "range_of", "case"),
+    diagonals(
+        2,
+        [17, 18],  # axes are an attribute, an input
+        [(LEADING, "ReduceAbsMax"), (BOTH, "ReduceMinMax")],
+        [
+            ("float[N, 40] x", (9, 40), "0", (0, 1, 0)),
+            ("float[N, 40] x", (9, 40), "-2", (0, 1, 0)),
+            ("float[2, N, 40] x", (2, 7, 40), "0, 1", (0, 2, 0)),
+            ("float[2, N, 40] x", (2, 7, 40), "-2, 0", (0, 2, 0)),
+            ("float[] x", (9, 40), "0", (0, 1, 0)),
+            ("float[] x", (2, 7, 40), "1, 0", (0, 2, 0)),
+        ],
+    ),
 )
-def test_range_before_a_quantization(
-    opset: int, body: str, operator: str, x: str, shape: Shape, axes: str, run: Run
-) -> None:
+def test_range_before_a_quantization(opset: int, range_of: tuple[str, str], case: tuple[str, Shape, str, Run]) -> None:
+    (body, operator), (x, shape, axes, run) = range_of, case
     original = model(body, axes, x, opset)
     report = check(original, {"x": columns(shape)})
     assert ranges(report) == [operator]

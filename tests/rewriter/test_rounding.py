@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, with_arrays
+from helpers import Array, pairwise, with_arrays
 from rewriting import F, check, check_products, found, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -38,17 +38,14 @@ def data(*, nan: bool = False) -> dict[str, Array]:
     return {"x": x if nan else np.nan_to_num(x, posinf=1, neginf=-1), "other": x[::-1].copy()}
 
 
-@pytest.mark.parametrize("clips", [True, False])
-@pytest.mark.parametrize("name", ROUNDINGS)
-def test_products(name: str, clips: bool) -> None:
-    for chain, back in BACK.items():
-        body = f"{chain} {ROUNDINGS[name]} "
-        body += "c = Clip(r, low, high) " + back.format("c") if clips else back.format("r")
-        model = model_of(f"{body} y = MatMul(f, w)")
-        report = rewrite(model).report
-        assert found(report) == ["QuantizedMatMul", "RowProgram"]
-        assert not report.unconverted
-        check_products(model, data())
+@pytest.mark.parametrize(("chain", "name", "clips"), pairwise(BACK, ROUNDINGS, [True, False]))
+def test_products(chain: str, name: str, clips: bool) -> None:
+    body = f"{chain} {ROUNDINGS[name]} "
+    body += "c = Clip(r, low, high) " + BACK[chain].format("c") if clips else BACK[chain].format("r")
+    model = model_of(f"{body} y = MatMul(f, w)")
+    report = check_products(model, data())
+    assert found(report) == ["QuantizedMatMul", "RowProgram"]
+    assert not report.unconverted
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)

@@ -32,7 +32,7 @@ def hard(inputs: dict[str, Array]) -> dict[str, Array]:
         }
 
 
-@pytest.mark.parametrize("name", every(2, CHAINS))
+@pytest.mark.parametrize("name", every(4, CHAINS))
 def test_every_chain_as_a_program(name: str) -> None:
     """The function bodies compute the original's bits, also where products of the codes follow."""
     model, exact = load(name), rewrite(load(name), exact=True).to_proto()

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, Shape, assert_same, make_session, product_of, stock_session, with_arrays
+from helpers import Array, Shape, assert_same, every, make_session, product_of, stock_session, with_arrays
 from onnx import numpy_helper
 from quantizing import activations, by_definition, weights_by_definition
 from rewriting import F, found, tails
@@ -173,7 +173,7 @@ MOVED_EINSUMS: tuple[tuple[str, str, Shape, Shape], ...] = (  # the dimensions o
 
 
 SCALES = ("of tokens", "of all", "of samples")
-SCALED_EINSUMS = [(*each, SCALES[i % 3 - j]) for i, each in enumerate(MOVED_EINSUMS) for j in (0, 1)]
+SCALED_EINSUMS = every(2, [(*each, SCALES[i % 3 - j]) for i, each in enumerate(MOVED_EINSUMS) for j in (0, 1)])
 
 
 @pytest.mark.parametrize(("equation", "dims", "shape", "weights_shape", "scale"), SCALED_EINSUMS)
@@ -213,7 +213,9 @@ JOINED_EINSUMS: tuple[tuple[str, str, Shape, Shape], ...] = (  # the shape of th
 JOINED_SCALES = {"of tokens": [-2, -1], "of heads": [-1], "of samples": [], "of all": None}
 
 
-SCALED_JOINED = [(*each, (*JOINED_SCALES,)[i % 4 - j]) for i, each in enumerate(JOINED_EINSUMS) for j in (0, 1)]
+SCALED_JOINED = every(
+    2, [(*each, (*JOINED_SCALES,)[i % 4 - j]) for i, each in enumerate(JOINED_EINSUMS) for j in (0, 1)]
+)
 
 
 @pytest.mark.parametrize(("equation", "dims", "shape", "weights_shape", "scale"), SCALED_JOINED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import make_session, stock_session, with_arrays
+from helpers import diagonals, make_session, stock_session, with_arrays
 from rewriting import F, check_products, parse, products, rows
 
 from ort_dynq.rewriter import rewrite
@@ -29,17 +29,18 @@ def data(*, nan: bool = False) -> dict[str, np.ndarray]:
     return {"x": x, "other": x[::-1].copy()}
 
 
-@pytest.mark.parametrize("product", ["MatMul(d, w)", "Gemm<beta = 0.5>(d, w, bias)", "Gemm<transB = 1>(d, w)"])
-@pytest.mark.parametrize("terms", [TWO, OF_TWO_INPUTS])
+@pytest.mark.parametrize(
+    ("product", "terms"),
+    diagonals(1, ["MatMul(d, w)", "Gemm<beta = 0.5>(d, w, bias)", "Gemm<transB = 1>(d, w)"], [TWO, OF_TWO_INPUTS]),
+)
 def test_products(terms: str, product: str) -> None:
     model = model_of(f"{terms} p = {product} y = Add(p, bias)")
-    report = rewrite(model).report
+    report = check_products(model, data())
     assert products(report) == ["QuantizedMatMul"]
     assert not report.unconverted
-    check_products(model, data())
-    inputs = data(nan=True)
+    inputs, converted = data(nan=True), rewrite(model).to_proto()
     (expected,) = stock_session(model).run(None, inputs)
-    for session in (make_session(rewrite(model).to_proto(), "native"), stock_session(rewrite(model).to_proto())):
+    for session in (make_session(converted, "native"), stock_session(converted)):
         (actual,) = session.run(None, inputs)
         assert np.isnan(expected).any()
         assert not (np.isnan(expected) & np.isfinite(actual)).any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import diagonals
 from product_models import F, model_of
 from published_forms import CONSTANTS, ENDS, INPUTS, PRODUCT, K
 from rewriting import products
@@ -13,8 +14,7 @@ from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize(("order", "axis"), diagonals(1, [(0, 1), (1, 0)], [-1, 1]))
 def test_only_a_part_has_a_zero_point(order: tuple[int, int], axis: int) -> None:
     """The zero points of the other part are 0. All codes have epsilons."""
     parts = np.array([K // 4, K - K // 4]) if axis == -1 else np.array([5, 7])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import make_session, nodes_of, stock_session
+from helpers import make_session, nodes_of, pairwise, stock_session
 from onnx import numpy_helper
 from rewriting import F
 from tied_models import WORDS, data, decoder, tables
@@ -13,9 +13,7 @@ import ort_dynq
 from ort_dynq.rewriter import rewrite
 
 
-@pytest.mark.parametrize("inner_scales", [False, True])
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(("inner_scales", "half", "merged"), pairwise([False, True], [False, True], [False, True]))
 def test_a_table_whose_codes_are_transposed(merged: bool, half: bool, inner_scales: bool) -> None:
     """As quantize_dynamic writes it: the table is stored once, and with `exact`, the product stays as it is."""
     model = decoder(np.uint8, half=half, merged=merged, turns_first=True)

@@ -84,7 +84,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_mutated_models(tmp_path: Path) -> None:
     """The corpus and the first mutated models after it."""
-    fuzz(tmp_path, inputs=20)
+    fuzz(tmp_path, inputs=5)
 
 
 @pytest.mark.exhaustive
@@ -516,7 +516,7 @@ def test_more_than_2_31_elements(shape: tuple[int, ...]) -> None:
 # Reproducible output
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("step", [32, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_the_same_bytes_in_two_processes(step: int) -> None:
     """The output does not depend on the order of Python's sets. Rewrites every `step`-th model, here and elsewhere."""
     script = (

@@ -88,7 +88,7 @@ def check_mutated(name: str, seed: int, change: Callable[[onnx.ModelProto, rando
                     assert_same(with_one_nan(np.asarray(mine)), with_one_nan(np.asarray(its)))
 
 
-@pytest.mark.parametrize("name", FOLDERS[::6])
+@pytest.mark.parametrize("name", FOLDERS[::16])
 def test_mutated(name: str) -> None:
     check_mutated(name, 0)
 
@@ -100,7 +100,7 @@ def test_more_mutated(name: str) -> None:
         check_mutated(name, seed)
 
 
-@pytest.mark.parametrize("name", FOLDERS[1::5])
+@pytest.mark.parametrize("name", FOLDERS[1::13])
 def test_near_misses(name: str) -> None:
     check_mutated(name, 0, near_miss)
 

@@ -15,7 +15,7 @@ import nbits
 import numpy as np
 import onnx
 import pytest
-from helpers import Array
+from helpers import Array, every
 from onnx import helper, numpy_helper
 
 import ort_dynq
@@ -88,9 +88,10 @@ def test_exact(name: str) -> None:
     assert count
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(4, NAMES))
 def test_integer_products(name: str) -> None:
-    """An error of 2**-12 is found in every number of a product, or before one."""
+    """An error of 2**-12, which more numbers show than a smaller one, is found in every number of a product, or before
+    one."""
     passed, count = passing(name, 2.0**-12, exact=False)
     assert passed == []
     assert count
