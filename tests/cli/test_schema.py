@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from accuracy_models import K, floats, with_outlier
+from benching import skip_opening
 from commands import MODELS
 
 import ort_dynq
@@ -52,7 +53,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize("line", COMMANDS)
-def test_output(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_opening(monkeypatch)
     name, *arguments = shlex.split(line)
     if "int8.onnx" in line and name != "quantize":
         assert cli.main(["quantize", "float.onnx", "-o", "int8.onnx", "--no-timing", "--quiet"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import importlib.util
 import itertools
@@ -226,13 +227,18 @@ def commands() -> list[str]:
     return sorted({"".join(found) for page in PAGES for found in re.findall(quoted, page.read_text(), re.MULTILINE)})
 
 
+@functools.cache
+def parser_of(module: Any) -> Any:
+    return module.parser()
+
+
 @pytest.mark.parametrize("command", commands())
 def test_commands(command: str) -> None:
     """Every command parses, both with and without the parts in brackets."""
     for text in (re.sub(r"\[[^\]]*\]", "", command), command.replace("[", "").replace("]", "")):
         program, _, rest = text.replace("python tests/bench", "developers").partition(" ")
         if program == "developers":
-            assert developers.parser().parse_args(shlex.split(rest)).run
+            assert parser_of(developers).parse_args(shlex.split(rest)).run
             continue
         arguments = [word for word in shlex.split(rest) if word != "…"]
         if arguments and arguments[-1] == "--shape":
@@ -241,7 +247,7 @@ def test_commands(command: str) -> None:
             continue  # a command is named, not shown
         if "--print-completion" in arguments:
             continue
-        assert cli.parser().parse_args(arguments).run
+        assert parser_of(cli).parse_args(arguments).run
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -89,7 +89,23 @@ def write(folder: Path, text: str, is_encoder: bool) -> None:
         quantize_dynamic(folder / "float.onnx", folder / f"{file}.onnx")
 
 
-def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def chosen(commands: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
+    """Commands that together have every option of each command with each kind of first argument, the longest first."""
+    found, seen = [], set[tuple[str, ...]]()
+    for arguments in sorted(commands, key=lambda each: (-len(each), each)):
+        kind = arguments[0], Path(arguments[1]).suffix
+        uses = {kind, *((*kind, each) for each in arguments if re.match("--?[a-z]", each))}
+        if not uses <= seen:
+            found.append(arguments)
+        seen |= uses
+    return found
+
+
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_commands(
+    is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them with --exhaustive. test_documentation.py parses all."""
     skip_opening(monkeypatch)
     monkeypatch.chdir(tmp_path)
     for name in ("models", "tests"):
@@ -101,7 +117,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     Path("notes.txt").write_text("Sphinx of black quartz, judge my vow. " * 4)
     done = documented()
     assert len(done) > 50
-    ran = set[tuple[str, ...]]()
+    lines: dict[tuple[str, ...], str] = {}  # those of equal arguments differ only in the names of the reader's files
     for line in done:
         _, command, *rest = shlex.split(line)
         if command == "run":  # the programs of readers
@@ -114,11 +130,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             rest = [names.get(each, each) for each in rest]
         if command in ("rewrite", "quantize") and "-o" in rest and not rest[rest.index("-o") + 1].endswith(".onnx"):
             rest[rest.index("-o") + 1] = "new"
-            shutil.rmtree("new", ignore_errors=True)
-        arguments = (command, *rest, *SHORT.get(command, []))
-        if arguments in ran:  # they differ only in the names of the reader's files
-            continue
-        ran.add(arguments)
+        lines[(command, *rest, *SHORT.get(command, []))] = line
+    for arguments in lines if is_whole else chosen(lines):
+        line, rest = lines[arguments], [*arguments[1:]]
+        shutil.rmtree("new", ignore_errors=True)
         prepare(rest)
         status = cli.main(arguments)
         error = capsys.readouterr().err

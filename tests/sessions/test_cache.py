@@ -258,8 +258,10 @@ needs_owners = pytest.mark.skipif(sys.platform == "win32", reason="Windows has n
 
 
 @needs_owners
-@pytest.mark.parametrize("place", [".", "ENTRY", "ENTRY/entry.json", "ENTRY/model.onnx"])
-@pytest.mark.parametrize("attack", ["owner", "group", "all", "link"])
+@pytest.mark.parametrize(
+    ("place", "attack"),
+    helpers.diagonals(1, [".", "ENTRY", "ENTRY/entry.json", "ENTRY/model.onnx"], ["owner", "group", "all", "link"]),
+)
 def test_what_others_may_have_written_is_not_opened(
     rewrites: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, attack: str
 ) -> None:
@@ -377,9 +379,9 @@ def test_processes_rewrite_once(tmp_path: Path) -> None:
         "ort_dynq.InferenceSession(sys.argv[1])\n"
     )
     command = [sys.executable, "-c", program, str(MODEL)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     found = "".join(process.communicate()[0] for process in processes)
-    assert [process.returncode for process in processes] == [0] * 8
+    assert [process.returncode for process in processes] == [0] * 3
     assert found == "rewritten\n"
 
 
