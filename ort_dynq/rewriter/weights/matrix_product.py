@@ -5,7 +5,6 @@ alpha and beta are not exact: the scales of the weights and the bias are multipl
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,16 +12,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
+from ..analysis.einsums import labels_of_einsum
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import QuantizedWeights
-
-_DOTS = "..."
-_EQUATION = re.compile(
-    r"(?P<dots>(?:\.{3})?)(?P<rows>\w*)(?P<k>\w),(?P<stack>(?:\.{3})?\w*)(?P<weights>\w\w)->(?P=dots)(?P=rows)(?P<n>\w)"
-)
 
 
 @dataclass(frozen=True)
@@ -68,30 +63,25 @@ def matrix_product_of(node: ir.Node) -> MatrixProduct | None:
 def _is_transposed(node: ir.Node) -> bool:
     """Returns whether an Einsum is ``...mk,...nk->...mn``; it is ``...mk,...kn->...mn`` if not.
 
-    Without a repeated label (a diagonal) and with K in both factors only, it is the sum over K for each label of the
-    rows and each column. Other labels of the weights are the last ones before the rows, as MatMul aligns stacked
-    weights. Einsum also broadcasts a K of 1, which MatMul does not.
+    Other labels of the weights are the last ones before the rows, as MatMul aligns stacked weights. Einsum also
+    broadcasts a K of 1, which MatMul does not.
 
     Raises:
         Unconverted: It is neither.
     """
-    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
-    found = _EQUATION.fullmatch(equation)
-    if found is None:
+    a, b, result = labels_of_einsum(node) or ("", "", "")
+    rows, k, stack, n = a[:-1], a[-1:], b[:-2], result[-1:]
+    lead = max(rows[:-1], stack, key=len)
+    are_labels = n and n not in a and sorted(b[-2:]) == sorted(k + n) and result == lead + rows[-1:] + n
+    if not are_labels or not (lead.endswith(rows[:-1]) and lead.endswith(stack)):
         raise Unconverted(Reason.EINSUM)
-    rows, k, stack, weights, n = (found[name] for name in ("rows", "k", "stack", "weights", "n"))
-    if len({*rows, k, n}) != len(rows) + 2 or sorted(weights) != sorted((k, n)):
-        raise Unconverted(Reason.EINSUM)
-    lead = found["dots"] + rows[:-1]
-    if stack and (not rows or not (lead == stack if stack.startswith(_DOTS) else lead.endswith(stack))):
-        raise Unconverted(Reason.EINSUM)
-    a, b = (value.shape if value is not None else None for value in node.inputs[:2])
     depths = [
-        shape[i] if shape is not None and len(shape) else None for shape, i in ((a, -1), (b, weights.index(k) - 2))
+        None if each is None or each.shape is None else each.shape[labels.index(k)]
+        for each, labels in zip(node.inputs, (a, b), strict=True)
     ]
     if not isinstance(depths[0], int) or depths[0] != depths[1]:
         raise Unconverted(Reason.EINSUM)
-    return weights == n + k
+    return b[-1] == k
 
 
 def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Value | npt.NDArray[np.float32] | None:
