@@ -78,6 +78,46 @@ def encoder() -> Example:
     return Example(model, [rng.integers(0, 48, (2, 7)), keep])
 
 
+def heads() -> Example:
+    """Attention whose products are Einsums, a convolution of 1x1 and experts by Einsum.
+
+    Query, key and value are written as by Keras, Flax and with heads before tokens. Rows of the experts move between
+    their products.
+    """
+    rng, size, heads, width = np.random.default_rng(46), 32, 2, 20
+    model = parse(
+        """heads (float[batch, tokens, 32] x) => (float[batch, tokens, 32] y, float[tokens, 24] mixed) {
+            q0 = Einsum<equation = "abc,cde->abde">(x, wq)  q = Add(bq, q0)
+            k0 = Einsum<equation = "...c,chd->...hd">(x, wk)  k = Add(k0, bk)
+            v0 = Einsum<equation = "btc,hcd->bhtd">(x, wv)  v = Add(v0, bv)
+            s = Einsum<equation = "...qhd,...khd->...hqk">(q, k)  d = Div(s, root)  p = Softmax<axis = -1>(d)
+            o = Einsum<equation = "bhqk,bhkd->bhqd">(p, v)
+            a0 = Einsum<equation = "bhtd,hdc->btc">(o, wo)  a = Add(a0, bo)
+            t = Transpose<perm = [0, 2, 1]>(a)  c0 = Einsum<equation = "nct,mc->nmt">(t, wc)  c = Add(c0, bc)
+            y = Transpose<perm = [0, 2, 1]>(c)
+            rows = ReduceMean<keepdims = 0>(y, first)
+            up0 = Einsum<equation = "tc,ecf->tef">(rows, up)  up1 = Add(up0, bu)  act = Relu(up1)
+            down = Einsum<equation = "tef,efd->ted">(act, wd)  mixed = ReduceSum<keepdims = 0>(down, second)
+        }""",
+        20,
+        **{f"w{x}": weights(rng, size, heads, width, inputs=size) for x in "qk"},
+        **{f"b{x}": vector(rng, heads * width).reshape(heads, width) for x in "qk"},
+        wv=weights(rng, heads, size, width, inputs=size),
+        bv=vector(rng, heads * width).reshape(heads, 1, width),
+        wo=weights(rng, heads, width, size, inputs=size),
+        bo=vector(rng, size),
+        wc=weights(rng, size, size, inputs=size),
+        bc=vector(rng, size).reshape(size, 1),
+        up=weights(rng, 3, size, 40, inputs=size),
+        bu=vector(rng, 120).reshape(3, 40),
+        wd=weights(rng, 3, 40, 24, inputs=40),
+        root=np.float32(math.sqrt(width)),
+        first=np.array([0]),
+        second=np.array([1]),
+    )
+    return Example(model, [rng.normal(0, 1, (2, 7, size)).astype(np.float32)])
+
+
 def image() -> Example:
     """Convolutions: with a bias, BatchNormalization, or constants of channels; depthwise, transposed in both ranks."""
     rng = np.random.default_rng(41)
@@ -335,6 +375,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "float_branches": branches,
     "float_encoder": encoder,
     "float_half": half,
+    "float_heads": heads,
     "float_image": image,
     "float_mobile": mobile,
     "float_recurrent": recurrent,

@@ -2,6 +2,9 @@
 
 activation, MatMul | Gemm | Einsum, [Add bias]    -> quantization, QuantizedMatMul
                                                   -> WordMatMul
+
+The axes of an Einsum may be those of heads or experts: the product is then between a Transpose or Reshape of the
+activation and of the result, where these are needed (../rewriter/products/einsum.py).
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import onnx_ir as ir
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
-from ..rewriter.analysis.nodes import producer_of
-from ..rewriter.codes.float_activations import check_activation
+from ..rewriter.analysis.nodes import first_inputs, producer_of
+from ..rewriter.codes.float_activations import FloatActivations, check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
+from ..rewriter.products.einsum import Einsum, einsum_of
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
@@ -37,7 +41,7 @@ from ..rewriter.weights.grid import (
     columns_of_stack,
     grid_of,
 )
-from ..rewriter.weights.matrix_product import bias_of, matrix_product_of, stack_beside, with_alpha
+from ..rewriter.weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, stack_beside, with_alpha
 from .activations import codes_of, note_on, note_on_words
 from .options import Options
 from .weights import check_constant, check_stored, floats_of, grid_of_columns, grid_of_groups, release, words_of
@@ -54,23 +58,24 @@ class _FloatLayer:
     epilogue: Epilogue
     options: Options
     note: str
+    einsum: Einsum | None
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | None:
     if node.op_type == "Einsum" and not _has_weights(node, context.facts):
         return None
-    product = matrix_product_of(node)
+    product, einsum = _product_of(node)
     if product is None:
         return None
     options.check(node)
     facts, b = context.facts, product.b
-    merged = None if product.has_transposed_a else _before_merging(product.a)
+    merged = None if product.has_transposed_a or einsum is not None else _before_merging(product.a)
     a = product.a if merged is None else merged
     if facts.is_constant(a) and not facts.is_constant(b):
         raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
-    layout = product.has_transposed_b, options.has_words(node)
+    layout = product.has_transposed_b, einsum, options.has_words(node)
     search = functools.partial(_grid_of, b, *layout, options, facts)
     grid, note = context.shared(SharedGrids).of(b, layout, search)
     if grid.bits != WORD_BITS:
@@ -84,9 +89,25 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
         raise Unconverted(Reason.WEIGHTS_TOO_FEW_FOR_TWO_TERMS, depth=depth, columns=columns)
     bias, grid = bias_of(product, channels, facts), with_alpha(grid, product)
     epilogue = Epilogue(node, channels, node.outputs[0], column=grid.scale, bias=bias)
-    epilogue = epilogue if bias is not None else epilogue.past_bias(facts)
+    if bias is None:
+        epilogue = epilogue.past_bias(facts) if einsum is None else einsum.past_bias(epilogue, facts)
     epilogue = replace(epilogue, merges_rows=merged is not None)
-    return _FloatLayer(a, product.has_transposed_a, grid, epilogue, options, note)
+    return _FloatLayer(a, product.has_transposed_a, grid, epilogue, options, note, einsum)
+
+
+def _product_of(node: ir.Node) -> tuple[MatrixProduct | None, Einsum | None]:
+    """Returns a matrix product, and the Einsum that it is part of, if that has more; None for other nodes.
+
+    Raises:
+        Unconverted: It is an Einsum that is no product of matrices.
+    """
+    a, b = first_inputs(node, 2)
+    if a is None or b is None:
+        return None, None
+    try:
+        return matrix_product_of(node), None
+    except Unconverted:
+        return MatrixProduct(a, b), einsum_of(node)
 
 
 def _before_merging(a: ir.Value) -> ir.Value | None:
@@ -116,12 +137,14 @@ def _build(match: _FloatLayer, edit: Edit) -> None:
         a = edit.insert(ir.node("Transpose", [a], {"perm": [1, 0]}), before=edit.node)
     else:
         note_activation(edit, a)
+    if match.einsum is not None:
+        a = edit.shared(FloatActivations).moved(a, match.einsum.order, match.einsum.rows_shape, edit)
     if match.grid.bits == WORD_BITS:
-        build_word_matmul(match.epilogue, a, match.grid, edit)
+        build_word_matmul(match.epilogue, a, match.grid, edit, match.einsum)
         edit.note = note_on_words(match.options)
         return
     codes = codes_of(a, edit, match.options)
-    build_quantized_matmul(match.epilogue, codes, match.grid, edit)
+    build_quantized_matmul(match.epilogue, codes, match.grid, edit, einsum=match.einsum)
     edit.note = "; ".join(filter(None, (match.note, note_on(codes, match.options))))
 
 
@@ -132,9 +155,9 @@ def rule(options: Options) -> Rule[_FloatLayer]:
 
 
 def _grid_of(
-    b: ir.Value, is_transposed: bool, has_words: bool, options: Options, facts: Facts
+    b: ir.Value, is_transposed: bool, einsum: Einsum | None, has_words: bool, options: Options, facts: Facts
 ) -> tuple[QuantizedWeights, str]:
-    """Returns constant weights, or their transpose, as codes, and a note if they differ from the options.
+    """Returns constant weights, their transpose or those of an Einsum as codes, and a note if options say otherwise.
 
     Raises:
         Unconverted: They cannot become codes, or it does not pay.
@@ -142,6 +165,7 @@ def _grid_of(
     weights = floats_of(b, facts)
     if weights.ndim < 2:
         raise Unconverted(Reason.WEIGHTS_RANK, rank=weights.ndim, expected=2)
+    weights = weights if einsum is None else einsum.matrices(weights)
     depth, columns = weights.shape[-2:][:: -1 if is_transposed else 1]
     if is_tiny_matrix(depth, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)

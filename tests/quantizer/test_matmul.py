@@ -1,6 +1,9 @@
-"""MatMul and Gemm: the results equal the definition in NumPy, with the plugin and without it."""
+"""MatMul, Gemm and Einsum: the results equal the definition in NumPy, with the plugin and without it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -93,6 +96,85 @@ def test_gemm(attributes: dict[str, float], bias: np.ndarray | None) -> None:
     assert squared_error(actual, run_float(model, x)) < 3e-4
 
 
+def along(
+    axes: tuple[int, ...], array: np.ndarray, at: int, quantized: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """An array whose elements along some axes, as rows (-1) or columns (0) of a matrix, are quantized together."""
+    others = [axis for axis in range(array.ndim) if axis not in axes]
+    order = [*axes, *others] if at == 0 else [*others, *axes]
+    moved = array.transpose(order)
+    lengths = [array.shape[axis] for axis in axes]
+    shape = (np.prod(lengths), -1) if at == 0 else (-1, np.prod(lengths))
+    return np.asarray(quantized(moved.reshape(shape)).reshape(moved.shape).transpose(np.argsort(order)))
+
+
+class Equation(NamedTuple):
+    """An Einsum of an activation and weights, with a bias or without.
+
+    Attributes:
+        x, weights, bias: Their shapes.
+        of_x, of_weights: The axes along which it adds.
+        moves: The nodes beside the product.
+    """
+
+    x: tuple[int, ...]
+    weights: tuple[int, ...]
+    bias: tuple[int, ...] | None
+    of_x: tuple[int, ...]
+    of_weights: tuple[int, ...]
+    moves: tuple[str, ...]
+
+
+EQUATIONS = {
+    "btk,khd->bthd": Equation((2, 3, K), (K, 4, 80), (4, 80), (2,), (0,), ("Reshape",)),
+    "btk,hkd->bhtd": Equation((2, 3, K), (2, K, N), (2, 1, N), (2,), (1,), ("Reshape", "Transpose")),
+    "...k,khd->...hd": Equation((2, 3, K), (K, 4, 80), (1, 1, 80), (2,), (0,), ("Reshape",)),
+    "bthd,hdk->btk": Equation((2, 3, 4, 40), (4, 40, N), (N,), (2, 3), (0, 1), ("Reshape",)),
+    "...hd,hdk->...k": Equation((2, 3, 4, 40), (4, 40, N), (1, 1, N), (2, 3), (0, 1), ("Reshape",)),
+    "bhtd,hdk->btk": Equation((2, 4, 3, 40), (4, 40, N), (N,), (1, 3), (0, 1), ("Transpose", "Reshape")),
+    "bhtd,dkh->btk": Equation((2, 4, 3, 40), (40, N, 4), None, (1, 3), (2, 0), ("Transpose", "Reshape")),
+    "nct,mc->nmt": Equation((2, K, 3), (N, K), (N, 1), (1,), (1,), ("Transpose", "Transpose")),
+    "td,edf->tef": Equation((3, K), (2, K, N), (2, N), (1,), (1,), ("Reshape",)),
+    "td,edf->etf": Equation((3, K), (2, K, N), None, (1,), (1,), ()),
+    "tef,efd->ted": Equation((3, 2, K), (2, K, N), (2, N), (2,), (1,), ("Transpose", "Add", "Transpose")),
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einsum(equation: str) -> None:
+    each = EQUATIONS[equation]
+    x, weights = activations(*each.x), floats(*each.weights, seed=3)
+    nodes = [helper.make_node("Einsum", ["x", "w"], ["y" if each.bias is None else "p"], equation=equation)]
+    constants = {"w": weights}
+    if each.bias is not None:
+        nodes.append(helper.make_node("Add", ["p", "c"], ["y"]))
+        constants["c"] = floats(*each.bias, seed=4)
+    model = model_of(nodes, constants, shape=each.x)
+    result_shape = [f"y{i}" for i in range(len(equation.replace("...", "ab").partition("->")[2]))]
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, result_shape))
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}
+    moves = {name: result.report.after.get(name, 0) for name in ("Transpose", "Reshape", "Add", "Einsum")}
+    assert moves == {name: each.moves.count(name) for name in moves}
+    expected = np.einsum(
+        equation,
+        along(each.of_x, x, -1, by_definition),
+        along(each.of_weights, weights, 0, weights_by_definition),
+    )
+    actual = run(result, x)
+    assert close(actual, expected + constants.get("c", 0))
+    assert squared_error(actual, run_float(model, x)) < 3e-4
+
+
+def test_products_share_an_activation_that_is_moved() -> None:
+    nodes = [helper.make_node("Einsum", ["x", each], [f"{each}.p"], equation="nct,mc->nmt") for each in "ab"]
+    nodes.append(helper.make_node("Add", ["a.p", "b.p"], ["y"]))
+    model = model_of(nodes, {each: floats(N, K, seed=i) for i, each in enumerate("ab")}, shape=(2, K, "T"))
+    result = ort_dynq.quantize(model)
+    assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 2}
+    assert result.report.after["Transpose"] == 3  # one of the activation
+
+
 @pytest.mark.parametrize("shape", [(K,), (2, 3, K), ("A", "B", "C", K)], ids=str)
 def test_ranks(shape: tuple[int | str, ...]) -> None:
     x = activations(*(each if isinstance(each, int) else 2 for each in shape))
@@ -183,7 +265,9 @@ def _staying(node: onnx.NodeProto, /, **constants: np.ndarray) -> onnx.ModelProt
 
 NAN = W.copy()
 NAN[7, 7] = np.nan
+_EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked ones as in MatMul"
 STAYING = {
+    _EINSUM: _staying(helper.make_node("Einsum", ["x", "b"], ["y"], equation="mk,kn->kn"), b=W),
     "a product of two activations": _staying(helper.make_node("MatMul", ["x", "x"], ["y"])),
     "the weights are the left factor": _staying(helper.make_node("MatMul", ["b", "x"], ["y"]), b=W),
     "the weights have NaN or an infinity": _staying(MATMUL, b=NAN),

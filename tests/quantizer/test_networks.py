@@ -60,6 +60,7 @@ def of(operators: Mapping[str, int], quantization: str, **others: int) -> dict[s
     return {name: count for name, count in changed.items() if count}
 
 
+HEADS = {"RowProgram": 5, "QuantizedMatMul": 7, "QuantizedAttention": 1}
 TWO_TERM = {"activations": "two-term"}
 FLOATS = {"activations": "tensor", "attention": "float", "embeddings": "keep"}
 """All that can stay float, and activations with one scale."""
@@ -87,6 +88,9 @@ CASES = (
     ),
     Case("float_half", HALF, (36, 36)),
     Case("float_half", None, (39, 39), {"min_snr": 39.0, **TWO_TERM}),
+    Case("float_heads", HEADS, (37, 38)),
+    Case("float_heads", of(HEADS, "TwoTermQuantize", QuantizedAttention=0), (40, 40), TWO_TERM),
+    Case("float_heads", {"WordMatMul": 7}, (63, 63), {"weights": "int12"}),
     Case("float_image", IMAGE, (46, 41, 39)),
     Case("float_image", of(IMAGE, "TwoTermQuantize"), (46, 43, 41), TWO_TERM),
     Case("float_image", of(IMAGE, "DynamicQuantizeLinear"), (45, 40, 39), FLOATS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -42,6 +44,7 @@ class FloatActivations:
         self._facts = facts
         self._codes: dict[tuple[object, ...], Codes] = {}
         self._padded: dict[tuple[object, ...], ir.Value] = {}
+        self._moved: dict[tuple[object, ...], ir.Value] = {}
         self._in_float32: dict[tuple[object, ...], ir.Value] = {}
 
     def of_rows(
@@ -138,6 +141,29 @@ class FloatActivations:
                 self._facts.note(padded, value.dtype, ir.Shape([*lead, length]))
             self._padded[key] = padded
         return self._padded[key]
+
+    def moved(self, value: ir.Value, order: Sequence[int], shape: Sequence[int], edit: Edit) -> ir.Value:
+        """Returns a value with its axes in another order, and then in another shape.
+
+        Args:
+            value: float32; its rank is known.
+            order: The order of the axes; that of the value for none.
+            shape: The shape, as Reshape reads it, whose last number is no 0; empty for none.
+            edit: The edit of the product, before which new nodes are inserted.
+        """
+        key = edit.node.graph, value, tuple(order), tuple(shape)
+        if key not in self._moved:
+            assert value.shape is not None
+            moved, dims = value, [value.shape[axis] for axis in order]
+            if list(order) != sorted(order):
+                moved = edit.insert(ir.node("Transpose", [moved], {"perm": list(order)}), before=edit.node)
+                self._facts.note(moved, ir.DataType.FLOAT, ir.Shape(dims))
+            if shape:
+                target = edit.add_constant(np.array(shape), before=edit.node)
+                moved = edit.insert(ir.node("Reshape", [moved, target]), before=edit.node)
+                self._facts.note(moved, ir.DataType.FLOAT, ir.Shape([*dims[: len(shape) - 1], shape[-1]]))
+            self._moved[key] = moved
+        return self._moved[key]
 
     def _note(self, key: tuple[object, ...], codes: Codes, value: ir.Value, scales: ir.Shape | None) -> None:
         assert codes.scale is not None

@@ -5,6 +5,7 @@ td,edf->etf       stacked matrices, by which the activation is multiplied as in 
 tef,efd->ted      stacked matrices: Transpose of the codes, MatMul, Transpose
 bthi,hio->btho    the same, with heads
 bthi,hio->bto     a sum over heads, too: Reshape of the codes, MatMul
+bhti,hio->bto     the same of an activation of floats: Transpose, Reshape, MatMul
 
 nct,mc->nmt       a convolution of 1x1: Transpose of the codes, MatMul, Transpose
 bkt,mk->bmt       a product of weights by an activation, as MatMul(weights, x): the same
@@ -25,11 +26,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..analysis.einsums import labels_of_einsum
+from ..analysis.evaluation import evaluate
+from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
 from ..codes.affine_form import Affine
 from ..codes.terms import Param, lead, unsqueezed
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
+from .epilogue import Epilogue
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Einsum:
         if not self.changes_rows:
             return form
         rank, rows = len(self.order), len(self.order) - len(self.depths)
+        if self.order[-1] - self.order[rows] != rank - rows - 1:
+            raise Unconverted(Reason.EINSUM)  # K stands in several places
         last = -2 if self.moves_rows else rows - rank - 1  # numbers of rows, or of parts of them
 
         def of_rows(_: str, param: Param) -> Param:
@@ -131,14 +137,28 @@ class Einsum:
         axes = param.axes | {axis - rank for axis in self.order[: rank - len(self.depths)] if shape[axis] == 1}
         return replace(whole, axes=frozenset(self.order.index(axis + rank) - rank for axis in axes), rank=rank)
 
-    def result(self, product: ir.Value, edit: Edit) -> ir.Value:
-        """Returns the result of the Einsum after the product."""
+    def past_bias(self, epilogue: Epilogue, facts: Facts) -> Epilogue:
+        """Returns the epilogue of the product up to the end of an Add of constants that do not vary along rows."""
+        step, rank = epilogue.next_step(), len(self.of_result)
+        is_sum = step is not None and step.node.op_type == "Add" and not step.moves and not self.stack
+        value = step.operand if step is not None and is_sum else None
+        elements = None if value is None or not facts.is_constant(value) else evaluate(value, facts)
+        if step is None or elements is None or elements.dtype != np.float32 or elements.ndim > rank:
+            return epilogue
+        whole = elements.reshape((1,) * (rank - elements.ndim) + elements.shape).transpose(np.argsort(self.of_result))
+        rows = whole.shape[: rank - len(self.columns)]
+        if math.prod(rows) != 1:
+            return epilogue
+        return epilogue.past(step, bias=np.broadcast_to(whole, rows + self.columns).reshape(-1))
+
+    def result(self, product: ir.Value, edit: Edit, before: ir.Node) -> ir.Value:
+        """Returns the result of the Einsum after the product; new nodes are inserted before an old one."""
         rows = len(self.of_result) - len(self.columns)
         if len(self.columns) > 1:
-            shape = edit.add_constant(np.array([0] * rows + list(self.columns)), before=edit.node)
-            product = edit.insert(ir.node("Reshape", [product, shape]), before=edit.node)
+            shape = edit.add_constant(np.array([0] * rows + list(self.columns)), before=before)
+            product = edit.insert(ir.node("Reshape", [product, shape]), before=before)
         if list(self.of_result) != sorted(self.of_result):
-            product = edit.insert(ir.node("Transpose", [product], {"perm": list(self.of_result)}), before=edit.node)
+            product = edit.insert(ir.node("Transpose", [product], {"perm": list(self.of_result)}), before=before)
         return product
 
 
@@ -185,7 +205,7 @@ def einsum_of(node: ir.Node) -> Einsum:
     inner = [x for x in a if x in weights and x not in result]
     rows = [x for x in a if x not in weights]
     columns = [x for x in result if x not in a]
-    is_product = inner and "".join(inner) in a and rows and columns
+    is_product = inner and rows and columns
     if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
         raise Unconverted(Reason.EINSUM)
     shapes = (each.shape if each is not None and each.shape is not None else () for each in node.inputs)

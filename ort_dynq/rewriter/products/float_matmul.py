@@ -187,7 +187,7 @@ def _build(match: _FloatMatMulParts, edit: Edit) -> None:
         for part in match.parts:
             node = quantized_matmul(part.epilogue, codes_of.of(part.activation, edit), part.grid, edit)
             result = edit.insert_main(node, before=edit.node)
-            results.append(result if part.einsum is None else part.einsum.result(result, edit))
+            results.append(result if part.einsum is None else part.einsum.result(result, edit, edit.node))
         edit.replace(first.epilogue.last, edit.insert(ir.node("Add", results), before=edit.node))
     note_activation(edit, match.value)
     for part in match.parts:

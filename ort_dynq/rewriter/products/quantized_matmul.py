@@ -47,7 +47,7 @@ def build_quantized_matmul(
     if grid.offset is not None:
         edit.metadata[HAS_OFFSET] = "1"
         result = edit.insert(ir.node("Add", [result, _of_zero_points(codes, grid, before, edit)]), before=before)
-    edit.replace(epilogue.last, result if einsum is None else einsum.result(result, edit))
+    edit.replace(epilogue.last, result if einsum is None else einsum.result(result, edit, before))
 
 
 def quantized_matmul(
