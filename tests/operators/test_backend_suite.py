@@ -107,9 +107,10 @@ def check(case: Any, model: onnx.ModelProto, backend: str) -> None:
     """Compares with the recorded outputs, with and without the plugin."""
     assert case.data_sets
     names = [value.name for value in model.graph.input]
+    sessions = make_session(model, backend), stock_session(model)
     for inputs, outputs in case.data_sets:
         feeds: dict[str, Array] = dict(zip(names, map(np.asarray, inputs), strict=True))
-        for session in (make_session(model, backend), stock_session(model)):
+        for session in sessions:
             for actual, expected in zip(session.run(None, feeds), outputs, strict=True):
                 assert_same(np.asarray(actual), np.asarray(expected))
 

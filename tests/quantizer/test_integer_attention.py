@@ -411,12 +411,13 @@ def test_later_keys_are_left_out(form: str, number: float, adds: bool) -> None:
     nodes = [node for nodes in (quantized.graph.node, *branches) for node in nodes if "Quantized" in node.op_type]
     after = [each.i for node in nodes for each in node.attribute if each.name == "keys_after"]
     assert after == ([0] if number == -np.inf else [0, -1])
+    sessions = make_session(quantized, "native"), stock_session(quantized)
+    of_whole = make_session(ort_dynq.quantize(plain).to_proto(), "native")
     for hides_all in (False, True):
         given = feeds()
         given["keep"][1, ..., :5] = not hides_all
         whole = np.logical_and(given["keep"], np.tril(np.ones((40, 40), bool)))
-        results = [each.run(None, given)[0] for each in (make_session(quantized, "native"), stock_session(quantized))]
-        results += make_session(ort_dynq.quantize(plain).to_proto(), "native").run(None, {**given, "keep": whole})
+        results = [each.run(None, given)[0] for each in sessions] + of_whole.run(None, {**given, "keep": whole})
         first, *others = (np.where(np.isnan(each), np.float32(np.nan), each) for each in results)  # of one sign
         for other in others:
             assert_same(first, other)

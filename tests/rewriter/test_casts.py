@@ -31,12 +31,11 @@ def test_chains(name: str) -> None:
     result = rewrite(model, exact=True)
     assert "RowProgram" in {finding.operator for finding in result.report.rewritten}, result.report
     content = result.to_proto().SerializeToString()
+    original, *sessions = stock_session(model), make_session(content, "native"), stock_session(content)
     for x in (rows(), rows(20, 1), np.zeros((0, 5), np.float16)):
-        (expected,) = stock_session(model).run(None, {"x": x})
-        (actual,) = make_session(content, "native").run(None, {"x": x})
-        assert_same(with_one_nan(actual), with_one_nan(expected))
-        (without_the_plugin,) = stock_session(content).run(None, {"x": x})
-        assert_same(with_one_nan(without_the_plugin), with_one_nan(expected))
+        (expected,) = original.run(None, {"x": x})
+        for session in sessions:
+            assert_same(with_one_nan(session.run(None, {"x": x})[0]), with_one_nan(expected))
 
 
 @pytest.mark.parametrize(

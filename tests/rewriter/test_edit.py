@@ -24,9 +24,9 @@ def test_a_branch_has_the_name_of_a_later_value() -> None:
     before, result = model.SerializeToString(), rewrite(model, exact=True)
     assert [each.operator for each in result.report.rewritten].count("RowProgram") == 2
     x = np.random.default_rng(1).standard_normal((5, 33), F)
+    sessions = make_session(result.to_proto(), "native"), stock_session(model)
     for yes in (True, False):
         feeds = {"x": x, "yes": np.array(yes)}
-        expected = stock_session(model).run(None, feeds)
-        for each, other in zip(make_session(result.to_proto(), "native").run(None, feeds), expected, strict=True):
+        for each, other in zip(*(session.run(None, feeds) for session in sessions), strict=True):
             assert_same(each, other)
     assert model.SerializeToString() == before

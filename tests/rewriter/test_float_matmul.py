@@ -239,9 +239,10 @@ def test_rows_of_zeros_without_an_epsilon_stay_nan(order: str, rows_of: str) -> 
     converted = rewrite(model).to_proto()
     assert "QuantizedMatMul" in {node.op_type for node in converted.graph.node}
     x = np.linspace(-2, 3, 3 * K, dtype=F).reshape(1, 3, K)
+    original, *sessions = stock_session(model), make_session(converted, "native"), stock_session(converted)
     for zeros in ([1], [0, 1, 2]):
         x[:, zeros] = 0
-        expected = stock_session(model).run(None, {"x": x})[0]
-        for session in (make_session(converted, "native"), stock_session(converted)):
+        expected = original.run(None, {"x": x})[0]
+        for session in sessions:
             np.testing.assert_array_equal(np.isnan(session.run(None, {"x": x})[0]), np.isnan(expected))
         assert np.isnan(expected).any() == (rows_of == "last" or len(zeros) == 3)

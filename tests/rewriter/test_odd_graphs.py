@@ -90,13 +90,12 @@ def test_bodies_whose_outputs_declare_no_rank(name: str, loop: str) -> None:
     result = quantize(model) if is_quantization else rewrite(model)
     assert any(operator.startswith(f"ort_dynq.{name}") for operator in result.report.after), result.report.findings
     rewritten = result.to_proto()
+    native = (make_session(rewritten, "native", optimize=optimize) for optimize in (False, True))
+    original, *sessions = stock_session(model), stock_session(rewritten), *native
     for count in (4,) if loop == "Scan" else (4, 0):
         feeds = {"xs": given, "n": np.array(count)}
-        (expected,) = stock_session(model).run(None, feeds)
-        results = [
-            stock_session(rewritten).run(None, feeds)[0],
-            *(make_session(rewritten, "native", optimize=optimize).run(None, feeds)[0] for optimize in (False, True)),
-        ]
+        (expected,) = original.run(None, feeds)
+        results = [session.run(None, feeds)[0] for session in sessions]
         assert results[0].shape == expected.shape
         for actual in results:
             assert_same(actual, results[0])

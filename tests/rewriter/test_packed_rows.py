@@ -28,10 +28,11 @@ def test_one_packed_copy_of_the_table(first: str, dtype: type, merged: bool) -> 
     assert len(tables(result)) == 1
     converted = result.to_proto()
     assert "DequantizeLinear" not in [node.op_type for node in nodes_of(converted.graph) if "table" in node.input]
+    original, *sessions = stock_session(model), stock_session(converted), make_session(converted, "native")
     for use in (True, False) if merged else (None,):
         inputs = data(use=use)
-        expected = stock_session(model).run(None, inputs)
-        for session in (stock_session(converted), make_session(converted, "native")):
+        expected = original.run(None, inputs)
+        for session in sessions:
             actual = session.run(None, inputs)
             assert np.array_equal(actual[0].argmax(-1), expected[0].argmax(-1))
             assert np.array_equal(actual[1], expected[1])  # the rows of the embedding, bit for bit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from float16_models import rows
-from onnx import numpy_helper
+from onnx import ModelProto, numpy_helper
 from rounded_models import CODES, CONVOLUTIONS, DEPTH, FORMS, SCALES, VERSION, convolution, rounded_activation
 
 from ort_dynq.operators.packing import pack
@@ -52,8 +52,9 @@ def test_verification_finds_another_activation(position: int) -> None:
 def test_verification_finds_other_weights_of_a_convolution() -> None:
     model = convolution(CONVOLUTIONS["bias"])
     x = np.random.default_rng(6).normal(1, 3, (2, 6, 20, 21)).astype(np.float16)
+    content = rewrite(model).to_proto().SerializeToString()
     for position, factor in ((3, 1), (5, 1.01)):
-        proto = rewrite(model).to_proto()
+        proto = ModelProto.FromString(content)
         (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedConv"]
         keys = {entry.key for entry in node.metadata_props}
         assert {ROUNDED_ACTIVATION, ROUNDED_WEIGHTS} <= keys

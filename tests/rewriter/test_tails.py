@@ -291,9 +291,10 @@ def test_a_clip_of_a_result_of_float16(text: str, program: list[str]) -> None:
 
 def same_results(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     """Compares a rewritten model with its function calls in stock ONNX Runtime, and one that was rewritten again."""
+    original, *sessions = stock_session(before), stock_session(after), make_session(after, "native")
     for x in special_images():
-        expected = stock_session(before).run(None, feeds(x))
-        for session in (stock_session(after), make_session(after, "native")):
+        expected = original.run(None, feeds(x))
+        for session in sessions:
             for actual, wanted in zip(session.run(None, feeds(x)), expected, strict=True):
                 assert_same(with_one_nan(actual), with_one_nan(wanted))
 

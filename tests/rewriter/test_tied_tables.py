@@ -19,12 +19,11 @@ from ort_dynq.rewriter import rewrite
 def test_exact_tokens(merged: bool) -> None:
     model = decoder(np.uint8, merged=merged)
     converted = rewrite(model, exact=True).to_proto()
+    sessions = make_session(converted, "native"), stock_session(model)
     for use in (True, False) if merged else (None,):
         for tokens in (1, 16):
             inputs = data(use=use, tokens=tokens)
-            for actual, expected in zip(
-                make_session(converted, "native").run(None, inputs), stock_session(model).run(None, inputs), strict=True
-            ):
+            for actual, expected in zip(*(session.run(None, inputs) for session in sessions), strict=True):
                 assert np.array_equal(actual, expected)
 
 

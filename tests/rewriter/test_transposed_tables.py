@@ -29,11 +29,10 @@ def test_a_table_whose_codes_are_transposed(merged: bool, half: bool, inner_scal
     assert ort_dynq.verify(model, result.to_proto(), inputs=data(use=True if merged else None)).passed
     exact = rewrite(model, exact=True).to_proto()
     assert [node.op_type for node in nodes_of(exact.graph) if "table" in node.input].count("Transpose") == 1 + merged
+    sessions = make_session(exact, "native"), stock_session(model)
     for use in (True, False) if merged else (None,):
         inputs = data(use=use)
-        actual, expected = (
-            session.run(None, inputs) for session in (make_session(exact, "native"), stock_session(model))
-        )
+        actual, expected = (session.run(None, inputs) for session in sessions)
         assert all(map(np.array_equal, actual, expected))
 
 
