@@ -49,8 +49,12 @@ def get_library_path() -> str:
     """
     name = _NAMES.get(sys.platform, "libort_dynq.so")
     beside = _PACKAGE / name
-    if beside.is_file():
-        return str(beside)
+    return str(beside) if beside.is_file() else _installed(name)
+
+
+@functools.cache  # reading the metadata of a distribution takes as long as opening a small session
+def _installed(name: str) -> str:
+    """Returns the path of the library of an installed distribution."""
     others = []
     for distribution in importlib.metadata.distributions(name="ort_dynq"):
         for file in distribution.files or ():
