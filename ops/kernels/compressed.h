@@ -59,14 +59,15 @@ struct PanelProduct {
   bool is_stored = false;
 };
 
-// scores[r][c] = float(sum) * steps[r] * scales[c], added to scores[r][c] if `adds`; then the same of other groups is
-// added, one after the other.
+// scores[r][c] = float(sum) * steps[r] * scales[c], or float(sum) * scales[c] * steps[r] with `scales_first`, added to
+// scores[r][c] if `adds`; then the same of other groups is added, one after the other.
 struct PanelScores {
   PanelProduct product;                                                  // of the first group
   int64_t groups, group_words, group_panels, group_steps, group_scales;  // their number, and strides
   bool is_split;  // words have two rows: a sum is kHighByte * that of row 2 * r, and that of the next row
   const float* steps;
   const float* scales;  // null: 1
+  bool scales_first;
   bool adds;
   float* scores;
   int64_t score_stride;

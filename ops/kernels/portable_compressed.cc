@@ -135,7 +135,8 @@ void portable_panel_scores(const PanelScores& block) {
         const int32_t first = panel_sum(block, group, r * of_score, c);
         const float sum = block.is_split ? joined(first, panel_sum(block, group, r * 2 + 1, c)) : joined(0, first);
         const float scale = block.scales == nullptr ? 1.0f : load(block.scales + group * block.group_scales + c);
-        const float score = sum * block.steps[group * block.group_steps + r] * scale;
+        const float step = block.steps[group * block.group_steps + r];
+        const float score = block.scales_first ? sum * scale * step : sum * step * scale;
         float* const to = block.scores + r * block.score_stride + c;
         store(to, block.adds || group > 0 ? load(to) + score : score);
       }

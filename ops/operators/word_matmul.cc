@@ -21,9 +21,7 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kBlock = kMaxProducts;  // elements of a row that share a step
-constexpr int64_t kPanelColumns = kMaxPanelColumns, kPair = 2;
-constexpr int64_t kBlockOfPanel = kBlock * kPanelColumns;
+constexpr int64_t kPanelColumns = kMaxPanelColumns;
 constexpr int64_t kPieceRows = 96, kPieceColumns = 512;  // whose words and results fit the second-level cache
 constexpr int64_t kTaskProducts = 1 << 19;               // of the smallest task: some microseconds
 constexpr int64_t kRowsToRead = 4;                       // reading a weight takes as long as so many products
@@ -36,11 +34,9 @@ struct Run {
   const int16_t* weight;  // [stack, panels, depth / 2, 32, 2]
   const float *scales, *bias;
   int64_t all_rows, rows, depth, columns;  // `rows`: of a matrix of src
-  int64_t blocks;                          // of a row, the last one perhaps shorter
   float* dst;
 
-  int64_t panel_stride() const { return round_up(depth, kPair) * kPanelColumns; }
-  int64_t size(int64_t block) const { return std::min(kBlock, depth - block * kBlock); }
+  int64_t panel_stride() const { return round_up(depth, kWordPair) * kPanelColumns; }
 };
 
 // Which tasks there are: of a pair of matrices, column_tasks * row_tasks.
@@ -79,15 +75,6 @@ class WordMatMul : public Node {
   }
 
  private:
-  // Of all rows, [blocks, all_rows, kBlock] words and [blocks, all_rows] steps.
-  struct Words {
-    explicit Words(const Run& run)
-        : words(run.blocks * run.all_rows * kBlock), steps(memory<float>(run.blocks * run.all_rows)) {}
-
-    AlignedArray<int16_t> words;
-    std::unique_ptr<float[]> steps;
-  };
-
   [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(name_) + ": " + message); }
 
   Run check(const Shape& src, const Shape& weight, const Shape& scale, const Shape& bias, Shape& result,
@@ -100,11 +87,11 @@ class WordMatMul : public Node {
     Run run = {};
     run.depth = src.dims[src.rank - 1];
     run.columns = bias.dims[bias.rank - 1];
-    run.blocks = divide_up(run.depth, kBlock);
     Shape stack = bias;
     --stack.rank;
     Shape packed = stack;
-    for (const int64_t dim : {divide_up(run.columns, kPanelColumns), divide_up(run.depth, kPair), kPanelColumns, kPair})
+    for (const int64_t dim :
+         {divide_up(run.columns, kPanelColumns), divide_up(run.depth, kWordPair), kPanelColumns, kWordPair})
       packed.dims[packed.rank++] = dim;
     if (!(weight == packed))
       fail("weight has shape " + weight.text() + ", expected " + packed.text() + ", packed for src of shape " +
@@ -121,7 +108,7 @@ class WordMatMul : public Node {
   }
 
   void multiply(Context& context, const Run& run, const MatrixPairs& found, const ProgramTensors& operands) const {
-    const Words words(run);
+    const WordBlocks words(run.all_rows, run.depth);
     quantize(context, run, words);
     Scratch<MatrixPair, 32> memory;
     MatrixPair* const pairs = memory.allocate(found.count);
@@ -145,17 +132,10 @@ class WordMatMul : public Node {
     });
   }
 
-  static void quantize(Context& context, const Run& run, const Words& words) {
+  static void quantize(Context& context, const Run& run, const WordBlocks& words) {
     const int64_t tasks = part_count(run.all_rows * run.depth, run.all_rows);
     run_tasks(context, tasks, [&](int64_t task) {
-      const int64_t begin = run.all_rows * task / tasks, rows = run.all_rows * (task + 1) / tasks - begin;
-      for (int64_t block = 0; block < run.blocks; ++block) {
-        const int64_t at = block * run.all_rows + begin, count = run.size(block);
-        int16_t* const to = words.words.get() + at * kBlock;
-        active_compressed().quantize_words({run.src + begin * run.depth + block * kBlock, run.depth, nullptr, rows,
-                                            count, to, kBlock, words.steps.get() + at, kLargestOfSrc});
-        for (int64_t row = 0; row < rows && count % kPair != 0; ++row) to[row * kBlock + count] = 0;
-      }
+      words.quantize(run.src, run.all_rows * task / tasks, run.all_rows * (task + 1) / tasks);
     });
   }
 
@@ -163,7 +143,7 @@ class WordMatMul : public Node {
     int64_t begin, end;
   };
 
-  void multiply_piece(const Run& run, const Words& words, const MatrixPair& pair, Range rows, Range cols,
+  void multiply_piece(const Run& run, const WordBlocks& words, const MatrixPair& pair, Range rows, Range cols,
                       const ProgramTensors& operands) const {
     const int64_t count = rows.end - rows.begin, width = cols.end - cols.begin;
     const int64_t row = pair.result * run.rows + rows.begin, column = pair.right * run.columns + cols.begin;
@@ -171,31 +151,8 @@ class WordMatMul : public Node {
     for (int64_t r = 0; r < count; ++r)
       std::memcpy(dst + r * run.columns, run.bias + column, static_cast<size_t>(width) * sizeof(float));
     const int64_t panels = pair.right * divide_up(run.columns, kPanelColumns) + cols.begin / kPanelColumns;
-    PanelScores scores = {};
-    scores.product.word_stride = kBlock;
-    scores.product.rows = count;
-    scores.product.cols = width;
-    scores.product.panel_stride = run.panel_stride();
-    scores.product.is_stored = true;
-    scores.group_words = run.all_rows * kBlock;
-    scores.group_panels = kBlockOfPanel;
-    scores.group_steps = run.all_rows;
-    scores.scales = run.scales + column;
-    scores.adds = true;
-    scores.scores = dst;
-    scores.score_stride = run.columns;
-    const auto add = [&](int64_t block, int64_t blocks) {
-      const int64_t of_row = block * run.all_rows + pair.left * run.rows + rows.begin;
-      scores.product.words = words.words.get() + of_row * kBlock;
-      scores.product.panels = run.weight + panels * run.panel_stride() + block * kBlockOfPanel;
-      scores.product.depth = run.size(block);
-      scores.groups = blocks;
-      scores.steps = words.steps.get() + of_row;
-      active_compressed().panel_scores(scores);
-    };
-    const int64_t whole = run.depth / kBlock;
-    if (whole > 0) add(0, whole);
-    if (whole < run.blocks) add(whole, 1);
+    words.multiply(pair.left * run.rows + rows.begin, count,
+                   {run.weight + panels * run.panel_stride(), run.scales + column, width}, dst, run.columns);
     if (tail_) tail_->run(operands, run.dst, row, row + count, cols.begin, width);
   }
 

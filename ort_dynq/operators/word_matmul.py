@@ -99,10 +99,10 @@ def _product(result: str, opset: int) -> str:
 
         exact = MatMul(left, right)
         real_sums = Cast<to = 1>(exact)
-        by_step = Mul(real_sums, steps)
         scale_of_rows = Unsqueeze(column_scale, minus_2)
         scale_of_blocks = Unsqueeze(scale_of_rows, minus_2)
-        terms = Mul(by_step, scale_of_blocks)
+        by_scale = Mul(real_sums, scale_of_blocks)
+        terms = Mul(by_scale, steps)
         total_shape = Concat<axis = 0>(dst_batch, n1, rows, columns)
         bias_of_blocks = Unsqueeze(bias_of_rows, minus_2)
         first = Expand(bias_of_blocks, total_shape)
@@ -123,7 +123,7 @@ _OPERATOR = Operator(
     "For each row i of src and each column c; x_b are the elements of block b, k from 256 * b to 256 * b + 255:\n"
     f"words(x) = round(x * (1 / step(x))), where step(x) = max(2^-126, the largest |x| / {MAX_SRC_WORD})\n"
     "exact_b = sum over k in b of words(x_b)[k] * weight[k, c]\n"
-    "dst = bias[c] + sum over b, in order, of float32(exact_b) * step(x_b) * column_scale[c]",
+    "dst = bias[c] + sum over b, in order, of float32(exact_b) * column_scale[c] * step(x_b)",
     (
         Input(
             "src", ("float32",), "Any shape of rank 1 or more, [..., M, K]. With stacked weights, of rank 2 or more."

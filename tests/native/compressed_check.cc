@@ -364,6 +364,7 @@ void check_panels() {
   pack.fits_int8 = block.product.fits_int8 = is_narrow || (kind == dynq::kS8 && pack.zero_points == nullptr);
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
+  block.scales_first = source.one_in(2);
   block.adds = source.one_in(2);
   block.score_stride = cols + source.integer(0, 5);
   const std::vector<float> before = numbers((rows - 1) * block.score_stride + cols, kOrdinary);

@@ -27,7 +27,7 @@ def defined(src: Array, words: Array, scale: Array, bias: Array) -> Array:
         assert np.abs(codes).max(initial=0) <= MAX_SRC_WORD
         exact = codes @ words[..., first : first + BLOCK, :].astype(np.int64)
         assert np.abs(exact).max(initial=0) < 2**31
-        dst = dst + exact.astype(np.float32) * step * scale[..., None, :]
+        dst = dst + exact.astype(np.float32) * scale[..., None, :] * step
     return np.asarray(dst, np.float32)
 
 
@@ -62,6 +62,19 @@ def test_the_largest_sums(isas: Sequence[str], sign: int) -> None:
     for isa in isas:
         with kernels.use_isa(isa):
             assert_same(kernels.run("WordMatMul", [src, pack_words(words), ones, zeros])[0], expected)
+
+
+def test_numbers_near_the_largest_float(isas: Sequence[str]) -> None:
+    """Results that float32 has are finite, though sums times steps exceed it."""
+    inputs, words = word_inputs(np.random.default_rng(0), (3, 2 * BLOCK), 33)
+    inputs[2] /= np.float32(64)
+    inputs[0] *= np.float32(3e38) / np.abs(inputs[0]).max()
+    exact = inputs[0].astype(np.float64) @ (words * inputs[2].astype(np.float64))
+    assert np.abs(exact).max() < 3e38
+    for isa in isas:
+        with kernels.use_isa(isa):
+            (dst,) = kernels.run("WordMatMul", inputs)
+            assert np.abs(dst - exact).max() < 1e-3 * np.abs(exact).max()
 
 
 MODEL = "y = ort_dynq.WordMatMul(x, w, s, b)"

@@ -124,7 +124,9 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
           sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
         else
           sum = V::to_float(sums[r][half]);
-        const V::F score = V::mul(V::mul(sum, V::set1(steps[r])), scales[half]);
+        const V::F step = V::set1(steps[r]);
+        const V::F score =
+            block.scales_first ? V::mul(V::mul(sum, scales[half]), step) : V::mul(V::mul(sum, step), scales[half]);
         scores[r][half] = group > 0 || block.adds ? V::add(scores[r][half], score) : score;
       }
   }

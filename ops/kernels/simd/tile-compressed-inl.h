@@ -149,7 +149,7 @@ void score_block(const PanelScores& block, int64_t group, int64_t row, int64_t r
     const Floats sum = kElements == kInt16
                            ? joined(high, low)
                            : __builtin_convertvector(reinterpret_cast<Ints>(high * kHighByte + low), Floats);
-    const Floats score = sum * steps[r] * scales;
+    const Floats score = block.scales_first ? sum * scales * steps[r] : sum * steps[r] * scales;
     store_columns<kStore>(to, adds ? load_columns<Floats, kStore>(to, count) + score : score, count);
   }
 }
