@@ -1,4 +1,4 @@
-"""Shared by the tests of recurrent layers: cells, inputs of QuantizedRecurrence, and models of one layer."""
+"""Shared by the tests of recurrent layers: cells, inputs of their operators, and models of one layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from helpers import Array
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
-from ort_dynq.operators.packing import pack
+from ort_dynq.operators.packing import pack, pack_words
+from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
 
 EVERY_STEP = 2**31 - 1
 
@@ -55,16 +56,26 @@ CELLS = {
 
 
 def recurrence_inputs(
-    rng: np.random.Generator, steps: int, batch: int, directions: int, size: int, cell: Cell = CELLS["LSTM"]
+    rng: np.random.Generator,
+    steps: int,
+    batch: int,
+    directions: int,
+    size: int,
+    cell: Cell = CELLS["LSTM"],
+    *,
+    operator: str = "QuantizedRecurrence",
 ) -> list[Array]:
     """Inputs whose products are of the magnitude of 1; first states and lengths that are one number."""
-    columns = cell.gates * size
-    codes = rng.integers(-127, 128, (directions, size, columns)).astype(np.int8)
+    columns, has_words = cell.gates * size, operator == "WordRecurrence"
+    largest = MAX_WEIGHT_WORD if has_words else 127
+    codes = rng.integers(-largest, largest + 1, (directions, size, columns)).astype(np.int16)
+    pack_one = pack_words if has_words else lambda each: pack(each.astype(np.int8))
+    scale = rng.uniform(0.5, 1.5, (directions, columns)).astype(np.float32) / np.float32(0.8 * largest * size**0.5)
     return [
         rng.standard_normal((steps, batch, directions * columns), np.float32),
-        np.stack([pack(each) for each in codes]),
-        rng.uniform(0.5, 1.5, (directions, columns)).astype(np.float32) / np.float32(100 * size**0.5),
-        codes.sum(1, dtype=np.int32),
+        np.stack([pack_one(each) for each in codes]),
+        scale,
+        *([] if has_words else [codes.sum(1, dtype=np.int32)]),
         rng.standard_normal((directions, columns), np.float32),
         np.zeros((1, 1, 1), np.float32),
         np.zeros((1, 1, 1), np.float32),

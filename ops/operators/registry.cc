@@ -21,6 +21,7 @@
   X(compressed_matmul)        \
   X(quantized_experts)        \
   X(quantized_recurrence)     \
+  X(word_recurrence)          \
   X(row_program)              \
   X(channel_gate)             \
   X(interleave)               \

@@ -69,8 +69,9 @@ dst = Div(Mul(x, Clip(Add(x, 3.0), 0.0, 6.0)), 6.0)
 dst = Clip(Add(x, tensor1), 0.0, inf)
 ```
 
-Recurrent layers have programs, too: [QuantizedRecurrence](#quantizedrecurrence) runs one at each step. Its operands are
-the gates `tensor1` to `tensor4`, the second state `tensor5`, and `column6` to `column8`. An LSTM:
+Recurrent layers have programs, too: [QuantizedRecurrence](#quantizedrecurrence) and [WordRecurrence](#wordrecurrence)
+run one at each step. Its operands are the gates `tensor1` to `tensor4`, the second state `tensor5`, and `column6` to
+`column8`. An LSTM:
 
 ```
 cell = Add(Mul(Sigmoid(tensor3), tensor5), Mul(Sigmoid(tensor1), Sub(Mul(Sigmoid(Mul(tensor4, 2.0)), 2.0), 1.0)))

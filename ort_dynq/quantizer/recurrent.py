@@ -1,6 +1,7 @@
 """The rule for recurrent layers with constant weights.
 
 LSTM | GRU | RNN | DynamicQuantizeLSTM    -> quantization, QuantizedMatMul of all steps, QuantizedRecurrence
+                                          -> WordMatMul of all steps, WordRecurrence
 
 The products of the inputs stay in float if they are so few that quantizing the inputs costs more. DynamicQuantizeLSTM
 is of com.microsoft; quantize_dynamic writes it, and its weights stay as they are.
@@ -29,10 +30,10 @@ from ..rewriter.recurrent.dynamic_lstm import is_dynamic_lstm, weights_of
 from ..rewriter.recurrent.layer import Recurrence, build_recurrence, input_products, recurrence_of, steps_first
 from ..rewriter.rule import Context, Rule
 from ..rewriter.shared_initializers import SharedInitializers
-from ..rewriter.weights.grid import QuantizedWeights
-from .activations import codes_of, note_on_8_bits
+from ..rewriter.weights.grid import WORD_BITS, QuantizedWeights
+from .activations import codes_of, note_on_8_bits, note_on_words
 from .options import Options
-from .weights import check_constant, floats_of, grid_of_columns, release
+from .weights import check_constant, floats_of, grid_of_columns, release, words_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class _Weights:
     Attributes:
         depth: The elements of an input.
         recurrent: The recurrent weights of each direction, [hidden_size, gates * hidden_size].
-        inputs: Those of the inputs, [I, directions * gates * hidden_size], as codes.
+        inputs: Those of the inputs, [I, directions * gates * hidden_size], as codes or words.
         floats: The same as floats, if the products of the inputs stay in float.
     """
 
@@ -73,18 +74,20 @@ def _match(node: ir.Node, context: Context, options: Options) -> _RecurrentLayer
         return None
     options.check(node)
     check_activation(x)
-    weights = (
-        _weights_of_codes(node, facts)
-        if is_dynamic
-        else _weights_of_floats(x, w, r, 2 if options.has_two_terms(node) else 1, facts)
-    )
+    weights = _weights_of_codes(node, facts) if is_dynamic else _weights_of_floats(node, (x, w, r), options, facts)
     operator = "LSTM" if is_dynamic else node.op_type
     recurrence, bias = recurrence_of(node, operator, weights.recurrent, weights.depth, facts)
     return _RecurrentLayer(x, recurrence, weights, bias, options)
 
 
-def _weights_of_floats(x: ir.Value, w: ir.Value, r: ir.Value, terms: int, facts: Facts) -> _Weights:
-    """Returns W and R, [directions, columns, I or hidden_size], with a scale for each row."""
+def _weights_of_floats(
+    node: ir.Node, operands: tuple[ir.Value, ir.Value, ir.Value], options: Options, facts: Facts
+) -> _Weights:
+    """Returns W and R of x, W and R, [directions, columns, I or hidden_size], with a scale for each row."""
+    x, w, r = operands
+    has_words = options.has_words(node)
+    terms = 2 if options.has_two_terms(node) and not has_words else 1
+    grid_of = words_of if has_words else grid_of_columns
     inputs, recurrent = (_constant(each, facts) for each in (w, r))
     directions, columns, size = recurrent.shape
     depth = inputs.shape[2]
@@ -92,13 +95,13 @@ def _weights_of_floats(x: ir.Value, w: ir.Value, r: ir.Value, terms: int, facts:
         raise Unconverted(Reason.RECURRENT_WEIGHTS)
     if is_tiny_recurrence(x, size, columns):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=size, columns=columns)
-    grids = tuple(grid_of_columns(np.ascontiguousarray(each.T)) for each in recurrent)
+    grids = tuple(grid_of(np.ascontiguousarray(each.T)) for each in recurrent)
     matrix = np.ascontiguousarray(inputs.reshape(directions * columns, depth).T)
     for each in (w, r):
         release(each)
     if is_tiny_matrix(depth, directions * columns, terms=terms):
         return _Weights(depth, grids, None, matrix)
-    return _Weights(depth, grids, grid_of_columns(matrix), None)
+    return _Weights(depth, grids, grid_of(matrix), None)
 
 
 def _weights_of_codes(node: ir.Node, facts: Facts) -> _Weights:
@@ -118,17 +121,18 @@ def _constant(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 def _build(match: _RecurrentLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
     x, weights, options = steps_first(match.recurrence, match.activation, edit), match.weights, match.options
-    codes = None
+    has_words = weights.recurrent[0].bits == WORD_BITS
+    codes = None if has_words or weights.inputs is None else codes_of(x, edit, options)
     if weights.inputs is not None:
-        codes = codes_of(x, edit, options)
-        src = input_products(codes, weights.inputs, match.bias, edit)
+        src = input_products(x if codes is None else codes, weights.inputs, match.bias, edit)
     else:
         assert weights.floats is not None
         matrix, bias = (edit.shared(SharedInitializers).of(each, edit) for each in (weights.floats, match.bias))
         product = edit.insert(ir.node("MatMul", [x, matrix]), before=edit.node)
         src = edit.insert(ir.node("Add", [product, bias]), before=edit.node)
     build_recurrence(match.recurrence, src, edit)
-    notes = note_on_8_bits(codes, options), "the products of the inputs stay in float" if codes is None else ""
+    note = note_on_words(options) if has_words else note_on_8_bits(codes, options)
+    notes = note, "the products of the inputs stay in float" if weights.inputs is None else ""
     edit.note = "; ".join(filter(None, notes))
 
 

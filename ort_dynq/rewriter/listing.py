@@ -11,11 +11,12 @@ from ..errors import DynqError
 from ..graphs import graphs, label, named
 from ..operators import OPERATORS
 from ..operators.program import COLUMNS, MAX_GATES, OPERANDS, OUTPUTS, RECURRENT_OPERANDS, parse
-from ..operators.quantized_recurrence import FIRST_COLUMN, QUANTIZED_RECURRENCE
+from ..operators.recurrence import FIRST_COLUMN
 from ..operators.row_program import ROW_PROGRAM
 from ..storage import load
 from . import rewrite
 from .analysis.nodes import program_of
+from .analysis.standard import OWN_RECURRENCES
 from .programs.tails import axis_of_rows
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _OF_STEP = {
     f"tensor{MAX_GATES + 1}": "the second state",
     **{f"column{FIRST_COLUMN + i}": f"part {i + 1} of columns" for i in range(COLUMNS)},
 }
-"""What a program of QuantizedRecurrence reads besides the state."""
+"""What the program of a recurrent layer reads besides the state."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def listing_of(
 def _listing(node: ir.Node, path: str) -> Listing:
     text = program_of(node)
     operator = OPERATORS[node.op_type.partition("_")[0]]  # ready_for_extensions adds "_" and an output type
-    program = parse(text, RECURRENT_OPERANDS if operator is QUANTIZED_RECURRENCE else OPERANDS)
+    is_recurrence = operator.name in OWN_RECURRENCES
+    program = parse(text, RECURRENT_OPERANDS if is_recurrence else OPERANDS)
     values = dict(zip((each.name for each in operator.inputs), node.inputs, strict=False))
     sources = {"x": values.get("src")}
     for form in ("row", "column", "tensor"):
@@ -120,7 +122,7 @@ def _listing(node: ir.Node, path: str) -> Listing:
     used = {*program.outputs.values()} | {name for step in program.steps for name in step.operands}
     inputs = [_input(name, source) for name, source in sources.items() if name in used]
     axis = node.attributes.get_int("axis", -1)
-    if operator is QUANTIZED_RECURRENCE:
+    if is_recurrence:
         names = [name for name in ("x", *_OF_STEP) if name in used]
         inputs = [Connection(name, "", "", (_OF_STEP.get(name, "the state"),)) for name in names]
     elif operator is not ROW_PROGRAM:

@@ -377,15 +377,17 @@ struct Attention {
   }
 };
 
-// QuantizedRecurrence: the cell, and the lengths that src does not have.
+// QuantizedRecurrence or WordRecurrence: the cell, and the lengths that src does not have.
 struct Recurrence {
+  bool has_words;
   int64_t directions, gates, size, columns;
   const char* program;
 
-  Recurrence(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src)
-      : directions(find<int64_t>(given, "direction", 0, &ort_dynq_attribute::integer) == 2 ? 2 : 1),
+  Recurrence(Bytes& bytes, std::vector<ort_dynq_attribute>& given, Shape& src, bool of_words)
+      : has_words(of_words),
+        directions(find<int64_t>(given, "direction", 0, &ort_dynq_attribute::integer) == 2 ? 2 : 1),
         gates(1 + static_cast<int64_t>(bytes.below(4))),
-        size(1 + static_cast<int64_t>(bytes.below(40))),
+        size(1 + static_cast<int64_t>(bytes.below(of_words && bytes.one_in(4) ? 300 : 40))),
         columns(static_cast<int64_t>(bytes.below(4))) {
     static constexpr const char* kCells[] = {
         "dst = Sub(Mul(Sigmoid(Mul(tensor1, 2)), 2), 1)",
@@ -406,9 +408,11 @@ struct Recurrence {
 
   Shape shape_of_input(Bytes& bytes, size_t index, const Shape& src) const {
     const auto some = [&](int64_t length) { return bytes.one_in(2) ? int64_t{1} : length; };
-    switch (index) {
+    constexpr size_t kSums = 3;  // words have no input with sums
+    switch (has_words && index >= kSums ? index + 1 : index) {
       case 1:
-        return shape_of({directions, (gates * size + 15) / 16, (size + 3) / 4, 16, 4});
+        return has_words ? shape_of({directions, (gates * size + 31) / 32, (size + 1) / 2, 32, 2})
+                         : shape_of({directions, (gates * size + 15) / 16, (size + 3) / 4, 16, 4});
       case 5:
       case 6:
         return shape_of({some(directions), some(src.dims[1]), some(size)});
@@ -1091,7 +1095,9 @@ Problem make_problem(Bytes& bytes) {
   std::optional<CompressedProduct> compressed;
   if (name == "CompressedMatMul") compressed.emplace(bytes, src);
   std::optional<Recurrence> recurrence;
-  if (name == "QuantizedRecurrence") recurrence.emplace(bytes, problem.attributes, src);
+  const bool is_word_recurrence = name == "WordRecurrence";
+  if (is_word_recurrence || name == "QuantizedRecurrence")
+    recurrence.emplace(bytes, problem.attributes, src, is_word_recurrence);
   std::optional<Mixture> mixture;
   if (name == "QuantizedExperts") mixture.emplace(bytes, problem.attributes, src);
   if (name == "Interleave" && src.rank >= 3 && !wrong_attributes) {

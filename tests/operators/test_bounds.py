@@ -33,6 +33,7 @@ from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, m
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
 from ort_dynq.operators.word_matmul import MAX_WEIGHT_WORD
+from ort_dynq.rewriter.analysis.standard import OWN_RECURRENCES
 
 IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" for operator, signature in SIGNATURES]
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
@@ -271,7 +272,7 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             for shape in wrong:
                 yield [*gate[:index], shape, *gate[index + 1 :]], {"program": GATES[0]}, gate
         return
-    if "program" in names and operator.name not in ("QuantizedRecurrence", "QuantizedExperts"):
+    if "program" in names and operator.name not in (*OWN_RECURRENCES, "QuantizedExperts"):
         yield from wrong_operands(operator)
         return
     if operator.name == "QuantizedMatMul":
@@ -401,19 +402,26 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
                     mixture,
                 )
         return
-    if operator.name == "QuantizedRecurrence":
+    if operator.name in OWN_RECURRENCES:
+        has_words = operator.name == "WordRecurrence"
         gates: list[Given] = [(3, 2, 34), (1, 3, 5, 16, 4), (1, 34), (1, 34), (1, 34), (1, 2, 17), (), (), (1, 51)]
         gates[6:8] = [(1, 1, 1), (2,)]
+        packed: list[Shape] = [(3, 5, 16, 4), (1, 2, 5, 16, 4), (1, 3, 4, 16, 4), (2, 3, 5, 16, 4), (0, 3, 5, 16, 4)]
+        if has_words:
+            gates[1] = (1, 2, 9, 32, 2)
+            packed = [(2, 9, 32, 2), (1, 3, 9, 32, 2), (1, 2, 8, 32, 2), (2, 2, 9, 32, 2), (1, 3, 5, 16, 4)]
         for index, wrong in (
             (0, [(), (2, 34), (3, 2, 33), (3, 2, 17), (3, 2, 85), (3, 2, 0), (3, 3, 34), (3, 2, 34, 1)]),
-            (1, [(), (3, 5, 16, 4), (1, 2, 5, 16, 4), (1, 3, 4, 16, 4), (2, 3, 5, 16, 4), (0, 3, 5, 16, 4)]),
+            (1, [(), *packed]),
             *((index, [(), (34,), (2, 34), (1, 35), (1, 0)]) for index in (2, 3, 4)),
             *((index, [(), (2, 17), (2, 2, 17), (1, 3, 17), (1, 2, 16), (1, 0, 17)]) for index in (5, 6)),
             (7, [(3,), (0,), (1, 2), (2, 1)]),
             (8, [(), (51,), (1, 68), (1, 16), (2, 51), (1, 52)]),
         ):
-            for shape in wrong:
-                yield [*gates[:index], shape, *gates[index + 1 :]], {"hidden_size": 17}, gates
+            for shape in wrong if not (has_words and index == 3) else ():
+                changed = [*gates[:index], shape, *gates[index + 1 :]]
+                sums = 3 if has_words else len(gates)  # words have none
+                yield [*changed[:sums], *changed[sums + 1 :]], {"hidden_size": 17}, [*gates[:sums], *gates[sums + 1 :]]
         return
     if operator.name == "QuantizedConv":
         geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)

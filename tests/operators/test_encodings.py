@@ -20,6 +20,7 @@ from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS, Attribute, Operator, encodings
 from ort_dynq.operators.encodings import Encoding
 from ort_dynq.operators.packing import packed_shape
+from ort_dynq.rewriter.analysis.standard import OWN_RECURRENCES
 
 ENCODINGS = [each for each in vars(encodings).values() if isinstance(each, type) and issubclass(each, Encoding)][1:]
 LISTED = [
@@ -38,8 +39,8 @@ def arrays_of(operator: Operator) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(np.random.default_rng(0), (4, 2, 1, 1), 2, (1, 1))[0]
         return [*arrays, *(np.ones((), each) for each in types[len(arrays) :])]
-    if operator.name == "QuantizedRecurrence":
-        return recurrence_inputs(np.random.default_rng(0), 2, 3, 1, 1)
+    if operator.name in OWN_RECURRENCES:
+        return recurrence_inputs(np.random.default_rng(0), 2, 3, 1, 1, operator=operator.name)
     if operator.name == "QuantizedExperts":
         return expert_inputs(np.random.default_rng(0), (4, 16), 2, 16, bits=8, program="dst = x")
     if operator.name == "CompressedAttention":

@@ -47,6 +47,7 @@ HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "Quantize
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
 MOBILE = {"RowProgram": 5, "QuantizedConv": 1, "QuantizedConvProgram": 4, "ChannelGate": 2}
 RECURRENT = {"RowProgram": 3, "QuantizedMatMul": 3, "QuantizedRecurrence": 3}
+RECURRENT_OF_WORDS = {"WordMatMul": 3, "WordRecurrence": 3}
 ACTIVATIONS = {"RowProgram": 9, "QuantizedMatMul": 1, "QuantizedMatMulProgram": 8}
 WORDS = {"RowProgram": 1, "WordMatMul": 6, "WordMatMulProgram": 3}
 IMAGE_OF_WORDS = {"WordMatMul": 1, "WordConv": 2, "WordConvProgram": 3, "Interleave": 2}
@@ -102,6 +103,7 @@ CASES = (
     Case("float_mobile", {**MOBILE, "RowProgram": 1, "DynamicQuantizeLinear": 4}, (33, 41), FLOATS),
     Case("float_recurrent", RECURRENT, (42, 38, 39)),
     Case("float_recurrent", of(RECURRENT, "TwoTermQuantize"), (44, 42, 42), {**TWO_TERM, "weights": "int4"}),
+    Case("float_recurrent", RECURRENT_OF_WORDS, (60, 60, 60), {"weights": "int12"}),
     Case("ort_dequantized_weights", TWO, (43,)),
     Case("ort_dynamic_channel", TWO, (41,), {"from_dynamic": True}),
     Case(

@@ -19,12 +19,15 @@ import ort_dynq
 from ort_dynq import kernels
 from ort_dynq.rewriter.listing import listing_of
 from ort_dynq.rewriter.policy import cost
+from ort_dynq.tools.quantization import ladder, outcome, selection
+from ort_dynq.tools.quantization.ladder import FLOAT, TWO_TERMS, WORDS
 
 
 def quantized(model: onnx.ModelProto, feeds: dict[str, Array], **options: Any) -> list[Array]:
     """The outputs of the quantized model; without the plugin, they are the same, bit for bit, and with two threads."""
     result = ort_dynq.quantize(model, **options)
-    assert [each.operator for each in result.report.rewritten] == ["QuantizedRecurrence"]
+    operator = "WordRecurrence" if options.get("weights") == "int12" else "QuantizedRecurrence"
+    assert [each.operator for each in result.report.rewritten] == [operator]
     content = result.to_proto()
     onnx.checker.check_model(content)
     outputs = make_session(content, "native").run(None, feeds)
@@ -99,6 +102,15 @@ def test_is_near_onnx_runtime(name: str) -> None:
         assert np.array_equal((one == 0).all(-1), (two == 0).all(-1))  # after the end of a sequence
 
 
+@pytest.mark.parametrize("name", ["LSTM with peepholes", "GRU, linear", "RNN backwards"])
+def test_words_are_near_onnx_runtime(name: str) -> None:
+    """Codes of 8 bits give 58 decibels or less here."""
+    operator, directions, given = CASES[name]
+    model, feeds = layer(operator, directions, **{"size": 320 if operator == "RNN" else H, "depth": 96, **given})
+    for one, two in zip(stock_session(model).run(None, feeds), quantized(model, feeds, weights="int12"), strict=True):
+        assert decibels(one, two) >= 65, decibels(one, two)
+
+
 @pytest.mark.parametrize("operator", GATES)
 def test_batch_first(operator: str) -> None:
     """ONNX Runtime does not compute layout 1, so the same layer of layout 0 is the reference."""
@@ -118,9 +130,24 @@ def grid(shape: tuple[int, ...], seed: int) -> Array:
     return (codes * np.float32(2.0**-11)).astype(np.float32)
 
 
+def codes_of(state: Array) -> Array:
+    low, high = state.min(-1, keepdims=True, initial=0), state.max(-1, keepdims=True, initial=0)
+    scale = (high - low) / 255
+    scale[scale == 0] = 1
+    return np.asarray(np.rint(state / scale) * scale)
+
+
+def words_of(state: Array) -> Array:
+    blocks = [state[:, first : first + 256] for first in range(0, state.shape[1], 256)]
+    steps = [np.maximum(np.abs(each).max(-1, keepdims=True) / 4095, 2.0**-126) for each in blocks]
+    return np.concatenate([np.rint(each / step) * step for each, step in zip(blocks, steps, strict=True)], -1)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int12"])
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "GRU, linear", "RNN"])
-def test_equals_float64(name: str) -> None:
+def test_equals_float64(name: str, weights: str) -> None:
     """With weights on a grid, and states quantized as documented, only rounding to float32 remains."""
+    rounded = words_of if weights == "int12" else codes_of
     operator, is_linear = name.partition(",")[0], name.endswith("linear")
     size, gates = 320, GATES[operator]
     model, feeds = layer(operator, size=size, depth=2, **({"linear_before_reset": 1} if is_linear else {}))
@@ -130,19 +157,13 @@ def test_equals_float64(name: str) -> None:
     x, half = feeds["x"].astype(np.float64), gates * size
     h = c = np.zeros((B, size))
 
-    def codes_of(state: Array) -> Array:
-        low, high = state.min(-1, keepdims=True, initial=0), state.max(-1, keepdims=True, initial=0)
-        scale = (high - low) / 255
-        scale[scale == 0] = 1
-        return np.rint(state / scale) * scale
-
     def sigmoid(value: Array) -> Array:
         return 1 / (1 + np.exp(-value))
 
     expected = []
     for step in range(T):
         inputs = np.split(x[step] @ w.T + b[:half], gates, 1)
-        products = np.split(codes_of(h) @ r.T + b[half:], gates, 1)
+        products = np.split(rounded(h) @ r.T + b[half:], gates, 1)
         sums = [one + two for one, two in zip(inputs, products, strict=True)]
         if operator == "LSTM":
             c = sigmoid(sums[2]) * c + sigmoid(sums[0]) * np.tanh(sums[3])
@@ -151,11 +172,11 @@ def test_equals_float64(name: str) -> None:
             h = np.tanh(sums[0])
         else:
             z, reset = sigmoid(sums[0]), sigmoid(sums[1])
-            other = reset * products[2] if is_linear else codes_of(reset * h) @ r[2 * size :].T + b[half + 2 * size :]
+            other = reset * products[2] if is_linear else rounded(reset * h) @ r[2 * size :].T + b[half + 2 * size :]
             h = (1 - z) * np.tanh(inputs[2] + other) + z * h
         expected.append(h)
-    found = quantized(model, feeds)[0][:, 0]
-    # An error of 1e-7 rarely changes a code, by 1 of 127: most states differ by the errors of float32 only.
+    found = quantized(model, feeds, weights=weights)[0][:, 0]
+    # An error of 1e-7 rarely changes a code: most states differ by the errors of float32 only.
     assert np.median(np.abs(found - expected)) < 1e-6
     assert decibels(np.asarray(expected), found) > 75
 
@@ -235,7 +256,7 @@ def test_weights_at_run_time() -> None:
 
 
 def test_options() -> None:
-    """Recurrent weights have 8 bits in every case; the activations of the inputs follow the options."""
+    """Recurrent weights have 8 bits with int4; the activations of the inputs follow the options."""
     model, feeds = layer("LSTM", depth=96)
     result = ort_dynq.quantize(model, weights="int4", activations="tensor")
     assert result.report.rewritten[0].note == "int8"
@@ -263,11 +284,12 @@ def test_from_dynamic(type_: QuantType, per_channel: bool) -> None:
         assert decibels(one, two) >= 36
 
 
-def test_listing_of_the_program() -> None:
+@pytest.mark.parametrize(("weights", "operator"), [("int8", "QuantizedRecurrence"), ("int12", "WordRecurrence")])
+def test_listing_of_the_program(weights: str, operator: str) -> None:
     """What `ort-dynq inspect --program` shows of a quantized model."""
     model, _ = layer("LSTM", given=["peepholes"])
-    listing = listing_of(ort_dynq.quantize(model).model, "layer")
-    assert listing.operator == "QuantizedRecurrence"
+    listing = listing_of(ort_dynq.quantize(model, weights=weights).model, "layer")
+    assert listing.operator == operator
     sources = {each.name: each.nodes[0] for each in listing.inputs}
     assert sources == {
         **{f"tensor{i}": f"gate {i}" for i in range(1, 5)},
@@ -308,8 +330,9 @@ def test_two_terms() -> None:
     assert decibels_of_inputs(64, activations="two-term") > decibels_of_inputs(64) + 6
 
 
-def test_min_snr() -> None:
-    """A recurrent layer is measured; its inputs get two terms, or it stays in float, if the outputs need it."""
+def test_min_snr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent layer is measured; it gets words, or its inputs get two terms, if the outputs need it."""
+    monkeypatch.setattr(selection, "times_of_layers", lambda *_: {})  # estimated ones do not vary
     model, feeds = layer("LSTM", depth=160)
     session = stock_session(model)
 
@@ -321,10 +344,12 @@ def test_min_snr() -> None:
         return min(map(decibels, expected, found)), "; ".join(notes)
 
     (one, _), (two, _) = reached(), reached(activations="two-term")
-    needed = (one + two) / 2
-    better, note = reached(min_snr=needed, data=[feeds])
-    assert one < needed <= better
-    assert note == "two terms, for the signal-to-noise ratio of the outputs"
+    for rung, needed in ((TWO_TERMS, (one + two) / 2), (WORDS, two + 9)):
+        for module in (ladder, outcome, selection):
+            monkeypatch.setattr(module, "RUNGS", (rung, FLOAT))
+        better, note = reached(min_snr=needed, data=[feeds])
+        assert one < needed <= better
+        assert note == f"{rung.name}, for the signal-to-noise ratio of the outputs"
 
 
 @pytest.mark.parametrize("function", [tanh("x"), "Sigmoid(x)"])

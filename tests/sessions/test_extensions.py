@@ -38,6 +38,7 @@ from ort_dynq.backends.options import BACKENDS
 from ort_dynq.backends.register import register
 from ort_dynq.cli import main
 from ort_dynq.operators import OPERATORS, VERSION, Operator, Signature
+from ort_dynq.rewriter.analysis.standard import OWN_RECURRENCES
 from ort_dynq.session import InferenceSession
 
 TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32"}
@@ -122,8 +123,8 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]
         return [*arrays[:7], arrays[7].astype(types[7]), arrays[8], *operands]
-    if operator.name == "QuantizedRecurrence":
-        return recurrence_inputs(rng, 3, 2, 1, 1)
+    if operator.name in OWN_RECURRENCES:
+        return recurrence_inputs(rng, 3, 2, 1, 1, operator=operator.name)
     if operator.name == "QuantizedExperts":
         kinds: dict[str, Any] = {"float_type": np.dtype(types[0]), "scale_type": np.dtype(types[5])}
         return expert_inputs(rng, (7, 32), 3, 48, bits=8, program="dst = x", **kinds)

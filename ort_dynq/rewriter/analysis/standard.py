@@ -104,6 +104,8 @@ OWN_CONVOLUTIONS = frozenset({"QuantizedConv", "WordConv"})
 """Our convolutions; the rows of their results are channels."""
 TAILLESS_PRODUCTS = OWN_CONVOLUTIONS | {"QuantizedMatMul", "WordMatMul"}
 """Our products that may get a program behind their sums."""
+OWN_RECURRENCES = frozenset({"QuantizedRecurrence", "WordRecurrence"})
+"""The steps of our recurrent layers; the products of their inputs are another node."""
 OWN_PRODUCTS = frozenset(f"{each}{program}" for each in TAILLESS_PRODUCTS for program in ("", "Program"))
 ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 """The operators of attention, of ONNX and of com.microsoft, that take queries, keys and values."""

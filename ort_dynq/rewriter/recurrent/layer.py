@@ -1,4 +1,4 @@
-"""Reads a recurrent layer, and builds QuantizedRecurrence in place of it."""
+"""Reads a recurrent layer, and builds QuantizedRecurrence or WordRecurrence in place of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...operators.encodings import Direction
-from ...operators.packing import pack
+from ...operators.packing import pack, pack_words
 from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
@@ -17,7 +17,7 @@ from ..codes.codes import Codes
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..shared_initializers import SharedInitializers
-from ..weights.grid import QuantizedWeights, check_sums
+from ..weights.grid import WORD_BITS, QuantizedWeights, check_sums
 from .cell import Cell, cell_of
 
 DIRECTIONS = {"forward": Direction.FORWARD, "reverse": Direction.REVERSE, "bidirectional": Direction.BIDIRECTIONAL}
@@ -101,7 +101,7 @@ def _floats(value: ir.Value, facts: Facts) -> npt.NDArray[np.float32]:
 
 
 def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
-    """Puts QuantizedRecurrence in place of a layer.
+    """Puts QuantizedRecurrence in place of a layer, or WordRecurrence if its weights are words.
 
     Args:
         layer: The steps of the layer.
@@ -110,13 +110,14 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
         edit: The edit of the layer.
     """
     node, shared = layer.node, edit.shared(SharedInitializers)
+    has_words = layer.grids[0].bits == WORD_BITS
     lengths, state, state_2 = first_inputs(node, 7)[4:]
     zeros = np.zeros((1, 1, 1), np.float32)
     inputs = [
         src,
-        shared.of(np.stack([pack(grid.codes) for grid in layer.grids]), edit),
+        shared.of(np.stack([(pack_words if has_words else pack)(grid.codes) for grid in layer.grids]), edit),
         shared.of(np.concatenate([grid.scale for grid in layer.grids]), edit),
-        shared.of(np.concatenate([grid.sums for grid in layer.grids]), edit),
+        *([] if has_words else [shared.of(np.concatenate([grid.sums for grid in layer.grids]), edit)]),
         shared.of(layer.bias, edit),
         *(
             shared.of(zeros, edit) if each is None else _transposed(each, [1, 0, 2], layer, edit)
@@ -126,7 +127,7 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
         shared.of(layer.peepholes, edit),
     ]
     main = call(
-        "QuantizedRecurrence",
+        "WordRecurrence" if has_words else "QuantizedRecurrence",
         inputs,
         program=layer.cell.program,
         hidden_size=layer.hidden_size,
@@ -139,17 +140,24 @@ def build_recurrence(layer: Recurrence, src: ir.Value, edit: Edit) -> None:
             edit.replace(old, _transposed(new, order, layer, edit))
 
 
-def input_products(codes: Codes, grid: QuantizedWeights, bias: npt.NDArray[np.float32], edit: Edit) -> ir.Value:
+def input_products(
+    inputs: Codes | ir.Value, grid: QuantizedWeights, bias: npt.NDArray[np.float32], edit: Edit
+) -> ir.Value:
     """Returns the products of the inputs of all steps by their weights.
 
     Args:
-        codes: The codes of the inputs, [steps, batch, I], with a scale for each row, or for all.
+        inputs: The codes of the inputs, [steps, batch, I], with a scale for each row, or for all; of weights that are
+            words the inputs, float32.
         grid: The weights, [I, directions * gates * hidden_size].
         bias: The bias, [directions * gates * hidden_size].
         edit: The edit of the layer.
     """
-    assert codes.scale is not None
-    shared, row = edit.shared(SharedInitializers), codes.scale
+    shared = edit.shared(SharedInitializers)
+    if isinstance(inputs, ir.Value):
+        words = (shared.of(each, edit) for each in (pack_words(grid.codes), grid.scale[0], bias))
+        return edit.insert(call("WordMatMul", [inputs, *words]), before=edit.node)
+    codes, row = inputs, inputs.scale
+    assert row is not None
     constants = (shared.of(each, edit) for each in (pack(grid.codes), grid.zero_point, grid.scale, grid.sums, bias))
     product = call("QuantizedMatMul", [codes.codes, row, codes.zero_point, *constants], terms=codes.terms)
     return edit.insert(product, before=edit.node)
@@ -161,7 +169,7 @@ def steps_first(layer: Recurrence, value: ir.Value, edit: Edit) -> ir.Value:
 
 
 def _transposed(value: ir.Value, order: list[int], layer: Recurrence, edit: Edit) -> ir.Value:
-    """Returns a value in the layout of QuantizedRecurrence, or one of its outputs in the layout of the layer."""
+    """Returns a value in the layout of our operators, or one of its outputs in the layout of the layer."""
     if not layer.is_batch_first:
         return value
     return edit.insert(ir.node("Transpose", [value], {"perm": order}), before=layer.node)

@@ -21,7 +21,7 @@ from ...errors import DynqError
 from ...graphs import graphs, label, values_of
 from ...inputs import Array
 from ...operators import DOMAIN
-from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, TAILLESS_PRODUCTS
+from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, OWN_RECURRENCES, TAILLESS_PRODUCTS
 from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.layout import with_layout_of
 from ...rewriter.normal_form import inlined_if_possible
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
     from ..measuring.progress import Track
 
-_OF_WORDS = frozenset({"WordConv", "WordMatMul"})
-_PRODUCTS = TAILLESS_PRODUCTS | {"QuantizedRecurrence"}
+_OF_WORDS = frozenset({"WordConv", "WordMatMul", "WordRecurrence"})
+_PRODUCTS = TAILLESS_PRODUCTS | OWN_RECURRENCES
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 _MAX_RECORDED = 1 << 27  # bytes of their values: further sets are left out then
 OUTLIER = 8.0
@@ -57,7 +57,7 @@ def is_layer(node: ir.Node) -> bool:
     """Returns whether a node is a quantized layer, not the products of the inputs of a recurrent layer."""
     if node.domain != DOMAIN or product_of(node.op_type) is None:
         return False
-    return all(use.node.op_type != "QuantizedRecurrence" for use in node.outputs[0].uses())
+    return all(use.node.op_type not in OWN_RECURRENCES for use in node.outputs[0].uses())
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class LayerAccuracy:
 
     Attributes:
         name: The name of its node.
-        operator: What it became: QuantizedMatMul, QuantizedConv, QuantizedRecurrence, WordMatMul or WordConv.
+        operator: What it became: QuantizedMatMul, QuantizedConv, QuantizedRecurrence, WordMatMul, WordConv or
+            WordRecurrence.
         snr_db: The signal-to-noise ratio of its result, with the bias, computed from A's activation, to A's result.
             None if A does not have them, or without elements.
         output_snr_db: The smallest signal-to-noise ratio of an output of A if this noise is added to A's result of the
@@ -337,7 +338,7 @@ class _MeasuredLayer:
         return {self.result: error.astype(expected.dtype, copy=False)}
 
     def _work(self, activation: Array | None, result: Array) -> tuple[int, int]:
-        if self.operator == "QuantizedRecurrence" and activation is not None and activation.ndim > 1:
+        if self.operator in OWN_RECURRENCES and activation is not None and activation.ndim > 1:
             steps = activation.shape[0]  # [steps, sequences, inputs]
             return steps * activation.shape[1] * self.weights, steps * self.weights
         rows = result.size // max(1, result.shape[self.channels.axis])

@@ -50,7 +50,7 @@ def quantize(
     Args:
         model: A path, a serialized model, a ModelProto or an onnx_ir Model.
         weights: "int8" with one scale for each output channel, "int4" with one for each group, or "int12" for words:
-            the activations of matrix products and convolutions get 13 bits, and recurrent layers int8.
+            the activations of matrix products, convolutions and recurrent layers get 13 bits.
         group: The number of adjacent 4-bit weights that share a scale, 32, 64 or 128; None for 32.
         activations: "token" for one scale for each row of a matrix, "tensor" for one for all, or "two-term" for two
             codes for each element, the second for what the first leaves: the activations are nearly as exact as

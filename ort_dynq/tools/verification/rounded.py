@@ -15,6 +15,7 @@ from ...inputs import Array
 from ...operators import DOMAIN
 from ...operators.packing import packed_conv_shape, unpack, unpack_conv
 from ...operators.quantized_matmul import TERM_RATIO
+from ...rewriter.analysis.standard import OWN_RECURRENCES
 from ...rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ...rewriter.weights.grid import MAX_ROUNDING_OF_ALL
 from .layers import name_of
@@ -98,7 +99,7 @@ def codes_of(node: ir.Node) -> list[ir.Value]:
 
 def terms_of(node: ir.Node) -> int:
     """Returns the codes that an integer product has of an element of its activation."""
-    if node.op_type == "QuantizedRecurrence":  # the products of its inputs are another node
+    if node.op_type in OWN_RECURRENCES:
         inputs = None if node.inputs[0] is None else node.inputs[0].producer()
         return 1 if inputs is None else terms_of(inputs)
     return node.attributes.get_int("terms", 1)

@@ -1,6 +1,6 @@
 // QuantizedRecurrence: the steps of a recurrent layer: LSTM, GRU or RNN. `src` has the products of all inputs by their
 // weights. At each step, the rows of the state are quantized and multiplied by the recurrent weights, and a program
-// makes the next state of the sums.
+// makes the next state of the sums. WordRecurrence is the same with words in place of codes of 8 bits.
 //
 // A task computes all steps of some sequences in one direction.
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "core/program.h"
 #include "core/rounding.h"
 #include "core/scratch.h"
+#include "core/states.h"
 #include "core/sums.h"
 #include "kernels/dispatch.h"
 #include "kernels/numbers.h"
@@ -21,12 +22,9 @@
 namespace dynq {
 namespace {
 
-constexpr const char* kName = "QuantizedRecurrence";
-constexpr int64_t kTaskRows = 24;                        // most sequences of a task: several tiles of every kernel
 constexpr int64_t kSplitRows = 16;                       // fewest sequences that are two tasks
 constexpr int64_t kStrip = 64, kTaskProducts = 1 << 20;  // columns, and products of a part of a step
 constexpr int64_t kLine = 16;                            // floats of a line of the caches
-constexpr float kLargestCode = 255;
 constexpr int64_t kMaxGates = 4, kMaxColumns = 3;
 // Operands of the program: the gates; the second state; numbers of the elements of a state.
 constexpr size_t kSecondState = 4, kFirstColumn = 5, kOperands = 8;
@@ -46,18 +44,32 @@ struct Sizes {
 struct Layer {
   Sizes n;
   const float* src;
-  const int8_t* weights;
+  const void* weights;
   const float *scales, *bias, *columns;
-  const int32_t* sums;
+  const int32_t* sums;  // of the weights; null with words
   State first, first_2;
   const int32_t* lengths;
   bool lengths_vary;
   float *dst, *last, *last_2;
 };
 
-class QuantizedRecurrence : public Node {
+// How the operators differ.
+struct OfCodes {
+  using States = StateCodes;
+  static constexpr const char* kName = "QuantizedRecurrence";
+  static constexpr size_t kBias = 4;  // its input
+};
+
+struct OfWords {
+  using States = StateWords;
+  static constexpr const char* kName = "WordRecurrence";
+  static constexpr size_t kBias = 3;
+};
+
+template <class Form>
+class Recurrence : public Node {
  public:
-  explicit QuantizedRecurrence(const Attributes& attributes)
+  explicit Recurrence(const Attributes& attributes)
       : size_(attributes.integer("hidden_size", 1)),
         direction_(read_encoding(kName, attributes, "direction", Direction::kForward)),
         last_gate_(read_encoding(kName, attributes, "last_gate", LastGate::kSum)),
@@ -88,20 +100,23 @@ class QuantizedRecurrence : public Node {
     n.batch = src.shape.dims[1];
     const int64_t columns = n.gates * size_;
     check_weight(weight.shape, n);
+    if constexpr (!States::kHasSums) range_.check(kName, context, 1);
+    constexpr size_t kBias = Form::kBias;
     layer.src = static_cast<const float*>(src.data);
-    layer.weights = static_cast<const int8_t*>(weight.data);
+    layer.weights = weight.data;
     layer.scales = static_cast<const float*>(of_columns(context.input(2), "column_scale", n.directions, columns));
-    layer.sums = static_cast<const int32_t*>(of_columns(context.input(3), "column_sum", n.directions, columns));
-    layer.bias = static_cast<const float*>(of_columns(context.input(4), "bias", n.directions, columns));
-    layer.first = state_of(context.input(5), "state", n);
-    layer.first_2 = state_of(context.input(6), "state_2", n);
-    const Tensor lengths = context.input(7);
+    if constexpr (States::kHasSums)
+      layer.sums = static_cast<const int32_t*>(of_columns(context.input(3), "column_sum", n.directions, columns));
+    layer.bias = static_cast<const float*>(of_columns(context.input(kBias), "bias", n.directions, columns));
+    layer.first = state_of(context.input(kBias + 1), "state", n);
+    layer.first_2 = state_of(context.input(kBias + 2), "state_2", n);
+    const Tensor lengths = context.input(kBias + 3);
     layer.lengths_vary = lengths.shape.elements() != 1;
     if (layer.lengths_vary && (lengths.shape.rank != 1 || lengths.shape.dims[0] != n.batch))
       fail("lengths has shape " + lengths.shape.text() + ", expected one element, or one for each of " +
            std::to_string(n.batch) + " sequences");
     layer.lengths = static_cast<const int32_t*>(lengths.data);
-    const Tensor peepholes = context.input(8);
+    const Tensor peepholes = context.input(kBias + 4);
     n.columns = peepholes.shape.rank == 2 ? peepholes.shape.dims[1] / size_ : 0;
     if (n.columns > kMaxColumns)
       fail("columns has shape " + peepholes.shape.text() + ", expected up to " + std::to_string(kMaxColumns) +
@@ -116,8 +131,8 @@ class QuantizedRecurrence : public Node {
         static_cast<float*>(context.output(2, has_second ? Shape{3, {n.directions, n.batch, size_}} : Shape{1, {0}}));
     if (n.batch == 0) return;
     // Threads that share the sequences need not wait for each other at each step.
-    const bool is_split = n.directions == 1 && n.batch >= kSplitRows && n.batch <= kTaskRows;
-    const int64_t parts = is_split ? 2 : divide_up(n.batch, kTaskRows), tasks = n.directions * parts;
+    const bool is_split = n.directions == 1 && n.batch >= kSplitRows && n.batch <= kMaxStates;
+    const int64_t parts = is_split ? 2 : divide_up(n.batch, kMaxStates), tasks = n.directions * parts;
     run_tasks(context, tasks, [&](int64_t task) {
       const int64_t part = task % parts, begin = n.batch * part / parts, end = n.batch * (part + 1) / parts;
       Sequences(*this, layer, task / parts, begin, end - begin, tasks == 1 ? &context : nullptr).run();
@@ -125,11 +140,15 @@ class QuantizedRecurrence : public Node {
   }
 
  private:
+  using States = typename Form::States;
+  using Weight = typename States::Weight;
+  static constexpr const char* kName = Form::kName;
+
   // All steps of `rows` sequences in one direction.
   class Sequences {
    public:
     // A context: its threads share the products of a step.
-    Sequences(const QuantizedRecurrence& node, const Layer& layer, int64_t direction, int64_t first, int64_t rows,
+    Sequences(const Recurrence& node, const Layer& layer, int64_t direction, int64_t first, int64_t rows,
               Context* context)
         : node_(node),
           layer_(layer),
@@ -141,17 +160,15 @@ class QuantizedRecurrence : public Node {
           is_reverse_(node.direction_ == Direction::kReverse || direction == 1),
           columns_(n_.gates * n_.size),
           stride_((static_cast<int64_t>(kSecondState) + 1) * n_.size),
-          depth_(round_up(n_.size, kQuad)),
           work_(memory<float>(rows * stride_)),
           state_(memory<float>(rows * n_.size)),
           next_(memory<float>(rows * n_.size)),
           next_2_(memory<float>(rows * n_.size)),
-          products_(memory<float>(rows * (n_.size + kBlockColumns))),
-          codes_(memory<uint8_t>(rows * depth_)),
+          products_(memory<float>(rows * (n_.size + States::kColumns))),
+          states_(weights(), rows),
           tensors_(tensors()),
           cell_(node.cell_ ? *node.cell_ : node.whole_, tensors_) {
       if (node.reset_) reset_.emplace(*node.reset_, tensors_);
-      std::memset(codes_.get(), 0, static_cast<size_t>(rows * depth_));
       std::fill_n(work_.get(), rows * stride_, 0.0f);
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t given = load(layer.lengths + (layer.lengths_vary ? first + row : 0));
@@ -164,7 +181,7 @@ class QuantizedRecurrence : public Node {
     void run() {
       const int64_t longest = *std::max_element(lengths_, lengths_ + rows_);
       for (int64_t step = 0; step < longest; ++step) {
-        quantize(state_.get());
+        states_.quantize(state_.get());
         prefetch_inputs(step + 1);
         if (reset_) {
           reset(step, *reset_);
@@ -189,6 +206,16 @@ class QuantizedRecurrence : public Node {
     }
 
    private:
+    RecurrentWeights<Weight> weights() const {
+      const int64_t first = direction_ * columns_, depth = round_up(n_.size, States::kDepth);
+      return {static_cast<const Weight*>(layer_.weights) + direction_ * round_up(columns_, States::kColumns) * depth,
+              layer_.scales + first,
+              layer_.bias + first,
+              States::kHasSums ? layer_.sums + first : nullptr,
+              n_.size,
+              columns_};
+    }
+
     void copy(const float* from, float* to) const {
       std::memcpy(static_cast<void*>(to), from, static_cast<size_t>(n_.size) * sizeof(float));
     }
@@ -214,62 +241,19 @@ class QuantizedRecurrence : public Node {
       for (int64_t i = 0; i < n_.size; ++i) to[i] = load(from + i * state.strides[2]) + 0.0f;
     }
 
-    // The codes of a state of each sequence, with a scale and a zero point for each, as DynamicQuantizeLinear has them.
-    void quantize(const float* state) {
-      const ElementwiseKernels& table = active_kernels();
-      float lows[kTaskRows] = {}, highs[kTaskRows] = {};
-      table.row_ranges[kMinMax](state, rows_, n_.size, n_.size, lows, highs);
-      for (int64_t row = 0; row < rows_; ++row) {
-        const float scale = (highs[row] - lows[row]) / kLargestCode;
-        scales_[row] = scale == 0 ? 1.0f : scale;
-        const float steps = -lows[row] / scales_[row];  // NaN if both are infinite
-        zps_[row] = steps > 0 ? static_cast<int32_t>(round_half_even(std::min(steps, kLargestCode))) : 0;
-      }
-      const bool is_packed = depth_ == n_.size;
-      for (int64_t row = 0; row < rows_; row += is_packed ? rows_ : 1) {
-        QuantizeBlock block = {};
-        block.rows = is_packed ? rows_ : 1;
-        block.cols = block.stride = n_.size;
-        block.src = state + row * n_.size;
-        block.dst = codes_.get() + row * depth_;
-        block.scales = scales_ + row;
-        block.zps = zps_ + row;
-        table.quantize[kOnnx][kU8][kPerRow](block);
-      }
-    }
-
-    // The codes times columns [col, col + cols) of the weights; `col` begins a block of weights.
+    // The products with columns [col, col + cols) of the weights; `col` begins a block of weights.
     void multiply(int64_t col, int64_t cols, float* to, int64_t stride) const {
       const int64_t strips = divide_up(cols, kStrip);
-      const int64_t wanted = context_ == nullptr ? 1 : rows_ * cols * depth_ / kTaskProducts;
+      const int64_t wanted = context_ == nullptr ? 1 : rows_ * cols * n_.size / kTaskProducts;
       const int64_t tasks = std::clamp<int64_t>(wanted, 1, strips);
       const auto multiply_part = [&](int64_t task) {
         const int64_t begin = strips * task / tasks * kStrip, end = strips * (task + 1) / tasks * kStrip;
-        multiply_columns(col + begin, std::min(end, cols) - begin, to + begin, stride);
+        states_.multiply(col + begin, std::min(end, cols) - begin, to + begin, stride);
       };
       if (context_ == nullptr)
         multiply_part(0);
       else
         run_tasks(*context_, tasks, multiply_part);
-    }
-
-    void multiply_columns(int64_t col, int64_t cols, float* to, int64_t stride) const {
-      const int64_t all = direction_ * columns_ + col;
-      ProductBlock block = {};
-      block.rows = rows_;
-      block.cols = cols;
-      block.depth = depth_;
-      block.groups = 1;
-      block.output = {to, stride, false};
-      block.codes = {codes_.get(), depth_, scales_, zps_, 1, nullptr, false};
-      block.weights.packed = layer_.weights + direction_ * round_up(columns_, kBlockColumns) * depth_ + col * depth_;
-      block.weights.stride = depth_ * kBlockColumns;
-      block.columns.scales = layer_.scales + all;
-      block.columns.scale_groups = 1;
-      block.columns.sums = layer_.sums + all;
-      block.columns.bias = layer_.bias + all;
-      block.order = kScalesFirst;
-      active_isa().products->gemm_qc8w(block);
     }
 
     // The inputs of the next step arrive in the caches during the products of this one: they may be large.
@@ -299,7 +283,7 @@ class QuantizedRecurrence : public Node {
 
     // The gates of a step if the last one has products of a state that the others reset.
     void reset(int64_t step, RepeatedProgram& program) {
-      const int64_t others = columns_ - n_.size, col = others / kBlockColumns * kBlockColumns;
+      const int64_t others = columns_ - n_.size, col = others / States::kColumns * States::kColumns;
       if (others > 0) multiply(0, others, work_.get(), stride_);
       for (int64_t row = 0; row < rows_; ++row) {
         if (step >= lengths_[row]) continue;
@@ -308,10 +292,10 @@ class QuantizedRecurrence : public Node {
         copy(from + others, gate(row, n_.gates - 1));
       }
       program.run();
-      quantize(next_2_.get());
-      multiply(col, columns_ - col, products_.get(), n_.size + kBlockColumns);
+      states_.quantize(next_2_.get());
+      multiply(col, columns_ - col, products_.get(), n_.size + States::kColumns);
       for (int64_t row = 0; row < rows_; ++row)
-        add(products_.get() + row * (n_.size + kBlockColumns) + others - col, n_.size, gate(row, n_.gates - 1));
+        add(products_.get() + row * (n_.size + States::kColumns) + others - col, n_.size, gate(row, n_.gates - 1));
     }
 
     // The tensors of the programs, in each step the same.
@@ -346,21 +330,19 @@ class QuantizedRecurrence : public Node {
       for (int64_t i = 0; i < n_.size; ++i) to[i] = from[i] + 0.0f;
     }
 
-    const QuantizedRecurrence& node_;
+    const Recurrence& node_;
     const Layer& layer_;
     Context* const context_;
     const Sizes n_;
     const int64_t direction_, first_, rows_;
     const bool is_reverse_;
-    const int64_t columns_, stride_, depth_;  // `stride_`: of work_, which has the gates and the second state of a row
+    const int64_t columns_, stride_;  // `stride_`: of work_, which has the gates and the second state of a row
     const std::unique_ptr<float[]> work_, state_, next_, next_2_, products_;
-    const std::unique_ptr<uint8_t[]> codes_;
+    States states_;
     const ProgramTensors tensors_;
     RepeatedProgram cell_;
     std::optional<RepeatedProgram> reset_;
-    float scales_[kTaskRows];
-    int32_t zps_[kTaskRows];
-    int64_t lengths_[kTaskRows];
+    int64_t lengths_[kMaxStates];
   };
 
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
@@ -370,8 +352,9 @@ class QuantizedRecurrence : public Node {
   int64_t most_gates() const { return kMaxGates - (last_gate_ == LastGate::kSeparateProducts); }
 
   void check_weight(const Shape& shape, const Sizes& n) const {
-    const Shape expected = {
-        5, {n.directions, divide_up(n.gates * n.size, kBlockColumns), divide_up(n.size, kQuad), kBlockColumns, kQuad}};
+    const Shape expected = {5,
+                            {n.directions, divide_up(n.gates * n.size, States::kColumns),
+                             divide_up(n.size, States::kDepth), States::kColumns, States::kDepth}};
     if (!(shape == expected)) fail("weight has shape " + shape.text() + ", expected " + expected.text());
   }
 
@@ -418,16 +401,27 @@ class QuantizedRecurrence : public Node {
   Direction direction_;
   LastGate last_gate_;
   Program whole_;
+  WordRange range_;                      // not of codes
   std::optional<Program> reset_, cell_;  // of last_gate 2: the parts of the program that give dst_2 and dst
 };
 
 }  // namespace
 
 Operator quantized_recurrence() {
-  Operator op = {kName,
+  Operator op = {OfCodes::kName,
                  9,
                  {{{kFloat, kInt8, kFloat, kInt32, kFloat, kFloat, kFloat, kInt32, kFloat}, {kFloat, kFloat, kFloat}}},
-                 make_node<QuantizedRecurrence>,
+                 make_node<Recurrence<OfCodes>>,
+                 always_float};
+  op.columns_input = Operator::kNoInput;
+  return op;
+}
+
+Operator word_recurrence() {
+  Operator op = {OfWords::kName,
+                 8,
+                 {{{kFloat, kInt16, kFloat, kFloat, kFloat, kFloat, kInt32, kFloat}, {kFloat, kFloat, kFloat}}},
+                 make_node<Recurrence<OfWords>>,
                  always_float};
   op.columns_input = Operator::kNoInput;
   return op;
