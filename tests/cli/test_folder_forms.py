@@ -20,7 +20,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_opening(monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["float16", "qdq", "cache8", "cache4"])
+@pytest.mark.parametrize("name", ["float16", "qdq", pytest.param("cache8", marks=pytest.mark.exhaustive), "cache4"])
 def test_verify_other_folders(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Weights behind DequantizeLinear, and caches of float16, of int8, and of two codes in a byte."""
     genai_folders.filled(name, Path("other"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from dequantized_models import ALONG_SUMS, EVERY_RUN, Form, outputs_of
-from helpers import assert_same
+from helpers import assert_same, options
 from nbits import noise
 from onnx import helper, numpy_helper
 
@@ -30,9 +29,7 @@ def test_scales_along_the_sums(form: Form, are_inputs: bool) -> None:
     reference = outputs_of(form.model(), form.x).astype(np.float64)
     many = np.repeat(form.x, 5, 0)
     for threads in (1, 3):
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = ort_dynq.InferenceSession(model, options)
+        session = ort_dynq.InferenceSession(model, options(threads, optimize=True))
         y, of_many = (
             np.asarray(session.run(None, {"x": x} | (constants if are_inputs else {}))[0]) for x in (form.x, many)
         )

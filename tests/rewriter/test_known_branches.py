@@ -45,9 +45,9 @@ def in_branch(model: onnx.ModelProto, *, condition: bool) -> onnx.ModelProto:
     [
         ("encoder_token", {"fuse": True}),
         ("moved_codes", {}),
-        ("ort_dynamic_mobile", {}),
+        pytest.param("ort_dynamic_mobile", {}, marks=pytest.mark.exhaustive),
         ("shared_scales", {"exact": True}),
-        ("ort_half_optimized", {"fuse": True}),
+        pytest.param("ort_half_optimized", {"fuse": True}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_without_plugin(name: str, options: dict[str, Any]) -> None:

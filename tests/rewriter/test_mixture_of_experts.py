@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from genai_folders import FOLDERS, decode
-from helpers import assert_same, stock_session
+from helpers import assert_same, make_session, stock_session
 from nbits import noise
 from onnx import numpy_helper
 from qmoe import GPT_OSS, HAS_LEVELS, HIDDEN, INNER, Case, make
@@ -54,10 +54,7 @@ def rewritten(case: Case, **options: Any) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, case: Case, threads: int = 1) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    ort_dynq.register(options)
-    return ort.InferenceSession(model.SerializeToString(), options).run(None, case.feeds)[0]
+    return make_session(model, "native", optimize=True, threads=threads).run(None, case.feeds)[0]
 
 
 def in_blocks(x: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:

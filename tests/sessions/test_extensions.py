@@ -189,7 +189,8 @@ def test_every_signature_loads_and_runs(backend: str, operator: Operator, signat
 def test_the_native_library_has_no_further_signature(count: int, operator: Operator) -> None:
     """Up to `count` inputs have other types than in a signature, or all inputs if there are few and `count` is 2.
 
-    Of one signature by default: test_wrong_types_and_counts compares the table itself with all of them.
+    By default, half of those that differ from one signature: test_wrong_types_and_counts compares the table itself with
+    all of them.
     """
     known = {signature.inputs for signature in operator.signatures}
     some = sorted(known)[-1:] if count == 1 else known
@@ -204,7 +205,7 @@ def test_the_native_library_has_no_further_signature(count: int, operator: Opera
             for places in itertools.combinations(range(len(inputs)), count)
             for types in itertools.product(TYPES, repeat=count)
         }
-    for inputs in tried:
+    for inputs in sorted(tried)[:: 3 - count]:
         if inputs not in known:
             model = node_model(operator, inputs, outputs, "")
             for output in model.graph.output:
