@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graphs import STANDARD_DOMAINS
+from .rewriter.analysis.standard import FUSIBLE_PRODUCTS, PASSING, RESHAPES, SOFTMAXES
 
-_LINEAR = ("MatMul", "Gemm", "Conv")
-_PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid", "Softplus")
-_KEEPS_ORDER = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Relu", "GlobalAveragePool")
+_PROBABILITIES = SOFTMAXES | {"Sigmoid", "Softplus"}
+_KEEPS_ORDER = RESHAPES | PASSING | {"GlobalAveragePool", "Relu"}
 
 
 def is_classifier(output: ir.Value) -> bool:
@@ -24,12 +24,12 @@ def is_classifier(output: ir.Value) -> bool:
     while node is not None and node.domain in STANDARD_DOMAINS:
         if node.op_type in _PROBABILITIES:
             return True
-        if node.op_type in _LINEAR:
+        if node.op_type in FUSIBLE_PRODUCTS:
             return node.op_type != "Conv" or has_two_dimensions
         if node.op_type == "Add" and not added:
             added = True
             producers = [None if value is None else value.producer() for value in node.inputs]
-            node = next((each for each in producers if each is not None and each.op_type in _LINEAR), None)
+            node = next((each for each in producers if each is not None and each.op_type in FUSIBLE_PRODUCTS), None)
         elif node.op_type in _KEEPS_ORDER and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         else:

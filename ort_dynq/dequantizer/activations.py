@@ -19,7 +19,7 @@ from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, is_standard, producer_of
 from ..rewriter.analysis.shapes import same_shape, unreshaped
-from ..rewriter.analysis.standard import FLOAT_PRODUCTS
+from ..rewriter.analysis.standard import FLOAT_PRODUCTS, QUANTIZERS
 from ..rewriter.analysis.values import Values
 from ..rewriter.codes.affine import AffineForms
 from ..rewriter.codes.affine_form import Rearrangement, scaled_value
@@ -50,7 +50,7 @@ def _match_pair(node: ir.Node, context: Context) -> _QuantizedPair | None:
     if not is_standard(node, "DequantizeLinear"):
         return None
     codes, scale, zero_point = first_inputs(node, 3)
-    quantizer = producer_of(codes, "QuantizeLinear", "DynamicQuantizeLinear")
+    quantizer = producer_of(codes, *QUANTIZERS)
     x = None if quantizer is None else quantizer.inputs[0]
     if quantizer is None or x is None or x.dtype != node.outputs[0].dtype:
         return None

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..rewriter.analysis.constants import constant_scalar
 from ..rewriter.analysis.nodes import first_inputs, is_standard, producer_of
+from ..rewriter.analysis.standard import INTEGER_PRODUCTS
 from ..rewriter.codes.affine import AffineForms
 from ..rewriter.edit import Edit
 from ..rewriter.products.epilogue import Epilogue, epilogue_of
@@ -37,7 +38,7 @@ class _RestoredProduct:
 
 
 def _match(node: ir.Node, context: Context, form: str) -> _RestoredProduct | None:
-    if not is_standard(node, "MatMulInteger", "ConvInteger"):
+    if not is_standard(node, *INTEGER_PRODUCTS):
         return None
     codes, _, zero_point = first_inputs(node, 3)
     if codes is None:

@@ -6,20 +6,13 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT, RUNTIME_DOMAINS
 from ..rewriter.analysis.nodes import is_standard
-from ..rewriter.analysis.standard import (
-    FLOAT_PRODUCTS,
-    INTEGER_PRODUCTS,
-    NBITS_PRODUCTS,
-    SCALED_PRODUCTS,
-    STATIC_PRODUCTS,
-)
+from ..rewriter.analysis.standard import CODE_PRODUCTS, FLOAT_PRODUCTS, INTEGER_LAYERS, NBITS_PRODUCTS, QUANTIZERS
 from ..rewriter.codes.affine import AffineForms
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 
-_OTHERS = {"GatherBlockQuantized", "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM"}
-_LEFT = INTEGER_PRODUCTS | SCALED_PRODUCTS | STATIC_PRODUCTS | NBITS_PRODUCTS | _OTHERS
-_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear")
+_OTHERS = INTEGER_LAYERS | {"GatherBlockQuantized", "QEmbedLayerNormalization"}
+_LEFT = CODE_PRODUCTS | NBITS_PRODUCTS | QUANTIZERS | _OTHERS
 
 
 def _match(node: ir.Node, context: Context) -> None:
@@ -31,8 +24,7 @@ def _match(node: ir.Node, context: Context) -> None:
             if forms.of(value) is not None or forms.lost(value) is not None:
                 raise Unconverted(Reason.NO_FLOAT_FORM, what="the floats before its quantization are not known")
         return
-    is_left = node.op_type in _LEFT or (node.domain == MICROSOFT and node.op_type.startswith("QLinear"))
-    if is_left or node.op_type in _QUANTIZERS:
+    if node.op_type in _LEFT or (node.domain == MICROSOFT and node.op_type.startswith("QLinear")):
         raise Unconverted(Reason.NO_FLOAT_FORM, what="nothing is known of it, or it computes codes that others read")
 
 

@@ -21,6 +21,7 @@ from ..graphs import MICROSOFT, RUNTIME_DOMAINS
 from ..rewriter.analysis.evaluation import evaluate_if_constant
 from ..rewriter.analysis.nodes import first_inputs
 from ..rewriter.analysis.shapes import has_one_element
+from ..rewriter.analysis.standard import SCALED_PRODUCTS
 from ..rewriter.edit import Edit
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
@@ -94,7 +95,7 @@ def _match(node: ir.Node, context: Context, form: str) -> _Expansion | None:
         return None
     if node.op_type == "QGemm":
         return _gemm(node, context, form)
-    if node.op_type in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
+    if node.op_type in SCALED_PRODUCTS:
         return _product_to_floats(node, context, form)
     if node.op_type == "QAttention":
         return _attention(node, context, form)

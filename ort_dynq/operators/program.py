@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import DynqError
 
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_TRUTHS = (*COMPARISONS, "And", "Or", "Not")
+TRUTHS = (*COMPARISONS, "And", "Or", "Not")
 REDUCTIONS = ("ReduceMax", "ReduceMin")
 """The steps over a row that give the bits of the standard operators of these names."""
 SUM = "ReduceSum"
@@ -93,10 +93,8 @@ class Program:
         if not all(map(is_literal, operands[first:])):
             raise DynqError(error)
         truths = {"And": operands, "Or": operands, "Not": operands, "Where": operands[:1]}.get(operator, ())
-        if any((step := self.step(each)) is None or step.operator not in _TRUTHS for each in truths):
-            raise DynqError(
-                f"{operator} has a condition that is not a comparison, expected one of {', '.join(_TRUTHS)}"
-            )
+        if any((step := self.step(each)) is None or step.operator not in TRUTHS for each in truths):
+            raise DynqError(f"{operator} has a condition that is not a comparison, expected one of {', '.join(TRUTHS)}")
         if operator in (*REDUCTIONS, SUM) and not self.is_vector(operands[0]):
             raise DynqError(f"{operator} has one number for each row, expected a vector")
         step = Step(operator, operands)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from .function_text import horner, reshape
-from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, Program, Step, is_literal, literal
+from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, TRUTHS, Program, Step, is_literal, literal
 
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
 
@@ -75,16 +75,16 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
     if operator in COMPARISONS:
         yield f"{to}_b = {operator}({listed})"
         yield f"{to} = Cast<to = 1>({to}_b)"
-    elif operator in ("And", "Or", "Where"):
-        for i, operand in enumerate(operands[: 1 if operator == "Where" else 2]):
-            yield f"{to}_b{i} = Cast<to = 9>({operand})"
-        if operator == "Where":
-            yield f"{to} = Where({to}_b0, {operands[1]}, {operands[2]})"
-        else:
-            yield f"{to}_b = {operator}({to}_b0, {to}_b1)"
-            yield f"{to} = Cast<to = 1>({to}_b)"
+    elif operator == "Where":
+        yield f"{to}_b0 = Cast<to = 9>({operands[0]})"
+        yield f"{to} = Where({to}_b0, {operands[1]}, {operands[2]})"
     elif operator == "Not":
         yield f"{to} = Sub(one, {listed})"
+    elif operator in TRUTHS:  # And, Or
+        yield f"{to}_b0 = Cast<to = 9>({operands[0]})"
+        yield f"{to}_b1 = Cast<to = 9>({operands[1]})"
+        yield f"{to}_b = {operator}({to}_b0, {to}_b1)"
+        yield f"{to} = Cast<to = 1>({to}_b)"
     elif operator == "LeakyRelu":
         yield f"{to} = LeakyRelu<alpha = {step.operands[1]}>({operands[0]})"
     elif operator == "PRelu":  # its first operand has the shape of the result

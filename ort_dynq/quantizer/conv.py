@@ -21,6 +21,7 @@ from ..graphs import STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, is_standard
+from ..rewriter.analysis.standard import ARITHMETIC
 from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.convolutions.convolution import (
     Geometry,
@@ -170,7 +171,7 @@ def _factor_and_shift(step: NextNode, channels: Channels, facts: Facts) -> tuple
         with np.errstate(all="ignore"):
             factor = gain / np.sqrt(variance + step.node.attributes.get_float("epsilon", 1e-5))
             return factor, shift - mean * factor
-    if not is_standard(step.node, "Add", "Sub", "Mul", "Div"):
+    if not is_standard(step.node, *ARITHMETIC):
         return None
     numbers = channels.vector(step.operand, np.float32, facts)
     if numbers is None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ..graphs import MICROSOFT, STANDARD_DOMAINS
 from ..opsets import OPSET
 from ..rewriter.analysis.nodes import first_inputs, producer_of
+from ..rewriter.analysis.standard import INTEGER_LAYERS, INTEGER_PRODUCTS
 from ..rewriter.codes.float_activations import check_activation
 from ..rewriter.convolutions import integer_conv
 from ..rewriter.convolutions.quantized_conv import build_quantized_conv
@@ -30,10 +31,6 @@ from ..rewriter.weights.matrix_product import stack_beside
 from .activations import codes_of, codes_of_images
 from .options import Options
 
-PRODUCTS = ("MatMulInteger", "ConvInteger")
-"""The integer products that quantize_dynamic writes."""
-_LAYERS = ("QAttention", "DynamicQuantizeLSTM")  # which it writes, too
-
 
 @dataclass(frozen=True)
 class _DynamicProduct:
@@ -46,10 +43,10 @@ class _DynamicProduct:
 def _match(
     node: ir.Node, context: Context, options: Options
 ) -> _DynamicProduct | integer_conv.IntegerConv | UnsignedProduct | None:
-    if node.domain == MICROSOFT and node.op_type in _LAYERS and options.from_dynamic:
+    if node.domain == MICROSOFT and node.op_type in INTEGER_LAYERS and options.from_dynamic:
         options.check(node)
         raise Unconverted(Reason.OF_QUANTIZE_DYNAMIC)
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in PRODUCTS:
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in INTEGER_PRODUCTS:
         return None
     options.check(node)
     facts, (codes, _, zero_point) = context.facts, first_inputs(node, 3)

@@ -16,12 +16,12 @@ import onnx_ir as ir
 from ..opsets import OPSET
 from ..rewriter.analysis.constants import constant_scalar
 from ..rewriter.analysis.nodes import input_of, is_standard, producer_of
-from ..rewriter.analysis.standard import RESHAPES
+from ..rewriter.analysis.standard import MOVES
 from ..rewriter.edit import Edit
 from ..rewriter.rule import Context, Rule
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.INT16)
-_SELECTING = (*RESHAPES, "Identity", "MaxPool", "Relu", "Slice", "Transpose")  # they keep numbers within bounds
+_SELECTING = MOVES - {"Concat"} | {"Relu"}  # they keep the numbers of input 0 within bounds
 _ZERO_POINT = 2  # the index of the input
 
 

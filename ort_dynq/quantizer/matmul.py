@@ -20,6 +20,7 @@ from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, producer_of
+from ..rewriter.analysis.standard import SHAPING
 from ..rewriter.codes.float_activations import FloatActivations, check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
@@ -28,7 +29,6 @@ from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
 from ..rewriter.products.word_matmul import build_word_matmul
-from ..rewriter.programs.steps import RESHAPING
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
 from ..rewriter.weights.channels import columns_of
@@ -119,7 +119,7 @@ def _before_merging(a: ir.Value) -> ir.Value | None:
     reshape = producer_of(a, "Reshape")
     source = None if reshape is None else reshape.inputs[0]
     node = None if source is None else source.producer()
-    if source is None or node is None or node.op_type in RESHAPING or source.shape is None or a.shape is None:
+    if source is None or node is None or node.op_type in SHAPING or source.shape is None or a.shape is None:
         return None
     is_merged = len(a.shape) == _RANK < len(source.shape)
     keeps_rows = isinstance(a.shape[-1], int) and a.shape[-1] == source.shape[-1]

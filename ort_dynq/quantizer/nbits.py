@@ -15,17 +15,18 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ..graphs import MICROSOFT
+from ..rewriter.analysis.standard import NBITS_PRODUCTS
 from ..rewriter.products import matmul_nbits
 from ..rewriter.products.weights_only import WeightsOnlyProduct
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
-from .options import NBITS, Options
+from .options import Options
 
 _RULE = matmul_nbits.RULE
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> WeightsOnlyProduct | None:
-    if node.domain != MICROSOFT or node.op_type not in NBITS:
+    if node.domain != MICROSOFT or node.op_type not in NBITS_PRODUCTS:
         return None
     options.check(node)
     if node.op_type == "QMoE":

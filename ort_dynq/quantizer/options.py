@@ -11,6 +11,14 @@ import onnx_ir as ir
 
 from ..errors import DynqError
 from ..graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS, graphs, label
+from ..rewriter.analysis.standard import (
+    FLOAT_PRODUCTS,
+    INTEGER_PRODUCTS,
+    LAYER_NORMS,
+    MADE_PRODUCTS,
+    NBITS_PRODUCTS,
+    RECURRENT,
+)
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM
 
@@ -19,13 +27,11 @@ ACTIVATIONS = ("token", "tensor", "two-term")
 ATTENTION = ("int8", "float")
 EMBEDDINGS = ("int8", "keep")
 GROUPS = (32, 64, 128)
-LAYERS = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "LSTM", "GRU", "RNN")
+LAYERS = FLOAT_PRODUCTS | INTEGER_PRODUCTS | RECURRENT
 """The standard operators with weights that become products of integers."""
-FUSED_IN_FLOAT32 = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Gelu")
+FUSED_IN_FLOAT32 = LAYER_NORMS | {"Gelu"}
 """The standard operators of float16 that compute in float32 where fusions are allowed."""
-NBITS = ("MatMulNBits", "QMoE")
-"""The operators of com.microsoft whose weights have few bits."""
-OF_OPTIMIZER = ("FusedMatMul", "FusedGemm", "FusedConv", "Attention")
+OF_OPTIMIZER = MADE_PRODUCTS | {"Attention"}
 """The operators of com.microsoft with weights that ONNX Runtime's optimizer makes."""
 RANK_OF_TABLE = 2  # of embeddings
 _MAX_NAMES = 3  # in a message
@@ -201,7 +207,7 @@ def is_layer(node: ir.Node) -> bool:
         return node.op_type in LAYERS
     if node.domain == NCHWC:
         return node.op_type == "Conv"
-    return node.domain == MICROSOFT and node.op_type in (*OF_OPTIMIZER, *NBITS, DYNAMIC_LSTM)
+    return node.domain == MICROSOFT and node.op_type in OF_OPTIMIZER | NBITS_PRODUCTS | {DYNAMIC_LSTM}
 
 
 def is_embedding(node: ir.Node) -> bool:

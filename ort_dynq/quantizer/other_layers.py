@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ..graphs import MICROSOFT, NCHWC, STANDARD_DOMAINS
 from ..opsets import OPSET
+from ..rewriter.analysis.standard import ATTENTION
 from ..rewriter.metadata import RULE
 from ..rewriter.policy.cost import is_small_table
 from ..rewriter.reasons import Reason, Unconverted
@@ -19,7 +20,6 @@ from .options import OF_OPTIMIZER, RANK_OF_TABLE, Options, is_layer
 from .packed_attention import is_packed_attention, parts_of
 
 _FIRST_TABLE, _END_OF_TABLES = 2, 5  # inputs of EmbedLayerNormalization
-_ATTENTION = ("MultiHeadAttention", "GroupQueryAttention")
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
@@ -30,7 +30,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> None:
         raise Unconverted(Reason.TABLES_OF_OPTIMIZER)
     if is_packed_attention(node):
         parts_of(node, context, options)
-    if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in (*OF_OPTIMIZER, "Conv"):
+    if not is_layer(node) or node.domain in STANDARD_DOMAINS or node.op_type not in OF_OPTIMIZER | {"Conv"}:
         return
     if len(node.inputs) < 2 or not context.facts.is_constant(node.inputs[1]):
         return
@@ -49,7 +49,7 @@ def _has_tables(node: ir.Node, options: Options) -> bool:
 
 def _is_attention(node: ir.Node) -> bool:
     if node.domain == MICROSOFT:
-        return node.op_type in _ATTENTION
+        return node.op_type in ATTENTION - {"Attention"}
     return node.domain in STANDARD_DOMAINS and node.op_type == "Attention"
 
 

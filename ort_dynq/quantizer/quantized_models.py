@@ -11,19 +11,19 @@ from ..errors import DynqError
 from ..graphs import STANDARD_DOMAINS, graphs
 from ..operators import DOMAIN
 from ..rewriter.analysis.nodes import producer_of
+from ..rewriter.analysis.standard import INTEGER_PRODUCTS, STATIC_PRODUCTS
 from ..rewriter.metadata import QUANTIZED
 from ..rewriter.programs import row_program
 from ..rewriter.reasons import Unconverted
 from ..rewriter.recurrent.dynamic_lstm import DYNAMIC_LSTM, is_dynamic_lstm
 from ..rewriter.rule import Context, Rule
-from .from_dynamic import PRODUCTS
 from .options import Options
 
 _RUN_TIME = (
     "the model has quantization with run-time scales, by other nodes than DynamicQuantizeLinear; "
     "use ort-dynq rewrite, or quantize the float model that it was made from"
 )
-_STATIC = ("QLinearMatMul", "QLinearConv", "QGemm", "QLinearAdd")
+_STATIC = STATIC_PRODUCTS | {"QLinearAdd"}
 
 
 def check_is_float(model: ir.Model, options: Options) -> None:
@@ -63,7 +63,7 @@ def check_is_float(model: ir.Model, options: Options) -> None:
     if options.from_dynamic and not integers:
         raise DynqError(
             "--from-dynamic (from_dynamic=True) needs a model that quantize_dynamic made, but there is no "
-            f"{', '.join(PRODUCTS)} or {DYNAMIC_LSTM}; leave it out to quantize a float model"
+            f"{', '.join(sorted(INTEGER_PRODUCTS))} or {DYNAMIC_LSTM}; leave it out to quantize a float model"
         )
 
 
@@ -88,7 +88,7 @@ def _kind(node: ir.Node) -> str | None:
         return "converted"
     if node.op_type in _STATIC:
         return "operator"
-    if node.domain in STANDARD_DOMAINS and node.op_type in PRODUCTS:
+    if node.domain in STANDARD_DOMAINS and node.op_type in INTEGER_PRODUCTS:
         return "product"
     if is_dynamic_lstm(node):
         return "layer"

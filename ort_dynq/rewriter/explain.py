@@ -13,7 +13,8 @@ from ..graphs import graphs, values_of
 from ..opsets import to_opset
 from ..versions import load_checked
 from .analysis.inference import Facts
-from .codes.affine import PRODUCTS, AffineForms
+from .analysis.standard import PRODUCTS
+from .codes.affine import AffineForms
 from .copies import without_copies
 from .normal_form import inlined
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ..graphs import label, new_name, values_of, with_subgraphs
 from .analysis.nodes import producer_of
+from .analysis.standard import MATMULS
 from .policy.dequantized_products import made_by_onnxruntime
 from .reasons import Reason
 from .weights.dequantized_weights import Dequantizer, elements_of, quantized_weights
@@ -73,7 +74,7 @@ def _products(model: ir.Model) -> Iterator[_InnerProduct]:
     """Yields the products of all graphs of which ONNX Runtime makes MatMulNBits."""
     for _, graph in with_subgraphs(model.graph):
         for node in graph:
-            if node.op_type not in ("MatMul", "Gemm") or len(node.inputs) < 2:
+            if node.op_type not in MATMULS or len(node.inputs) < 2:
                 continue
             weights = quantized_weights(node.inputs[1])
             if weights is None or any(each.graph is not graph for each in (weights.node, *weights.moves)):

@@ -22,10 +22,9 @@ from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
 from .analysis.nodes import is_standard
 from .analysis.shape_arithmetic import known_condition
+from .analysis.standard import SIZES
 from .float16.casts import mentions_float16
 from .inner_weights import copy_of
-
-_OF_SHAPES = ("Shape", "Size")  # may be constant, whatever they read
 
 
 def without_known_branches(model: ir.Model, inputs: Mapping[str, npt.NDArray[Any]] | None = None) -> ir.Model:
@@ -73,7 +72,7 @@ def _may_be_known(node: ir.Node, given: Mapping[str, npt.NDArray[Any]]) -> bool:
         if producer is None:
             if not value.is_initializer() or value.is_graph_input():
                 return False
-        elif producer.op_type not in _OF_SHAPES:
+        elif producer.op_type not in SIZES:  # they may be constant, whatever they read
             if any(True for _ in subgraphs(producer)):
                 return False
             todo += producer.inputs

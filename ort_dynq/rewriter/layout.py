@@ -30,7 +30,7 @@ from .analysis.evaluation import evaluate
 from .analysis.inference import Facts
 from .analysis.limits import CHAIN
 from .analysis.nodes import input_of, is_standard
-from .analysis.standard import CONVOLUTIONS, OWN_CONVOLUTIONS, PADDING, SIGMOIDS
+from .analysis.standard import CONVOLUTIONS, IMAGE_OPERATORS, JOINING, OWN_CONVOLUTIONS, PADDING, SIGMOIDS
 from .programs.steps import ELEMENTWISE, elements_of
 
 RULE = "transposes of images"
@@ -38,11 +38,9 @@ RULE = "transposes of images"
 
 _CONVOLUTIONS = CONVOLUTIONS | {"ConvInteger"}
 # ONNX Runtime computes other functions, such as Softplus and Elu, in another way for the last elements of a tensor.
-_FUNCTIONS = SIGMOIDS | {"Exp", "Gelu"} | {"PRelu", "Softsign"}
+_FUNCTIONS = SIGMOIDS | {"Exp", "Gelu", "Softsign"}
 _ANY_LAYOUT = (*ELEMENTWISE, *_FUNCTIONS)
-_ALONG_AXIS = ("Concat", "Split")
-_OF_IMAGES = frozenset({"AveragePool", "MaxPool"}) | {"BatchNormalization", "Resize"} | {"Transpose"}
-_PASSED = (*_ANY_LAYOUT, *_ALONG_AXIS, *PADDING, *_OF_IMAGES)  # on the way back to a convolution
+_PASSED = (*_ANY_LAYOUT, *JOINING, *PADDING, *IMAGE_OPERATORS, "Transpose")  # on the way back to a convolution
 
 
 def is_convolution(node: ir.Node) -> bool:
@@ -147,7 +145,7 @@ class _Layout:
 
     def _can_move(self, node: ir.Node) -> bool:
         """Returns whether a node computes the same in front of the Transposes of all of its operands."""
-        if self._facts.is_folded(node) or not is_standard(node, *_ANY_LAYOUT, *_ALONG_AXIS, *PADDING):
+        if self._facts.is_folded(node) or not is_standard(node, *_ANY_LAYOUT, *JOINING, *PADDING):
             return False
         if node.op_type in _ANY_LAYOUT:
             if {"axis", "broadcast"} & node.attributes.keys():  # of opset 6 and older
@@ -171,7 +169,7 @@ class _Layout:
 
     def _has_axes(self, node: ir.Node) -> bool:
         """Returns whether the axes that a node names are known."""
-        if node.op_type in _ALONG_AXIS:
+        if node.op_type in JOINING:
             return True
         given = [constant_array(each) for each in node.inputs[1:] if each is not None]
         axes = input_of(node, 3)
@@ -286,7 +284,7 @@ class _Layout:
         operands = self._operands(node)
         inputs = [self._before(each) if each in operands else each for each in node.inputs]
         attributes = dict(node.attributes)
-        if node.op_type in _ALONG_AXIS:
+        if node.op_type in JOINING:
             axis = self._place(node.attributes.get_int("axis", 0))
             attributes["axis"] = ir.AttrInt64("axis", axis)
         elif node.op_type in PADDING:

@@ -14,6 +14,7 @@ from ..rewrite_options import RewriteOptions
 from .analysis import limits
 from .analysis.inference import Facts
 from .analysis.nodes import is_standard, program_of
+from .analysis.standard import LOOPS
 from .copies import without_copies
 from .edit import Edit
 from .functions import declare_functions
@@ -263,7 +264,7 @@ def _declare_ranks(model: ir.Model, facts: Facts) -> None:
     """
     for _, graph in graphs(model):
         for node in graph:
-            if not is_standard(node, "Scan", "Loop"):
+            if not is_standard(node, *LOOPS):
                 continue
             for _, body in subgraphs(node):
                 carried = len(node.inputs) - 1 if node.op_type == "Loop" else 0  # with the condition

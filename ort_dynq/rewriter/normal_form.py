@@ -4,7 +4,7 @@ constants as constants, and no Resize that keeps the lengths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from ..graphs import MICROSOFT, NAME_IN_MODEL, functions, named, new_name, subgr
 from ..operators import DOMAIN
 from .analysis.constants import constant_array
 from .analysis.nodes import first_inputs, is_standard, producer_of
+from .analysis.standard import PASSING
 from .inner_weights import NOTE, copy_of, with_weights_outside
 from .known_branches import without_known_branches
 from .loop_invariants import without_carried_invariants
 
-_OF_INDICES = ("Reshape", *("Add", "Mod"))
 _KEPT = ("ai.onnx", MICROSOFT, "com.ms", DOMAIN)  # domains with kernels, and those of versions.py
 
 
@@ -138,12 +138,12 @@ def _without_remainders(model: ir.Model) -> ir.Model:
     torch computes indices of dimensions so, for the shape of an `unflatten`. Inference does not know Mod, and follows
     no numbers through a Reshape.
     """
-    if not any(_index(node, ("Mod",)) is not None for node in model.graph.all_nodes()):
+    if not any(node.op_type == "Mod" and _index(node) is not None for node in model.graph.all_nodes()):
         return model
     copy, computed = model.clone(), set[ir.Value]()
     for node in list(copy.graph.all_nodes()):
         is_more = not computed.isdisjoint(each for each in node.inputs if each is not None)
-        found = _index(node, _OF_INDICES if is_more else ("Mod",))
+        found = _index(node) if is_more or node.op_type == "Mod" else None
         if found is not None and node.graph is not None:
             new = ir.node("Constant", [], {"value": ir.tensor(found, name=node.outputs[0].name)})
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [new], node.outputs, new.outputs)
@@ -182,22 +182,32 @@ def _keeps_lengths(node: ir.Node) -> bool:
 
 def _is_one(value: ir.Value | None) -> bool:
     """Returns whether all elements of a constant are 1, also behind a Cast."""
-    if (cast := producer_of(value, "Cast", "CastLike")) is not None:
+    if (cast := producer_of(value, *PASSING, "CastLike")) is not None:
         value = cast.inputs[0]
     elements = constant_array(value)
     return elements is not None and elements.size > 0 and bool((elements == 1).all())
 
 
-def _index(node: ir.Node, op_types: Sequence[str]) -> npt.NDArray[np.int64] | None:
+def _reshaped(a: npt.NDArray[Any], shape: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    return a.reshape(shape) if (shape > 0).all() or shape.tolist() == [-1] else None
+
+
+def _remainder(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    return np.mod(a, b) if b.all() else None
+
+
+_OF_INDICES: dict[str, Callable[..., Any]] = {"Add": np.add, "Mod": _remainder, "Reshape": _reshaped}
+
+
+def _index(node: ir.Node) -> npt.NDArray[np.int64] | None:
     """Returns the result of an operator of two small constant integers or vectors of these; None for other nodes."""
-    if not is_standard(node, *op_types) or node.attributes.get_int("fmod", 0) == 1:
+    if not is_standard(node, *_OF_INDICES) or node.attributes.get_int("fmod", 0) == 1:
         return None
     a, b = (constant_array(each) for each in node.inputs)
-    if a is None or b is None or not a.dtype == b.dtype == np.int64 or (node.op_type == "Mod" and not b.all()):
+    if a is None or b is None or not a.dtype == b.dtype == np.int64:
         return None
     try:
-        if node.op_type == "Reshape":
-            return a.reshape(b) if (b > 0).all() or b.tolist() == [-1] else None
-        return np.asarray(np.mod(a, b) if node.op_type == "Mod" else a + b)
+        found = _OF_INDICES[node.op_type](a, b)
+        return None if found is None else np.asarray(found)
     except ValueError:  # the shapes do not fit: a branch that no input takes
         return None

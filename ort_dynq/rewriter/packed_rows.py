@@ -54,7 +54,8 @@ def gathered_codes(packed: ir.Value, ids: ir.Value, count: int, depth: int, bits
     if bits == 4:
         numbers = insert("Cast", collected, to=int(ir.DataType.INT32))
         in_bytes = insert("Mod", numbers, constant(256, np.int32))
-        low, high = (insert(name, in_bytes, constant(16, np.int32)) for name in ("Mod", "Div"))
+        low = insert("Mod", in_bytes, constant(16, np.int32))
+        high = insert("Div", in_bytes, constant(16, np.int32))
         both = insert("Concat", low, high, axis=-1)
         collected = insert("Cast", both, to=int(ir.DataType.INT8))
     return insert("Reshape", collected, constant([0] * len(ids.shape) + [depth]))

@@ -13,6 +13,7 @@ from ..shown import Shown, Table
 from .analysis.standard import (
     ATTENTION,
     FLOAT_PRODUCTS,
+    INTEGER_LAYERS,
     INTEGER_PRODUCTS,
     LINEAR,
     MADE_PRODUCTS,
@@ -26,7 +27,7 @@ from .reasons import Reason, Unconverted
 
 _OF_CODES = INTEGER_PRODUCTS | SCALED_PRODUCTS
 _DYNAMIC = _OF_CODES | {"DynamicQuantizeLinear"}
-_INTEGER = STATIC_PRODUCTS | {"DynamicQuantizeLSTM", "QAttention"}
+_INTEGER = STATIC_PRODUCTS | INTEGER_LAYERS
 _QUANTIZED = NBITS_PRODUCTS | _INTEGER
 _PRODUCTS = FLOAT_PRODUCTS - {"Einsum"} | MADE_PRODUCTS
 _FLOAT = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"nchwc.Conv"}

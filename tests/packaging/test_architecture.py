@@ -1,4 +1,6 @@
-"""The folders of the package have one order, which docs/architecture.md gives: imports go down, never up."""
+"""The package as docs/architecture.md has it: imports go down the order of its folders, never up; operators are listed
+in the vocabulary alone; a rule has a test of its name.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
+import onnxruntime.capi.onnxruntime_pybind11_state as state
 import pytest
 
 import ort_dynq
+from ort_dynq.operators import OPERATORS
 from ort_dynq.rewriter import rewrite
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +26,10 @@ PACKAGE = ROOT / "ort_dynq"
 IMPORTED = Path(ort_dynq.__file__).parent  # in the clone only if the installation is editable
 PUBLIC = "__init__"  # ort_dynq/__init__.py: its public names load the modules above it on first use
 DOORS = ("accuracy", "bench", "doctor", "genai", "report", "verification")  # the public names of tools
+# The sets of operators, and the steps of programs, some of which have names of operators.
+VOCABULARIES = (PACKAGE / "rewriter" / "analysis" / "standard.py", PACKAGE / "operators" / "program.py")
+OPERATOR_NAMES = {schema.name for schema in state.get_all_operator_schema()} | {*OPERATORS}
+MAX_NAMES = 3  # by which an expression differs from sets of the vocabulary
 
 
 def order() -> list[str]:
@@ -70,8 +78,13 @@ def part(path: Path) -> str:
 
 
 @functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in files()}
+
+
+@functools.cache
 def imports() -> dict[Path, set[Path]]:
-    return {path: imported(path, ast.parse(path.read_text())) for path in files()}
+    return {path: imported(path, tree) for path, tree in trees().items()}
 
 
 def test_order_is_complete() -> None:
@@ -137,6 +150,67 @@ def test_imports_are_found(text: str, target: str) -> None:
 def test_imports_of_others_are_not_found() -> None:
     text = "import numpy\nfrom onnx import helper"
     assert imported(PACKAGE / "tools" / "accuracy" / "outputs.py", ast.parse(text)) == set()
+
+
+def lists_of_operators(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """Yields the line and the operators of each list of operators that is not made of sets of the vocabulary.
+
+    A list is a collection, the arguments of a call, or an expression of these. The values of tables are none: they
+    belong to their keys.
+    """
+    lists, inner = list[tuple[int, list[ast.expr]]](), set[ast.AST]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            inner.update(node.values)
+            continue
+        parts = node.args if isinstance(node, ast.Call) else elements(node)
+        if parts and node not in inner:
+            lists.append((node.lineno, parts))
+        inner.update(each for each in parts if not isinstance(each, ast.Call))
+    for line, leaves in lists:
+        while any(map(elements, leaves)):
+            leaves = [part for each in leaves for part in elements(each) or [each]]
+        names = [each.value for each in leaves if isinstance(each, ast.Constant) and each.value in OPERATOR_NAMES]
+        given = [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in leaves]
+        if len(names) > (MAX_NAMES if any(map(str.isupper, given)) else 1):
+            yield line, names
+
+
+def elements(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Tuple | ast.Set | ast.List):
+        return node.elts
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    return [node.value] if isinstance(node, ast.AugAssign | ast.Starred) else []
+
+
+def test_operators_are_listed_in_the_vocabulary_alone() -> None:
+    assert [
+        f"{path.relative_to(PACKAGE)}:{line}: {', '.join(names)}"
+        for path, tree in trees().items()
+        if path not in VOCABULARIES
+        for line, names in lists_of_operators(tree)
+    ] == [], "name sets of rewriter/analysis/standard.py in place of these operators"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('node.op_type in ("Add", "Sub")', 2),
+        ('X = frozenset({"Add", "Sub"})', 2),
+        ('producer_of(value, "Add", "Sub")', 2),
+        ('producer_of(value, *("Add", "Sub"))', 2),
+        ('X = MOVES - {"Split"} | {"Add", "Sub"} | {"Mul"}', 4),
+        ('X = (*MOVES, "Add", "Sub", "Mul", "QuantizedMatMul")', 4),
+        ('X |= {"Add", "Sub"} | {"Mul", "Div"}', 4),
+        ('X = MOVES - {"Split"} | {"Add", "Sub"}', 0),
+        ('X = {"Add": ("Tanh", "Sub"), "Sub": 1}', 0),
+        ('X = [call("Add", call("Sub", x)), call("Mul", x)]', 0),
+        ('X = ("Add", "no operator")', 0),
+    ],
+)
+def test_lists_of_operators_are_found(text: str, count: int) -> None:
+    assert [len(names) for _, names in lists_of_operators(ast.parse(text))] == ([count] if count else [])
 
 
 def test_modules_of_the_rewriter_have_tests_of_their_names() -> None:

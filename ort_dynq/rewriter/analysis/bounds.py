@@ -17,7 +17,7 @@ import onnx_ir as ir
 from .constants import constant_scalar
 from .nodes import producer_of
 from .shapes import does_not_grow
-from .standard import ORDERINGS
+from .standard import EXTREMES, ORDERINGS, SCALING
 
 MAX_FINITE = float(np.finfo(np.float32).max)
 
@@ -64,7 +64,7 @@ def bounds_of(value: ir.Value) -> Bounded | None:
         if least is None or most is None or least > most:
             return None
         return Bounded(node.inputs[0], least, most)
-    if (node := producer_of(value, "Max", "Min")) is not None and len(node.inputs) == 2:
+    if (node := producer_of(value, *EXTREMES)) is not None and len(node.inputs) == 2:
         if (found := constant_operand(node, commutative=True)) is None:
             return None
         return _one_sided(*found, is_upper=node.op_type == "Min", keeps_negative_zero=False)
@@ -114,7 +114,7 @@ def power_of_remainder(node: ir.Node) -> float | None:
     times = producer_of(other, "Mul") if node.op_type == "Sub" else None
     scaled = None if times is None else constant_operand(times, commutative=True)
     floor = None if scaled is None else producer_of(scaled[0], "Floor")
-    part = None if floor is None else producer_of(floor.inputs[0], "Div", "Mul")
+    part = None if floor is None else producer_of(floor.inputs[0], *SCALING)
     divided = None if part is None else constant_operand(part, commutative=part.op_type == "Mul")
     if scaled is None or part is None or divided is None or x is None or divided[0] is not x:
         return None

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from .limits import CHAIN, COMPUTED, CONSTANTS, ELEMENTS
 from .nodes import cast_to, producer_of
-from .standard import REPEATING, RESHAPES, ROUNDING
+from .standard import PASSING, REPEATING, RESHAPES, ROUNDING
 
 _FEW = 1024
-_MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"}  # no exporter flattens constants
+_MOVES = RESHAPES - {"Flatten"} | PASSING  # no exporter flattens constants
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,

@@ -15,13 +15,13 @@ import onnx_ir as ir
 from .bounds import Bounded, all_bounds_of, constant_operand, magnitude_beside_sign
 from .magnitudes import AnyBounds, largest_quotient
 from .nodes import producer_of, rounded_to_float16
-from .standard import BOUNDING, ROUNDING
+from .standard import BOUNDING, PASSING, ROUNDING, SCALING, SUMS
 
 _MAX_VALUE = 2.0**24  # that abs(x) may be in case 1 of the proof
 _MODERATE = 2.0**20
 _SMALL = 2.0**10
 _ROUNDING = 2.0**-4  # of a difference of moderate numbers, at most
-_BETWEEN, _MAX_BETWEEN = ("Cast", "Mul"), 3  # nodes between a difference and its sum
+_BETWEEN, _MAX_BETWEEN = PASSING | {"Mul"}, 3  # nodes between a difference and its sum
 
 
 def estimated(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -115,7 +115,7 @@ def rounded_apart(node: ir.Node, known: Callable[[ir.Value | None], AnyBounds]) 
 
 def _without_integer(y: ir.Value, x: ir.Value, known: Callable[[ir.Value | None], AnyBounds]) -> ir.Value | None:
     """Returns v, if y is round(v) + z and x is v + z, where z is an integer; or None."""
-    sums = [producer_of(each, "Add", "Sub") for each in (y, x)]
+    sums = [producer_of(each, *SUMS) for each in (y, x)]
     if sums[0] is None or sums[1] is None or sums[0].op_type != sums[1].op_type:
         return None
     for z in sums[0].inputs if sums[0].op_type == "Add" else sums[0].inputs[1:]:
@@ -148,7 +148,7 @@ def _is_finite_quotient(x: ir.Value, known: Callable[[ir.Value | None], AnyBound
 
     An inverse that is finite is computed from a range of at least 2**-128, which has 21 digits.
     """
-    while (node := producer_of(x, "Div", "Mul")) is not None:
+    while (node := producer_of(x, *SCALING)) is not None:
         found = constant_operand(node, commutative=node.op_type == "Mul")
         if found is None:
             largest = largest_quotient(node, known, 0)

@@ -25,15 +25,15 @@ from .constants import constant_scalar
 from .limits import CHAIN, OPERANDS
 from .nodes import input_of, producer_of
 from .shapes import axes_of, before_split, has_one_element, is_shape_of_rows, lines_up, same_shape, unreshaped
-from .standard import BOUNDING, CHOOSING, COMPARISONS, ORDERINGS, RANGES, RESHAPES, SCALING
+from .standard import BOUNDING, CHOOSING, COMPARISONS, DIVIDING, ORDERINGS, RANGES, RESHAPES, SCALING, SUMS
 
 _ROUNDED = 1 - 2.0**-23  # more than one rounding takes away
 MIN_DIVISOR = 2.0**-100
 _KEPT = ("keepdims", "noop_with_empty_axes")
-_MINIMA = ("ReduceMin",)
+_MINIMA = RANGES - {"ReduceMax"}
 _POWERS = {"Floor": (0.5, 1.0), "Ceil": (1.0, 2.0), "Round": (0.5**0.5, 2.0**0.5)}
 _ERROR_OF_POWER = 2.0**-14
-_MAXIMA = ("ReduceMax", "GlobalMaxPool")  # tf2onnx writes the latter for the last dimensions
+_MAXIMA = RANGES - {"ReduceMin"} | {"GlobalMaxPool"}  # tf2onnx writes the latter for the last dimensions
 
 
 class AnyBounds(Protocol):
@@ -281,7 +281,7 @@ class _Proof:
                 break
             elif (power := _power_of_2(inverse)) is not None:  # 2**floor(log2(i)) is at most i
                 inverse, factor = power.of, factor * power.most
-            elif (node := producer_of(inverse, "Mul", "Div")) is not None:
+            elif (node := producer_of(inverse, *SCALING)) is not None:
                 found = constant_operand(node, commutative=node.op_type == "Mul")
                 if found is None or found[1] == 0:
                     return None
@@ -333,7 +333,7 @@ class _Proof:
             return self._reduced(node, is_negated, 0)
         if op_type == ("Min" if is_negated else "Max"):
             return _joined(self.cover(each, is_negated=is_negated, depth=depth) for each in inputs)
-        if op_type in ("Mul", "Div"):
+        if op_type in SCALING:
             found = constant_operand(node, commutative=op_type == "Mul")
             inner = None if found is None or found[1] <= 0 else self.cover(found[0], is_negated=is_negated, depth=depth)
             return None if found is None or inner is None else inner.times(_scaled(found[1], node))
@@ -344,7 +344,7 @@ class _Proof:
             return None if inner is None else inner.times(power.least)
         if op_type == "Abs":
             return _joined(self.cover(inputs[0], is_negated=sign, depth=depth) for sign in (False, True))
-        if op_type in ("Add", "Sub"):
+        if op_type in SUMS:
             return self._sum(node, depth)
         return self._where(node, depth) if op_type == "Where" else None
 
@@ -427,7 +427,7 @@ def _power_of_2(value: ir.Value) -> _Power | None:
     node = producer_of(value, "Pow")
     rounded = None if node is None or constant_scalar(node.inputs[0]) != 2 else node.inputs[1]
     rounding = producer_of(rounded, *_POWERS)
-    scaled = None if rounding is None else producer_of(rounding.inputs[0], "Div", "Mul")
+    scaled = None if rounding is None else producer_of(rounding.inputs[0], *SCALING)
     found = None if scaled is None else constant_operand(scaled, commutative=scaled.op_type == "Mul")
     log = None if found is None else producer_of(found[0], "Log")
     if rounding is None or scaled is None or found is None or log is None or log.inputs[0] is None:
@@ -496,7 +496,7 @@ def _guarded(value: ir.Value) -> ir.Value | None:
         return None
     _, then, otherwise = node.inputs
     for inverse, other in ((then, otherwise), (otherwise, then)):
-        number, quotient = constant_scalar(other), producer_of(inverse, "Reciprocal", "Div")
+        number, quotient = constant_scalar(other), producer_of(inverse, *DIVIDING)
         if number == 0:
             return inverse
         dividend = None if quotient is None else 1 if len(quotient.inputs) == 1 else constant_scalar(quotient.inputs[0])
@@ -534,10 +534,10 @@ def _replaces_small(node: ir.Node, value: ir.Value, number: float, is_then: bool
 
 def _is_negated(value: ir.Value, r: ir.Value) -> bool:
     """Returns whether a value is -r."""
-    node = producer_of(value, "Neg", "Mul")
-    if node is None or node.op_type == "Neg":
-        return node is not None and node.inputs[0] is r
-    found = constant_operand(node, commutative=True)
+    if (node := producer_of(value, "Neg")) is not None:
+        return node.inputs[0] is r
+    node = producer_of(value, "Mul")
+    found = None if node is None else constant_operand(node, commutative=True)
     return found is not None and found[0] is r and found[1] == -1
 
 
@@ -546,7 +546,7 @@ def _is_same_end(a: ir.Value | None, b: ir.Value | None) -> bool:
     ends = [each if (node := producer_of(each, "Expand")) is None else node.inputs[0] for each in (a, b)]
     if ends[0] is None or ends[0] is ends[1]:
         return ends[0] is not None
-    nodes = [producer_of(each, "ReduceMax", "ReduceMin") for each in ends]
+    nodes = [producer_of(each, *RANGES) for each in ends]
     if nodes[0] is None or nodes[1] is None or nodes[0].op_type != nodes[1].op_type:
         return False
     axes = axes_of(nodes[0])

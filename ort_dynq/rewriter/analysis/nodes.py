@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN, OPERATORS
 from ..reasons import Reason, Unconverted
+from .standard import PASSING
 from .types import CODE_TYPES
 
 
@@ -107,7 +108,7 @@ def copied(node: ir.Node) -> ir.Value | None:
     TorchScript exports `x.to(x.dtype)` as such a Cast. An Identity of a float16 result is no copy: ONNX Runtime
     computes float16 in float32, and removes the Casts between two nodes. The Identity rounds without optimizations.
     """
-    source = node.inputs[0] if is_standard(node, "Identity", "Cast") and node.inputs else None
+    source = node.inputs[0] if is_standard(node, *PASSING) and node.inputs else None
     if source is None:
         return None
     if node.op_type == "Identity":

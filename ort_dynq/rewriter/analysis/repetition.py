@@ -21,7 +21,7 @@ from .limits import NESTED
 from .nodes import is_standard, producer_of
 from .shape_arithmetic import known_lengths
 from .shapes import are_equal, has_one_element, is_equal
-from .standard import CHOOSING, EXACT, UNARY
+from .standard import CHOOSING, EXACT, REPEATING, UNARY
 
 # Exp and Sigmoid are left out: their last bits may depend on the position in the tensor.
 
@@ -90,7 +90,7 @@ class Repetitions:
         if is_standard(node, "Identity"):
             found = self.of(node.inputs[0])
             return None if found is None else replace(found, value=value)
-        if is_standard(node, "Expand", "Tile"):
+        if is_standard(node, *REPEATING):
             return self._expanded(node, node.inputs[0], value)
         if is_standard(node, "Concat"):
             return _concatenated(node, value)

@@ -17,15 +17,13 @@ from .constants import constant_array, is_number
 from .limits import CHAIN, FACTORS, LENGTHS
 from .nodes import is_standard, producer_of
 from .shapes import is_equal, shape_source, unreshaped
-from .standard import AXES, RESHAPES, ROOTS, SCALING, SELECTING
+from .standard import AXES, PASSING, REARRANGING, RESHAPES, ROOTS, SCALING, SELECTING, SIZES
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
 _TIMES = " × "  # in the names of lengths that are products
-_MOVES = RESHAPES | SELECTING | {"Cast", "Identity"} | {"Concat", "Transpose"}
-_MOVES -= {"Flatten", "Split"}  # no exporter writes them for shapes
-_OF_LENGTHS = ("Shape", "Size")
-_OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather"} | {"ReduceProd"}
+_MOVES = REARRANGING - {"Flatten"} | SELECTING - {"Split"} | PASSING | {"Concat"}  # no exporter writes them for shapes
+_OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather", "ReduceProd"}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -97,7 +95,7 @@ def elements_of_shape(value: ir.Value | None) -> list[Length] | None:
     """
     where = None if value is None else producer_of(value, "Where")
     kept = value if where is None else _kept_by_minus_one(where)
-    while (node := producer_of(kept, "Identity", "Reshape")) is not None and _are_vectors(node.inputs[0], kept):
+    while (node := producer_of(kept, *RESHAPES, "Identity")) is not None and _are_vectors(node.inputs[0], kept):
         kept = node.inputs[0]
     given, concat = known_lengths(kept), producer_of(kept, "Concat")
     if given is None:
@@ -162,7 +160,7 @@ def known_product(value: ir.Value | None, distance: int = 0) -> Length:
     if node.op_type == "Gather":
         lengths = _lengths_of_shape(value)
         return product_of(lengths) if lengths is not None and len(lengths) == 1 else None
-    count = 2 if node.op_type in ("Div", "Mul") else 1
+    count = 2 if node.op_type in SCALING else 1
     lengths = [known_product(each, distance + 1) for each in node.inputs[:count]]
     if node.op_type != "Div":
         return product_of(lengths)
@@ -219,7 +217,7 @@ def solved_lengths(graph: ir.Graph, names: Collection[int | ir.SymbolicDim]) -> 
     for node in reversed(graph) if names else ():
         if needed.isdisjoint(node.outputs):
             continue
-        if not is_standard(node, *_OF_LENGTHS):
+        if not is_standard(node, *SIZES):
             needed.update(each for each in node.inputs if each is not None)
         lengths = known_lengths(node.inputs[1]) if is_standard(node, "Reshape") else None
         if lengths is None or not all(length is not None and length > 0 for length in lengths):
@@ -245,7 +243,7 @@ def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elem
 def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if (elements := constant_array(value)) is not None:
         return elements.astype(np.float64) if is_number(elements.dtype) else None
-    node = producer_of(value, *_MOVES, "ConstantOfShape", *_OF_LENGTHS, *_ARITHMETIC)
+    node = producer_of(value, *_MOVES, "ConstantOfShape", *SIZES, *_ARITHMETIC)
     if node is None or node.inputs[0] is None:
         return None
     if node.op_type == "Concat":
@@ -259,7 +257,7 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     is_integer = value.dtype is not None and value.dtype.is_integer()
     if node.op_type in ("Cast", *_ARITHMETIC) and (value.dtype is None or (is_integer and not _is_exact(node))):
         return None  # integers round
-    if node.op_type in _OF_LENGTHS:
+    if node.op_type in SIZES:
         if node.inputs[0].shape is None:
             return None
         dims = [dim if isinstance(dim, int) else math.nan for dim in node.inputs[0].shape]
@@ -292,7 +290,7 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
         return first.T if is_reversed or first.ndim == 1 else None
     if node.op_type == "Gather":
         return first[others[0].astype(np.int64)] if first.ndim == 1 else None
-    if node.op_type in ("Squeeze", "Unsqueeze"):
+    if node.op_type in AXES:
         return first.reshape(() if node.op_type == "Squeeze" else 1) if first.size == 1 else None
     return first
 

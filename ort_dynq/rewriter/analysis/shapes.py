@@ -13,11 +13,11 @@ import onnx_ir as ir
 from .constants import constant_array, constant_scalar
 from .limits import VISITED
 from .nodes import input_of, producer_of
-from .standard import BINARY, LINEAR, RANGES, RESHAPES, UNARY
+from .standard import BINARY, FILLING, LINEAR, PASSING, RANGES, REPEATING, RESHAPES, SUMMING, UNARY
 
 _UNARY = UNARY | LINEAR
 _BINARY = BINARY | {"Where"}
-_REDUCTIONS = RANGES | {"ReduceMean", "ReduceSum"}
+_REDUCTIONS = RANGES | SUMMING
 REDUCES_BY_INPUT = 18  # the first opset in which the axes of ReduceMax and ReduceMin are an input
 
 
@@ -44,7 +44,7 @@ def does_not_grow(value: ir.Value | None, other: ir.Value | None) -> bool:
     """Returns whether an elementwise operation of `other` with a constant is known to keep the shape of `other`."""
     if value is None or (value.shape is not None and len(value.shape) == 0):
         return True
-    if other is not None and (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
+    if other is not None and (node := producer_of(value, *FILLING)) is not None:
         like = shape_source(node.inputs[-1])
         is_small = node.op_type == "ConstantOfShape" or does_not_grow(node.inputs[0], other)
         if is_small and like is not None and like is other:
@@ -64,11 +64,11 @@ def unexpanded(value: ir.Value, other: ir.Value) -> ir.Value | None:
 
     A number for each row may also be repeated along new last dimensions, which a Reshape then joins.
     """
-    node = producer_of(value, "Expand", "Tile")
+    node = producer_of(value, *REPEATING)
     if node is not None:
         return node.inputs[0] if does_not_grow(value, other) else None
     wide = unreshaped(value)
-    node = producer_of(wide, "Expand", "Tile")
+    node = producer_of(wide, *REPEATING)
     narrow = None if node is None else node.inputs[0]
     if narrow is None or narrow.shape is None or wide.shape is None or not same_shape(value, other):
         return None
@@ -173,7 +173,7 @@ def _reduced_by_rows(value: ir.Value) -> ir.Value | None:
     for leaf in _leaves(value, None, ()):
         if has_one_element(leaf):
             continue
-        node = producer_of(leaf, "ReduceMax", "ReduceMin")
+        node = producer_of(leaf, *RANGES)
         x = None if node is None else node.inputs[0]
         if node is None or x is None or node.attributes.get_int("keepdims", 1) != 1:
             return None
@@ -253,7 +253,7 @@ def axes_of(node: ir.Node) -> list[int] | None:
 def _reshapings(value: ir.Value) -> list[ir.Node]:
     """Returns the Reshapes and the like before `value`, the last one first; skips Identity and Cast."""
     nodes = []
-    while (node := producer_of(value, *RESHAPES, "Identity", "Cast")) is not None and node.inputs[0] is not None:
+    while (node := producer_of(value, *RESHAPES, *PASSING)) is not None and node.inputs[0] is not None:
         nodes += [node] if node.op_type in RESHAPES else []
         value = node.inputs[0]
     return nodes
@@ -296,7 +296,7 @@ def _sources(value: ir.Value, reductions: Collection[str]) -> list[ir.Value | No
         return list(node.inputs)
     if (node := producer_of(value, *reductions)) is not None and node.attributes.get_int("keepdims", 1) == 1:
         return [node.inputs[0]]
-    if (node := producer_of(value, "Expand", "ConstantOfShape")) is not None:
+    if (node := producer_of(value, *FILLING)) is not None:
         like = shape_source(node.inputs[-1])
         return None if like is None else [like, *node.inputs[:-1]]
     return None

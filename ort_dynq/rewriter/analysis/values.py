@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
+from . import standard
 from .bounds import all_bounds_of, power_of_remainder, signed_magnitude_of
 from .constants import constant_array, constant_scalar, is_number
 from .estimators import estimated, is_exact, rounded_apart
@@ -27,7 +28,6 @@ from .inference import Facts
 from .limits import CHAIN
 from .magnitudes import MIN_DIVISOR, clamped_part, difference_of_minimum, is_magnitude, is_range, largest_quotient
 from .nodes import cast_to, producer_of
-from .standard import BOUNDING, COMPARISONS, MOVES, NORMS, PICKING, POOLS, RANGES, ROUNDING, SUMS
 
 INF = math.inf
 _LAST_DIGITS = 2.0**-20  # more than the errors of Log and Pow, which are not rounded correctly
@@ -71,7 +71,7 @@ class Interval:
 
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-_CHOOSING = BOUNDING | {"Where"}
+_CHOOSING = standard.BOUNDING | {"Where"}
 _FIXED = {
     "Sign": Interval(-1, 1, True),
     "Sigmoid": Interval(0, 1),
@@ -128,7 +128,7 @@ class Values:
     def _find(self, value: ir.Value) -> Interval:
         of_type = _of_type(value.dtype)
         node = value.producer()
-        if node is None or node.op_type in ("Constant", "ConstantOfShape"):
+        if node is None or node.op_type in standard.CONSTANT_NODES:
             return _of_constant(value) or of_type
         if self._facts.is_constant(value) and (constant := _of_constant(value)) is not None:
             return constant
@@ -136,7 +136,7 @@ class Values:
         if found.low < 0 and value.dtype in _FLOATS and _is_not_negative(node, self.known):
             found = replace(found, low=0.0)
         inputs = [self.known(each) for each in node.inputs]
-        divides = node.op_type in ("Div", "Reciprocal") and bool(inputs)
+        divides = node.op_type in standard.DIVIDING and bool(inputs)
         is_bounded = math.isfinite(of_type.low)  # whatever NaN becomes, it is within the bounds of the type
         if not all(each.is_regular for each in inputs) or (divides and inputs[-1].low < _MIN_NORMAL):
             found = replace(found, is_regular=is_bounded)
@@ -171,9 +171,9 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in MOVES or (op_type in PICKING and value is node.outputs[0]):
+        if op_type in standard.MOVES or (op_type in standard.PICKING and value is node.outputs[0]):
             return _union(inputs if op_type == "Concat" else inputs[:1])
-        if op_type in BOUNDING:
+        if op_type in standard.BOUNDING:
             return _bounded(node, inputs)
         if op_type == "Where":
             bounded = all_bounds_of(value)
@@ -186,13 +186,13 @@ class Values:
             return self.known(y)
         if op_type == "Cast":
             return _cast(inputs[0], cast_to(node))
-        if op_type in RANGES | {"GlobalMaxPool"}:
+        if op_type in standard.RANGES | {"GlobalMaxPool"}:
             return inputs[0]
-        if op_type in POOLS:  # of zeros, too, if there are pads
+        if op_type in standard.POOLS:  # of zeros, too, if there are pads
             return _widened(min(inputs[0].low, 0.0), max(inputs[0].high, 0.0))
         if op_type == "Mod" and (divisor := constant_scalar(node.inputs[1])) and math.isfinite(divisor):
             return _remainder(inputs[0], divisor, is_signed=node.attributes.get_int("fmod", 0) == 1)
-        if op_type in ROUNDING:
+        if op_type in standard.ROUNDING:
             function = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}[op_type]
             return Interval(float(function(inputs[0].low)), float(function(inputs[0].high)), True)
         if op_type == "Pow" and (base := constant_scalar(node.inputs[0])) is not None and base >= 1:
@@ -202,7 +202,7 @@ class Values:
             return monotonic(inputs[0])
         if (arithmetic := _ARITHMETIC.get(op_type)) is not None and len(inputs) == 2:
             found = _corners(arithmetic, *inputs)
-            if op_type in ("Div", "Mul") and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
+            if op_type in standard.SCALING and value.dtype == ir.DataType.FLOAT and self._inputs_are_finite:
                 largest = largest_quotient(node, self.known, self._smallest_divisor)
                 if largest is not None:
                     found = found.within(0 if all(each.low >= 0 for each in inputs) else -largest, largest)
@@ -235,7 +235,7 @@ class Values:
         infinite, and the bounds of infinities are numbers.
         """
         for _ in CHAIN.steps():
-            node = producer_of(value, *_CHOOSING, *SUMS, *ROUNDING, "Div")
+            node = producer_of(value, *_CHOOSING, *standard.SUMS, *standard.ROUNDING, "Div")
             if node is None or not node.inputs:
                 return False
             given = list(node.inputs)
@@ -258,7 +258,7 @@ class Values:
         A Where replaces 0 by a number: Where(s == 0, number, s), Where(s <= 0, number, s), or Where(s > 0, s, number)
         with s >= 0.
         """
-        while (node := producer_of(value, *(MOVES - {"Concat"}))) is not None:
+        while (node := producer_of(value, *(standard.MOVES - {"Concat"}))) is not None:
             value = node.inputs[0]
         if self.known(value).low > 0:
             return True
@@ -267,7 +267,7 @@ class Values:
         condition, then, otherwise = where.inputs
         is_greater = producer_of(condition, "Greater") is not None
         kept, number = (then, otherwise) if is_greater else (otherwise, then)
-        compare = producer_of(condition, *COMPARISONS - {"GreaterOrEqual", "Less"})
+        compare = producer_of(condition, *standard.COMPARISONS - {"GreaterOrEqual", "Less"})
         if compare is None or compare.inputs[0] is not kept or constant_scalar(compare.inputs[1]) != 0:
             return False
         return self.known(number).low > 0 and (not is_greater or self.known(kept).low >= 0)
@@ -338,7 +338,7 @@ def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]
     """Returns whether a node computes a square, a norm, or a sum or a mean of numbers that are not negative."""
     if node.domain not in STANDARD_DOMAINS:
         return False
-    if node.op_type in ("ReduceMean", "ReduceSum"):
+    if node.op_type in standard.SUMMING:
         return known(node.inputs[0]).low >= 0
     if node.op_type == "Pow":
         power = constant_scalar(node.inputs[1])
@@ -347,7 +347,7 @@ def _is_not_negative(node: ir.Node, known: Callable[[ir.Value | None], Interval]
         return node.inputs[0] is node.inputs[1]
     if node.op_type == "Max":
         return is_magnitude(node.outputs[0])
-    return node.op_type in NORMS | {"Softplus"}
+    return node.op_type in standard.NORMS | {"Softplus"}
 
 
 def _union(each: Sequence[Interval]) -> Interval:

@@ -13,10 +13,9 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import has_one_element
+from ..analysis.standard import INTEGER_PRODUCTS, SUMS
 from ..edit import Edit
 from ..rule import Context, Rule
-
-_PRODUCTS = ("MatMulInteger", "ConvInteger")
 
 
 def _match(node: ir.Node, _: Context) -> ir.Value | None:
@@ -36,10 +35,10 @@ def _match(node: ir.Node, _: Context) -> ir.Value | None:
 
 def _is_sum(value: ir.Value) -> bool:
     """Returns whether a value is a sum of an integer product, or this plus or minus another number."""
-    if producer_of(value, *_PRODUCTS) is not None:
+    if producer_of(value, *INTEGER_PRODUCTS) is not None:
         return True
-    node = producer_of(value, "Add", "Sub")
-    return node is not None and any(producer_of(each, *_PRODUCTS) is not None for each in node.inputs)
+    node = producer_of(value, *SUMS)
+    return node is not None and any(producer_of(each, *INTEGER_PRODUCTS) is not None for each in node.inputs)
 
 
 def _build(scale: ir.Value, edit: Edit) -> None:

@@ -18,16 +18,15 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import cast_to
-from ..analysis.standard import MOVES
+from ..analysis.standard import MOVES, STACKED_PRODUCTS
 from ..analysis.types import FLOAT_TYPES, WIDE_TYPES
 from ..analysis.values import Values
 from ..edit import Edit
 from ..rule import Context, Rule
 
-_PRODUCTS = ("Einsum", "MatMul")
 # Sub takes a zero point off; ReduceSum gives the sum of a row, which the zero point of the weights multiplies.
-_BETWEEN = ("Sub", "ReduceSum", *MOVES)
-_ANY_INPUT = ("Concat", "Sub")
+_BETWEEN = MOVES | {"ReduceSum", "Sub"}
+_BY_FIRST = _BETWEEN - {"Concat", "Sub"}
 
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
@@ -52,10 +51,10 @@ def _is_multiplied(value: ir.Value, facts: Facts, values: Values) -> bool:
     for _ in CHAIN.steps():
         uses = [(node, i) for each in nearest for node, i in each.uses() if node.domain in STANDARD_DOMAINS]
         for node, i in uses:
-            other = node.inputs[1 - i] if node.op_type in _PRODUCTS and len(node.inputs) == 2 else None
+            other = node.inputs[1 - i] if node.op_type in STACKED_PRODUCTS and len(node.inputs) == 2 else None
             if other is not None and (i == 0 if facts.is_constant(other) else values.known(other).fits(-255, 255)):
                 return True
-        between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type in _ANY_INPUT)]
+        between = [node for node, i in uses if node.op_type in _BETWEEN and (i == 0 or node.op_type not in _BY_FIRST)]
         outputs = dict.fromkeys(each for node in between for each in node.outputs)
         nearest = [each for each in outputs if each not in seen]
         seen.update(nearest)

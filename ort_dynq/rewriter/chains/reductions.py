@@ -19,15 +19,25 @@ from ...operators import DOMAIN
 from ..analysis.limits import VISITED
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import axes_of
-from ..analysis.standard import ARITHMETIC, AXES, BOUNDING, LINEAR, SIGNS
+from ..analysis.standard import (
+    ARITHMETIC,
+    BOUNDING,
+    CHOOSING,
+    DIVIDING,
+    LINEAR,
+    PASSING,
+    RANGES,
+    REPEATING,
+    RESHAPES,
+    SIGNS,
+)
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 # The operators between a range and a scale, a zero point, or the quotient that is rounded.
-_STEPS = SIGNS | ARITHMETIC | BOUNDING | AXES | {"Cast", "Identity"} | {"Expand", "Reshape"} | {"Equal", "Where"}
-_STEPS |= {"Floor", "Reciprocal"}
+_STEPS = SIGNS | ARITHMETIC | DIVIDING | BOUNDING | CHOOSING | PASSING | RESHAPES | REPEATING | {"Equal", "Floor"}
 _ENDS = LINEAR | {"Round"}
 
 
@@ -62,7 +72,7 @@ class _Range:
 
 
 def _match(node: ir.Node, context: Context) -> _Range | None:
-    if producer_of(node.outputs[0], "ReduceMin", "ReduceMax") is not node:
+    if producer_of(node.outputs[0], *RANGES) is not node:
         return None
     reduction = _reduction(node)
     if reduction is None or reduction.x.dtype != ir.DataType.FLOAT:

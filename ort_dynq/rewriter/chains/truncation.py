@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import cast_to, is_standard, only_use, producer_of
 from ..analysis.shapes import broadcasts, same_shape
-from ..analysis.standard import BOUNDING, ROUNDING
+from ..analysis.standard import BOUNDING, ROUNDING, SCALING
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -31,9 +31,9 @@ def _match(node: ir.Node, context: Context) -> None:
     while (step := producer_of(value, *BOUNDING, *ROUNDING - {"Round"}, "Cast")) is not None:
         if step.inputs[0] is None:
             return
-        how = f"rounded by {step.op_type}" if step.op_type in ("Floor", "Ceil") else how
+        how = f"rounded by {step.op_type}" if step.op_type in ROUNDING - {"Round"} else how
         value = step.inputs[0]
-    quotient = producer_of(value, "Div", "Mul")
+    quotient = producer_of(value, *SCALING)
     if quotient is None or None in quotient.inputs or any(map(context.facts.is_constant, quotient.inputs)):
         return
     x, scale = (each for each in quotient.inputs if each is not None)

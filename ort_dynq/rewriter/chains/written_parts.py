@@ -120,13 +120,13 @@ def _interval(indices: ir.Value, dim: _Dim, facts: Facts, depth: int = 0) -> tup
         if elements is None or not is_range or (np.diff(elements) != 1).any():
             return None
         return int(elements[0]), int(elements[-1]) + 1
-    node = producer_of(indices, "Range", "Slice")
-    if node is None or CHAIN.is_passed(depth):
-        return None
-    if node.op_type == "Range":
+    if (node := producer_of(indices, "Range")) is not None:
         length = known_product(node.inputs[1])
         is_all = [constant_scalar(node.inputs[i]) for i in (0, 2)] == [0, 1] and length is not None
         return (0, dim) if is_all and length is not None and is_equal(length, dim) else None
+    node = producer_of(indices, "Slice")
+    if node is None or CHAIN.is_passed(depth):
+        return None
     inner = None if node.inputs[0] is None else _interval(node.inputs[0], dim, facts, depth + 1)
     numbers = [known_lengths(each) for each in node.inputs[1:]]
     given = [each[0] for each in numbers if each is not None and len(each) == 1]

@@ -19,7 +19,7 @@ from .marks import marked
 from .quotients import Quotient
 from .terms import Param, combined, interval_of, lead, rank_of
 
-_RANGES = SUMS | {"Max", "ReduceMax"} | {"Where"}
+_RANGES = SUMS | {"Max", "ReduceMax", "Where"}
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,7 @@ from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, casts_to_integers, producer_of
 from ..analysis.shapes import broadcasts, has_one_element, is_equal, is_shape_of_rows, same_shape, unexpanded
 from ..analysis.shared import OfOnePhase
-from ..analysis.standard import (
-    ARITHMETIC,
-    COPIES,
-    FLOAT_PRODUCTS,
-    INTEGER_PRODUCTS,
-    INTERLEAVING,
-    LENGTHS,
-    MADE_PRODUCTS,
-    MOVES,
-    OWN_PRODUCTS,
-    RECURRENT,
-)
+from ..analysis.standard import ARITHMETIC, COPIES, INTERLEAVING, MOVES, POWERS, PRODUCTS, SIZES
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import Values
 from ..chains.quantize_linear import granularity_of, inputs_of
@@ -54,8 +43,6 @@ from .terms import Param, combined, like, rank_of, unsqueezed
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _INTEGERS = (ir.DataType.INT16, *WIDE_TYPES)
 _ROOT_TYPES = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.FLOAT16)
-PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | INTEGER_PRODUCTS | OWN_PRODUCTS | RECURRENT | {"Attention"}
-PRODUCTS |= {"MatMulIntegerToFloat", "MatMulNBits"}
 _MAX_FLOAT16_INTEGER = 2048  # float16 represents all integers up to here
 _LATER = "quantize after it"  # what to change in the export
 _LATER_OR_SHAPES = f"{_LATER}, or export static shapes"
@@ -101,7 +88,7 @@ class AffineForms(OfOnePhase):
         node = value.producer()
         if node is None:
             return self._as_root(node, value) if value.is_graph_input() and value.dtype in CODE_TYPES else None
-        if node.op_type in LENGTHS:
+        if node.op_type in SIZES:
             return None
         try:
             found = self._of_node(node, value)
@@ -146,7 +133,7 @@ class AffineForms(OfOnePhase):
         for _ in range(8):
             value = self.values.estimated_exactly(value) or value
             node = value.producer()
-            if node is None or node.op_type in LENGTHS or not self.values.known(value).is_integer:
+            if node is None or node.op_type in SIZES or not self.values.known(value).is_integer:
                 return False
             if node.op_type in ROUNDINGS or casts_to_integers(node):
                 return True
@@ -180,7 +167,7 @@ class AffineForms(OfOnePhase):
         if node.op_type in PRODUCTS or (node.op_type == "Add" and ADDED in node.metadata_props):  # of an offset
             return None
         is_arithmetic = node.op_type in ARITHMETIC
-        given = node.inputs[:-1] if node.op_type in ("Pow", "Exp") else node.inputs  # a rounded exponent is no code
+        given = node.inputs[:-1] if node.op_type in POWERS else node.inputs  # a rounded exponent is no code
         given = [each for each in given if each is None or each.dtype != ir.DataType.BOOL]  # nor is a condition
         inputs = [each for each in given if not (is_arithmetic and is_repeated_along_rows(each, node))]
         # A form of one operand ends at this arithmetic, wherever the other operand lost its own.

@@ -19,7 +19,7 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import does_not_grow, is_equal, unreshaped
-from ..analysis.standard import RESHAPES, ROUNDING, SCALING, SELECTING
+from ..analysis.standard import AXES, RESHAPES, ROUNDING, SCALING, SELECTING
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import Values
 from .terms import (
@@ -237,7 +237,7 @@ def _reshaped(param: Param, axes: frozenset[int], node: ir.Node, before: ir.Shap
         shape = np.array([*lengths[:-1].tolist(), count])
     elif node.op_type == "Reshape":
         shape = with_last_dims(CodesOf(node.outputs[0]), -1, np.array([count]))
-    elif node.op_type in ("Squeeze", "Unsqueeze") and last == new_last:
+    elif node.op_type in AXES and last == new_last:
         given = [each for each in node.inputs[1:] if each is not None]
         return replace(param.of(node.op_type, *given, **_given(node)), axes=None, rank=out_rank)
     else:

@@ -17,7 +17,7 @@ from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import producer_of
 from ..analysis.shapes import before_split, unreshaped
-from ..analysis.standard import ARITHMETIC, ROUNDING, SIGNS
+from ..analysis.standard import ARITHMETIC, ROUNDING, SCALING, SIGNS, SUMS
 from ..analysis.values import Values
 from .terms import ZERO, Op, Param, Term, combined, dtype_of, lead, rank_of
 
@@ -111,7 +111,7 @@ def rounded_quotient(codes: ir.Value, param_of: ParamOf, values: Values, facts: 
         value, number = pair
         if isinstance(number.term, ir.Value) and facts.is_constant(number.term):
             continue
-        if node.op_type not in ("Add", "Sub"):
+        if node.op_type not in SUMS:
             return Quotient(node, value, number, tuple(zero_points), is_estimated)
         zero_points.append(number)
     return None
@@ -119,7 +119,7 @@ def rounded_quotient(codes: ir.Value, param_of: ParamOf, values: Values, facts: 
 
 def _beside_condition(node: ir.Node) -> ir.Value | None:
     """Returns what 1 is added to, or subtracted from, where a condition holds; None for other nodes."""
-    for i in (0, 1) if node.op_type in ("Add", "Sub") else ():
+    for i in (0, 1) if node.op_type in SUMS else ():
         cast = producer_of(node.inputs[1 - i], "Cast")
         if cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype == ir.DataType.BOOL:
             return node.inputs[i]
@@ -164,7 +164,7 @@ def quotient_of(value: ir.Value) -> ir.Node | None:
             before = magnitude
         elif division.op_type in ARITHMETIC:
             found = constant_operand(division, commutative=division.op_type != "Div")
-            if found is None or (not found[1] and division.op_type in ("Mul", "Div")):
+            if found is None or (not found[1] and division.op_type in SCALING):
                 break
             before = found[0]
         division = producer_of(_unbounded(before), *steps)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
 from ..analysis.shapes import REDUCES_BY_INPUT
-from ..analysis.standard import REPEATING, RESHAPES, SELECTING
+from ..analysis.standard import REPEATING, RESHAPES, SELECTING, SUMS
 from ..analysis.values import Interval, Values
 from ..reasons import Reason, Unconverted
 
@@ -248,15 +248,15 @@ def interval_of(term: Term, values: Values) -> Interval:
     read = {"Add": slice(2), "Sub": slice(2), "Concat": slice(None), "Where": slice(1, 3)}
     inputs = [interval_of(each, values) for each in term.inputs[read.get(term.op_type, slice(1))]]
     is_integer, is_regular = all(each.is_integer for each in inputs), all(each.is_regular for each in inputs)
-    if term.op_type in ("Concat", "Where"):
+    if term.op_type in SUMS:
+        a, b = inputs
+        low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
+        return Interval(low, high, is_integer, is_regular)
+    if term.op_type in read:
         low, high = min(each.low for each in inputs), max(each.high for each in inputs)
         return Interval(low, high, is_integer, is_regular)
     if term.op_type == "Neg":
         return Interval(-inputs[0].high, -inputs[0].low, is_integer, is_regular)
-    if term.op_type in ("Add", "Sub"):
-        a, b = inputs
-        low, high = (a.low + b.low, a.high + b.high) if term.op_type == "Add" else (a.low - b.high, a.high - b.low)
-        return Interval(low, high, is_integer, is_regular)
     is_moved = term.op_type in NODE_MOVES | {"Cast"}
     return inputs[0] if is_moved else Interval()
 

@@ -17,12 +17,12 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.constants import constant_array
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import REARRANGING
 from ..analysis.types import CODE_TYPES, FLOAT_TYPES
 from ..chains.quantize_linear import arithmetic_of, granularity_attributes, inputs_of
 from ..edit import Edit, call, constant
 
-CODE_MOVES = ("Identity", "Transpose", *RESHAPES)
+CODE_MOVES = REARRANGING | {"Identity"}
 
 
 class UnsignedCodes:

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs, producer_of
+from ..analysis.standard import CONVOLUTIONS
 from ..codes.activation import Activation, activation_of
 from ..codes.affine import AffineForms
 from ..codes.affine_form import Affine
@@ -60,7 +61,7 @@ class _FloatConvParts:
 
 
 def _match(node: ir.Node, context: Context) -> _FloatConvParts | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Conv", "ConvTranspose"):
+    if node.domain not in STANDARD_DOMAINS or node.op_type not in CONVOLUTIONS:
         return None
     a, w, bias = first_inputs(node, 3)
     forms = context.shared(AffineForms)

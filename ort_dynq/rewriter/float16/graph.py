@@ -19,12 +19,12 @@ from ...graphs import (
 )
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.nodes import cast_to, producer_of, rounded_to_float16
-from ..analysis.standard import BOUNDING, RESHAPES, ROUNDING
+from ..analysis.standard import BOUNDING, EXTREMES, RESHAPES, ROUNDING, SHAPING, SUMS
 from ..analysis.types import CODE_TYPES
 
 PREFIX = "InsertedPrecisionFreeCast_"
 """The prefix of the names of Casts that ONNX Runtime inserts, and of their values."""
-KEEPING = BOUNDING | RESHAPES - {"Flatten"} | {"Expand", "Identity"} | {"Round"}
+KEEPING = BOUNDING | SHAPING - {"Flatten"} | {"Round"}
 """Nodes that select elements of their inputs or round them to integers."""
 _MAX_EXACT = 2048.0  # float16 represents all integers up to here
 _WAS_FLOAT16 = "was float16"  # in the meta of a node that may return a zero of the other sign than in float16
@@ -248,7 +248,7 @@ class GraphCasts:
             return
         name = node.outputs[0].name
         assert name is not None
-        if node.op_type in ("Max", "Min") and not any(constant_scalar(value) for value in node.inputs):
+        if node.op_type in EXTREMES and not any(constant_scalar(value) for value in node.inputs):
             node.meta[_WAS_FLOAT16] = True
         before = self._wide.get(name)
         wide = self._rounded[name] = self._wide[name] = self._widen(node.outputs[0])
@@ -302,9 +302,9 @@ class GraphCasts:
         if node.op_type == "Cast":
             value = node.inputs[0]
             return value is not None and (self._types.get(value.name or "") in CODE_TYPES or is_integer(value))
-        if node.op_type in ("Add", "Sub"):
+        if node.op_type in SUMS:
             return all(map(is_integer, node.inputs))
-        return node.op_type in ROUNDING or (node.op_type in ("Neg", "Reshape") and is_integer(node.inputs[0]))
+        return node.op_type in ROUNDING or (node.op_type in RESHAPES | {"Neg"} and is_integer(node.inputs[0]))
 
 
 def _has_exact_bounds(clip: ir.Node) -> bool:

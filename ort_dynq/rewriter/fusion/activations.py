@@ -37,7 +37,7 @@ _Elements = npt.NDArray[np.float64]
 _Function = Callable[..., _Elements]
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-_ANCHORS = SIGMOIDS | {"Exp"} | {"Gelu", "Swish"}
+_ANCHORS = SIGMOIDS | {"Exp", "Gelu", "Swish"}
 _MAX_CANDIDATES = 12  # the tanh form has up to 8 values between x and the anchor, not all of them nearer than x
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ..analysis.nodes import input_of, is_standard
 from ..analysis.shapes import is_equal
+from ..analysis.standard import ATTENTION
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from .score_steps import Added, Masked, Padding, Step
@@ -76,7 +77,7 @@ def operator_attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] |
 def is_attention(node: ir.Node) -> bool:
     """Returns whether a node is one of the operators."""
     if node.domain == MICROSOFT:
-        return node.op_type in ("MultiHeadAttention", "GroupQueryAttention")
+        return node.op_type in ATTENTION - {"Attention"}
     return is_standard(node, "Attention")
 
 

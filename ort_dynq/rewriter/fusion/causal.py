@@ -15,11 +15,11 @@ from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.standard import COPIES, RESHAPES
+from ..analysis.standard import GREATER, LESS, PASSING, RESHAPES
 from .score_steps import Added, Masked, Step
 from .views import Axis, dims_of, leaves, skip_casts
 
-_KEEPING = COPIES - {"Dropout"} | {"Cast", "Expand"}
+_KEEPING = PASSING | {"Expand"}
 _MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0
 
 
@@ -92,9 +92,9 @@ def _is_lower(value: ir.Value | None, *, holds: bool, distance: int = 0) -> bool
         offset = input_of(node, 1)
         k = 0 if offset is None else constant_scalar(offset)
         return holds and node.attributes.get_int("upper", 1) == 0 and k is not None and k <= 0
-    if is_standard(node, "LessOrEqual", "Less") if holds else is_standard(node, "Greater"):
+    if is_standard(node, *LESS) if holds else is_standard(node, "Greater"):
         return _is_index(node.inputs[0], -1) and _is_index(node.inputs[1], -2)
-    if is_standard(node, "GreaterOrEqual", "Greater") if holds else is_standard(node, "Less"):
+    if is_standard(node, *GREATER) if holds else is_standard(node, "Less"):
         return _is_index(node.inputs[1], -1) and _is_index(node.inputs[0], -2)
     return False
 
@@ -118,7 +118,7 @@ def _is_index(value: ir.Value | None, axis: int) -> bool:
             return False
         if is_standard(node, "Range"):
             return constant_scalar(node.inputs[0]) == 0 and constant_scalar(node.inputs[2]) == 1
-        if not is_standard(node, "Cast", "Identity", *RESHAPES):
+        if not is_standard(node, *PASSING, *RESHAPES):
             return False
         value = node.inputs[0]
     return False

@@ -26,7 +26,7 @@ from ..analysis.constants import constant_array
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
-from ..analysis.standard import RESHAPES, SCATTERING, SUMS
+from ..analysis.standard import ARITHMETIC, HEAD_MOVES, PASSING, SCATTERING, SUMS
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -53,7 +53,7 @@ from .views import Axes, Dim, View, dims_of, leaves, skip_casts
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
 _MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}  # of the codes
-_MOVES = RESHAPES - {"Flatten"} | {"Cast", "Identity"} | {"Concat", "Expand"} | {"Transpose"}
+_MOVES = HEAD_MOVES - {"Flatten"} | PASSING
 _CODES = tuple(_MIDDLES)
 _MIN_GROUP = 8  # narrower groups of values take longer than floats; those of keys are scales of channels
 _MAX_MASK_OF_FLOAT16 = -6e4  # such a number absorbs a score of float16, which is far from it
@@ -232,7 +232,7 @@ def _dequantizes(value: ir.Value | None, distance: int = 0) -> bool:
         return False
     if node.op_type == "DequantizeLinear" or (node.op_type == "DynamicDequantize" and node.domain == DOMAIN):
         return True
-    if is_standard(node, "Mul", "Sub"):
+    if is_standard(node, *ARITHMETIC - {"Add", "Div"}):
         return any(_dequantizes(each, distance + 1) for each in node.inputs)
     if is_standard(node, "Add"):
         found = _codes_of(node)

@@ -23,7 +23,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import Use, is_standard, only_use
 from ..analysis.shapes import axes_of, does_not_grow, unexpanded
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import CHANNEL_MEANS, MATMULS, RESHAPES
 from ..edit import Edit, call
 from ..policy.cost import is_large_gate
 from ..programs.fused_steps import FusedTranslation, is_activation, is_power
@@ -74,8 +74,8 @@ def _match(node: ir.Node, context: Context) -> _Gate | None:
 
 
 def _mean_of(node: ir.Node) -> ir.Value | None:
-    """Returns the tensor whose channels' means a node computes; None if it is another node."""
-    x = node.inputs[0] if is_standard(node, "GlobalAveragePool", "ReduceMean") else None
+    """Returns the tensor if a node computes the means of its channels; None if it is another node."""
+    x = node.inputs[0] if is_standard(node, *CHANNEL_MEANS) else None
     if x is None or x.shape is None or len(x.shape) < _LEAST_RANK or x.dtype != ir.DataType.FLOAT:
         return None
     if node.op_type == "ReduceMean":
@@ -127,7 +127,7 @@ def _convolution(use: Use, context: Context) -> _Parameters | None:
 
 def _matrix_product(use: Use, context: Context) -> _Parameters | None:
     """Returns the weights, [M, K], what is added and the channels of a Gemm or MatMul of [N, K]; None for others."""
-    if not is_standard(use.node, "Gemm", "MatMul") or (product := matrix_product_of(use.node)) is None:
+    if not is_standard(use.node, *MATMULS) or (product := matrix_product_of(use.node)) is None:
         return None
     weights = _weights(product.b, context)
     if product.has_transposed_a or (product.alpha, product.beta) != (1.0, 1.0) or weights is None or weights.ndim != 2:

@@ -12,11 +12,11 @@ import onnx_ir as ir
 from ...operators.program import SUM
 from ...opsets import OPSET
 from ..analysis.nodes import input_of, is_standard
+from ..analysis.standard import ROW_SUMS
 from ..policy.float_fusions import is_left_alone
 from ..programs.building import build
 from ..programs.fused_steps import FusedRows, FusedTranslation, is_norm
 from ..programs.region import Region, region_of
-from ..programs.steps import ROW_SUMS
 from ..rule import Context, Rule
 
 _MIN_NODES = 5  # of a normalization: Pow, ReduceMean, Add, Pow, Mul

@@ -21,12 +21,12 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed, same_shape
-from ..analysis.standard import ARITHMETIC, AXES
+from ..analysis.standard import ARITHMETIC, AXES, PASSING
 from ..edit import Edit
 from ..rule import Context, Rule
 
 _RANK = 4
-_KEEPING = AXES | {"Cos", "Sin"} | {"Cast", "Identity"} | {"Expand"}
+_KEEPING = AXES | PASSING | {"Cos", "Expand", "Sin"}
 
 
 @dataclass(frozen=True)

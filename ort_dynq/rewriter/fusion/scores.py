@@ -19,7 +19,7 @@ from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import factors_of
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, is_equal
-from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS
+from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS, SCALING, STACKED_PRODUCTS, SUMS
 from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
@@ -259,11 +259,11 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
     other = node.inputs[3 - index if node.op_type == "Where" else 1 - index]
     if other is None:
         return None
-    if node.op_type in ("Add", "Sub"):
+    if node.op_type in SUMS:
         other = _unexpanded(other, value)
         found = _broadcast(other, value, axes)
         return None if found is None else Added(other, *found, is_half, node.op_type == "Sub")
-    if node.op_type in ("Mul", "Div"):
+    if node.op_type in SCALING:
         found = _broadcast(other, value, axes)
         return None if found is None else Scalar(other, node.op_type == "Div", found[0])
     number = constant_scalar(other)
@@ -347,7 +347,7 @@ def _is_factor(value: ir.Value, context: Context) -> bool:
     values = [value]
     for each in values:
         for node, _ in each.uses():
-            if is_standard(node, "MatMul", "Einsum") and not any(map(context.facts.is_constant, node.inputs)):
+            if is_standard(node, *STACKED_PRODUCTS) and not any(map(context.facts.is_constant, node.inputs)):
                 return True
             values += [output for output in node.outputs if output not in values]
         if CHAIN.is_passed(len(values)):

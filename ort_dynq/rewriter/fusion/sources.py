@@ -14,7 +14,7 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import has_one_element, is_equal
-from ..analysis.standard import COMMUTATIVE
+from ..analysis.standard import COMMUTATIVE, SCALING
 from .score_steps import Scalar
 from .views import Factor, View, dims_of, leaves
 
@@ -41,7 +41,7 @@ def sources_of(operand: View, tokens: Iterable[Factor] | None = None, *, repeats
             found.append(Source(before, scalars))
         elif repeats and (narrow := _before_expand(view)) is not None:
             found.append(Source(narrow, scalars))
-        elif node is not None and is_standard(node, "Mul", "Div"):
+        elif node is not None and is_standard(node, *SCALING):
             is_last = bool(tokens) and leaves(view.axes[-1:]) == leaves([tokens or ()])
             scaled = _unscaled(node, len(view.axes), at_run_time=is_last)
             if scaled is None:

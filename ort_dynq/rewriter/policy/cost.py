@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..analysis.nodes import is_standard
 from ..analysis.shapes import reshapes_of
-from ..analysis.standard import SIGMOIDS, SLOW_ACTIVATIONS
+from ..analysis.standard import FAST_GELUS, LOGISTIC, SLOW_ACTIVATIONS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .ort_fusions import code_type, is_next_to_fused
@@ -75,7 +75,7 @@ _MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND = 32
 # Div, Round and Mul of 8 elements take 1.09 times the time of their program, of 128x768 elements 2.0 times (AMD EPYC,
 # Zen 3: family 25, model 1).
 _MIN_PASSES_SAVED = 2  # by a program
-_FAST_FUNCTIONS = SIGMOIDS - {"Erf"} | {"FastGelu", "QuickGelu"}  # of ONNX Runtime
+_FAST_FUNCTIONS = LOGISTIC | FAST_GELUS  # of ONNX Runtime
 # A program of one of SLOW_ACTIVATIONS takes 0.03 of its time (Mish, PRelu), 0.06 (Softplus), 0.2 to 0.25 (Elu, Selu,
 # Celu), 0.54 (HardSwish, LeakyRelu), of others 0.65 to 1.3 (AMD EPYC, Zen 5: family 26, model 2). With AVX2 (the same
 # CPU; 256x1024 to 4096x4096 elements) it takes 0.03 to 0.06, 0.1, 0.3 to 0.41 and 0.4 to 0.66; LeakyRelu of 4096x4096

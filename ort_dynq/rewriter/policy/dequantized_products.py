@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
+from ..analysis.standard import CONVOLUTIONS
 from ..reasons import Reason, Unconverted
 from .cost import ASSUMED
 
@@ -30,7 +31,7 @@ class Convolutions:
 
     def __init__(self, facts: Facts) -> None:
         """Counts them."""
-        nodes = (node for node in facts.model.graph if is_standard(node, "Conv", "ConvTranspose"))
+        nodes = (node for node in facts.model.graph if is_standard(node, *CONVOLUTIONS))
         self.products = sum(map(_products_of_convolution, nodes))
 
     def outweigh(self, activation: ir.Value | None, weights: ir.Value) -> Unconverted | None:

@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard, producer_of
-from ..analysis.standard import ARITHMETIC, BENT, FUSIBLE_PRODUCTS, ROOTS, SIGMOIDS
+from ..analysis.standard import ARITHMETIC, BENT, FUSIBLE_PRODUCTS, PASSING, POWERS, ROOTS, SIGMOIDS
 from .ort_fusions import is_fused_with_neighbors
 
 # Gelu, FastGelu, QuickGelu and the normalizations have one of these in their middle.
-_MIDDLES = SIGMOIDS | {"Exp", "Pow"} | {"ReduceMean", "Softmax"}
+_MIDDLES = SIGMOIDS | POWERS | {"ReduceMean", "Softmax"}
 WITHOUT_SIGMOID = _MIDDLES - {"Sigmoid"}
 """The middles after the rules for activation functions: a Sigmoid that they left is none."""
 _MAX_STEPS = 5  # from the end of a normalization to its middle
@@ -62,4 +62,4 @@ def is_left_alone(node: ir.Node, facts: Facts) -> bool:
 
 
 def _is_elementwise(node: ir.Node) -> bool:
-    return is_standard(node, *ARITHMETIC, *ROOTS, "Cast", "Identity")
+    return is_standard(node, *ARITHMETIC, *ROOTS, *PASSING)

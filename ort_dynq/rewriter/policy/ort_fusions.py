@@ -28,7 +28,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.nodes import data_type, input_of
-from ..analysis.standard import FUSIBLE_PRODUCTS
+from ..analysis.standard import CLIPPING, FUSIBLE_PRODUCTS, LINEAR, MATMULS, POOLS
 from ..reasons import Reason, Unconverted
 from ..rule import Context
 
@@ -67,7 +67,7 @@ _GROUPS = {
 
 
 # Every operator that is fused after a DequantizeLinear, including operators with wrong or slow kernels.
-_FUSED = frozenset(_GROUPS) | {"AveragePool", "Softmax"} | {"Where"}
+_FUSED = frozenset(_GROUPS) | POOLS | {"Softmax", "Where"}
 
 
 def fused_by_onnxruntime(
@@ -134,11 +134,11 @@ def is_fused_with_neighbors(node: ir.Node, is_constant: Callable[[ir.Value | Non
         node: A node of any operator.
         is_constant: Facts.is_constant().
     """
-    if node.op_type not in _FUSED | {"Relu", "Clip"}:
+    if node.op_type not in _FUSED | CLIPPING:
         return False
     around = [value.producer() for value in node.inputs if value is not None]
     around += [use.node for output in node.outputs for use in output.uses() if use.idx == 0]
-    linear = (each for each in around if each is not None and each.op_type in ("QuantizeLinear", "DequantizeLinear"))
+    linear = (each for each in around if each is not None and each.op_type in LINEAR)
     return any(fused_by_onnxruntime(each, is_constant) is not None for each in linear)
 
 
@@ -207,7 +207,7 @@ class _Fusions:
 
     def _is_left(self, op: ir.Node) -> bool:
         """Returns whether an operator stays ONNX Runtime's if products of constant weights become ours."""
-        if op.op_type in ("MatMul", "Gemm"):
+        if op.op_type in MATMULS:
             weights = None if len(op.inputs) < _OPERANDS or op.inputs[1] is None else dequantizer(op.inputs[1])
             if weights is not None and self._is_constant(weights.inputs[0]):
                 return False
@@ -236,7 +236,7 @@ class _Fusions:
         before: it drops a Relu if its Q has the lowest code as its constant zero point.
         """
         users = _users(value)
-        if len(users) == 1 and users[0].op_type in ("Relu", "Clip") and (after := _sole_user(users[0])):
+        if len(users) == 1 and users[0].op_type in CLIPPING and (after := _sole_user(users[0])):
             if users[0].op_type == "Clip" or after.op_type != "QuantizeLinear":
                 return False, None
             if self._constant_zero_point(after) != (-128 if code_type(after) == ir.DataType.INT8 else 0):
@@ -373,9 +373,12 @@ def _producers(q: ir.Node) -> list[ir.Node]:
     """Returns the operators that a Q may be fused with: its producer, and those before a Relu or an added bias."""
     first = q.inputs[0].producer() if q.inputs[0] is not None else None
     found = [] if first is None else [first]
-    for op_types in (("Relu",), ("Add",)):
-        found += [p for n in found if n.op_type in op_types for v in n.inputs if v and (p := v.producer())]
-    return found
+    found += _before(found, "Relu")
+    return found + _before(found, "Add")
+
+
+def _before(nodes: list[ir.Node], op_type: str) -> list[ir.Node]:
+    return [p for n in nodes if n.op_type == op_type for v in n.inputs if v and (p := v.producer())]
 
 
 def dequantizer(value: ir.Value) -> ir.Node | None:

@@ -69,8 +69,8 @@ _LSTM = (MICROSOFT, "DynamicQuantizeLSTM")
 WEIGHTS_OF_LSTM: tuple[tuple[int, int], ...] = ((1, 9), (2, 11))
 """The weights of a DynamicQuantizeLSTM, and their zero points."""
 
-_ROUNDING = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"NhwcFusedConv", "QAttention"}
-_ROUNDING |= NORMALIZATIONS | ADDING | {"CumSum", "ReduceLogSumExp"} | ADDING_POOLS | FUNCTIONS
+_ROUNDING = FLOAT_PRODUCTS | MADE_PRODUCTS | NBITS_PRODUCTS | RECURRENT | ATTENTION | {"QAttention"}
+_ROUNDING |= NORMALIZATIONS | ADDING | ADDING_POOLS | FUNCTIONS
 """Operators of ONNX Runtime that add floats or compute functions, each with other kernels on other CPUs."""
 
 

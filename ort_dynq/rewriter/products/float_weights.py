@@ -26,15 +26,15 @@ from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.limits import FOLDED
-from ..analysis.nodes import Use, producer_of
-from ..analysis.standard import FUSIBLE_PRODUCTS, RESHAPES
+from ..analysis.nodes import Use, is_standard, producer_of
+from ..analysis.standard import FUSIBLE_PRODUCTS, REARRANGING, RESHAPES
 from ..analysis.types import CODE_TYPES, check_type
 from ..chains.quantize_linear import LinearNode, build_linear, dequantize_linear, inputs_of
 from ..edit import Edit
 from ..metadata import DEQUANTIZES
 from ..rule import Context, Rule
 
-_MOVES = RESHAPES | {"Cast", "Transpose"}  # between an activation and its product
+_MOVES = REARRANGING | {"Cast"}  # between an activation and its product
 
 
 class _FoldedBytes:
@@ -90,7 +90,7 @@ RULE: Rule[_Folded | LinearNode] = Rule("weights of a float product", 10, _match
 def _forms(dq: ir.Node) -> list[ir.Value]:
     """Returns the output of a DequantizeLinear, and what a Transpose or a Cast makes of it."""
     output = dq.outputs[0]
-    moved = [use.node for use in output.uses() if producer_of(use.node.outputs[0], "Transpose", "Cast") is use.node]
+    moved = [use.node for use in output.uses() if is_standard(use.node, *_MOVES - RESHAPES)]
     return [output, *(node.outputs[0] for node in moved)]
 
 

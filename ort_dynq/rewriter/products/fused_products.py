@@ -22,6 +22,7 @@ from ...graphs import MICROSOFT
 from ...operators.encodings import ScaleOrder
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs
+from ..analysis.standard import EMBED_NORMS
 from ..analysis.types import CODE_TYPES, check_type
 from ..codes.codes import Codes
 from ..codes.float_activations import FloatActivations, check_activation
@@ -39,7 +40,7 @@ from .quantized_matmul import build_quantized_matmul, quantized_matmul
 _ATTENTION = "QAttention"
 _MASK, _PAST = 5, 8  # its inputs
 _KEPT_ATTRIBUTES = ("num_heads", "unidirectional", "mask_filter_value", "scale")
-_LENGTHS = (*("EmbedLayerNormalization", "QEmbedLayerNormalization"), "ReduceSum")
+_LENGTHS = EMBED_NORMS | {"ReduceSum"}
 _PARTS = 3  # query, key and value
 
 

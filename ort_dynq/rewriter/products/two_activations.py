@@ -29,6 +29,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs
 from ..analysis.shapes import has_one_element
+from ..analysis.standard import STACKED_PRODUCTS
 from ..analysis.types import WIDE_TYPES
 from ..codes.unsigned_codes import UnsignedCodes, is_made_unsigned
 from ..codes.wide_codes import WideCodes, wide_codes_of
@@ -65,7 +66,7 @@ def _match(node: ir.Node, context: Context) -> _ProductOfTwo | None:
 
 def _is_wide(node: ir.Node) -> bool:
     """Returns whether a node is a product of two factors of int32 or int64."""
-    is_product = node.domain in STANDARD_DOMAINS and node.op_type in ("Einsum", "MatMul") and len(node.inputs) == 2
+    is_product = node.domain in STANDARD_DOMAINS and node.op_type in STACKED_PRODUCTS and len(node.inputs) == 2
     return is_product and all(each is not None and each.dtype in WIDE_TYPES for each in node.inputs)
 
 

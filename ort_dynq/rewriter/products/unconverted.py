@@ -17,7 +17,15 @@ import onnx_ir as ir
 from ...graphs import NCHWC, RUNTIME_DOMAINS, STANDARD_DOMAINS, TENSORRT
 from ...opsets import OPSET
 from ..analysis.nodes import first_inputs, input_of, is_standard, only_use, producer_of, program_of
-from ..analysis.standard import FLOAT_PRODUCTS, INTEGER_PRODUCTS, MADE_PRODUCTS, RECURRENT, RESHAPES, STATIC_PRODUCTS
+from ..analysis.standard import (
+    FLOAT_PRODUCTS,
+    INTEGER_PRODUCTS,
+    MADE_PRODUCTS,
+    POOLS,
+    REARRANGING,
+    RECURRENT,
+    STATIC_PRODUCTS,
+)
 from ..codes.affine import AffineForms
 from ..metadata import RULE as ADDED
 from ..reasons import Reason, Unconverted
@@ -25,9 +33,9 @@ from ..rule import Context, Rule
 from ..weights.dequantized_weights import dequantizer_of, is_dequantized, quantized_weights
 from .integer_product import is_static
 
-_FLOAT_PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | {"MatMulNBits", "TransposeMatMul"}
+_FLOAT_PRODUCTS = FLOAT_PRODUCTS | MADE_PRODUCTS | {"MatMulNBits"}
 _INTEGER_PRODUCTS = INTEGER_PRODUCTS | {"MatMulIntegerToFloat"}
-_MOVES = RESHAPES | {"Cast", "Pad"} | {"Transpose"}
+_MOVES = REARRANGING | {"Cast", "Pad"}
 
 
 def _match(node: ir.Node, context: Context) -> None:
@@ -36,7 +44,7 @@ def _match(node: ir.Node, context: Context) -> None:
         raise Unconverted(Reason.TENSORRT)
     if node.domain == NCHWC and node.op_type == "Conv":
         raise Unconverted(Reason.NCHWC)
-    if is_standard(node, "AveragePool", "GlobalAveragePool") and _is_between_static_codes(node, context):
+    if is_standard(node, *POOLS) and _is_between_static_codes(node, context):
         raise Unconverted(Reason.POOL_OF_CODES)
     if node in context.reported or node.domain not in RUNTIME_DOMAINS or ADDED in node.metadata_props:
         return

@@ -9,13 +9,11 @@ import onnx_ir as ir
 
 from ...operators.program import OUTPUTS
 from ..analysis.nodes import Use, is_standard
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import BYTE_PRODUCTS, RESHAPES
 from ..edit import Edit, constant
 from ..metadata import DEQUANTIZES
 from .region import Region
 from .rows import Kind, Rows
-
-_PRODUCTS = ("QuantizedMatMul", "QuantizedConv")
 
 
 def build(match: tuple[Region, Rows], edit: Edit) -> None:
@@ -76,7 +74,7 @@ def _products_of_one_number(value: ir.Value, region: Region, rows: Rows) -> list
         return []
     for use in uses:
         shape = use.node.outputs[0].shape
-        if not use.node.op_type.startswith(_PRODUCTS) or shape is None or len(shape) < len(x):
+        if use.node.op_type.removesuffix("Program") not in BYTE_PRODUCTS or shape is None or len(shape) < len(x):
             return []
     return uses
 

@@ -18,9 +18,9 @@ from ...operators.encodings import CodeType
 from ...operators.program import OPERANDS, OUTPUTS, SUM, is_input, literal, parse
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import attributes_of, first_inputs, is_standard, producer_of
-from ..analysis.standard import ELUS, GELUS, LAYER_NORMS, SKIP_NORMS
+from ..analysis.standard import ELUS, GELUS, LAYER_NORMS, NORMS, ROW_SUMS, SKIP_NORMS
 from .rows import Kind, Rows, axis_of
-from .steps import ROW_SUMS, Translation, elements_of
+from .steps import Translation, elements_of
 
 _STANDARD_ACTIVATIONS = ELUS | {"Sigmoid"}
 _SELU = 1.6732632423543772, 1.0507009873554805  # alpha and gamma
@@ -222,7 +222,7 @@ class FusedTranslation(Translation):
 
     def _sum(self, x: str, node: ir.Node) -> list[str]:
         add = self.program.add
-        squares = node.op_type in ("ReduceSumSquare", "ReduceL2")
+        squares = node.op_type in NORMS
         total = add(SUM, add("Mul", x, x) if squares else x)
         if node.op_type == "ReduceL2":
             return [add("Sqrt", total)]

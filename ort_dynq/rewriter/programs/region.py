@@ -10,11 +10,12 @@ import onnx_ir as ir
 from ...graphs import name_in_model, values_read
 from ...operators.program import MAX_STEPS, OPERANDS, Program
 from ..analysis.nodes import is_standard
+from ..analysis.standard import ROW_SUMS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context
 from .rows import Kind, Rows
-from .steps import ROUNDINGS, ROW_SUMS, Translation, elements_of, type_of
+from .steps import ROUNDINGS, Translation, elements_of, type_of
 
 _MAX_ALTERNATIVES = 8  # that are tried one by one
 _SLOTS = {"codes": ("codes",), "zero_point": ("zero_point",), "dst": ("dst", "dst_2"), "scale": ("scale", "number")}

@@ -23,7 +23,7 @@ from ..analysis.inference import Facts
 from ..analysis.limits import VISITED
 from ..analysis.nodes import cast_to, is_standard, operand, producer_of
 from ..analysis.shapes import broadcasts, is_elementwise_of, same_shape
-from ..analysis.standard import ROUNDING, SCALING
+from ..analysis.standard import LINEAR, ROUNDING, SCALING, SHAPING
 from ..analysis.types import check_type
 from ..analysis.values import Values
 from ..policy.cost import saves_passes
@@ -34,7 +34,7 @@ from ..rule import Context, Rule
 from .building import build
 from .region import Region, region_of
 from .rows import Kind, Rows, axis_of
-from .steps import ELEMENTWISE, RESHAPING, elements_of, is_linear
+from .steps import ELEMENTWISE, elements_of, is_linear
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
@@ -105,7 +105,7 @@ class _Choice:
         self._context = context
         after = [use.node for use in rows.x.uses()]
         for each in after:
-            if not VISITED.is_passed(len(after) + 1) and is_standard(each, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
+            if not VISITED.is_passed(len(after) + 1) and is_standard(each, *ELEMENTWISE, *SHAPING, *REDUCTIONS):
                 after += [use.node for use in each.outputs[0].uses() if use.node not in after]
         self._before, self._after = set(before), set(after)
 
@@ -114,7 +114,7 @@ class _Choice:
         is_constant = self._facts.is_constant
         if self._facts.is_folded(node) or is_fused_with_neighbors(node, is_constant):
             return False
-        if is_standard(node, "QuantizeLinear", "DequantizeLinear"):
+        if is_standard(node, *LINEAR):
             return _is_step(node, self._context)
         if self._rows.kind(node.outputs[0]) != Kind.VECTOR or node.domain == DOMAIN:
             return True
@@ -132,7 +132,7 @@ def _before(node: ir.Node, facts: Facts) -> list[ir.Node]:
             producer = value.producer()
             if producer is None or producer in found or VISITED.is_passed(len(found) + 1) or facts.is_folded(producer):
                 continue
-            if producer.graph is node.graph and is_standard(producer, *ELEMENTWISE, *RESHAPING, *REDUCTIONS):
+            if producer.graph is node.graph and is_standard(producer, *ELEMENTWISE, *SHAPING, *REDUCTIONS):
                 found.append(producer)
     return found
 

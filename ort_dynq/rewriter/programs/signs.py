@@ -10,7 +10,7 @@ Example: Max(x, 0) may be -0 or 0 for x = -0. Add(.., 128) of it is a step, and 
 from __future__ import annotations
 
 from ...operators.program import Program, Step, is_literal
-from ..analysis.standard import BOUNDING, CHOOSING, COMPARISONS, LOGIC, RANGES
+from ..analysis.standard import BOUNDING, CHOOSING, COMPARISONS, DIVIDING, EXTREMES, LOGIC, RANGES, SCALING, SUMS
 
 _NEVER_NEGATIVE = COMPARISONS | LOGIC | {"Abs", "Sign"} | {"Int8", "Int32", "Uint8"}
 
@@ -48,7 +48,7 @@ class Signs:
         while self._seen < len(self._program.steps):
             step, value = self._program.steps[self._seen], f"v{self._seen}"
             self._seen += 1
-            divisor = step.operands[-1] if step.operator in ("Div", "Reciprocal") else ""
+            divisor = step.operands[-1] if step.operator in DIVIDING else ""
             if divisor in self._either and self._unsigned(step.operands[0]) not in self._vanishing.get(divisor, ()):
                 self.are_divisors = True
                 return False
@@ -64,7 +64,7 @@ class Signs:
 
     def _is_of_zeros(self, step: Step) -> bool:
         """Returns whether the sign of a result is unknown only because that of max(x, 0) - min(x, 0) is."""
-        if step.operator in ("Sub", "Max") and self._vanishing_with(step) - {*step.operands}:
+        if step.operator not in SCALING | {"Clip", "Float16"} and self._vanishing_with(step) - {*step.operands}:
             return True
         unknown = [each for each in step.operands if each in self._either]
         is_choice = step.operator in CHOOSING
@@ -73,14 +73,14 @@ class Signs:
     def _vanishing_with(self, step: Step) -> set[str]:
         """Returns what is 0 or NaN where a step's value is 0, unless the value is too small for float32."""
         operator, operands = step
-        if operator in ("Clip", "Float16") or (operator in ("Mul", "Div") and any(map(is_literal, operands))):
+        if operator in ("Clip", "Float16") or (operator in SCALING and any(map(is_literal, operands))):
             return next((self._vanishing[each] for each in operands if each in self._vanishing), set())
         if operator == "Sub":  # of max(x, 0) and min(x, 0)
-            ends = [self._end(each, bound) for each, bound in zip(operands, ("Max", "Min"), strict=True)]
+            ends = [self._end(operands[0], "Max"), self._end(operands[1], "Min")]
             return {*operands, *({ends[0]} & {ends[1]})} if all(ends) else set()
         if operator == "Max":  # of min(x) / -128 and max(x) / 127: both are 0 where x is
             sides = {*map(self._side, operands)}
-            return {x for _, x in sides} if {bound for bound, _ in sides} == {"Min", "Max"} else set()
+            return {x for _, x in sides} if {bound for bound, _ in sides} == EXTREMES else set()
         return set()
 
     def _unsigned(self, value: str) -> str:
@@ -112,7 +112,7 @@ class Signs:
         elif step is not None and step.operator == "Div" and is_literal(step.operands[1]):
             sign, value = float(step.operands[1]), step.operands[0]
         range_ = self._program.step(value)
-        if range_ is None or (range_.operator, sign > 0) not in (("ReduceMin", False), ("ReduceMax", True)):
+        if range_ is None or range_.operator != ("ReduceMax" if sign > 0 else "ReduceMin"):
             return "", ""
         return range_.operator.removeprefix("Reduce"), range_.operands[0]
 
@@ -134,12 +134,12 @@ class Signs:
         if operator in _NEVER_NEGATIVE:
             return False
         is_nonzero = [is_literal(each) and float(each) != 0 for each in operands]
-        if operator in ("Max", "Min"):
+        if operator in EXTREMES:
             if any(is_nonzero):  # the other operand decides only if it is on the literal's other side of zero
                 bound = float(operands[is_nonzero.index(True)])
                 return (bound < 0) == (operator == "Max") and any(each in self._either for each in operands)
             return True
-        if operator in ("Add", "Sub") and any(is_nonzero):
+        if operator in SUMS and any(is_nonzero):
             return False
         if operator == "Clip" and (float(operands[1]) > 0 or float(operands[2]) < 0):
             return False

@@ -30,7 +30,21 @@ from ..analysis.bounds import MAX_FINITE, bounds_of
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import attributes_of, cast_to, is_standard, producer_of
-from ..analysis.standard import ADDING, BOUNDING, COMPARISONS, LOGIC, RESHAPES, ROOTS, ROUNDING, SCALING, SUMS
+from ..analysis.standard import (
+    BOUNDING,
+    COMPARISONS,
+    HARD,
+    LINEAR,
+    LOGIC,
+    PASSING,
+    ROOTS,
+    ROUNDING,
+    ROW_SUMS,
+    SCALING,
+    SHAPING,
+    SLOPED,
+    SUMS,
+)
 from ..analysis.types import CODE_TYPES
 from ..analysis.values import AnyValues, Interval, Values
 from ..rule import Context
@@ -40,12 +54,9 @@ _ADDITIVE = SUMS | {"Abs"}
 _OF_FLOATS = SCALING | ROOTS | ROUNDING | {"Neg", "Sign"}  # of integers, some give -0
 _LOGIC = COMPARISONS | LOGIC | {"Where"}
 _BOUNDS = BOUNDING | {"Relu"}
-_COMPOSED = frozenset({"HardSigmoid", "HardSwish"}) | {"LeakyRelu", "PRelu"} | {"IsNaN"}
-ELEMENTWISE = _ADDITIVE | _OF_FLOATS | _LOGIC | _BOUNDS | _COMPOSED | {"Cast", "Identity"}
+_COMPOSED = HARD | SLOPED | {"IsNaN"}
+ELEMENTWISE = _ADDITIVE | _OF_FLOATS | _LOGIC | _BOUNDS | _COMPOSED | PASSING
 """The standard operators with an output of the shape to which the inputs :func:`elements_of` broadcast."""
-RESHAPING = RESHAPES | {"Expand", "Identity"}
-"""Operators that give the elements of their first input another shape."""
-ROW_SUMS = ADDING - {"ReduceL1"}
 """Operators that add the elements of a row, in an order of their own."""
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.BOOL, *CODE_TYPES)
 ROUNDINGS = {ir.DataType.INT8: "Int8", ir.DataType.UINT8: "Uint8", ir.DataType.FLOAT16: "Float16"}
@@ -69,13 +80,13 @@ def elements_of(node: ir.Node) -> list[ir.Value]:
             if is_input(each, OPERANDS) and each != "x"
         )
         return [each for each in (node.inputs[0], *(node.inputs[1 + i] for i in read)) if each is not None]
-    only_first = node.op_type in ("Clip", *RESHAPING, *REDUCTIONS, *ROW_SUMS)
+    only_first = node.op_type in ("Clip", *SHAPING, *REDUCTIONS, *ROW_SUMS)
     return [each for each in (node.inputs[:1] if only_first else node.inputs) if each is not None]
 
 
 def is_linear(node: ir.Node) -> bool:
     """Returns whether a node is a QuantizeLinear or DequantizeLinear of float32 and 8 bits, per tensor or channel."""
-    if not is_standard(node, "QuantizeLinear", "DequantizeLinear") or len(node.inputs) < 2 or None in node.inputs[:2]:
+    if not is_standard(node, *LINEAR) or len(node.inputs) < 2 or None in node.inputs[:2]:
         return False
     quantizes = node.op_type == "QuantizeLinear"
     codes, real = (node.outputs[0], node.inputs[0]) if quantizes else (node.inputs[0], node.outputs[0])
@@ -115,7 +126,7 @@ def type_of(value: ir.Value) -> ir.DataType | None:
     if is_standard(node, *_LOGIC) and node.op_type != "Where":
         return ir.DataType.BOOL
     source = elements_of(node)[1 if node.op_type == "Where" else 0]
-    return type_of(source) if is_standard(node, *ELEMENTWISE, *RESHAPING, *REDUCTIONS) else None
+    return type_of(source) if is_standard(node, *ELEMENTWISE, *SHAPING, *REDUCTIONS) else None
 
 
 class Translation:
@@ -173,7 +184,7 @@ class Translation:
         add, op_type = self.program.add, node.op_type
         if op_type == "Cast":
             return self._cast(node)
-        if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in RESHAPING:
+        if ir.DataType.FLOAT16 in map(type_of, elements_of(node)) and op_type not in SHAPING:
             raise _NoStepError
         x, *others = map(self.term, elements_of(node))
         match op_type:
@@ -203,7 +214,7 @@ class Translation:
                 return add("Not", add("Equal", x, x))
             case "Where" if (bounded := bounds_of(node.outputs[0])) is not None and bounded.keeps_negative_zero:
                 return add("Clip", others[1], literal(bounded.least), literal(bounded.most))
-        return x if op_type in RESHAPING else add(op_type, x, *others)
+        return x if op_type in SHAPING else add(op_type, x, *others)
 
     def _quantized(self, dtype: ir.DataType | None, x: str, scale: str, zero_point: str = "0.0") -> str:
         """QuantizeLinear. Its code of NaN is the lowest one."""
@@ -321,10 +332,10 @@ class Translation:
                 self._truncated.add(output)
                 return
             self._casts[output] = elements[0]
-        if op_type in RESHAPING and elements[0] in self._truncated:
+        if op_type in SHAPING and elements[0] in self._truncated:
             self._truncated.add(output)
             return
-        if op_type in RESHAPING and (moved := self._casts.get(elements[0])) is not None:
+        if op_type in SHAPING and (moved := self._casts.get(elements[0])) is not None:
             self._casts[output] = moved
         if dtype == ir.DataType.INT32:
             real = self._casts.get(output, output)
@@ -337,10 +348,10 @@ class Translation:
         of_nan = [each for each in integers if each in self._casts or each in self._sums or each in self._truncated]
         if not of_nan or op_type == "Cast":
             return
-        if op_type in RESHAPING:
+        if op_type in SHAPING:
             if output not in self._casts:
                 self._sums[output] = self._sums[elements[0]]
-        elif op_type in ("Add", "Sub"):
+        elif op_type in SUMS:
             other = self._values.known(next((each for each in elements if each not in of_nan), None))
             is_small = other.low >= 0 if op_type == "Add" else other.high <= 0 and elements[0] in of_nan
             if not is_small or not set(of_nan) <= self._casts.keys() or len(of_nan) > 1:

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from ...operators.encodings import LastGate
 from ...operators.program import Program, literal
 from ..analysis.nodes import input_of
-from ..analysis.standard import SIGMOIDS
+from ..analysis.standard import LOGISTIC
 from ..reasons import Reason, Unconverted
 
-_OPERATORS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+DEFAULT_FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 """The layers, and the activation functions of a direction that has no others."""
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_FUNCTIONS = SIGMOIDS - {"Erf"} | {"HardSigmoid", "Relu"}
+_FUNCTIONS = LOGISTIC | {"HardSigmoid", "Relu"}
 _ALPHA, _BETA = 0.2, 0.5  # of HardSigmoid, if the layer gives none
 _STATE, _SECOND = "x", "tensor5"
 
@@ -85,7 +85,7 @@ def cell_of(node: ir.Node, directions: int, operator: str) -> Cell:
     Raises:
         Unconverted: A program cannot compute it.
     """
-    functions = _functions_of(node, directions, _OPERATORS[operator])
+    functions = _functions_of(node, directions, DEFAULT_FUNCTIONS[operator])
     builder = _Builder(node.attributes.get_float("clip", math.inf))
     has_peepholes = input_of(node, 7) is not None
     parts: dict[str, Callable[[], LastGate]] = {

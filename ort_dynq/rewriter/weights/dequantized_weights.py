@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ...operators.quantized_matmul import GROUP_UNIT
 from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
-from ..analysis.standard import RESHAPES
+from ..analysis.standard import PASSING, REARRANGING, RESHAPES
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from .grid import check_sums
@@ -29,7 +29,7 @@ from .scale_indices import ScaleIndices
 
 _Elements = TypeVar("_Elements", npt.NDArray[Any], ScaleIndices)
 
-_MOVES = RESHAPES | {"Cast", "Identity"} | {"Transpose"}
+_MOVES = REARRANGING | PASSING
 _BITS = {"INT8": 8, "UINT8": 8, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}
 # Blocks of 128 with 256 codes have the noise of level 4's blocks of 32, which it takes for channels with one scale.
 _SPLITS = (128, 64, 32, 16)

@@ -21,7 +21,7 @@ from ...errors import DynqError
 from ...graphs import graphs, label, values_of
 from ...inputs import Array
 from ...operators import DOMAIN
-from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, OWN_RECURRENCES, TAILLESS_PRODUCTS
+from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, OWN_RECURRENCES, TAILLESS_PRODUCTS, WORD_PRODUCTS
 from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.layout import with_layout_of
 from ...rewriter.normal_form import inlined_if_possible
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...backends.options import Backend
     from ..measuring.progress import Track
 
-_OF_WORDS = frozenset({"WordConv", "WordMatMul", "WordRecurrence"})
+_OF_WORDS = WORD_PRODUCTS | {"WordRecurrence"}
 _PRODUCTS = TAILLESS_PRODUCTS | OWN_RECURRENCES
 _DISTURBED_SETS = 4  # the effect of each layer on the outputs is measured on these first sets: one run for each layer
 _MAX_RECORDED = 1 << 27  # bytes of their values: further sets are left out then

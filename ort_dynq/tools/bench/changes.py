@@ -18,10 +18,10 @@ import onnx_ir as ir
 from ...graphs import graphs, label
 from ...operators import DOMAIN
 from ...rewriter.analysis.nodes import is_standard, producer_of
+from ...rewriter.analysis.standard import INTEGER_LAYERS, OWN_LAYERS, PRODUCTS
 from ...rewriter.grouping import pattern, pattern_key
 
 INPUT, OUTPUT = "input", "output"
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Recurrence", "Einsum", "MoE", "Experts")
 _MAX_BOXES = 40
 
 
@@ -125,7 +125,7 @@ class _ChangedRegion:
 
 def is_product(op_type: str) -> bool:
     """Returns whether an operator, of ONNX Runtime or of ort_dynq, mostly computes products."""
-    return any(name in op_type for name in _PRODUCTS)
+    return op_type in PRODUCTS | INTEGER_LAYERS | OWN_LAYERS | {"MoE"}
 
 
 def _kind(node: ir.Node) -> str:

@@ -17,23 +17,24 @@ from ...graphs import label
 from ...operators import DOMAIN
 from ...operators.program import FUNCTIONS
 from ...rewriter.analysis.nodes import is_standard, program_of
-from ...rewriter.analysis.standard import FUSIBLE_PRODUCTS, OWN_PRODUCTS, TAILLESS_PRODUCTS
+from ...rewriter.analysis.standard import (
+    ATTENTION,
+    BYTE_PRODUCTS,
+    FUSIBLE_PRODUCTS,
+    GELUS,
+    OWN_ATTENTION,
+    OWN_PRODUCTS,
+    PASSING,
+    REARRANGING,
+    TAILLESS_PRODUCTS,
+)
 from ...rewriter.grouping import pattern, pattern_key
 from ...rewriter.metadata import RULE
 from ...rewriter.rules import FUSIONS
 from ..measuring.profile import Profile
 
-_OPERATORS = (
-    "RowProgram",
-    "QuantizedAttention",
-    "CompressedAttention",
-    "MultiHeadAttention",
-    "Gelu",
-    "FastGelu",
-    "QuickGelu",
-    "RotaryEmbedding",
-)
-_MOVES = ("Cast", "Squeeze", "Identity", "Reshape", "Transpose")
+_OPERATORS = GELUS | ATTENTION | OWN_ATTENTION | {"RotaryEmbedding", "RowProgram"}
+_MOVES = REARRANGING | PASSING
 _PROGRAMS = OWN_PRODUCTS - TAILLESS_PRODUCTS
 _MAX_DISTANCE = 64
 
@@ -214,7 +215,7 @@ class _Graphs:
                 results.append(value.name)
                 continue
             for user in dict.fromkeys(use.node for use in value.uses()):
-                if user.domain == DOMAIN and user.op_type.startswith(("QuantizedMatMul", "QuantizedConv")):
+                if user.domain == DOMAIN and user.op_type.removesuffix("Program") in BYTE_PRODUCTS:
                     products[user] = None
                 elif is_standard(user, *_MOVES) and user not in nodes:
                     nodes.append(user)

@@ -6,18 +6,16 @@ import os
 
 import onnx_ir as ir
 
-from ...graphs import MICROSOFT, STANDARD_DOMAINS, graphs
+from ...graphs import MICROSOFT, RUNTIME_DOMAINS, graphs
 from ...operators import DOMAIN
+from ...rewriter.analysis.standard import CODE_PRODUCTS, INTEGER_LAYERS, QUANTIZERS
 from ...storage import load
 
 FLOAT_WEIGHTS = {"session.qdq_matmulnbits_accuracy_level": "0"}
 """Options of a session that does not quantize the activations of products of weights behind DequantizeLinear."""
 
-_QUANTIZE = (
-    *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
-    "Round",  # of the chains that exporters decompose; other nodes of decoders do not round
-)
-_QUANTIZE_OF_MICROSOFT = ("DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QAttention")
+# Round: of the chains that exporters decompose; other nodes of decoders do not round.
+_QUANTIZE = QUANTIZERS | CODE_PRODUCTS | INTEGER_LAYERS | {"Round"}
 
 
 def with_float_activations(path: str | os.PathLike[str]) -> ir.Model | None:
@@ -41,8 +39,7 @@ def with_float_activations(path: str | os.PathLike[str]) -> ir.Model | None:
 
 def _quantizes(node: ir.Node) -> bool:
     """Returns whether a node quantizes an activation, or multiplies a quantized one, whatever its accuracy_level is."""
-    if node.domain == MICROSOFT:
+    if node.domain == MICROSOFT and node.op_type == "QMoE":
         number = node.attributes.get_int
-        is_of_8_bits = number("expert_weight_bits", 4) > 4 and number("block_size", 0) > 0
-        return node.op_type in _QUANTIZE_OF_MICROSOFT or (node.op_type == "QMoE" and is_of_8_bits)
-    return node.domain == DOMAIN or (node.domain in STANDARD_DOMAINS and node.op_type in _QUANTIZE)
+        return number("expert_weight_bits", 4) > 4 and number("block_size", 0) > 0
+    return node.domain == DOMAIN or (node.domain in RUNTIME_DOMAINS and node.op_type in _QUANTIZE)

@@ -33,7 +33,9 @@ from ...graphs import MICROSOFT
 from ...inputs import Array
 from ...operators import DOMAIN
 from ...rewriter.analysis.nodes import is_standard
+from ...rewriter.analysis.standard import OWN_ATTENTION
 
+_OWN = OWN_ATTENTION - {"QuantizedAttention"} | {"ChannelGate", "CompressedMatMul"}
 _WORD = 2.0**20 / (2 * 32512)
 _BLOCK = 256  # of CompressedMatMul: products whose words share a step
 _BIAS = 5  # the inputs of MultiHeadAttention are query, key, value, bias, key_padding_mask, attention_bias
@@ -43,7 +45,7 @@ def has_size(node: ir.Node) -> bool:
     """Returns whether :func:`size_of` has the size of a node's result."""
     if (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention") or is_standard(node, "ReduceMean"):
         return True
-    return node.domain == DOMAIN and node.op_type in ("CompressedAttention", "CompressedMatMul", "ChannelGate")
+    return node.domain == DOMAIN and node.op_type in _OWN
 
 
 def size_of(node: ir.Node, inputs: Sequence[Array | None]) -> Array:

@@ -18,7 +18,7 @@ from ...inputs import Array
 from ...rewriter.analysis.constants import constant_array, constant_scalar
 from ...rewriter.analysis.estimators import estimated
 from ...rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
-from ...rewriter.analysis.standard import CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES
+from ...rewriter.analysis.standard import COMMUTATIVE, CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES
 from ...rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 
@@ -172,7 +172,7 @@ def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProdu
         while value is not result and (use := only_use(value)) is not None:
             if use.node.op_type in RESHAPES:
                 steps.append(("Reshape", use.node.outputs[0]))
-            elif use.node.op_type in ("Add", "Mul") and (operand := use.node.inputs[1 - use.idx]) is not None:
+            elif use.node.op_type in COMMUTATIVE and (operand := use.node.inputs[1 - use.idx]) is not None:
                 steps.append((use.node.op_type, operand))
             elif use.node.op_type != "Cast" or not (
                 cast_to(use.node) in (*WIDE_TYPES, ir.DataType.FLOAT) or use.node.outputs[0] is result

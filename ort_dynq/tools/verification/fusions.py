@@ -19,7 +19,7 @@ from onnx.reference.op_run import OpRun
 from ...graphs import STANDARD_DOMAINS, values_read
 from ...inputs import Array
 from ...rewriter.analysis.nodes import is_standard
-from ...rewriter.analysis.standard import COMMUTATIVE, RESHAPES
+from ...rewriter.analysis.standard import COMMUTATIVE, REARRANGING
 from .attention import has_size, size_of
 from .layers import is_fusion, name_of
 
@@ -27,7 +27,7 @@ FLOOR = 16
 """The error in units that a fusion may always have: a dozen float32 operations, one unit each, and sums in 32 parts."""
 _UNIT = 2.0**-24
 # Mul: by 0, in rows of attention without keys. Add: of the bias of a product.
-_BETWEEN = RESHAPES | COMMUTATIVE | {"Cast", "Transpose"}
+_BETWEEN = REARRANGING | COMMUTATIVE | {"Cast"}
 
 
 class SimplifiedLayerNormalization(OpRun):

@@ -12,7 +12,7 @@ from ...errors import DynqError
 from ...graphs import MICROSOFT, graphs, subgraphs, values_of
 from ...inputs import Array
 from ...rewriter.analysis.nodes import only_use
-from ...rewriter.analysis.standard import RESHAPES
+from ...rewriter.analysis.standard import PHASE_MOVES, REARRANGING
 from ...rewriter.fusion.splitting import is_inexact
 from ...rewriter.metadata import ACTIVATION, HAS_OFFSET, PRODUCT, RULE
 from ..measuring.sessions import SessionError, open_session, run
@@ -83,7 +83,7 @@ class Layers:
     def result(self, node: ir.Node) -> ir.Value:
         """Returns the result of a product, as A has it: Reshapes and the like, and a Cast, may precede it."""
         # Add: of an offset of each row. Transpose: of an Einsum. Interleave, Slice: of a transposed convolution.
-        value, skipped = node.outputs[0], (*RESHAPES, "Cast", "Add", "Transpose", "Slice", "Interleave")
+        value, skipped = node.outputs[0], REARRANGING | PHASE_MOVES | {"Add", "Cast"}
         while value.name not in self.values and (following := _following(value)) is not None:
             if following.op_type not in skipped:
                 break

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from ...graphs import label
 from ...inputs import Array
 from ...rewriter.analysis.nodes import first_inputs
+from ...rewriter.recurrent.cell import DEFAULT_FUNCTIONS
 from ...rewriter.recurrent.dynamic_lstm import is_dynamic_lstm
 from .bounded import MAX_CODE, PRODUCT_ROUNDINGS, TOLERANCE, UNIT, Judgement, QuantizedLayer, Rounded, sigmoid
 from .layers import Layers, name_of
@@ -214,7 +215,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 def _functions_of(node: ir.Node, directions: int) -> Iterator[list[Callable[[Array], Array]]]:
     """Yields the three activation functions of each direction."""
-    names = list(node.attributes.get_strings("activations", ())) or ["Sigmoid", "Tanh", "Tanh"] * directions
+    names = list(node.attributes.get_strings("activations", ())) or [*DEFAULT_FUNCTIONS["LSTM"] * directions]
     alphas, betas = (list(node.attributes.get_floats(f"activation_{name}", ())) for name in ("alpha", "beta"))
 
     def function(name: str) -> Callable[[Array], Array]:
