@@ -26,7 +26,7 @@ from ort_dynq.four_bits import run_of
 Array = npt.NDArray[Any]
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "tests"))  # of the package `bench`, whose networks some scripts write
+sys.path.append(str(HERE.parent / "tests"))  # of the package `bench`: some scripts write its networks
 MAX_IR_VERSION = 10
 MAX_OPSET = 21
 

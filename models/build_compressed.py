@@ -1,6 +1,6 @@
 """Writes the patterns in which oneDNN's own test suite uses DynamicDequantize and DynamicQuantize of oneDNN Graph.
 
-Attention whose keys, values or both are codes, attention of a quantized BERT, and a gated MLP of 4-bit weights. Codes,
+Attention with codes as keys, values or both, attention of a quantized BERT, and a gated MLP of 4-bit weights. Codes,
 scales and zero points are inputs. The patterns are written with ONNX's operators; heads and tokens are fewer.
 """
 
@@ -91,7 +91,7 @@ def attention(key: str | None, value: str | None, group: int | None, *, real: st
 
 
 def quantized_bert(*, real: str) -> Example:
-    """Attention of u8 query, key and value, whose probabilities and result are quantized, too: six run-time scales."""
+    """Attention of u8 query, key and value; its probabilities and result are quantized, too: six run-time scales."""
     rng = np.random.default_rng(21)
     mask = np.where(np.arange(BERT_TOKENS) < BERT_TOKENS - 4, 0, -10000).reshape(1, 1, 1, BERT_TOKENS)
     inputs = []
@@ -213,7 +213,7 @@ def repeated() -> Example:
 
 
 def with_floats() -> Example:
-    """A cache whose keys have minima, as KIVI has them, and whose values have zero points of floats, as HQQ has.
+    """A cache with minima of its keys, as KIVI has them, and values with zero points of floats, as HQQ has.
 
     Both have scales of each channel and group of 8 tokens.
     """

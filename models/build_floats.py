@@ -79,7 +79,7 @@ def encoder() -> Example:
 
 
 def heads() -> Example:
-    """Attention whose products are Einsums, a convolution of 1x1 and experts by Einsum.
+    """Attention with Einsums as its products, a convolution of 1x1 and experts by Einsum.
 
     Query, key and value are written as by Keras, Flax and with heads before tokens. Rows of the experts move between
     their products.

@@ -267,10 +267,10 @@ def image_parts() -> Example:
 
 
 def masked_attention() -> Example:
-    """Attention of float keys and values, whose projections are quantized for each token.
+    """Attention of float keys and values; their projections are quantized for each token.
 
     The normalization of Gemma stands before. The masks are those of torch's safe softmax, 0 in rows without keys, with
-    keys of heads from outside; and of DistilBERT, whose condition is expanded to the scores, with the scale that
+    keys of heads from outside; and of DistilBERT: its condition is expanded to the scores, with the scale that
     TorchScript computes from the shape of the query.
     """
     rng = np.random.default_rng(37)

@@ -160,7 +160,7 @@ def blocked(block: int) -> Example:
 
 
 def blocked_product() -> Example:
-    """QuantizeLinear with block_size, DequantizeLinear, MatMul with 4-bit weights whose blocks are twice as long."""
+    """QuantizeLinear with block_size, DequantizeLinear, MatMul with 4-bit weights in blocks that are twice as long."""
     rng = np.random.default_rng(5)
     weights = rng.integers(0, 16, (64, 20)).astype(np.uint8)
     zero_points = rng.integers(4, 12, (2, 20)).astype(np.uint8)
@@ -676,7 +676,7 @@ def experts() -> Example:
 
 
 def float_offset() -> Example:
-    """A layer of quantization-aware training whose codes count from each token's minimum, without an epsilon."""
+    """A layer of quantization-aware training: its codes count from each token's minimum, without an epsilon."""
     rng = np.random.default_rng(16)
     model = parse(
         """offset (float[batch, tokens, 20] x) => (float[batch, tokens, 13] y) {
@@ -734,7 +734,7 @@ def frames() -> Example:
 
 
 def integer_attention() -> Example:
-    """Attention of an integer network, whose products are of two activations, in int32; Relu stands for Softmax.
+    """Attention of an integer network: its products are of two activations, in int32; Relu stands for Softmax.
 
     Query and key: symmetric per token. Probabilities and value: symmetric per tensor.
     """

@@ -1,4 +1,4 @@
-"""Writes graphs whose codes are found by what values are: bounds and integers, in spellings that no exporter shares."""
+"""Writes graphs. Their codes are found by what values are: bounds and integers, in spellings of no exporter."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def relative_bounds() -> Example:
 
 
 def positions() -> Example:
-    """A convolution of 1x1 with a scale for each position, and a product whose first factor is the weights."""
+    """A convolution of 1x1 with a scale for each position, and a product with the weights as its first factor."""
     rng = np.random.default_rng(44)
     body = RANGE.replace("(a, last)", "(a, channels)")
     model = parse(

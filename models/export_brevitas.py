@@ -1,4 +1,4 @@
-"""Writes models with Brevitas 0.13 and torch.onnx.export: linear layers whose activations have dynamic scales.
+"""Writes models with Brevitas 0.13 and torch.onnx.export: linear layers with dynamic scales of activations.
 
 Run it in an environment of its own: ``pip install brevitas==0.13.4 torch==2.13.0 onnx==1.23.2 onnxruntime==1.31.1``.
 """
@@ -20,7 +20,7 @@ from brevitas_examples.common.generative.quantizers import Int8DynamicActPerTens
 
 
 def export(input_quant: Any, x: Array, outputs: int) -> Example:
-    """Exports a linear layer whose weights have a float scale for each output channel."""
+    """Exports a linear layer with a float scale of weights for each output channel."""
     torch.manual_seed(0)
     layer = QuantLinear(
         x.shape[-1], outputs, bias=True, weight_quant=Int8WeightPerChannelFloat, input_quant=input_quant

@@ -184,7 +184,7 @@ def recurrent(opset: int) -> onnx.ModelProto:
 
 
 def large_weights(rng: np.random.Generator, *shape: int) -> Any:
-    """Returns weights whose codes are large, so that ONNX Runtime's sums saturate on CPUs without VNNI."""
+    """Returns weights with large codes, so that ONNX Runtime's sums saturate on CPUs without VNNI."""
     return (rng.choice([-1, 1], shape) * rng.integers(40, 61, shape) / 512).astype(np.float32)
 
 
@@ -330,7 +330,7 @@ def quantizer(opset: int, activation: QuantType, int8_range: float | None = None
 
 
 def nbits() -> Example:
-    """Two layers with weights of 4 and 8 bits, whose activations ONNX Runtime quantizes in MatMulNBits itself.
+    """Two layers with weights of 4 and 8 bits; ONNX Runtime quantizes their activations in MatMulNBits itself.
 
     MatMulNBitsQuantizer leaves a bias as an Add. onnxruntime-genai's builder makes it an input, as here the second one.
     """
@@ -403,7 +403,7 @@ def mixture_of_experts() -> Example:
 
 
 def dequantized_weights() -> Example:
-    """Two layers whose weights are behind DequantizeLinear; activations are floats.
+    """Two layers with weights behind DequantizeLinear; activations are floats.
 
     The first one is what MatMulNBitsQuantizer writes, and so onnxruntime-genai's builder with `use_qdq`. The second one
     has a scale for each channel and a Transpose, as torch writes `dequantize_per_channel` before a Linear.

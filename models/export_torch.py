@@ -456,7 +456,7 @@ class KeyValueCache(nn.Module):
 
 
 def decoder_with_codes() -> Example:
-    """A decoder of one layer whose cache of keys and values holds int8 codes, with past and new tokens."""
+    """A decoder of one layer with int8 codes in its cache of keys and values, with past and new tokens."""
     torch.manual_seed(0)
     decoder = Decoder(32, 2, 1, longest=64)
     rng = np.random.default_rng(6)

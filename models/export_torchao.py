@@ -106,7 +106,7 @@ class CompressedTensorsLinear(nn.Module):
 
 
 def compressed_tensors_module() -> nn.Module:
-    """A linear layer whose forward compressed-tensors replaces, as llm-compressor does; its weights are on the grid."""
+    """A linear layer: compressed-tensors replaces its forward, as llm-compressor does; its weights are on the grid."""
     torch.manual_seed(0)
     model = nn.Sequential(GridLinear(nn.Identity(), 64, 20, 64, 127))
     activations_ = QuantizationArgs(num_bits=8, strategy="token", dynamic=True)

@@ -38,7 +38,7 @@ constexpr uint32_t kOldestApi = 20;
 constexpr uint32_t kNewestApi = 24;              // the last one in ort_api_slots.h
 constexpr uint32_t kApiWithShapeReference = 24;  // saves an allocation for each input
 
-// The version of OrtCustomOp whose members are set. A runtime reads the members of this version only.
+// The version of OrtCustomOp with the members that are set. A runtime reads the members of this version only.
 constexpr uint32_t kCustomOpVersion = 17;
 
 enum OrtErrorCode { ORT_OK = 0, ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };

@@ -2,7 +2,7 @@
 //
 // Each signature of an operator is one OrtCustomOp. ONNX Runtime merges the signatures of one name into one schema and
 // selects the kernel by the types of inputs and outputs. A process may load several copies of ONNX Runtime: each gets a
-// domain of its own, whose operators call its own API.
+// domain of its own: its operators call its own API.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

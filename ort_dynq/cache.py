@@ -286,8 +286,8 @@ def facts_of(source: Model, result: Result) -> dict[str, Any]:
     Returns:
         `summary`: the report in one line. `integer products`, `float products`: see
         :attr:`ort_dynq.rewriter.report.Report.products`. `rewritten before`: whether the source has ort_dynq's
-        operators already. `initializers`: the names of those whose values were taken. If something was rewritten, also
-        `all initializers`: the names of the source's, and `classifiers`: the names of the outputs that are a
+        operators already. `initializers`: the names of those that values were taken of. If something was rewritten,
+        also `all initializers`: the names of the source's, and `classifiers`: the names of the outputs that are a
         classifier's scores.
     """
     from .classifiers import is_classifier

@@ -111,7 +111,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         self.not_rewritten = ""
         if not found:
             return opened
-        self.not_rewritten = f"the session options override {_listed(found)}, whose values a rewrite would take"
+        self.not_rewritten = f"the session options override {_listed(found)}, and a rewrite would take its values"
         _LOG.warning("the model stays as it is: %s", self.not_rewritten)
         return model
 

@@ -23,9 +23,9 @@ _ANY_MODEL = (
 
 
 INITIALIZERS = "ort_dynq.initializers"
-"""In the metadata of a model that was rewritten or quantized: the names, as a JSON array, of the initializers whose
-values became part of other weights, of programs or of attributes. Options that override them change nothing there, or
-not all."""
+"""In the metadata of a model that was rewritten or quantized: the names, as a JSON array, of the initializers that
+became part of other weights, of programs or of attributes. Options that override them change nothing there, or not
+all."""
 
 
 def taken(metadata: Mapping[str, str]) -> list[str]:

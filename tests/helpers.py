@@ -132,7 +132,7 @@ def product_of(operator: str | None) -> str:
 
 
 def options(threads: int, optimize: bool) -> ort.SessionOptions:
-    """Options without logs, whose threads do not spin: spinning threads would block the threads of other sessions."""
+    """Options without logs; threads do not spin, since spinning threads would block the threads of other sessions."""
     result = ort.SessionOptions()
     result.log_severity_level = 4
     result.intra_op_num_threads = threads
@@ -146,7 +146,7 @@ _SATURATING = (*{operator.encode() for _, operator in OPERANDS}, b"DynamicQuanti
 
 
 def with_exact_products(model: bytes | onnx.ModelProto) -> bytes:
-    """A model whose products of uint8 by int8 are exact in ONNX Runtime on this CPU, too: see saturation.py.
+    """A model with products of uint8 by int8 that are exact in ONNX Runtime on this CPU, too: see saturation.py.
 
     Products that ort_dynq added stay as they are.
     """

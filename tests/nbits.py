@@ -162,7 +162,7 @@ def _quantize_linear() -> onnx.ModelProto:
 
 
 def noise(result: Array, reference: Array) -> float:
-    """Returns the signal-to-noise ratio in dB: the mean of the rows that are not zeros, whose magnitudes differ."""
+    """Returns the signal-to-noise ratio in dB: the mean of the rows that are not zeros; their magnitudes differ."""
     error = ((result.astype(np.float64) - reference) ** 2).sum(-1)
     signal = (reference**2).sum(-1)
     return float(-10 * np.log10(np.mean((error / np.maximum(signal, 1e-30))[error > 0])))

@@ -65,7 +65,7 @@ def recurrence_inputs(
     *,
     operator: str = "QuantizedRecurrence",
 ) -> list[Array]:
-    """Inputs whose products are of the magnitude of 1; first states and lengths that are one number."""
+    """Inputs with products of the magnitude of 1; first states and lengths that are one number."""
     columns, has_words = cell.gates * size, operator == "WordRecurrence"
     largest = MAX_WEIGHT_WORD if has_words else 127
     codes = rng.integers(-largest, largest + 1, (directions, size, columns)).astype(np.int16)

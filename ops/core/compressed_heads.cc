@@ -218,8 +218,8 @@ float CompressedHead::largest_scale() const {
   return offsets == nullptr ? largest : std::max(largest, largest_magnitude(offsets, operand.parameters()));
 }
 
-// What the parts of an operand share. A part has `depth` rows and `cols` columns. Keys whose codes are in rows of
-// tokens are transposed. Token groups of values whose scales are of channels are parts, which follow each other in each
+// What the parts of an operand share. A part has `depth` rows and `cols` columns. Keys with codes in rows of
+// tokens are transposed. Token groups of values with scales of channels are parts, which follow each other in each
 // panel.
 struct CompressedHead::Packing {
   bool is_key, is_turned;

@@ -95,7 +95,7 @@ struct CompressedHead {
   // Packs all codes minus their zero points, for products with many rows. A key has a panel for some tokens: [token
   // groups, groups, panels of tokens, elements]; a value one for some elements: [groups, panels of elements, tokens].
   // Does nothing if padding would take more than half of each panel, if the sums of a key's group do not fit int32, or
-  // if adjacent rows of a panel would have tokens of two groups whose scales are of channels.
+  // if adjacent rows of a panel would have tokens of two groups with scales of channels.
   void pack(bool is_key);
 
   bool is_at_byte(int64_t first) const { return number_of(first) % 2 == 0; }

@@ -19,7 +19,7 @@ void CompressedUnit::soften() {
   if (value_.offsets != nullptr) sum_offsets();
 }
 
-// Rows [row, row + rows), whose scores stay in the first-level cache.
+// Rows [row, row + rows): their scores stay in the first-level cache.
 void CompressedUnit::soften(int64_t row, int64_t rows) {
   const int64_t groups = run_.value.groups(), word_rows = run_.value.word_rows();
   const int64_t count = seen_.count(), first = seen_.first;

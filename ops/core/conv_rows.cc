@@ -13,7 +13,7 @@
 namespace dynq {
 namespace {
 
-// Positions whose quads are copied together: they share cache lines of the image.
+// Positions with quads that are copied together: they share cache lines of the image.
 constexpr int64_t kPositions = 8;
 // The direct form multiplies vectors of positions: samples of fewer positions leave lanes empty. With VNNI, rows take
 // 0.17 to 0.98 of its time up to there, 0.6 to 1.05 with 16 to 20 positions (AMD EPYC, Zen 5, family 26, model 2). With

@@ -24,7 +24,7 @@ struct Outputs {
   bool is_dense;   // in a buffer that is rounded
 };
 
-// Whether covering each row with vectors takes fewer of them than covering all positions, whose outputs are copied.
+// Whether covering each row with vectors takes fewer of them than covering all positions and copying their outputs.
 bool writes_rows(const Convolution& conv, const ConvImage& form, int64_t rows, int64_t cols) {
   return form.position_bytes() < kQuad && conv.group_outputs <= kFewOutputs &&
          rows * divide_up(cols, kBlockColumns) * conv.quads <

@@ -35,7 +35,7 @@ const void* widened(Context& context, const Tensor& tensor, std::unique_ptr<char
 // Converts float32 to a 16-bit float.
 void narrow(Context& context, const Storage& storage, const float* from, int64_t count, void* to);
 
-// A tensor of float32 or of a 16-bit float, whose elements are read as float32.
+// A tensor of float32 or of a 16-bit float: its elements are read as float32.
 class FloatReader {
  public:
   explicit FloatReader(const Tensor& tensor) : data_(tensor.data), storage_(storage_of(tensor.type)) {}

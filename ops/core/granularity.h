@@ -8,7 +8,7 @@ namespace dynq {
 
 struct Groups {
   Shape counts;      // the number of scales along each dimension of src; has src's rank
-  size_t axis = 0;   // if size is not 0: the dimension whose last group may be shorter
+  size_t axis = 0;   // if size is not 0: the dimension with a last group that may be shorter
   int64_t size = 0;  // if not 0: the length of every other group along axis; if 0, all groups have the same length
 };
 

@@ -1,4 +1,4 @@
-// Elementwise operations whose scales and zero points are shared by groups: cuts tensors into blocks for the kernels.
+// Elementwise operations with scales and zero points of groups: cuts tensors into blocks for the kernels.
 //
 // Each struct of work below names the tensors and the kernels of one family. `kernels` and `portable` are rows of a
 // table: one kernel for each of Parameters.

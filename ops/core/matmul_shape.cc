@@ -90,7 +90,7 @@ class Check {
   MatrixPairs pairs(const Shape& stack, Shape& result) const {
     MatrixPairs found;
     if (!find_pairs(in_.src.shape, stack, result, found))
-      fail("src has shape " + in_.src.shape.text() + ", expected [..., M, K] whose leading dimensions broadcast" +
+      fail("src has shape " + in_.src.shape.text() + ", expected [..., M, K] with leading dimensions that broadcast" +
            of_stack(stack));
     return found;
   }

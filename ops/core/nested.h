@@ -48,7 +48,7 @@ class Inner : public Context {
   std::vector<void*> outputs_;
 };
 
-// Inner nodes whose tasks run together: those of the first parallel_for() of each node. A node starts inside the
+// Inner nodes with tasks that run together: those of the first parallel_for() of each node. A node starts inside the
 // parallel_for() of the one before, so that the tasks of all are known when those of the last one are. Tasks of a later
 // parallel_for() do not take part. Single tasks do if `takes_single_tasks` and they are the last ones of their node.
 class Together : public Context {

@@ -100,26 +100,26 @@ struct Operator {
   // Output 0 has the shape of input 0, but the last dimension of this input; kNoInput: a shape that is not inferred.
   size_t columns_input = 0;
   static constexpr size_t kNoInput = SIZE_MAX;
-  // The input of packed weights, whose dimensions before the last four broadcast with those of input 0 before the last
+  // The input of packed weights: its dimensions before the last four broadcast with those of input 0 before the last
   // two; 0: none.
   size_t stack_input = 0;
   // Whether the shape is inferred as above for a node; null: it is.
   bool (*has_shape)(const Attributes& attributes) = nullptr;
 };
 
-// `create` of an operator whose node is a T.
+// `create` of an operator with a T as its node.
 template <class T>
 std::unique_ptr<Node> make_node(const Attributes& attributes) {
   return std::make_unique<T>(attributes);
 }
 
-// `output_type` of an operator whose output 0 has the type of an input.
+// `output_type` of an operator: output 0 has the type of an input.
 template <size_t kInput>
 Type type_of_input(const Attributes&, const std::vector<Type>& inputs) {
   return inputs[kInput];
 }
 
-// `output_type` of an operator whose output 0 is float32.
+// `output_type` of an operator: output 0 is float32.
 inline Type always_float(const Attributes&, const std::vector<Type>&) { return kFloat; }
 
 // All operators of the library (operators/registry.cc).

@@ -25,7 +25,7 @@ struct ProductPlan {
   bool in_tiles() const { return code_rows == CodeRows::kInTiles; }
 };
 
-// The plan for the instruction set in use, whose kernels are `kernels`.
+// The plan for the instruction set in use; its kernels are `kernels`.
 ProductPlan plan_product(const ProductShape& shape, const ProductKernels& kernels);
 
 }  // namespace dynq

@@ -1,5 +1,5 @@
 // The tasks of a matrix product: strips of columns, which are cut into rows if there are too few of them. Stacked
-// weights are several products of one shape, whose tasks run together. 2-bit weights become 4-bit weights strip by
+// weights are several products of one shape: their tasks run together. 2-bit weights become 4-bit weights strip by
 // strip, unless there are few rows. A tail runs for each task, while its results are in the cache. Many rows may take
 // Strassen's algorithm (core/strassen.h).
 #include <algorithm>
@@ -211,7 +211,7 @@ void Product::run_strip(ProductKernel kernel, ProductBlock block, int64_t row, i
   run_task(kernel, block, row, col);
 }
 
-// The program runs after each task, whose results are in the second-level cache.
+// The program runs after each task: its results are in the second-level cache.
 void Product::run_task(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
   if (dst_storage_.narrow == nullptr && product_.terms == 1)
     kernel(block);

@@ -85,7 +85,7 @@ class Program {
 // the steps of a short row.
 class RepeatedProgram {
  public:
-  // An elementwise program of float32, whose operands are tensors or columns. The program and the tensors must outlive
+  // An elementwise program of float32: its operands are tensors or columns. The program and the tensors must outlive
   // this object.
   RepeatedProgram(const Program& program, const ProgramTensors& tensors);
   ~RepeatedProgram();
@@ -106,7 +106,7 @@ class Tail {
 
   bool is_clip(float& low, float& high) const { return program_.is_clip(low, high); }
 
-  // Reads the operands of a run, whose result has this shape; operands begin at input number `first`.
+  // Reads the operands of a run: its result has this shape. Operands begin at input number `first`.
   ProgramTensors tensors(Context& context, size_t first, const Shape& shape, size_t axis) const;
 
   // Changes rows [begin, end) of the result, `cols` columns from number `col` on, on the calling thread.

@@ -168,7 +168,7 @@ class QuantizePass::Matcher {
     if (pass.rounds_quotient_ && pass.adds_first_) return false;
     // If the quotient underflows, the order of operations decides the sign of the code 0.
     if (pass.adds_first_ && !pass.multiplies_ && pass.keeps_negative_zero_) return false;
-    // A Clip before rounding makes +0 of -0.25, whose rounded code -0 lies within its bounds.
+    // A Clip before rounding makes +0 of -0.25: its rounded code -0 lies within its bounds.
     if (clips_at_zero_ && pass.keeps_negative_zero_) return false;
     return !pass.divides_code_ || pass.multiplies_;
   }

@@ -60,7 +60,7 @@ class QuantizePass {
   ProgramOutput output() const { return output_; }
   bool stores_codes() const { return output_ == ProgramOutput::kCodes; }
 
-  // Whether the kernels are exact for rows whose elements are all finite.
+  // Whether the kernels are exact for rows of finite elements.
   bool find(const RowNumbers& numbers, const RowRanges& ranges, int64_t rows, QuantizedRows& found) const;
 
   // The kernels of an instruction set; null if it has none. `is_float16`: src, and dst if it has floats, are float16,

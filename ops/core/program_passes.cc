@@ -141,7 +141,7 @@ class Compiler {
     }
   }
 
-  // Returns the offset of a slot; -1 for other operands, whose address is set. No operand is a tile: each number that
+  // Returns the offset of a slot; -1 for other operands: their address is set. No operand is a tile: each number that
   // is computed has a slot.
   int64_t place_number(const PlacedOperand& operand, StepOperand& at) const {
     constexpr int64_t kSize = sizeof(float), kSlot = kMaxPassRows * kSize;

@@ -18,7 +18,7 @@ namespace dynq {
 // an even number, since two 4-bit codes share a byte.
 class Program::Run {
  public:
-  // `numbers`: a run whose numbers this run reads, if it runs no pass that writes numbers.
+  // `numbers`: a run with numbers that this run reads, if it runs no pass that writes numbers.
   Run(const Program& program, const ProgramTensors& tensors, const Run* numbers = nullptr)
       : program_(program),
         tensors_(tensors),
@@ -68,7 +68,7 @@ class Program::Run {
     }
   }
 
-  // A pass over numbers, the first of whose steps is number `first` of all such steps.
+  // A pass over numbers; its first step is number `first` of all such steps.
   void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows, int64_t first = 0) {
     if (!has_placed_numbers_) number_steps_ = number_step_memory_.allocate(passes_.number_steps);
     Step* steps = number_steps_ + first;
@@ -143,7 +143,7 @@ class Program::Run {
   bool all_finite() const { return all_finite_; }
   void set_all_finite(bool all_finite) { all_finite_ = all_finite; }
 
-  // Begins with another part of the rows, whose numbers are known.
+  // Begins with another part of the rows: their numbers are known.
   void begin_part(bool all_finite) {
     all_finite_ = all_finite;
     is_widened_ = false;

@@ -20,7 +20,7 @@ float better_in_lane(bool is_max, float a, float b) { return b != b ? a : a != a
 
 }  // namespace
 
-// Eigen's reduction (Redux.h, LinearVectorizedTraversal), whose packets are SSE registers in ONNX Runtime. It begins at
+// Eigen's reduction (Redux.h, LinearVectorizedTraversal): its packets are SSE registers in ONNX Runtime. It begins at
 // the first address that is a multiple of 16 bytes, as that of a tensor is. Two packets are reduced at a time. Then
 // both become one, with a single packet behind them, and this one becomes a number. The elements before and behind the
 // packets follow one by one. So a NaN in the first packets hides numbers of its lane, and others are ignored.

@@ -17,7 +17,7 @@ float extreme_of_row(bool is_max, const float* row, int64_t cols, int64_t first)
 // with AVX, on one thread. If no element is NaN, they are the smallest and the largest number; of two zeros, either.
 void extremes_of_tensor(const float* x, int64_t count, float& low, float& high);
 
-// The reductions of one row of a pass, whose kernel has run: it returns any zero, and NaN if one is among the first
+// The reductions of one row of a pass, after its kernel: it returns any zero, and NaN if one is among the first
 // kHeadElements numbers. `tile` has room for kTileElements numbers.
 class ReducedRow {
  public:

@@ -15,12 +15,12 @@ struct StrassenShape {
 // Whether the instruction set in use computes the product by Strassen's algorithm.
 bool takes_strassen(const StrassenShape& shape);
 
-// A convolution of one group, whose channels become rows: `depth` is the number of codes that an output depends on.
+// A convolution of one group, with channels as rows: `depth` is the number of codes that an output depends on.
 struct StrassenConvShape {
   int64_t channels, depth, positions;
 };
 
-// Likewise. The kernels read an image whose quads are 4 bytes apart, and write to adjacent outputs.
+// Likewise. The kernels read an image with quads 4 bytes apart, and write to adjacent outputs.
 bool takes_strassen_conv(const StrassenConvShape& shape);
 
 // The channels of each part but the last one: whole blocks, and up to kStrassenRows.

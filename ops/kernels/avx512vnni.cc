@@ -29,8 +29,8 @@ struct P : Vector512, ProductX86 {
   using Quad = I;
   static Quad quad(const uint8_t* p) { return _mm512_set1_epi32(dynq::load(reinterpret_cast<const int32_t*>(p))); }
 
-  // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads whose codes
-  // are beyond the first 16 need further loads.
+  // The quads at p, p + kBytes, p + 2 * kBytes and so on. A shuffle stays within 16 bytes, so that quads with codes
+  // beyond the first 16 need further loads.
   template <int kBytes>
   static I overlapping_quads(const uint8_t* p) {
     const auto codes = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };

@@ -141,7 +141,7 @@ bool has(const char* feature) noexcept {
 }
 #endif
 
-// Best first. To add an instruction set, write files whose second lines give its compiler options (as avx2.cc; the
+// Best first. To add an instruction set, write files with its compiler options in their second lines (as avx2.cc; the
 // build reads them), declare its tables above, and add a line here: the fields of InstructionSet. The build defines
 // ORT_DYNQ_WITHOUT_<FILE> if the compiler lacks the options.
 const InstructionSet kInstructionSets[] = {

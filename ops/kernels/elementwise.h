@@ -150,7 +150,7 @@ using ConvertKernel = void (*)(const void* src, void* dst, int64_t count);
 // The elementwise kernels of one instruction set.
 struct ElementwiseKernels {
   // kRoundedQuotient: as kOnnx, but the quotient is rounded to float16 first. Only kPerRow, for safe scales and
-  // elements whose codes are not clipped; may be null. kProduct: only kPerRow.
+  // elements with codes that are not clipped; may be null. kProduct: only kPerRow.
   QuantizeKernel quantize[kArithmetics][kCodeKinds][kParameterKinds];
   DequantizeKernel dequantize[kCodeKinds][kParameterKinds];
   FakeQuantizeKernel fake_quantize[kParameterKinds];

@@ -13,11 +13,11 @@ namespace dynq {
 
 // Weights of 8 bits are [columns / 16][depth / 4][16][4]. A byte of 4-bit weights has two codes, [columns / 16][depth /
 // 8][16][4]: the low half is one of the first four k, the high half is the k four later. A byte of 2-bit weights is two
-// of these whose codes are below 4, [columns / 16][depth / 16][16][4]: the first + 4 * the second. So its bits 0 and 1,
+// of these with codes below 4, [columns / 16][depth / 16][16][4]: the first + 4 * the second. So its bits 0 and 1,
 // 4 and 5, 2 and 3, 6 and 7 are codes of four k that are four apart. Codes for AMX are in tiles, [rows / 16][depth /
 // 64][16][64].
 
-// A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kMaxTileGroup k, whose
+// A group of weights has a multiple of kGroupUnit k. Kernels on tiles take groups of up to kMaxTileGroup k: their
 // sums are exact as floats.
 constexpr int64_t kGroupUnit = 16, kMaxTileGroup = 512, kMaxSummedRows = 5;
 constexpr int64_t kMax2BitRows = 2, kMax2BitGroup = 512;  // of gemm_qb2w

@@ -37,13 +37,13 @@ struct StrassenKernels {
   // Writes row `row` of the operands of a block of `rows` rows, which has half as many. `stride` is the distance from
   // row to row of the codes.
   void (*form_codes)(const uint8_t* codes, int64_t stride, int64_t rows, int64_t depth, int64_t row, int16_t* to);
-  // As gemm_qc8w, for a block of kStrassenColumns columns and up to kStrassenRows rows, whose codes are their operands.
+  // As gemm_qc8w, for a block of kStrassenColumns columns and up to kStrassenRows rows: the codes are their operands.
   void (*gemm_qc8w)(const ProductBlock& block);
   // As form_codes, of packed weights: channels are rows. `stride` is the distance from a block of 16 channels to the
   // next.
   void (*form_channel)(const int8_t* packed, int64_t stride, int64_t channels, int64_t depth, int64_t row, int16_t* to);
   // As ProductKernels::conv, for a row of kStrassenColumns positions with quads 4 bytes apart, and up to kStrassenRows
-  // channels, whose weights are their operands.
+  // channels: the weights are their operands.
   void (*conv)(const ConvBlock& block, const int16_t* operands);
 };
 

@@ -6,7 +6,7 @@
 // codes and the transform of the weights have 36 or 6 elements, int16. The sums over the channels of their products,
 // modulo 2^32, are transformed back to the sums of the positions.
 //
-// A larger kernel is cut into pieces of 3 rows and 3 columns, whose products are added before they are transformed
+// A larger kernel is cut into pieces of 3 rows and 3 columns: their products are added before they are transformed
 // back.
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr int64_t kWinogradOut = 4, kWinogradIn = 6, kWinogradTaps = 3;
 constexpr int64_t kWinogradElements = kWinogradIn * kWinogradIn;  // at most
 // Input channels that are adjacent in the image.
 constexpr int64_t kWinogradUnit = 16;
-// Quads of input channels whose weights are transformed at once. They stay in the second-level cache.
+// Quads of input channels with weights that are transformed at once. They stay in the second-level cache.
 constexpr int64_t kWinogradQuads = 32;
 
 // Rows and columns of weights. Files of several instruction sets include the functions: they may not share one.

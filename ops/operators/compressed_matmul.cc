@@ -1,4 +1,4 @@
-// CompressedMatMul: floats times a matrix that is stored as codes of 8 or 4 bits, whose rows have a scale and a zero
+// CompressedMatMul: floats times a matrix that is stored as codes of 8 or 4 bits: its rows have a scale and a zero
 // point for each part of the columns.
 //
 // The scales vary along the sums, so each part has its own left factor, x times its scales. It becomes codes of 16 bits
@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kName = "CompressedMatMul";
 constexpr int64_t kPackedRows = 12;    // with fewer, packing takes longer than it saves
 constexpr int64_t kTaskRows = 96;      // a multiple of the rows of every kernel's tile
-constexpr int64_t kTaskColumns = 512;  // whose codes of kMaxProducts rows fit the second-level cache
+constexpr int64_t kTaskColumns = 512;  // codes of kMaxProducts rows of them fit the second-level cache
 constexpr int64_t kRowsAhead = 16;     // which are prefetched
 constexpr int64_t kLine = 64;
 constexpr int kSignOfHalves = 8;  // of codes of 4 bits

@@ -1,5 +1,5 @@
 // DynamicQuantizeLinear: ONNX's operator. DynamicQuantizeDequantizeLinear: the same, then DequantizeLinear, in one
-// pass. Both are programs whose one row is the whole tensor.
+// pass. Both are programs with the whole tensor as their one row.
 #include "core/formats.h"
 #include "core/program.h"
 #include "core/row_extremes.h"

@@ -1,7 +1,7 @@
 // QuantizedAttention: softmax(query * key^T * scale + bias) * value for each head, with products of integers.
 //
 // Each row of a head of query, key and value has a scale. The codes of softmax are multiplied by the scales of the rows
-// of value, and these weights become codes of 16 bits, in two bytes. So a key that a mask hides, whose code is 0,
+// of value, and these weights become codes of 16 bits, in two bytes. So a key that a mask hides has the code 0 and
 // changes nothing: not even a scale depends on it.
 //
 // A task computes a block of rows of query, of all heads that share a head of key: their keys are in the caches. It

@@ -26,7 +26,7 @@ constexpr int64_t kMaxParts = 64;        // of one unit
 constexpr int64_t kShortRow = 32;        // rows with fewer elements are read as columns
 constexpr int64_t kNarrowColumns = 64;   // rows with fewer columns are joined
 constexpr int64_t kJoinedColumns = 256;  // to at most this many columns
-constexpr int64_t kColumnTile = 1024;    // columns whose results stay in the first-level cache
+constexpr int64_t kColumnTile = 1024;    // columns with results that stay in the first-level cache
 
 template <Extremes kKind>
 class Reduce : public Node {

@@ -39,7 +39,7 @@ class RowProgram : public Node {
  private:
   [[noreturn]] static void fail(const std::string& message) { throw Error(std::string(kName) + ": " + message); }
 
-  // The shape of src whose last dimension is divided into blocks, if there are any.
+  // The shape of src with its last dimension divided into blocks, if there are any.
   Shape with_blocks(Shape shape, const Rows& rows) const {
     if (!rows_.has_blocks()) return shape;
     if (shape.rank == kMaxRank)

@@ -13,7 +13,7 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kScaledRows = 256;  // whose scales are computed at once
+constexpr int64_t kScaledRows = 256;  // rows with scales that are computed at once
 
 class TwoTermQuantize : public Node {
  public:
@@ -49,7 +49,7 @@ class TwoTermQuantize : public Node {
     int8_t* dst = nullptr;
     float* scales = nullptr;
     int64_t rows = 1, cols = 1;
-    int64_t line = 1;  // rows whose codes are adjacent, followed by their remainders
+    int64_t line = 1;  // rows with adjacent codes, followed by their remainders
   };
 
   struct Batch {

@@ -24,7 +24,7 @@
 namespace dynq {
 namespace {
 
-constexpr int64_t kBlock = kMaxProducts;    // weights of an output channel whose sum is exact
+constexpr int64_t kBlock = kMaxProducts;    // weights of an output channel with an exact sum
 constexpr int64_t kPanelBlocks = 2;         // that have panels at the same time
 constexpr int64_t kPanelWords = 128 << 10;  // of a tile, which stay in the second-level cache
 constexpr int64_t kPieceWords = 64 << 10;   // of the weights of a piece, which stay there, too

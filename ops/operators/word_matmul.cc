@@ -22,7 +22,7 @@ namespace dynq {
 namespace {
 
 constexpr int64_t kPanelColumns = kMaxPanelColumns;
-constexpr int64_t kPieceRows = 96, kPieceColumns = 512;  // whose words and results fit the second-level cache
+constexpr int64_t kPieceRows = 96, kPieceColumns = 512;  // their words and results fit the second-level cache
 constexpr int64_t kTaskProducts = 1 << 19;               // of the smallest task: some microseconds
 constexpr int64_t kRowsToRead = 4;                       // reading a weight takes as long as so many products
 
@@ -98,7 +98,7 @@ class WordMatMul : public Node {
            src.text() + " and bias of shape " + bias.text());
     if (!(scale == bias)) fail("column_scale has shape " + scale.text() + ", expected that of bias, " + bias.text());
     if (!find_pairs(src, stack, result, pairs))
-      fail("src has shape " + src.text() + ", expected [..., M, K] whose leading dimensions broadcast" +
+      fail("src has shape " + src.text() + ", expected [..., M, K] with leading dimensions that broadcast" +
            (stack.rank == 0 ? "" : ", for stacked weights of shape " + stack.text()));
     result.dims[result.rank++] = run.columns;
     run.rows = pairs.rows;

@@ -26,7 +26,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="leave models alone whose path or file name matches, such as 'det*.onnx'; may be repeated",
+        help="leave models alone if their path or file name matches, such as 'det*.onnx'; may be repeated",
     )
     parser.add_argument(
         "--quantize",
@@ -35,8 +35,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         const="*",
         default=[],
-        help="run float models as int8 models if these reach the limits below: all, or those whose path or file name "
-        "matches; may be repeated",
+        help="run float models as int8 models if these reach the limits below: all, or those with a path or file name "
+        "that matches; may be repeated",
     )
     parser.add_argument(
         "--min-snr",

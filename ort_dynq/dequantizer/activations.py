@@ -3,7 +3,7 @@
 QuantizeLinear | DynamicQuantizeLinear, DequantizeLinear     -> nothing, or Clip
 Round(x / s) * s and other fake quantizations of products    -> nothing
 
-quantize_static removes a Relu or a Relu6 before codes whose lowest one stands for 0: the codes are its bounds. So
+quantize_static removes a Relu or a Relu6 before codes if the lowest code stands for 0: the codes are its bounds. So
 floats are clipped there if the zero point is a constant, the lowest code.
 """
 

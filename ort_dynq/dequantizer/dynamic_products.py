@@ -1,4 +1,4 @@
-"""The rule for integer products whose activation is quantized at run time, as quantize_dynamic writes them.
+"""The rule for integer products with an activation that is quantized at run time, as quantize_dynamic writes them.
 
 DynamicQuantizeLinear, MatMulInteger, Cast, Mul, [Add bias]    -> MatMul, [Add bias]
 DynamicQuantizeLinear, ConvInteger, Cast, Mul, [Add bias]      -> Conv

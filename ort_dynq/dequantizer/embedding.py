@@ -1,4 +1,4 @@
-"""The rule for GatherBlockQuantized of com.microsoft: an embedding whose table has 8, 4 or 2 bits.
+"""The rule for GatherBlockQuantized of com.microsoft: an embedding with a table of 8, 4 or 2 bits.
 
 GatherBlockQuantized    -> Gather of floats
 """

@@ -1,4 +1,4 @@
-"""The rule for QMoE of com.microsoft: a mixture of experts whose weights have 8, 4 or 2 bits.
+"""The rule for QMoE of com.microsoft: a mixture of experts with weights of 8, 4 or 2 bits.
 
 QMoE    -> MoE of com.microsoft, with normalize_routing_weights
 

@@ -286,5 +286,5 @@ def _inserted(operand: _Operand, form: str, edit: Edit) -> ir.Value | None:
 
 
 def rule(form: str) -> Rule[_Expansion]:
-    """Returns the rule, whose weights have a form."""
+    """Returns the rule that gives weights a form."""
     return Rule("operator of codes", 10, functools.partial(_match, form=form), _build)

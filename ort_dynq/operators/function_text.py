@@ -21,8 +21,8 @@ def integer(value: int) -> str:
 def select(name: str, condition: str, then: str, otherwise: str, element: str = "float") -> str:
     """Sets `name`, a tensor of elements of type `element`, to one of two values.
 
-    The operator is If, because ONNX Runtime's Where loses the sign of -0, and because the rewriter removes an If whose
-    branch is known.
+    The operator is If, because ONNX Runtime's Where loses the sign of -0, and because the rewriter removes an If with
+    a branch that is known.
     """
 
     def branch(which: str, value: str) -> str:

@@ -7,7 +7,7 @@ from .function_text import largest
 MAX_WORD = 32512
 """The largest magnitude of a word of 16 bits."""
 BLOCK = 256
-"""The elements of a row, or the keys, whose words share a step: kMaxProducts of ops/kernels/compressed.h."""
+"""The elements of a row, or the keys, with words that share a step: kMaxProducts of ops/kernels/compressed.h."""
 _MIN_STEP = 2.0**-126
 
 

@@ -37,7 +37,7 @@ def note_on(codes: Codes, options: Options) -> str:
 
 
 def note_on_8_bits(codes: Codes | None, options: Options) -> str:
-    """Returns the remark on a layer whose weights have 8 bits where `weights` asks for other ones.
+    """Returns the remark on a layer with weights of 8 bits where `weights` asks for other ones.
 
     Args:
         codes: The activation; None for floats.

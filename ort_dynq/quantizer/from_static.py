@@ -2,7 +2,7 @@
 
 x, QuantizeLinear, DequantizeLinear    -> Clip to the range of the codes
 
-The bounds stay: ONNX Runtime's quantizer removes a Relu or Clip before a QuantizeLinear whose range does the same. The
+The bounds stay: ONNX Runtime's quantizer removes a Relu or Clip before a QuantizeLinear if its range does the same. The
 other rules then quantize the activation at run time, and find the codes of the weights.
 """
 

@@ -41,7 +41,7 @@ class Forms(NamedTuple):
     """The names of layers that have another form than the options give them (selection.py, speed.py).
 
     Attributes:
-        two_terms: Layers whose activation gets two terms, for `min_snr`.
+        two_terms: Layers with an activation that gets two terms, for `min_snr`.
         words: Layers that become products of words, for `min_snr`.
         floats: Layers that stay in float, for `min_snr`.
         slow: Layers that stay in float because integers are not faster.

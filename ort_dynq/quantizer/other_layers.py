@@ -23,7 +23,7 @@ _FIRST_TABLE, _END_OF_TABLES = 2, 5  # inputs of EmbedLayerNormalization
 
 
 def _match(node: ir.Node, context: Context, options: Options) -> None:
-    """Reports attention, and a layer whose weights are constant."""
+    """Reports attention, and a layer with constant weights."""
     if _is_attention(node) and RULE not in node.metadata_props and context.reported.get(node) is None:
         raise Unconverted(Reason.ATTENTION_OF_FLOATS)
     if _has_tables(node, options):

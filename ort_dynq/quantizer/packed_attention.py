@@ -32,7 +32,7 @@ _PAST = (4, 6)  # keys and values, and their length
 
 @dataclass(frozen=True)
 class _Parts:
-    """Attention whose weights are split.
+    """Attention with split weights.
 
     Attributes:
         x: The activation, [B, S, K].
@@ -58,7 +58,7 @@ def parts_of(node: ir.Node, context: Context, options: Options) -> _Parts:
     options.check(node)
     x, w, bias = (input_of(node, i) for i in range(3))
     if x is None or w is None or x.shape is None or len(x.shape) != len(_NAMES):
-        raise Unconverted(Reason.ATTENTION_OPERATOR, what="activation, whose shape is not known")
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="activation: its shape is not known")
     check_constant(w, context.facts)
     if bias is not None:
         check_constant(bias, context.facts)

@@ -39,11 +39,11 @@ EXACT = "ort_dynq.exact"
 
 FLOAT16_CASTS = "ort_dynq.float16_casts"
 """On a rewritten float16 model: "1" if it has the Casts of float16/casts.py. Verification then writes them into the
-original, whose values it compares."""
+original, and compares its values."""
 
 LAYOUT = "ort_dynq.layout"
 """On a rewritten model: "1" if layout.py has moved Transposes in it. Verification then moves them in the original,
-whose values it compares."""
+and compares its values."""
 
 RULE = "ort_dynq.rule"
 """On every node that a rewrite adds: the name of the rule that added it."""

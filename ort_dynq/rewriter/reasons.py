@@ -237,7 +237,7 @@ class Reason(Enum):
     ADDED_NUMBERS = (
         "the integers added to the sums are neither the same for all rows, nor known corrections of zero points"
     )
-    ADDED_NUMBERS_AUTO_PAD = "integers are added to the sums of a convolution whose pads auto_pad computes"
+    ADDED_NUMBERS_AUTO_PAD = "integers are added to the sums of a convolution, and auto_pad computes its pads"
     BIAS = "the bias is not one number for each output channel"
     BIAS_OF_CHANNELS = "the bias is not known to have one float32 number for each output channel"
     BIAS_AT_RUN_TIME = "the bias is computed at run time, and the attribute beta of the Gemm is not 1"
@@ -313,7 +313,7 @@ class Reason(Enum):
     CONV_KERNEL_SHAPE = "the attribute kernel_shape is not the shape of the weights"
     CONV_GROUP_OR_AUTO_PAD = "the attribute group or auto_pad is not valid"
     CONV_STRIDES_DILATIONS_GROUP = "the attribute strides, dilations or group is not valid"
-    CONV_PAD_AND_AUTO_PAD = "a Pad precedes a convolution whose pads auto_pad computes"
+    CONV_PAD_AND_AUTO_PAD = "a Pad precedes a convolution, and auto_pad computes its pads"
     CONV_PADS_NEGATIVE = "pads are negative"
     CONV_STRIDES_WITH_AUTO_PAD = "strides exceed the kernel's shape by more than 2, with auto_pad"
     CONV_TRANSPOSE_TOO_SMALL = (

@@ -95,7 +95,7 @@ class _Body:
     def _replaced(
         self, node: onnx.NodeProto, graph: onnx.GraphProto, kept: set[str], first_output: int = 0
     ) -> list[onnx.NodeProto]:
-        """Returns the nodes of a node's subgraph, whose outputs from `first_output` on are those of the node."""
+        """Returns the nodes of a node's subgraph; its outputs from `first_output` on are those of the node."""
         found = self.simplified(graph.node, ())
         for output, value in zip(node.output, graph.output[first_output:], strict=True):
             name = self._names.get(value.name, value.name)

@@ -166,7 +166,7 @@ class _Precision:
 class _Casts:
     """Judges the copy with Casts, and the model without them after it.
 
-    The copy is better if one of the rules converted a node of it and, in a rewrite of a model whose chains are of
+    The copy is better if one of the rules converted a node of it and, in a rewrite of a model with chains of
     float32, if more nodes are converted than without Casts. If no layer of the copy is quantized, its reasons are
     reported: without Casts, the only reason is the type.
     """

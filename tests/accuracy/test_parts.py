@@ -35,7 +35,7 @@ def branched() -> onnx.ModelProto:
 
 
 def reference(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session of all of the model, whose weights are in the protocol buffer."""
+    """A session of all of the model; its weights are in the protocol buffer."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")

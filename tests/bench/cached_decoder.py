@@ -1,4 +1,4 @@
-"""A decoder in torch whose cache of keys and values holds int8 codes with a scale for each token and head, or floats.
+"""A decoder in torch: its cache of keys and values holds int8 codes with a scale for each token and head, or floats.
 
 It is of the Llama kind: RMSNorm, rotary positions, one matrix for query, key and value. :func:`export` writes it to
 ONNX. Inputs: `tokens` int64 [1, new], and for each layer `past_key_0`, [1, heads, past, size], `past_key_scale_0`,

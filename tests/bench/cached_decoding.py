@@ -1,4 +1,4 @@
-"""Measures a decoder whose cache of keys and values holds int8 codes, beside the same decoder with a cache of floats.
+"""Measures a decoder with int8 codes in its cache of keys and values, beside the same decoder with a cache of floats.
 
 The decoder is the one of cached_decoder.py. A folder has its two models, ``float.onnx`` and ``int8.onnx``, and
 ``held_out.npy``, the bytes of text that it was not trained with. Each form runs in ONNX Runtime at its default level:
@@ -6,9 +6,9 @@ The decoder is the one of cached_decoder.py. A folder has its two models, ``floa
 * Speed: the fastest step from a context of random keys and values to the next token. A step also makes the new cache:
   the old one and the new token's part.
 * Memory: the bytes of the cache for each token.
-* Agreement with the cache of floats, on 32 prompts of 64 tokens: the share of tokens whose most probable successor is
-  the same, and the signal-to-noise ratio of the logits. The prompts are continued by the most probable token, 64 times:
-  how many tokens are the same before the first different one, in the mean.
+* Agreement with the cache of floats, on 32 prompts of 64 tokens: the share of tokens with the same
+  most probable successor, and the signal-to-noise ratio of the logits. The prompts are continued by the most
+  probable token, 64 times: how many tokens are the same before the first different one, in the mean.
 """
 
 from __future__ import annotations

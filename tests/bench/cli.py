@@ -660,7 +660,7 @@ COMMANDS = (
     ),
     Command(
         "compressed",
-        "products with codes of 8 and 4 bits whose scales vary along the sums, the same in stock ONNX Runtime, and "
+        "products with codes of 8 and 4 bits with scales that vary along the sums, the same in stock ONNX Runtime, and "
         "MatMul of float32",
         (f"{PROGRAM} compressed --rows 1,128 --sizes 1024x3072 --bits 4 --threads 1",),
         _compressed_arguments,

@@ -1,4 +1,4 @@
-"""Times products with codes whose scales vary along the sums: as rewritten, in stock ONNX Runtime, and with floats."""
+"""Times products with codes and scales that vary along the sums: rewritten, in stock ONNX Runtime, and with floats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CODES: dict[int, tuple[str, Any]] = {4: ("uint4", ml_dtypes.uint4), 8: ("uint8"
 
 @dataclass(frozen=True)
 class CompressedTiming:
-    """The timing of one product. Times are those of one of several products whose weights are not in the caches, in the
+    """The timing of one product. Times are those of one of several products with weights outside of the caches, in the
     fastest runs, in microseconds.
 
     Attributes:
@@ -63,7 +63,7 @@ def bench_compressed(
     bits: Sequence[int] = tuple(_CODES),
     track: Track = iter,
 ) -> list[CompressedTiming]:
-    """Times products whose codes, scales and zero points are inputs of the model.
+    """Times products with codes, scales and zero points as inputs of the model.
 
     Args:
         settings: How to time.

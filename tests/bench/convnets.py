@@ -4,7 +4,7 @@
   stages and a linear layer. Three more convolutions of 1x1 are in its shortcuts.
 * ppocr is a network of depthwise convolutions between two of 1x1, as the text recognizers of PP-OCR have them: a
   HardSwish after most convolutions, written as Add, Clip, Mul and Div, and before it a Mul and an Add of numbers.
-* yolo is a detector of objects in the shape of YOLOv8: stages of 3x3 convolutions with SiLU (Sigmoid and Mul), whose
+* yolo is a detector of objects in the shape of YOLOv8: stages of 3x3 convolutions with SiLU (Sigmoid and Mul): their
   blocks concatenate what each of them adds; then maps of three sizes, which exchange their channels, and a head of 3x3
   convolutions on each of them.
 * mobilenet is MobileNetV3-Large, see Howard et al. (2019), and efficientnet EfficientNet-B0, see Tan and Le (2019):
@@ -18,7 +18,7 @@ the square root of two divided by the number of inputs. The last convolution of 
 the sums of blocks stay of one size.
 
 The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run.
-conv_s8 needs a newer version, whose ConvInteger takes int8 weights; 1.24.4 does.
+conv_s8 needs a newer version: its ConvInteger takes int8 weights; 1.24.4 does.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def ppocr(form: str, *, image: int = 224, width: int = 16, seed: int = 0) -> onn
 
 
 def yolo(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx.ModelProto:
-    """Builds a detector in the shape of YOLOv8, whose size s has the width 32; see :func:`resnet`.
+    """Builds a detector in the shape of YOLOv8: size s has the width 32; see :func:`resnet`.
 
     The output y is float32 [batch, 144, cells]: 64 numbers of a box and 80 classes for each cell of the three maps. The
     image has a multiple of 32 pixels, or is cut.
@@ -108,7 +108,7 @@ def yolo(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx
 
 
 def mobilenet(form: str, *, image: int = 224, width: int = 16, seed: int = 0) -> onnx.ModelProto:
-    """Builds MobileNetV3-Large, whose first layer has 16 channels; see :func:`resnet`.
+    """Builds MobileNetV3-Large: its first layer has 16 channels; see :func:`resnet`.
 
     Raises:
         DynqError: The form does not exist.
@@ -117,7 +117,7 @@ def mobilenet(form: str, *, image: int = 224, width: int = 16, seed: int = 0) ->
 
 
 def efficientnet(form: str, *, image: int = 224, width: int = 32, seed: int = 0) -> onnx.ModelProto:
-    """Builds EfficientNet-B0, whose first layer has 32 channels; see :func:`resnet`.
+    """Builds EfficientNet-B0: its first layer has 32 channels; see :func:`resnet`.
 
     Raises:
         DynqError: The form does not exist.

@@ -351,7 +351,7 @@ class _Expected:
     """Some elements of the convolution, computed in float64.
 
     Attributes:
-        positions: Positions of the output: corners, whose patches have padding, and some others.
+        positions: Positions of the output: corners with padding in their patches, and some others.
         values: The elements there, float64 [positions, output channels].
         peak: The largest magnitude that an output is likely to have: six standard deviations.
     """

@@ -103,7 +103,7 @@ class ConvolutionBench:
     Attributes:
         timings: One per convolution and number of threads.
         means: The geometric means of their ratios.
-        notes: Forms that are not available, or whose results are wrong on this machine.
+        notes: Forms that are not available, or give wrong results on this machine.
     """
 
     timings: list[ConvolutionTiming]

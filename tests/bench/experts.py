@@ -110,7 +110,7 @@ def _of_other_tokens(contender: Contender, router: Array, scores: Array) -> Cont
 
 
 def _mixture(experts: tuple[int, int], bits: int, level: int, size: int, block_size: int) -> onnx.ModelProto:
-    """A QMoE. Scales are numbers of float16, as models have them whose weights were float16 or bfloat16."""
+    """A QMoE. Scales are numbers of float16, as in models that were float16 or bfloat16."""
     rng = np.random.default_rng(0)
     count, chosen = experts
     tensors = {}

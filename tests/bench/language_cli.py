@@ -146,7 +146,7 @@ COMMANDS = (
     ),
     Command(
         "cache",
-        "measures a small decoder whose cache of keys and values holds int8 codes, beside one with a cache of floats; "
+        "measures a small decoder with int8 codes in its cache of keys and values, beside one with a cache of floats; "
         "the first time, it trains and exports it, which needs torch and onnxscript",
         (f"{_PROGRAM} cache decoder/",),
         _cache_arguments,

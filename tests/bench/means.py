@@ -36,7 +36,7 @@ class Mean:
 
 
 def means(name: str, timings: Iterable[T], ratio: Callable[[T], float | None]) -> Iterator[Mean]:
-    """Yields the mean of a ratio for each number of threads. Timings whose ratio is None do not count."""
+    """Yields the mean of a ratio for each number of threads. Timings without a ratio do not count."""
     found: dict[int, list[float]] = {}
     for each in timings:
         if (value := ratio(each)) is not None:

@@ -110,7 +110,7 @@ class NBitsBench:
     Attributes:
         timings: One per number of rows, weights and threads.
         means: The geometric means of their ratios, for each number of rows.
-        notes: Contenders that are not available, or whose results are wrong on this machine.
+        notes: Contenders that are not available, or give wrong results on this machine.
     """
 
     timings: list[NBitsTiming]
@@ -165,7 +165,7 @@ def nbits_contenders(
         DynqError: A rewritten product does not run, or its result is wrong.
     """
     data = data_of(case, group_size)
-    # As a model has them whose weights were float16 or bfloat16.
+    # As in a model that was float16 or bfloat16.
     data = replace(data, group_scales=data.group_scales.astype(np.float16).astype(np.float32))
     bits, rng, zero_points = form.bits, np.random.default_rng(1), None
     weights = data.weights_8 if bits == 8 else data.weights_4 >> np.int8(4 - bits)

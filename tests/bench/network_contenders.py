@@ -62,7 +62,7 @@ NETWORKS = {
 
 
 def installed() -> tuple[str, ...]:
-    """Returns the names of the networks whose packages are installed."""
+    """Returns the names of the networks with installed packages."""
     found = []
     for name, network in NETWORKS.items():
         with contextlib.suppress(DynqError):

@@ -90,7 +90,7 @@ def bench_networks(
 
     Args:
         settings: How to time.
-        names: The networks: names from :data:`NETWORKS`. None for all whose packages are installed.
+        names: The networks: names from :data:`NETWORKS`. None for all with installed packages.
         forms: Forms of the networks; a network is timed in each form that it has. None for all.
         tokens: Numbers of tokens; each transformer is timed with each of them.
         sizes: The sizes of the networks.

@@ -62,7 +62,7 @@ class OperatorTiming:
 
 @dataclass(frozen=True)
 class MisalignedTiming:
-    """The timing of one operator whose output has a given alignment.
+    """The timing of one operator with an output of a given alignment.
 
     Attributes:
         operator, granularity, shape, threads, ours_ns, stock_ns, ratio: As of an :class:`OperatorTiming`.

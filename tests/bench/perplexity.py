@@ -6,7 +6,7 @@ tokens:
 * Perplexity: windows of 512 tokens slide over the text by 256. Every token is predicted once, all but the first 511
   from at least 256 tokens before it. exp(-mean(log p)), in float64.
 * Distances to the float model, and to the model with the same weights that computes with floats (MatMulNBits at
-  level 0): the share of tokens whose most probable successor is the same, and the signal-to-noise ratio of the logits.
+  level 0): the share of tokens with the same most probable successor, and the signal-to-noise ratio of the logits.
 * Generation: 64 prompts of 64 tokens are continued by the most probable token, 64 times, with cached keys and values.
   How many tokens are the same before the first different one, in the mean.
 """
@@ -68,7 +68,7 @@ class Distance:
     """How far a form is from another one.
 
     Attributes:
-        agreement: The share of tokens whose most probable successor is the same, from 0 to 1.
+        agreement: The share of tokens with the same most probable successor, from 0 to 1.
         snr_db: The signal-to-noise ratio of the logits; infinite if they are equal.
         generated: The tokens that are the same before the first different one, in the mean over the prompts.
     """

@@ -84,7 +84,7 @@ class ProductBench:
     Attributes:
         timings: One per number of rows, weights and threads.
         means: The geometric means of their ratios.
-        notes: Products that are not available, or whose results are wrong on this machine.
+        notes: Products that are not available, or give wrong results on this machine.
     """
 
     timings: list[ProductTiming]

@@ -114,7 +114,7 @@ def test_blocks_that_do_not_fit() -> None:
 
 
 def test_layout_of_llama_cpp() -> None:
-    """A float16 scale, then bytes whose low halves are the first 16 codes; codes are 8 larger."""
+    """A float16 scale, then bytes: their low halves are the first 16 codes; codes are 8 larger."""
     codes = np.random.default_rng(0).integers(-8, 8, (64, 3)).astype(np.int8)
     scales = np.random.default_rng(1).uniform(0.5, 1, (2, 3)).astype(np.float32)
     packed = llama_cpp_product.q4_0(codes, scales)

@@ -21,7 +21,7 @@ GIVEN = ("networks", "--networks", "ppocr-cls", "--forms", "quantize")
 
 
 class _Package:
-    """A package whose files are in a folder."""
+    """A package with its files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

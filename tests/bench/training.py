@@ -85,7 +85,7 @@ def train(folder: Path, *, steps: int = STEPS, track: Track = iter) -> None:
 
 
 def _import(name: str) -> Any:
-    """Imports a package that only this module needs, and whose types are not checked."""
+    """Imports a package that only this module needs; its types are not checked."""
     return importlib.import_module(name)
 
 

@@ -2,7 +2,7 @@
 
 The networks are standard ONNX of opset 20 and IR version 10, which onnxruntime 1.20.1 and newer run. A layer follows
 Vaswani et al. (2017), with the normalization after the residual sum: attention in float, then a feed-forward part with
-a Gelu as torch decomposes it. A layer has six linear layers, whose form is one of :data:`FORMS`. Query, key and value
+a Gelu as torch decomposes it. A layer has six linear layers: their form is one of :data:`FORMS`. Query, key and value
 share the quantization of their input.
 
 Weights are normal values divided by the square root of the number of inputs. One percent of the columns are four times

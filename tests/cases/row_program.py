@@ -20,7 +20,7 @@ from .rows import BLOCKS, RANGES, range_rows
 
 _LITERALS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 127.0, -128.0, 255.0, 6.0, 1e-5, 1e-45, 3.4028235e38, 1 / 3, 8388609.0]
 _CHOSEN = ("Max", "Min")
-"""Steps whose result may be either of two zeros."""
+"""Steps with either of two zeros as their result."""
 
 
 def _programs_of_step(step: str) -> str:
@@ -86,7 +86,7 @@ FINITE = (
     "codes = Clip(x, 0.0, 255.0)",
     "dst = x",
 )
-"""Programs whose reduced values may be NaN if x is not finite, and others without a rule of their own."""
+"""Programs with reduced values that may be NaN if x is not finite, and others without a rule of their own."""
 
 TAILS = (
     "dst = Clip(x, 0.0, inf)",
@@ -270,7 +270,7 @@ def quantization(rng: np.random.Generator) -> str:
 
 
 def quantized_rows(rng: np.random.Generator, shape: tuple[int, int], *, is_finite: bool = False) -> Array:
-    """Rows whose quotients are ties, or anything; some rows have zeros, subnormal, huge or not finite numbers."""
+    """Rows with quotients in ties, or anything; some rows have zeros, subnormal, huge or not finite numbers."""
     rows, cols = shape
     x = rng.integers(-254, 255, shape) / 2.0
     if not x.size:

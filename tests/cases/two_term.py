@@ -13,7 +13,7 @@ from .rows import BLOCKS, RANGES
 
 
 def two_term_row(rng: np.random.Generator, cols: int) -> Array:
-    """A row dense in ties of codes and of remainders, with special values; or a row whose scale under- or overflows."""
+    """A row dense in ties of codes and of remainders, with special values; or with a scale that under- or overflows."""
     exponent = int(rng.choice([0, -5, 9, -100, -130, -149, 119]))
     step = np.float32(2.0**exponent)
     quarters = rng.integers(-508, 509, cols).astype(np.float32) / np.float32(4)  # the remainder of n + 1/4 is 63.5

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with x.npy, model.onnx, and wrong.onnx, whose scale is one unit in the last place larger."""
+    """The working folder, with x.npy, model.onnx, and wrong.onnx: its scale is one unit in the last place larger."""
     monkeypatch.chdir(tmp_path)
     for name, factor in (("model", np.float32(0.1)), ("wrong", np.nextafter(np.float32(0.1), np.float32(1)))):
         model = helpers.parse(

@@ -166,7 +166,7 @@ def test_tokens_that_cannot_be_generated(tmp_path: Path) -> None:
 
 
 def test_a_rewritten_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is the second contender: here a copy of the original, whose size is known."""
+    """It is the second contender: here a copy of the original: its size is known."""
     genai_folders.copy_of("phi", tmp_path / "fast")
     data = run_bench_json(
         capsys, "generate", str(FOLDERS / "phi"), "--rewritten", str(tmp_path / "fast"), "--tokens", "3"

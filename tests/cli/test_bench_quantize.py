@@ -323,7 +323,7 @@ def test_errors(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFix
         (("quantize", model, "--report", "page.pdf"), "choose a name that ends with .html instead of page.pdf"),
         (("quantise", model), "there is no file quantise; did you mean `ort-dynq bench-quantize`?"),
         (("quantize", str(MODELS / "ort_dynamic" / "model.onnx")), "is quantized by quantize_dynamic"),
-        (("quantize", fixed, "--tokens", "4"), "--tokens is for a model whose first input has a dynamic sequence"),
+        (("quantize", fixed, "--tokens", "4"), "--tokens is for models with a dynamic sequence"),
         (("quantize", model, "--data", data, "--shape", "x=1x2x3"), "--data gives the values and shapes"),
         (("quantize", model, "--data", str(tmp_path / "wrong.npz")), "wrong.npz"),
         (("quantize", model, "--report", model), "is the model itself"),

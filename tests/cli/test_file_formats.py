@@ -103,7 +103,7 @@ def test_models_are_no_other_format() -> None:
         assert formats.format_of(path) == ""
 
 
-def test_a_model_whose_graph_is_first(tmp_path: Path) -> None:
+def test_a_model_with_its_graph_first(tmp_path: Path) -> None:
     model = onnx.load(ENCODER)
     graph = onnx.ModelProto(graph=model.graph).SerializeToString()
     model.ClearField("graph")

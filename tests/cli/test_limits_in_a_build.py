@@ -142,7 +142,7 @@ def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_warning_of_changed_decisions(capsys: pytest.CaptureFixture[str]) -> None:
-    """With 41 dB, rows whose two largest elements are nearly equal may change."""
+    """With 41 dB, rows may change if their two largest elements are nearly equal."""
     onnx.save(model_of("y = MatMul(x, w)", {"w": np.repeat(floats(K, K // 2), 2, axis=1)}), "float.onnx")
     data = outcome(capsys, *QUANTIZE, "--no-timing")[1]
     assert data["warning"] == ""

@@ -1,4 +1,4 @@
-"""The progress of a command whose stderr is no terminal."""
+"""The progress of a command if stderr is no terminal."""
 
 from __future__ import annotations
 

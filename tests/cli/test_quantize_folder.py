@@ -30,7 +30,7 @@ TEXT = "Pack my box with five dozen liquor jugs. " * 4
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a float32 model whose embeddings are tied, and a text."""
+    """The working folder, with a float32 model of tied embeddings, and a text."""
     monkeypatch.chdir(tmp_path)
     filled("float32", Path("float"))
     Path("text.txt").write_text(TEXT)

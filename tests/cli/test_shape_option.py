@@ -1,4 +1,4 @@
-"""Shapes on the command line: scalars, and images whose sizes a model leaves open."""
+"""Shapes on the command line: scalars, and images of sizes that a model leaves open."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_rewrite_without_verify(folder: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["rewrite", "fast.onnx", "-o", "again.onnx"]) == 0
     text = capsys.readouterr().out
     assert "nothing to rewrite: 1 ort_dynq.DynamicDequantize" in text
-    assert "before" not in text  # no table of operators, whose two columns would be equal
+    assert "before" not in text  # no table of operators: its two columns would be equal
     size = f"{(folder / 'fast.onnx').stat().st_size / 1e3:.1f} kB"
     assert text.splitlines()[-1] == f"fast.onnx {size} -> again.onnx {size}; products: 0 integer, 0 float"
 

@@ -177,7 +177,7 @@ NEAR = {
 
 @pytest.mark.parametrize("name", NEAR)
 def test_models(name: str) -> None:
-    """Stock ONNX Runtime runs the result, whose outputs are near those of the quantized model."""
+    """Stock ONNX Runtime runs the result: its outputs are near those of the quantized model."""
     result = dequantize(MODELS / name / "model.onnx")
     assert not result.report.unconverted
     for inputs, outputs in data_sets(name):

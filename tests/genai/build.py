@@ -99,7 +99,7 @@ _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer whose tokens are 254 of the 256 bytes, and two special ones."""
+    """Writes a tokenizer: its tokens are 254 of the 256 bytes, and two special ones."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCABULARY - 2]
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

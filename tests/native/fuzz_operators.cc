@@ -7,8 +7,8 @@
 //   without (-DORT_DYNQ_NO_FUZZER)     fuzz_operators SECONDS [CORPUS]: the corpus, then random bytes; each input also
 //                                      runs from several threads at once; each has more threads for parallel_for
 //
-// New operators are included automatically. Their new attributes need a line in kAttributes; inputs whose shapes have
-// special rules need a case in shape_of_input; a new step of programs needs a place in ProgramText.
+// New operators are included automatically. Their new attributes need a line in kAttributes; inputs with special rules
+// of shapes need a case in shape_of_input; a new step of programs needs a place in ProgramText.
 //
 // More than 450 lines: the generator of inputs, the comparison and the two drivers share the description of a node, and
 // nothing else uses them.
@@ -166,7 +166,7 @@ int64_t divisor_of(Bytes& bytes, int64_t length) {
   return length == 0 ? 0 : count;
 }
 
-// Makes src fit the attribute block_size of an operator whose rows may be blocks.
+// Makes src fit the attribute block_size of an operator with rows that may be blocks.
 void fit_blocks(std::vector<ort_dynq_attribute>& given, Shape& src) {
   const int64_t block = find<int64_t>(given, "block_size", 0, &ort_dynq_attribute::integer);
   if (block <= 0 || src.rank == 0) return;
@@ -194,7 +194,7 @@ void fit_row_program(std::vector<ort_dynq_attribute>& given, const Shape& src, c
   if (types.size() > 1) given.push_back({"code_type", nullptr, types[1]});
 }
 
-// A valid shape for input `index` > 0. Operators whose names have the same prefix have the same rules.
+// A valid shape for input `index` > 0. Operators have the same rules if their names have the same prefix.
 Shape shape_of_input(Bytes& bytes, const std::string& op, size_t index, const Shape& src, const Shape& scales,
                      const std::vector<ort_dynq_attribute>& given) {
   if (index > 1) return bytes.one_in(4) ? shape_of({1}) : scales;
@@ -614,7 +614,7 @@ struct Convolution {
   int64_t geometry[5][kMaxAxes] = {};
   int64_t group, outputs, quads = 1, terms;
   bool has_words;           // WordConv
-  int64_t row_weights = 0;  // of a kernel row, whose last quad is padded, if quads are along the width
+  int64_t row_weights = 0;  // of a kernel row, with padding of its last quad, if quads are along the width
 
   // Changes src, so that it fits the attributes.
   Convolution(Bytes& bytes, const std::vector<ort_dynq_attribute>& given, Shape& src, bool is_large, bool of_words)

@@ -180,7 +180,7 @@ void for_each(const Problem& problem, const Function& function) {
       function(static_cast<size_t>(row * stride + col), problem.scales[static_cast<size_t>(row)]);
 }
 
-// Changes the scales of a problem, and returns elements whose quotients are at most 1000, with ties of rounding. One
+// Changes the scales of a problem, and returns elements with quotients of at most 1000, with ties of rounding. One
 // element of each row, a float16, stands at several places: its quotient is closest to a tie of rounding to integers,
 // or to a tie of float16 beside one, so that division, product and reciprocal differ.
 std::vector<float> bounded_ties(const dynq::ElementwiseKernels& table, Random& random, Problem& problem,

@@ -28,7 +28,7 @@ constexpr ChosenKernels kChosenKernels[] = {
     {ENDS "codes = Add(Int8(Add(Round(Mul(x, s)), z)), 128.0)", true, true},
     {ENDS "dst = Mul(Sub(Clip(Add(Round(Div(x, s)), z), 0.0, 255.0), z), s)", true, true},
     {ENDS "dst = Mul(Sub(Uint8(Add(Div(x, s), z)), z), s)", true, true},
-    // QuantizeLinear, whose code of NaN is the lowest one.
+    // QuantizeLinear: its code of NaN is the lowest one.
     {ENDS "codes = Add(Int32(Clip(Div(x, s), -32768.0, 32767.0)), z)", true, true},
     {ENDS "dst = Mul(Sub(Int8(Add(Int32(Clip(Div(x, s), -32768.0, 32767.0)), z)), z), s)", true, true},
     {ENDS "codes = Add(Int32(Clip(Div(x, s), -300.0, 300.0)), z)", true, false},

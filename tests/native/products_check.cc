@@ -223,7 +223,7 @@ Problem make_long_problem(Random& random, int64_t rows, uint8_t code, int8_t wei
   return problem;
 }
 
-// 4-bit weights whose products with the highest codes are as far from 0 as they can be.
+// 4-bit weights: their products with the highest codes are as far from 0 as they can be.
 Problem make_highest_problem(Random& random, int64_t depth, int8_t weight, int32_t weight_zp) {
   Problem problem;
   problem.bits = 4;

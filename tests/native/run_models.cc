@@ -52,7 +52,7 @@ const OrtApi* api;
   std::exit(1);
 }
 
-// Calls `name` of OrtApi, whose parameters convert the arguments.
+// Calls `name` of OrtApi; its parameters convert the arguments.
 #define DEFINE_CALL(name, result, parameters)                                                \
   const auto name = [](auto... arguments) {                                                  \
     return reinterpret_cast<result(*) parameters>(api->slots[ort_slot::name])(arguments...); \

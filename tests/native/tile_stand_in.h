@@ -2,7 +2,7 @@
 // this file instead of <immintrin.h> if ORT_DYNQ_TILE_STAND_IN names it, so that its code runs on every machine.
 //
 // A program ends where a CPU would fault: a tile instruction without a configuration, an invalid configuration, a
-// product of tiles whose shapes do not fit. Intel's manual lists these conditions for each instruction.
+// product of tiles of shapes that do not fit. Intel's manual lists these conditions for each instruction.
 #pragma once
 
 #if defined(__x86_64__)

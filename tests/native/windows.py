@@ -71,7 +71,7 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def differing(a: Tensors, b: Tensors) -> int:
-    """The number of elements whose bits differ."""
+    """The number of elements with other bits."""
     if a.keys() != b.keys():
         sys.exit(f"outputs {sorted(a)}, expected {sorted(b)}")
     count = 0

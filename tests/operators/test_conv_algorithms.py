@@ -134,7 +134,7 @@ def test_rows_of_any_geometry(product_isa: str) -> None:
 
 @pytest.mark.parametrize("stride", [2, 3, 4])
 def test_strided_quads(product_isa: str, stride: int) -> None:
-    """Images whose strides leave out codes, of widths and channels around a vector and a quad."""
+    """Images with strides that leave out codes, of widths and channels around a vector and a quad."""
     rng, distinct = np.random.default_rng(2), 0
     for turn, width in enumerate((1, 2, 5, 13, 17, 33)):
         for kernel in (1, 2, stride, 5):

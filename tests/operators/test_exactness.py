@@ -64,7 +64,7 @@ PASSES = (
     Pass(0.1, 128),
     Pass(0.1, -3, "int8"),
     Pass(2.0**-7, 127, "int8"),
-    Pass(1.9999999, 255),  # the mantissa whose correctly rounded reciprocal has the largest error
+    Pass(1.9999999, 255),  # the mantissa with the largest error of its correctly rounded reciprocal
     Pass(1 / 3, 1, "int8"),
     Pass(2.0**-60 * 1.1, 7),  # the smallest scale that needs no divider, and the next smaller power
     Pass(2.0**-61 * 1.1, 7),
@@ -155,7 +155,7 @@ def ties(given: Pass) -> Array:
     """The floats halfway between two codes, one row for each pair of codes; 0 instead of those that are not finite.
 
     The arithmetic `onednn` rounds the sum of quotient and zero point to float32 before it rounds to a code. So a row
-    also has the floats whose sums are next to the tie.
+    also has the floats with sums that are next to the tie.
     """
     codes = np.iinfo(given.codes)
     sums = np.arange(codes.min - 2, codes.max + 3)[:, np.newaxis] + 0.5

@@ -67,7 +67,7 @@ def test_every_value_is_read_and_written(isa: str, half: str) -> None:
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("codes", CODES)
 def test_dequantizing_rounds_once(isa: str, half: str, codes: str) -> None:
-    """Every scale by codes whose products have ties, overflow, and are subnormal; as rows and as columns.
+    """Every scale by codes: products have ties, overflow, and are subnormal; as rows and as columns.
 
     Rows of 34 codes of 4 bits are dequantized as they are stored; their last two vectors overlap.
     """
@@ -191,7 +191,7 @@ ZERO_POINTS = (-(2**31), -16385, -16384, -300, -9, 0, 15, 300, 16384, 16385, 2**
 @pytest.mark.parametrize("codes", ["uint4", "int4"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_codes_of_4_bits_with_other_parameters(isa: str, codes: str, axis: int) -> None:
-    """Zero points beyond the codes, and scales whose reciprocals are not safe; compared with NumPy.
+    """Zero points beyond the codes, and scales without safe reciprocals; compared with NumPy.
 
     Quotients are near those of the lowest and the highest code: these codes are clipped. One scale that is not safe
     takes its block to other kernels.

@@ -411,7 +411,7 @@ def test_scalar_of_another_type(backend: str, shape: str, zps: str, output_dtype
 
 @native_only
 def test_inferred_shape_reaches_consumers(backend: str) -> None:
-    """The symbolic dimensions reach a consumer whose output shape depends on the operator's."""
+    """The symbolic dimensions reach a consumer: its output shape depends on the operator's."""
     body = """codes = ort_dynq.DynamicQuantize(src, scales)
               floats = ort_dynq.DynamicDequantize(codes, scales)
               dst = Transpose<perm = [1, 0]>(floats)"""

@@ -1,4 +1,4 @@
-"""The text of programs, and thousands of random ones, whose kernels equal their function bodies.
+"""The text of programs, and thousands of random ones: their kernels equal their function bodies.
 
 The bodies run in stock ONNX Runtime, many in one session. The data are dense in NaN, infinities, zeros of both signs,
 denormals and ties. Two results of ONNX Runtime depend on the place in a tensor, so no program has them: a reduction of
@@ -171,7 +171,7 @@ def cases_of(seeds: Iterable[int], opset: int) -> list[Case]:
 
 @pytest.mark.parametrize("opset", OPSETS)
 def test_branches_of_one_function(opset: int) -> None:
-    """All programs of a model are branches of one function, whose outputs have their types and shapes."""
+    """All programs of a model are branches of one function: its outputs have their types and shapes."""
     cases = cases_of(range(1000 * opset, 1000 * opset + 4), opset)
     for each, results, alone in zip(cases, expected(cases, opset, together=True), expected(cases, opset), strict=True):
         src = each.inputs[0]

@@ -148,7 +148,7 @@ def test_tasks(lead: Shape, stack: Shape, rows: int) -> None:
     assert_same(alone.reshape(-1, rows, 320), expected)
 
 
-BROADCAST = "expected [..., M, K] whose leading dimensions broadcast, for stacked weights of shape 3"
+BROADCAST = "expected [..., M, K] with leading dimensions that broadcast, for stacked weights of shape 3"
 EACH = "expected 1x21, one element for each group and column, for stacked weights of shape 3"
 WRONG = (
     (0, (64,), f"src has shape 64, {BROADCAST}"),

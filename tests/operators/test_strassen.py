@@ -92,7 +92,7 @@ def test_extreme_operands(strassen_isa: str, code: int, weight: int, depth: int,
 
 
 def test_threads_and_parts_change_nothing(strassen_isa: str) -> None:
-    """A session whose operands are formed in several rounds."""
+    """A session: its operands are formed in several rounds."""
     names = ("src", "scale", "zero_point", "weight", "weight_zero_point", "column_scale", "column_sum", "bias")
     types = ("uint8", "float", "uint8", "int8", "int8", "float", "int32", "float")
     heads = ", ".join(f"{type_}[] {name}" for type_, name in zip(types, names, strict=True))

@@ -153,7 +153,7 @@ def extreme_case(
 
 @pytest.mark.parametrize("kind", ["low 0", "low 255", "high 0", "high 255", "random", "checkered", "some"])
 def test_sums_at_their_limit(winograd_isa: str, kind: str) -> None:
-    """Numbers of input channels around those whose sums fit: without the test of the sum, some are wrong."""
+    """Numbers of input channels around those with sums that fit: without the test of the sum, some are wrong."""
     for channels in (16, SAFE_INPUTS, SAFE_INPUTS + 1, 260, 520):
         for zero_point in (0, 255):
             check(winograd_isa, *extreme_case(channels, kind, zero_point))

@@ -63,7 +63,7 @@ def defined(case: Case) -> Array:
 
 
 def tied(rng: np.random.Generator, case: Case) -> Case:
-    """Numbers whose steps are powers of two, so that half of the quotients are ties, and their float neighbours."""
+    """Numbers with powers of two as steps, so that half of the quotients are ties, and their float neighbours."""
     src = case.inputs[0]
     x = rng.integers(-MAX_SRC_WORD * 2, MAX_SRC_WORD * 2 + 1, src.shape).astype(np.float32) / 2
     x = np.where(rng.random(x.shape) < 0.3, np.nextafter(x, rng.choice(np.float32([-np.inf, np.inf]), x.shape)), x)

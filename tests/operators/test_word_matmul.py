@@ -32,7 +32,7 @@ def defined(src: Array, words: Array, scale: Array, bias: Array) -> Array:
 
 
 def tied(rng: np.random.Generator, shape: Shape) -> Array:
-    """Numbers whose steps are powers of two, so that half of the quotients are ties, and their float neighbours."""
+    """Numbers with powers of two as steps, so that half of the quotients are ties, and their float neighbours."""
     x = rng.integers(-MAX_SRC_WORD * 2, MAX_SRC_WORD * 2 + 1, shape).astype(np.float32) / 2
     x[..., ::BLOCK] = MAX_SRC_WORD
     x *= np.float32(2.0) ** rng.integers(-3, 4, (*shape[:-1], 1)).astype(np.float32)
@@ -106,7 +106,7 @@ def test_words_beyond_their_range_are_an_error(backend: Backend, is_constant: bo
 
 @pytest.mark.parametrize("rank", [14, 15, 16])
 def test_a_rank_that_leaves_no_room_for_packed_weights(rank: int) -> None:
-    """A weight whose last dimensions are cut off must not pass."""
+    """A weight without its last dimensions must not pass."""
     whole = (*[1] * (rank - 1), 1, 1, 32, 2)
     src, weight = np.zeros((*[1] * min(rank + 1, 15), 2), np.float32), np.zeros(whole[:16], np.int16)
     with pytest.raises(DynqError, match=f"WordMatMul: bias has rank {rank}, expected at most 13"):

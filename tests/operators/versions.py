@@ -50,7 +50,7 @@ def _signature(operator: Operator) -> dict[str, Any]:
 
 
 def _text(value: str | int | tuple[int, ...]) -> str:
-    return str(int(value) if isinstance(value, int) else value)  # the number of an encoding, whose name may change
+    return str(int(value) if isinstance(value, int) else value)  # the number of an encoding; its name may change
 
 
 def recorded() -> dict[str, Any]:

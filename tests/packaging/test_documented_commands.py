@@ -62,7 +62,7 @@ def prepare(command: list[str]) -> None:
 
 
 def write(folder: Path, text: str, is_encoder: bool) -> None:
-    """Writes models, and data for their input: of an encoder, or of a product whose input has the shape of the text."""
+    """Writes models, and data for their input: of an encoder, or of a product with an input of the text's shape."""
     folder.mkdir()
     name, _, sizes = text.partition("=")
     shape = [int(size) for size in sizes.split("x")]

@@ -117,7 +117,7 @@ def test_size(build: Path) -> None:
     library = build / "libort_dynq.so"
     assert ".symtab" not in run("readelf", "-SW", library)  # stripped
     # 1010 kB of elementwise kernels for three instruction sets, 70 of them for float16 and 150 for codes of 4 bits;
-    # products and convolutions for each of five, up to 115 kB, 20 of them for weights whose sums are not stored; 65 kB
+    # products and convolutions for each of five, up to 115 kB, 20 of them for weights without stored sums; 65 kB
     # of Winograd's algorithm in two forms; 230 kB of programs and attention, 30 of them for each instruction set; 35
     # for ranges and scales of many rows at once; 40 of Strassen's algorithm; 45 for whole passes of programs; 10 of
     # products of 4 bits with any zero points.

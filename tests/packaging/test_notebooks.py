@@ -1,4 +1,4 @@
-"""The notebooks of the documentation: valid files with outputs, whose cells run and print what was saved."""
+"""The notebooks of the documentation: valid files with outputs; their cells run and print what was saved."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MODEL = ROOT / "models" / "torchao_8da8w" / "model.onnx"
 
 
 def test_only_one_header_has_extensions_of_compilers() -> None:
-    """MSVC compiles every other file, except for instruction sets whose options CMakeLists.txt does not translate."""
+    """MSVC compiles every other file, but for instruction sets with options that it does not know."""
     msvc_knows = re.compile(r"// Compiler options for x86_64:( -m(avx\w*|fma|f16c|prefer-vector-width=\d+))*$", re.M)
     extension = re.compile(r"__builtin_\w+|__attribute__|\basm\b|__asm__|__extension__|\b__int128\b|\b__declspec\b")
     found, read = {}, 0

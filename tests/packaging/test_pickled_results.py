@@ -78,7 +78,7 @@ def test_results(kind: str, tmp_path: Path) -> None:
     result = RESULTS[kind]()
     for copied in (way(result) for way in WAYS.values()):
         assert type(copied) is type(result)
-        if isinstance(result, Shown):  # others have sets, whose order depends on the process
+        if isinstance(result, Shown):  # others have sets: their order depends on the process
             assert repr(copied) == repr(result)
         for form in ("to_dict", "to_proto"):
             if hasattr(result, form):

@@ -96,7 +96,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*.onnx")):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of rewritten models without sums and functions of ONNX Runtime, whose bits depend on the CPU."""
+    """A folder of rewritten models without sums and functions of ONNX Runtime that have other bits on other CPUs."""
     folder = tmp_path_factory.mktemp("models")
     for name in FOLDERS:
         content = rewritten(name)[1]
@@ -124,7 +124,7 @@ def outputs_of(models: Path, *python: str) -> dict[str, str]:
 
 
 def printed(code: str, *arguments: str, python: tuple[str, ...]) -> str:
-    """What a program prints that runs in another Python, whose working folder is not that of the sources."""
+    """What a program prints that runs in another Python; its working folder is not that of the sources."""
     # It may name kernels that an emulated CPU cannot run.
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     command = [*python, "-c", code, *arguments]

@@ -167,7 +167,7 @@ def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
     require("g++", "g++")
     parts, isas = kernel_files("x86_64", r"\w+Kernels"), tuple(kernels.supported_isas())
     checks, flags = ("programs_check", "compressed_check", "attention_check"), ["-DORT_DYNQ_X86"]
-    if "avx512vnni" in isas and "amx" not in isas:  # dispatch.cc selects AMX, whose machine code is emulated
+    if "avx512vnni" in isas and "amx" not in isas:  # dispatch.cc selects AMX: its machine code is emulated
         isas = ("amx", *isas)
         flags += [TILE_STAND_IN, "-DORT_DYNQ_AMX_EMULATED"]
         parts = [(path, (*options, "-UORT_DYNQ_TILE_STAND_IN")) for path, options in parts]
@@ -248,7 +248,7 @@ def test_a_contraction_is_found(tmp_path: Path) -> None:
 
 
 def test_every_kernel_of_a_table_is_checked() -> None:
-    """A new one needs a check in tests/native/, or an operator whose function test_functions.py compares with it."""
+    """A new one needs a check in tests/native/, or an operator: test_functions.py compares its function with it."""
     by_operators = {"softmax": "QuantizedAttention"}
     checks = "".join(path.read_text() for path in (ROOT / "tests" / "native").glob("*_check.*"))
     found = set()

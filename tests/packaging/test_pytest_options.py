@@ -35,7 +35,7 @@ def test_of_all_floats():
 
 
 def run(folder: Path, without: str, *options: str) -> tuple[int, str]:
-    """Runs pytest on SUITE, whose tests skip the instruction set `without`."""
+    """Runs pytest on SUITE; its tests skip the instruction set `without`."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_suite.py").write_text(SUITE.format(without=without))
     (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")

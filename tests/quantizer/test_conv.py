@@ -221,7 +221,7 @@ def test_a_normalization_without_finite_factors_stays(changes: dict[str, float])
     assert result.report.after["BatchNormalization"] == 1
 
 
-def test_a_normalization_whose_epsilon_the_caller_gives_stays() -> None:
+def test_a_normalization_with_the_epsilon_of_the_caller_stays() -> None:
     model = _normalized()
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
     nodes[1].attribute.add(name="epsilon", ref_attr_name="epsilon", type=onnx.AttributeProto.FLOAT)

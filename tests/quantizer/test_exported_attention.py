@@ -1,6 +1,6 @@
 """Attention as torch's exporters write it, for architectures of transformers and spellings of tutorials.
 
-models/export_attention.py wrote the models. Each has one layer; every attention becomes QuantizedAttention, whose codes
+models/export_attention.py wrote the models. Each has one layer; every attention becomes QuantizedAttention: its codes
 of 8 bits keep 35 dB of what floats give. The bits are those of the functions in ONNX Runtime without optimizations.
 """
 
@@ -76,7 +76,7 @@ def test_attention_becomes_integer(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAST)
 def test_past_keys(name: str) -> None:
-    """A decoder whose past keys are inputs: few tokens have the bits of attention of floats, many are near them."""
+    """A decoder with past keys as inputs: few tokens have the bits of attention of floats, many are near them."""
     model = onnx.load(FOLDER / f"{name}.onnx")
     quantized = ort_dynq.quantize(model).to_proto()
     floats = ort_dynq.quantize(model, attention="float").to_proto()

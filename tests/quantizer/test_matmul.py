@@ -99,7 +99,7 @@ def test_gemm(attributes: dict[str, float], bias: np.ndarray | None) -> None:
 def along(
     axes: tuple[int, ...], array: np.ndarray, at: int, quantized: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """An array whose elements along some axes, as rows (-1) or columns (0) of a matrix, are quantized together."""
+    """An array: elements along some axes, as rows (-1) or columns (0) of a matrix, are quantized together."""
     others = [axis for axis in range(array.ndim) if axis not in axes]
     order = [*axes, *others] if at == 0 else [*others, *axes]
     moved = array.transpose(order)

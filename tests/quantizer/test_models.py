@@ -290,7 +290,7 @@ def test_from_dynamic(tmp_path: Path, per_channel: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_more_accurate_than_quantize_dynamic(tmp_path: Path) -> None:
-    """A feed-forward block whose tokens differ in magnitude, as tokens of transformers do; on three inputs each."""
+    """A feed-forward block of tokens that differ in magnitude, as tokens of transformers do; on three inputs each."""
     nodes = [
         helper.make_node("MatMul", ["x", "up"], ["p"]),
         helper.make_node("Add", ["p", "bias"], ["q"]),

@@ -17,7 +17,7 @@ LENGTHS = np.array([TOKENS, 23], np.int32)
 
 
 def model_of(body: str, inputs: str = "", outputs: str = "", opset: int = 17, **weights: Array) -> onnx.ModelProto:
-    """A model of x, float32 [B, S, WIDTH], whose weights have numbers around 0."""
+    """A model of x, float32 [B, S, WIDTH]; its weights have numbers around 0."""
     model = onnx.parser.parse_model(
         f"""<ir_version: {8 if opset < 21 else 10}, opset_import: ["": {opset}, "com.microsoft": 1]>
         g (float[B, S, {WIDTH}] x{inputs}) => (float[B, S, {WIDTH}] y{outputs}) {{ {body} }}"""
@@ -71,7 +71,7 @@ GROUPS = {
 @pytest.mark.parametrize("form", GROUPS)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_group_query_attention(form: str, is_packed: bool) -> None:
-    """A prompt, whose second sample has padding at its end. Rotated keys and the values are outputs, too."""
+    """A prompt; its second sample has padding at its end. Rotated keys and the values are outputs, too."""
     operands, rotary = ("a, , " if is_packed else "q, k, v"), ", cos, sin" if "rotated" in form else ""
     weights = {"w_a": random(WIDTH, WIDTH + 2 * NARROW)} if is_packed else {}
     for name in "" if is_packed else "qkv":

@@ -100,7 +100,7 @@ def test_limits_become_stricter_for_data_that_were_kept_back() -> None:
 
 
 def two_terms_of(result: Result) -> list[str]:
-    """The layers whose product has two terms."""
+    """The layers with a product of two terms."""
     terms = {each.name: {a.name: a.i for a in each.attribute}.get("terms", 1) for each in result.to_proto().graph.node}
     return [name for name, count in terms.items() if count == 2]
 
@@ -394,7 +394,7 @@ def test_recurrent_layers_are_the_most_expensive_in_float() -> None:
 
 
 def test_measured_times_decide() -> None:
-    """Of equal layers, that is the first whose better form takes the least time. A faster form costs nothing."""
+    """Of equal layers, that is the first with a better form of the least time. A faster form costs nothing."""
     layers = [LayerAccuracy(name, "QuantizedMatMul", 30, 30, multiplications=10**6) for name in "abc"]
     better = {"two terms": {each.name: replace(each, output_snr_db=60, terms=2) for each in layers}}
     times = {

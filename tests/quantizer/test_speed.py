@@ -155,7 +155,7 @@ def test_nothing_is_timed_without_layers(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_weights_that_are_no_initializers() -> None:
-    """Constants have shapes; layers whose weights nodes compute are kinds of their own."""
+    """Constants have shapes; layers with weights that nodes compute are kinds of their own."""
     model = model_of()
     weights = {each.name: each for each in model.graph.initializer}
     del model.graph.initializer[:]

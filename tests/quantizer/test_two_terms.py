@@ -105,7 +105,7 @@ def test_activations_are_shared() -> None:
 
 
 def images_by_definition(x: Array) -> Array:
-    """An activation of a convolution, whose samples have one scale each, by :func:`by_definition`."""
+    """An activation of a convolution with one scale for each sample, by :func:`by_definition`."""
     return by_definition(x.reshape(len(x), -1)).reshape(x.shape)
 
 
@@ -138,7 +138,7 @@ def test_definition_of_convolutions(name: str) -> None:
     dequantized = np.moveaxis(
         weights_by_definition(of_channel.reshape(-1, 24)).reshape(of_channel.shape), -1, output_channel
     )
-    wide = copy.deepcopy(model)  # in float64, whose sums have no errors to speak of
+    wide = copy.deepcopy(model)  # in float64: its sums have no errors to speak of
     for value in (*wide.graph.input, *wide.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     del wide.graph.initializer[:]

@@ -111,11 +111,11 @@ CASES["float16 operand"] = f"h16 = Cast<to = 1>(half) {CODES.replace('(w', '(h16
 
 
 def model_of(nodes: str, place: str = "main", *, is_input: bool = False) -> onnx.ModelProto:
-    """Returns a model whose output depends on the input x and on the result t of nodes.
+    """Returns a model with an output that depends on the input x and on the result t of nodes.
 
     Args:
         nodes: The nodes.
-        place: Where they are: "main", "branch" of an If, or a "function" whose parameters are the constants.
+        place: Where they are: "main", "branch" of an If, or a "function" with the constants as parameters.
         is_input: Whether the first constant is also an input of the model.
     """
     model = parse(f"{nodes} tf = Cast<to = 1>(t) y = Mul(x, tf)", inputs="float[1] x")
@@ -180,7 +180,7 @@ WEIGHTS = {
 
 
 def product(weights: str) -> onnx.ModelProto:
-    """Returns a linear layer whose weights wf are computed from the initializer w."""
+    """Returns a linear layer that computes its weights wf from the initializer w."""
     model = parse(
         f"{weights} wy2 = Transpose<perm = [1, 0]>(wf) {X} c = Clip(r, low, high) f = Mul(c, s) y = MatMul(f, wy2)",
         inputs="float[N, 48] x",

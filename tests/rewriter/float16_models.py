@@ -56,7 +56,7 @@ def model_of(
 
 
 def rows(count: int = 64, length: int = 257) -> Array:
-    """Rows whose quotients are ties, and neighbors of ties that float16 rounds to ties; rows of special values."""
+    """Rows with quotients that are ties, and neighbors of ties that float16 rounds to ties; rows of special values."""
     rng = np.random.default_rng(0)
     x = (rng.integers(-254, 255, (count, length)) / 2).astype(np.float16)
     x += (rng.random(x.shape) < 0.5) * np.spacing(x) * rng.choice(np.float16([-1, 1]), x.shape)

@@ -455,7 +455,7 @@ class Writer:
         self._lines: list[str] = []
 
     def text(self, result: str) -> str:
-        """The nodes, whose last one is y."""
+        """The nodes; the last one is y."""
         return "\n".join([*self._lines, f"y = Identity({result})"])
 
     def node(self, operator: str, *operands: str) -> str:

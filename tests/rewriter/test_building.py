@@ -30,7 +30,7 @@ def test_outputs(nodes: str, outputs: str, of_program: str) -> None:
 
 
 def test_an_input_that_is_computed_late() -> None:
-    """One operator stands at one place: nodes whose results are read before its inputs are known stay."""
+    """One operator stands at one place: nodes with results that are read before its inputs are known stay."""
     body = f"""h = Relu(x) t = Exp(h) u = Mul(t, h) {CODES} f = Mul(c, s) g = Softmax(f) k = Exp(g) z = Exp(u)
         v = Add(f, k) y = Mul(v, z)"""
     converted(parse(body), {"x": rows((9, 33)) * F(1e-3)})

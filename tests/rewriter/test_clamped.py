@@ -59,7 +59,7 @@ INFINITE = {
 
 @pytest.mark.parametrize("form", INFINITE)
 def test_a_range_that_only_its_clip_makes_finite(form: str) -> None:
-    """A finite row, even one whose variance is infinite, has codes of 0; that of an infinite x need not be finite."""
+    """A finite row, even one of infinite variance, has codes of 0; that of an infinite x need not be finite."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(1, 8, len(CONSTANTS["w"]))).astype(np.float32)
     x[0, 1] *= np.float32(1e20)

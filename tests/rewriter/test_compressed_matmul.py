@@ -1,4 +1,4 @@
-"""Products with matrices whose scales vary along the sums."""
+"""Products with matrices with scales that vary along the sums."""
 
 from __future__ import annotations
 

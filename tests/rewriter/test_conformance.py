@@ -37,12 +37,12 @@ from ort_dynq.rewriter.normal_form import with_branches_taken
 from ort_dynq.rewriter.products import dequantized_rows
 from ort_dynq.runtime import version
 
-# Fake quantizations whose codes an integer product can use: they then only quantize.
+# Fake quantizations with codes that an integer product can use: they then only quantize.
 FAKES = {
     "ort_dynq.DynamicFakeQuantize",
     "ort_dynq.DynamicQuantizeDequantizeLinear",
 }
-# Models whose chains stay where ONNX Runtime adds and multiplies in float16, so that they are not float32 chains.
+# Models with chains that stay where ONNX Runtime adds and multiplies in float16, so that they are not float32 chains.
 EXPECTED_WITH_FLOAT16: dict[str, dict[str, int]] = {
     "ort_half_optimized": {},
     "ort_half_token": {},
@@ -79,7 +79,7 @@ OF_1_32 = (
     *("ort_dynamic_llama", "padded_images", "shared_scales", "embedding_of_codes", "masked_codes", "positions"),
     *("relative_bounds", "rounded_by_arithmetic", "scaled_sums", "shared_exponents", "hqq_weights"),
 )
-# Models whose operators take float16 or 4-bit codes, which onnxruntime-extensions does not carry.
+# Models with operators of float16 or 4-bit codes, which onnxruntime-extensions does not carry.
 NOT_FOR_EXTENSIONS = {
     *(name for name in COMPRESSED if name.endswith(("_half", "4_bits", "mlp"))),
     *("ort_half_optimized", "ort_half_token", "token_float16_glue", "torchao_half"),

@@ -16,7 +16,7 @@ from ort_dynq.rewriter import rewrite
 
 @pytest.mark.parametrize("nodes", [CASES["range"], CASES["row program"]])
 def test_calls_with_and_without_constants(nodes: str, tmp_path: Path) -> None:
-    """Only the call stays whose nodes ONNX Runtime folds."""
+    """Only the call stays that has nodes which ONNX Runtime folds."""
     model = model_of(nodes, "function")
     call = model.graph.node[0]
     other = helper.make_node("f", ["x2", *call.input[1:]], ["other"], domain="local")

@@ -20,7 +20,7 @@ W = f"float[33, 4] w = {{127, {WEIGHTS}}}"
 def if_(
     body: str, *, otherwise: str = "other = Identity(x)", constants: str = CONSTANTS, type_: str = "float[P, Q]"
 ) -> str:
-    """The body of a function: an If whose branch computes `inner` and has the constants as its initializers."""
+    """The body of a function: an If with a branch that computes `inner` and has the constants as its initializers."""
     return f"""{YES} y = If(yes) <
         then_branch = t () => ({type_} inner) <{constants}> {{ {body} }},
         else_branch = e () => ({type_} other) <{constants}> {{ {otherwise} }}>"""
@@ -42,7 +42,7 @@ BODIES = {
 def model_of(
     body: str, calls: str = "y = own.f(x)", *, parameters: str = "x", graph: str = "float[9, 33] x", opset: int = 18
 ) -> onnx.ModelProto:
-    """A model that calls own.f, whose body imports version `opset` of the standard operators."""
+    """A model that calls own.f; its body imports version `opset` of the standard operators."""
     outputs = ", ".join(f"float[M{i}, N{i}] {part.split(' =')[0]}" for i, part in enumerate(calls.split("; ")))
     model = onnx.parser.parse_model(f"""
         <ir_version: 10, opset_import: ["": 18, "own": 1]> g ({graph}) => ({outputs}) {{ {calls.replace(";", "")} }}
@@ -131,7 +131,7 @@ def test_weights_that_two_branches_share() -> None:
 
 
 def nested(count: int, *, callers_first: bool) -> onnx.ModelProto:
-    """A model whose functions f0 to f<count - 1> each call the next one; the last one has a chain."""
+    """A model with functions f0 to f<count - 1> that each call the next one; the last one has a chain."""
     last = chain("x", "y").replace("s = Div(m, c127)", "s0 = Div(m, c127) s = Mul(s0, gain)")
     texts = [f"f{i} (x, gain) => (y) {{ n = Neg(x) y = own.f{i + 1}(n, gain) }}" for i in range(count - 1)]
     constants = "one = Constant<value_ints = [-1]>()" + "".join(

@@ -24,7 +24,7 @@ OF_UNSIGNED = "p = MatMulInteger(q, wu)\n"
 COLUMNS = "cs = Mul(za, sums)\n"
 AT_RUN_TIME = "w32 = Cast<to = 6>(wq)\n sums_r = ReduceSum<keepdims = 0>(w32, first)\n cs = Mul(sums_r, za)\n"
 ROWS = "q32 = Cast<to = 6>(q)\n rs = ReduceSum<keepdims = 1>(q32, last)\n rz = Mul(rs, zb)\n"
-# Sums whose only run-time numbers are the zero points of rows, and the sums of rows of codes.
+# Sums with no run-time numbers but the zero points of rows, and the sums of rows of codes.
 ZERO_POINTS = {
     "columns": PRODUCT + COLUMNS + "i = Sub(p, cs)\n",
     "columns, summed at run time": PRODUCT + AT_RUN_TIME + "i = Sub(p, cs)\n",
@@ -154,7 +154,7 @@ def test_matmul_of_wide_integers(dtype: int, bias: str, fits: bool) -> None:
 
 @pytest.mark.parametrize("bias", ["", "i = Add(p, b)\n"])
 def test_products_that_onnxruntime_does_not_fuse(bias: str) -> None:
-    """DynamicQuantizeLinear before a MatMulInteger whose sums are changed before they are scaled: not kept."""
+    """DynamicQuantizeLinear before a MatMulInteger, and its sums are changed before they are scaled: not kept."""
     body = "q, s, z = DynamicQuantizeLinear(x)\n p = MatMulInteger(q, wq, z)\n" + (bias or "i = Identity(p)\n") + TAIL
     model = model_of(body, CONSTANTS, inputs=f"float[M, {K}] x")
     x = np.random.default_rng(0).normal(0, 1, (7, K)).astype(F)

@@ -1,4 +1,4 @@
-"""Products whose activation has its inner dimension elsewhere: convolutions of 1x1, and weights as the first factor."""
+"""Products with another place of the inner dimension: convolutions of 1x1, and weights as the first factor."""
 
 from __future__ import annotations
 

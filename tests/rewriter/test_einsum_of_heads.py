@@ -22,7 +22,7 @@ F = np.float32
     ],
 )
 def test_einsum_of_heads(equation: str, shape: str, weights: tuple[int, ...]) -> None:
-    """One scale for each token, whose heads are several dimensions, as in Keras."""
+    """One scale for each token; its heads are several dimensions, as in Keras."""
     letters = equation.replace("...", "bt")
     heads = len(letters.split(",")[0]) - 2
     axes = np.arange(2, 2 + heads)

@@ -56,7 +56,7 @@ def test_the_sum_is_the_rounded_value_of_float16() -> None:
         np.testing.assert_array_equal(x + (each - x), each)
 
 
-MASKED = (  # a scale whose zeros become 1, and a mask that is reshaped as it is
+MASKED = (  # a scale with zeros that become 1, and a mask that is reshaped as it is
     "ms = Div(m, c127) l = Squeeze(ms, one) k = Squeeze({}, one) z = Equal(k, none) zu = Unsqueeze(z, one)"
     " lu = Unsqueeze(l, one) t = Where(zu, unit, lu) p = Div(x, t) e = Round(p) c = Clip(e, low, high)"
     " f = Mul(c, t) d = Sub(f, x) v = Add(x, d)"

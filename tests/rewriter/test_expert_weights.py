@@ -39,7 +39,7 @@ def test_sums_that_may_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def square(nodes: int, parts: Callable[[int], Sequence[str]]) -> onnx.ModelProto:
-    """A model of several QMoE whose weights are square: `parts` names those of a node."""
+    """A model of several QMoE with square weights: `parts` names those of a node."""
     rng = np.random.default_rng(0)
     names = sorted({name for node in range(nodes) for name in parts(node) if name})
     given = {"k": 2, "activation_type": "silu", "expert_weight_bits": 8, "block_size": 32}

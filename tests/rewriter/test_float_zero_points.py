@@ -1,4 +1,4 @@
-"""Weights whose zero points are no codes, as HQQ has them: their grid is found, and products have their sums."""
+"""Weights with zero points that are no codes, as HQQ has them: their grid is found, and products have their sums."""
 
 from __future__ import annotations
 

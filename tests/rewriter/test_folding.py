@@ -51,7 +51,7 @@ def test_an_initializer_that_is_an_input_is_not_constant(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["range", "row program"])
 @pytest.mark.parametrize("more", ["", MORE])
-def test_models_whose_initializers_are_all_inputs(rule: str, more: str, tmp_path: Path) -> None:
+def test_models_with_all_initializers_as_inputs(rule: str, more: str, tmp_path: Path) -> None:
     """Before version 4 of the format they had to be, and could not be overridden."""
     model = model_of(CASES[rule] + more)
     model.ir_version = 3

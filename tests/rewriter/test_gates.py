@@ -99,7 +99,7 @@ def feeds(channels: int = C) -> dict[str, Array]:
 
 
 def check(model: onnx.ModelProto, channels: int = C) -> None:
-    """Both results differ by some roundings of sums whose numbers are of the size 1."""
+    """Both results differ by some roundings of sums of numbers of the size 1."""
     given = {each.name: feeds(channels)[each.name] for each in model.graph.input}
     expected = stock_session(model).run(None, given)[0]
     converted = rewrite(model, fuse=True).to_proto()

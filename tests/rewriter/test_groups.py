@@ -1,4 +1,4 @@
-"""Matrix products whose weights or activations have one scale for each group of adjacent k.
+"""Matrix products of weights or activations with one scale for each group of adjacent k.
 
 The results are compared with float64 as in product_models.py. Kernels and function body must agree bit for bit.
 """

@@ -46,7 +46,7 @@ def test_near_misses(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(("limit", "expected"), [(0.1, ["QuantizedMatMul"]), (5, [])])
 def test_a_reciprocal_that_is_1_below_a_limit(limit: float, expected: list[str]) -> None:
-    """Codes of rows whose scale is not larger than 5 are numbers of up to 635."""
+    """Codes of rows with a scale of at most 5 are numbers of up to 635."""
     constants = forms.CONSTANTS | {"limit": np.float32(limit), "unit": np.float32(1)}
     body = forms.RANGE + "s = Div(m, c127) g = Greater(s, limit) j = Reciprocal(s) i = Where(g, j, unit) t = Mul(x, i)"
     model = model_of(f"{body} c = Round(t) y0 = Mul(c, s) {forms.PRODUCT}", constants, inputs=forms.INPUTS)

@@ -1,4 +1,4 @@
-"""An If whose condition is a constant is replaced by its branch, as ONNX Runtime does when it opens a model."""
+"""An If with a constant condition is replaced by its branch, as ONNX Runtime does when it opens a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 def in_branch(model: onnx.ModelProto, *, condition: bool) -> onnx.ModelProto:
-    """A model whose graph is a branch of an If; the other branch computes the same and runs never."""
+    """A model with its graph as a branch of an If; the other branch computes the same and runs never."""
     changed = copy.deepcopy(model)
     names = [each.name for each in model.graph.output]
     graph = onnx.GraphProto(name="branch", node=model.graph.node, output=model.graph.output)

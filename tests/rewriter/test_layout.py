@@ -1,4 +1,4 @@
-"""Networks whose images have the channels last: which Transposes around convolutions disappear, and which ones stay.
+"""Networks of images with the channels last: which Transposes around convolutions disappear, and which ones stay.
 
 The results equal those of the original in ONNX Runtime with optimizations off, bit for bit, with the plugin and without
 it. "conv x a" stands for a Transpose, the quantization of x, an integer convolution, its scales, and a Transpose.
@@ -93,7 +93,7 @@ NETWORKS = {
         "conv x a r = Relu(a) conv r c s = Add(c, r) u = Relu(s) conv u d t2 = Add(u, d) y = Relu(t2)",
         2,
     ),
-    "a residual of the input, whose Transpose is there": ("conv x a h = Add(x, a) r = Relu(h) conv r c y = Relu(c)", 2),
+    "a residual of the input with its Transpose": ("conv x a h = Add(x, a) r = Relu(h) conv r c y = Relu(c)", 2),
     "gates": (
         "conv x a e = Sigmoid(a) s = Mul(a, e) p = ReduceMax<keepdims = 1>(s, middle) conv p c g = Sigmoid(c) "
         "u = Mul(s, g) conv u d y = Tanh(d)",
@@ -139,7 +139,7 @@ KEPT = {
     "another node reads the layout of the model": "conv x a r = Relu(a) h = Softplus(a) y = Add(r, h)",
     "an output of the model": "conv x a r = Relu(a) y = Softplus(r)",
     "an operand without Transposes": "conv x a h = Softplus(x) r = Mul(a, h) y = Softplus(r)",
-    "a function whose bits depend on the place": f"conv x a h = Elu(a) y = Transpose<perm = {FIRST}>(h)",
+    "a function with bits that depend on the place": f"conv x a h = Elu(a) y = Transpose<perm = {FIRST}>(h)",
     "a subgraph": (
         f"conv x a {YES} y = If(yes) "
         "<then_branch = t () => (float[] p) { p = Relu(a) }, "

@@ -23,7 +23,7 @@ CONSTANTS: dict[str, Array] = {
 
 
 def _model(factors: int) -> onnx.ModelProto:
-    """Returns unclipped codes whose scale is the range times as many factors, which cancel out."""
+    """Returns unclipped codes with the range times as many factors as the scale; they cancel out."""
     scale = " ".join(f"s{i + 1} = Mul(s{i}, {('half', 'two')[i % 2]})" for i in range(factors))
     body = (
         f"a = Abs(x) m = ReduceMax<keepdims = 1>(a, one) b = Max(m, eps) s0 = Div(b, c127) {scale} "

@@ -30,7 +30,7 @@ STEPS: dict[Callable[[onnx.ModelProto], Result], str] = {
 }
 STATE, MATRIX = f"float[m, {SIZE}]", f"float[{SIZE}, {SIZE}]"
 
-# Loops whose bodies read the weights from the graph around them. @w stands for a step with the weights w.
+# Loops with bodies that read the weights from the graph around them. @w stands for a step with the weights w.
 LOOP = f"""y = Loop(n, yes, x) <body = b (int64 i, bool go, {STATE} s) => (bool goes, {STATE} next)
     {{ goes = Identity(go) @w }}>"""
 SCAN = f"""y, each = Scan<num_scan_inputs = 1, body = b ({STATE} s, {STATE} z) => ({STATE} t, {STATE} same)
@@ -89,7 +89,7 @@ def feeds(iterations: int = 3) -> dict[str, Array]:
 def test_weights_become_integers(
     name: str, convert: Callable[[onnx.ModelProto], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result is, bit for bit, that of the loop whose body reads the weights from the graph around it."""
+    """The result is, bit for bit, that of the loop with a body that reads the weights from the graph around it."""
     monkeypatch.setattr(cost, "_MIN_WEIGHTS", SIZE * SIZE)
     carrying, reading = (model_of(form, STEPS[convert]) for form in FORMS[name])
     model = convert(carrying).to_proto()

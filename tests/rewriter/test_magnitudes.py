@@ -77,7 +77,7 @@ def test_a_length_that_follows_from_a_constant_shape() -> None:
 
 @pytest.mark.parametrize("wide", [5, 6, 7])
 def test_undefined_integers_are_multiplied_by_0(wide: int) -> None:
-    """Without an epsilon, rows of zeros become any integers; the zero point, whose own quotient is NaN, shows it."""
+    """Without an epsilon, rows of zeros become any integers; the zero point shows it: its own quotient is NaN."""
     check(
         "l = ReduceMin(x, one) h = ReduceMax(x, one) ln = Min(l, nothing) hp = Max(h, nothing) r = Sub(hp, ln)"
         " s = Div(r, c255) zq = Div(ln, s) zn = Neg(zq) zr = Round(zn) z = Clip(zr, nothing, c255) q = Div(x, s)"

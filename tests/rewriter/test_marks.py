@@ -77,7 +77,7 @@ def test_rows_that_share_a_scale(place: str, spelling: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [("tensor", "tensor"), ("sample", "one"), ("sample", "sample")])
-def test_parts_whose_rows_share_a_scale(axes: tuple[str, str]) -> None:
+def test_parts_with_one_scale_for_all_rows(axes: tuple[str, str]) -> None:
     body = "p0, p1 = Split<axis = -1>(x, parts) "
     for i, each in enumerate(axes):
         body += part_of("quotient", i).replace(", one)", f", {each})")

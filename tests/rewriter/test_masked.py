@@ -181,7 +181,7 @@ SHAPES: dict[str, tuple[str, str, Array, Array, Array | None, tuple[str, str], b
             "v = Where(c, w, s)\n y = Div(x, v)",
         )
     },
-    "Exp, whose last bits depend on the position": (
+    "Exp: its last bits depend on the position": (
         "float[4, 8] x, float[4, 1] s",
         "w = Tile(s, r1)\n e = Exp(w)\n y = Div(x, e)",
         TINY[:, 0],

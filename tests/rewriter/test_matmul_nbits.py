@@ -292,7 +292,7 @@ def test_level_of_float_activations() -> None:
 
 @pytest.fixture
 def external(tmp_path: Path) -> Path:
-    """A model whose weights are in a file."""
+    """A model with weights in a file."""
     onnx.save(
         make(depth=100).model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0, location="m.data"
     )

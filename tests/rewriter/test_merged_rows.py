@@ -1,4 +1,4 @@
-"""Numbers of samples and rows whose dimensions a Reshape merges, or splits again, before the product."""
+"""Numbers of samples and rows with dimensions that a Reshape merges, or splits again, before the product."""
 
 from __future__ import annotations
 

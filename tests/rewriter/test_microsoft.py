@@ -172,7 +172,7 @@ def model_of(inputs: str, body: str, opset: int = 16) -> onnx.ModelProto:
 
 
 def inferred(model: onnx.ModelProto) -> tuple[ir.DataType | None, list[int | str | None] | None]:
-    """Returns the type and the shape of a copy of the output, whose type the model does not declare."""
+    """Returns the type and the shape of a copy of the output: the model does not declare its type."""
     loaded = ir.from_proto(model)
     before = ir.to_proto(loaded).SerializeToString()
     with Facts(loaded):

@@ -75,7 +75,7 @@ def test_result(given: dict[str, Any]) -> None:
     result = run(model, case)
     assert_same(result, np.asarray(stock_session(model).run(None, case.feeds)[0]))
     assert_same(result, run(model, case, threads=3))
-    many = case.of(120)  # whose experts have one task each, which run together
+    many = case.of(120)  # the experts have one task each, which run together
     assert_same(run(model, many), run(model, many, threads=3))
     reference = case.reference()
     stock = np.asarray(stock_session(case.model).run(None, case.feeds)[0])

@@ -75,7 +75,7 @@ BODIES = {
 
 @pytest.mark.parametrize("loop", ["Scan", "Loop"])
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_whose_outputs_declare_no_rank(name: str, loop: str) -> None:
+def test_bodies_with_outputs_that_declare_no_rank(name: str, loop: str) -> None:
     """ONNX Runtime infers the rank of the body's output: not after ort_dynq's operators, and a Scan needs it."""
     shape, body, weights = BODIES[name]
     scan = f"y = Scan<num_scan_inputs = 1, body = b (float[] x) => (float[] o) {{ {body} }}>(xs)"

@@ -89,7 +89,7 @@ def test_indices_that_do_not_fit_in_a_branch_that_no_input_takes() -> None:
     rewrite(model_of(body, CONSTANTS, inputs=INPUTS))  # raises no error
 
 
-def test_convolutions_whose_scales_are_reshaped_vectors() -> None:
+def test_convolutions_with_reshaped_vectors_as_scales() -> None:
     """torch reshapes one range for each image to [-1, 1, 1, 1], also behind another convolution."""
     image = (
         "f{i} = Flatten<axis = 1>({x}) a{i} = Abs(f{i}) m{i} = ReduceMax<keepdims = 0>(a{i}, one) r{i} = Max(m{i}, eps)"

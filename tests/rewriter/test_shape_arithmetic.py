@@ -93,7 +93,7 @@ def test_blocks_of_computed_shapes(form: str) -> None:
 
 @pytest.mark.parametrize(("start", "is_whole"), [(0, True), (32, True), (16, False)])
 def test_slices_of_blocks(start: int, is_whole: bool) -> None:
-    """A Slice that cuts a block has rows whose scales belong to unequal parts."""
+    """A Slice that cuts a block has rows with scales that belong to unequal parts."""
     constants = {**CONSTANTS, "from": np.array([start]), "to": np.array([start + 64]), "w": CONSTANTS["w"][:64]}
     body = UNFLATTEN + QUANTIZED + "cut = Slice(y0, from, to, n2, n1)  y = MatMul(cut, w)"
     model = model_of(body, constants, inputs=f"float[B, T, {K}] x")
@@ -137,7 +137,7 @@ def test_a_token_is_expanded_to_the_batch(replaced: int, kept: int) -> None:
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_slices_with_steps_of_run_time(step: int) -> None:
-    """A Slice without steps has steps of 1; one whose steps are not known may have any length."""
+    """A Slice without steps has steps of 1; one with unknown steps may have any length."""
     body = UNFLATTEN + QUANTIZED + "cut = Slice(y0, n0, end, one, step)"
     model = model_of(body, CONSTANTS, inputs=f"float[2, 3, {K}] x, int64[1] step", outputs="float[] cut")
     with Facts(ir.from_proto(model)) as facts:

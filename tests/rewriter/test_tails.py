@@ -42,7 +42,7 @@ MAX_FINITE = "3.4028234663852886e+38"
 
 
 def model(inputs: str, body: str, constants: dict[str, Array]) -> onnx.ModelProto:
-    """A model of these inputs and nodes, whose output is y; `constants` may have more than it reads."""
+    """A model of these inputs and nodes; its output is y. `constants` may have more than it reads."""
     head = f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float[] y)'
     return with_arrays(onnx.parser.parse_model(f"{head} {{ {body} }}"), constants)
 
@@ -77,7 +77,7 @@ def feeds(x: Array) -> dict[str, Array]:
 
 
 def special_images() -> list[Array]:
-    """Images whose sums are large, NaN, infinite, denormal and zero."""
+    """Images with sums that are large, NaN, infinite, denormal and zero."""
     large = rows((2 * C * 9, 8)).reshape(2, C, 9, 8)
     data = [large, np.full((1, C, 9, 8), np.nan, F), np.where(large == large.max(), np.inf, large)]
     data += [(large * F(1e-40)).astype(F), np.zeros((1, C, 9, 8), F), np.zeros((0, C, 9, 8), F)]

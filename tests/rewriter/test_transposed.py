@@ -47,7 +47,7 @@ def model_of(
     is_static: bool = True,
     constants: dict[str, Array] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A model whose weights are int8 codes, dequantized per channel or with one scale, and data for it."""
+    """A model with weights of int8 codes, dequantized per channel or with one scale, and data for it."""
     shape, image, geometry = FORMS[form] if isinstance(form, str) else form
     rng = np.random.default_rng(math.prod(shape))
     channels, group = shape[1], geometry.get("group", 1)
@@ -131,7 +131,7 @@ def test_every_geometry(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_reference_is_a_transposed_convolution() -> None:
-    """Against ONNX Runtime, whose sums are rounded to float32."""
+    """Against ONNX Runtime: its sums are rounded to float32."""
     rng = np.random.default_rng(0)
     for group, pads, more, dilations, auto_pad in (
         (1, [0, 0, 0, 0], [0, 0], [1, 1], "NOTSET"),

@@ -14,7 +14,7 @@ from ort_dynq.rewriter import rewrite
 
 
 @pytest.mark.parametrize(("inner_scales", "half", "merged"), pairwise([False, True], [False, True], [False, True]))
-def test_a_table_whose_codes_are_transposed(merged: bool, half: bool, inner_scales: bool) -> None:
+def test_a_table_of_transposed_codes(merged: bool, half: bool, inner_scales: bool) -> None:
     """As quantize_dynamic writes it: the table is stored once, and with `exact`, the product stays as it is."""
     model = decoder(np.uint8, half=half, merged=merged, turns_first=True)
     if merged and inner_scales:

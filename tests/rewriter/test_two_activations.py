@@ -127,7 +127,7 @@ CONSTANTS = {
 
 
 @pytest.mark.parametrize("product", CONSTANTS)
-def test_products_by_constants_whose_sums_stay_integers(product: str) -> None:
+def test_products_by_constants_with_sums_that_stay_integers(product: str) -> None:
     body, (low, high), expected = CONSTANTS[product]
     w = np.random.default_rng(3).integers(low, high + 1, (K, 6)).astype(np.int32)
     w[0], w[1] = low, high

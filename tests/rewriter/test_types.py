@@ -7,7 +7,7 @@ from rewriting import check, parse
 
 
 def test_the_reason_names_the_operator_that_hides_the_type() -> None:
-    """The first one, not the operators after it, whose types are unknown, too."""
+    """The first one, not the operators after it: their types are unknown, too."""
     (finding,) = check(with_chain("g = com.microsoft.Inverse(x) h = Relu(g)")).unconverted
     assert finding.reason == "the type of x is not known after com.microsoft.Inverse, expected float32"
     model = parse("h = com.microsoft.Inverse(x) s = ReduceMax(x) y = QuantizeLinear(h, s)", outputs="uint8[] y")

@@ -1,4 +1,4 @@
-"""A product whose weights are quantized stays if it is little beside the model's convolutions: nothing is gained."""
+"""A product of quantized weights stays if it is little beside the model's convolutions: nothing is gained."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ WITHOUT_EPSILON = """a = Abs(x) m = ReduceMax(a, last) s = Div(m, c127) {} r = R
         ("e = Div(x, m) d = Mul(e, c127) t = Reciprocal(m)", "t", False),
     ],
 )
-def test_rows_of_zeros_whose_codes_are_cast_to_int32(quotient: str, scale: str, fits: bool) -> None:
+def test_rows_of_zeros_with_codes_that_are_cast_to_int32(quotient: str, scale: str, fits: bool) -> None:
     """0 / 0 is NaN, and as int32 any number: 0 times it is 0, another scale times it is not."""
     model = model_of(WITHOUT_EPSILON.format(quotient, scale), WEIGHTS["folded"][1], inputs=f"float[2, 6, {K}] x")
     report = rewrite(model).report

@@ -17,7 +17,7 @@ STEP = F(1e-45)
 
 
 def data() -> Array:
-    """Returns rows whose scale or inverse scale is 0 or infinite, with zeros and without, and ordinary rows."""
+    """Returns rows with a scale or an inverse scale of 0 or infinity, with zeros and without, and ordinary rows."""
     rng = np.random.default_rng(3)
     x = rng.normal(0, 1, (3, 12, K)).astype(F)
     signs = rng.choice(np.array([-1, 1], F), (6, K))

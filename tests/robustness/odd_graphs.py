@@ -43,7 +43,7 @@ Change = Callable[[random.Random, onnx.ModelProto], None]
 
 
 def _types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The values of the main graph whose types onnx infers, by name."""
+    """The values of the main graph with types that onnx infers, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     return {each.name: each for each in values if each.type.tensor_type.elem_type}

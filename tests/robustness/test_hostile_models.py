@@ -38,7 +38,7 @@ QUANTIZE = "z = Constant<value = int8 {0}>() m = Mul(x, weights) c = QuantizeLin
 
 
 def model_of(body: str = QUANTIZE) -> onnx.ModelProto:
-    """A model with weights, and a QuantizeLinear whose scale is an input."""
+    """A model with weights, and a QuantizeLinear with a scale as input."""
     model = helpers.parse("float[n, 5] x, float s", "int8[n, 5] c", body)
     del model.opset_import[1]
     model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "weights"))
@@ -124,7 +124,7 @@ def test_cycles_and_recursion(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def nested(calls: int, levels: int, constant: int = 1) -> onnx.ModelProto:
-    """A model whose functions each call the one before; the first has two nodes and a constant of so many floats."""
+    """A model of functions that each call the one before; the first has two nodes and a constant of so many floats."""
     model = helpers.parse("float[n] x", "float[n] y", f"y = here.f{levels - 1}(x)")
     opsets = [onnx.helper.make_opsetid("here", 1), onnx.helper.make_opsetid("", 21)]
     value = numpy_helper.from_array(np.zeros(constant, np.float32))

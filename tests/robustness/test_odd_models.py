@@ -26,7 +26,7 @@ def test_odd_models(index: int) -> None:
 
 
 def test_models_with_constant_conditions_open_by_default() -> None:
-    """ONNX Runtime inlines a branch whose condition is constant, but fails if a function in it has such an If, too."""
+    """ONNX Runtime inlines a branch of a constant condition, but fails if a function in it has such an If, too."""
     rng = random.Random(0)
     in_branches = next(change for change in CHANGES if change.__name__ == "in_branches")
     _, model, feeds = odd_model(rng, in_branches, name="torch_channel_middle", more=0)

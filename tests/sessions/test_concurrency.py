@@ -197,7 +197,7 @@ def test_threads_do_not_change_convolutions(
 
 
 def test_threads_do_not_change_compressed_attention() -> None:
-    """They share the keys of one row, whose words differ for each group of tokens with scales of channels."""
+    """They share the keys of one row: its words differ for each group of tokens with scales of channels."""
     inputs = compressed_inputs(
         np.random.default_rng(0),
         ("int8", "uint8"),

@@ -71,7 +71,7 @@ def test_generates(name: str, weights_only: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def native(tmp_path: Path) -> Path:
-    """A rewritten folder whose operators have no functions: it does not run without the library."""
+    """A rewritten folder of operators without functions: it does not run without the library."""
     rewrite_folder(LLAMA).save(tmp_path / "native")
     model = onnx.load(tmp_path / "native" / "model.onnx", load_external_data=False)
     assert any(node.domain == "ort_dynq" for node in model.graph.node)

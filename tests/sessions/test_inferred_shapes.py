@@ -16,7 +16,7 @@ WEIGHTS = np.arange(-30, 30, dtype=np.int8).reshape(DEPTH, COLUMNS)
 
 
 def make_model(shape: str, consumer: str) -> onnx.ModelProto:
-    """A product, whose output `product` no value_info describes, and a node that makes `dst` of it."""
+    """A product, no value_info describes its output `product`, and a node that makes `dst` of it."""
     model = helpers.parse(
         f"uint8{shape} src, float[] scale, uint8 zero_point",
         "float dst",

@@ -1,4 +1,4 @@
-"""Session options that override an initializer whose value a rewrite takes: they are not ignored."""
+"""Session options that override an initializer with a value that a rewrite takes: they are not ignored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = ["add_initializer", "add_external_initializers"]
 
 
 def saved(folder: Path, weights: Array = OLD) -> Path:
-    """A model whose weights are external data: onnxruntime replaces no others by external ones."""
+    """A model with weights as external data: onnxruntime replaces no others by external ones."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 64] x) => (float[N, 64] y)
         <float s = {0.01}> { q, qs, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w, z) f = Cast<to = 1>(i)
         t = Mul(qs, s) y = Mul(f, t) }""")
@@ -68,7 +68,7 @@ def test_the_session_leaves_the_model_alone(
         assert not np.array_equal(run(session), expected)
         assert not caplog.records
         session = ort_dynq.InferenceSession(path, options_with(method), cache=cache)
-        assert session.not_rewritten == "the session options override w, whose values a rewrite would take"
+        assert session.not_rewritten == "the session options override w, and a rewrite would take its values"
         assert session.not_rewritten in caplog.text
         assert_same(run(session), expected)
         caplog.clear()

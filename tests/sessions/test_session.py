@@ -29,7 +29,7 @@ X = np.linspace(-3, 3, 20, dtype=np.float32).reshape(4, 5)
 
 
 def make_model(factor: float = 1.0) -> onnx.ModelProto:
-    """A model with weights, and a QuantizeLinear whose scale is an input."""
+    """A model with weights, and a QuantizeLinear with a scale as input."""
     model = helpers.parse(
         "float[n, 5] x, float[5] scale",
         "int8[n, 5] codes",

@@ -172,7 +172,7 @@ def _show(make: Callable[[dict[str, str]], Spelling], fixed: dict[str, str]) -> 
 
 
 def _text(model: onnx.ModelProto) -> str:
-    """Returns the text of a model, whose large constants are only named."""
+    """Returns the text of a model; its large constants are only named."""
     short = onnx.ModelProto()
     short.CopyFrom(model)
     for tensor in list(short.graph.initializer):

@@ -297,7 +297,7 @@ class _Writer(Layers):
 
     @property
     def _is_cast_at_once(self) -> bool:
-        """Whether floats become int32, whose Cast ONNX does not define for NaN and infinities."""
+        """Whether floats become int32: ONNX does not define this Cast for NaN and infinities."""
         return self.arithmetic != "float" and self.draw.made.get("codes") == "int32"
 
     @property
@@ -328,7 +328,7 @@ class _Writer(Layers):
         return x.reshape(rows)
 
     def _data(self) -> dict[str, Array]:
-        """Returns activations whose quotients are near k + 0.5 for many elements."""
+        """Returns activations with quotients near k + 0.5 for many elements."""
         rng, shape, made = self.draw.generator("x"), self.g.shapes["x"], self.draw.made
         dtype = np.float32 if self.type == "float32" else np.float16
         x = self._array(np.zeros(shape, dtype))

@@ -275,7 +275,7 @@ class Layers:
         return g("Mul", g("Mul", sums, scale), channels)
 
     def product_of_codes(self, i: int, codes: Codes) -> None:
-        """A float product of codes, whose result is multiplied by the scales."""
+        """A float product of codes; its result is multiplied by the scales."""
         g, weights = self.g, self._random_weights(i)
         real = g.cast(codes.q, g.dtype)
         stored = g.constant(weights.codes, np.int8) if self.draw("codes of weights", "int8|float") == "int8" else ""

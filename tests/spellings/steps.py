@@ -8,7 +8,7 @@ from .graph import Draw, Graph
 
 GROUP = 32
 
-# What turns a quantization into one whose codes or scales have no integer product, and where its choices differ.
+# What turns a quantization into one with codes or scales that have no integer product, and where its choices differ.
 NEAR_MISSES = {
     "range of another tensor": {"clip": "none", "scheme": "symmetric"},
     "range of another tensor, clip to +-130": {"scheme": "symmetric"},

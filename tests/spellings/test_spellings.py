@@ -20,7 +20,7 @@ _ONCE_WRONG = (143, 172, 548, 951, 1142, 2000, 5078, 88086, 160001, 512010)
 """Seeds that earlier versions got wrong: infinite codes, also of rows that share a scale, x * Reciprocal(s), a model
 that fails, one that is invalid, a right one that `verify` took for wrong."""
 _FOLDED = 170074
-"""A near miss whose weights are dequantized once: ONNX Runtime packs constants, and adds in another order."""
+"""A near miss with weights that are dequantized once: ONNX Runtime packs constants, and adds in another order."""
 
 
 def _ranges(count: int) -> list[object]:
@@ -56,7 +56,7 @@ def test_most_spellings_have_the_integer_product() -> None:
     )
 
 
-def test_a_near_miss_whose_weights_are_dequantized_once() -> None:
+def test_a_near_miss_with_weights_that_are_dequantized_once() -> None:
     outcome = check(near_miss(_FOLDED), exact=True)
     assert not outcome.problem
     assert outcome.products == 0

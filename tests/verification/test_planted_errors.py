@@ -57,7 +57,7 @@ def planted(model: onnx.ModelProto, name: str, error: float, rng: np.random.Gene
 
 
 def passing(name: str, error: float, *, exact: bool) -> tuple[list[str], int]:
-    """Plants an error in each constant; returns those whose errors pass, and the number of those with an effect."""
+    """Plants an error in each constant; returns those with errors that pass, and the number of those with an effect."""
     path = MODELS / name / "model.onnx"
     model, feeds = ort_dynq.rewrite(path, exact=exact).to_proto(), recorded_inputs(path.parent)
     return passing_of(path, model, feeds, floats_of(model), error)

@@ -243,7 +243,7 @@ def test_product_that_the_original_scales_by_an_attribute_fails() -> None:
     assert check(scaled).passed
 
 
-def test_model_whose_metadata_says_exact_is_compared_bit_for_bit() -> None:
+def test_a_model_with_exact_in_its_metadata_is_compared_bit_for_bit() -> None:
     model, wrong = single(), rewritten(single())
     next(entry for entry in wrong.metadata_props if entry.key == EXACT).value = "1"
     result = check(model, wrong)

@@ -39,7 +39,7 @@ def graph(text: str, *, opset: int = 13) -> onnx.ModelProto:
 
 
 def product(operator: str, a: str, b: str, zero_points: str) -> onnx.ModelProto:
-    """Returns a model of one product whose operands are inputs."""
+    """Returns a model of one product with inputs as operands."""
     if zero_points == NONE:
         return graph(f"g ({a}[] x, {b}[] w) => (int32[] y) {{ y = {operator}(x, w) }}")
     inputs = f"{a}[] x, {b}[] w, {a} zx, {b}{'[n]' if zero_points == COLUMNS else ''} zw"

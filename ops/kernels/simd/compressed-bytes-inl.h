@@ -165,7 +165,7 @@ inline void half_quads(const WordProduct& p, const int8_t* high_digits, const in
 }
 
 // One row of words and `cols` columns of halves in rows, a multiple of kColumnsOfQuads: two rows of codes become pairs
-// of bytes, whose products are added in int16. Whole rows of codes are read, as in stream_by_row().
+// of bytes: their products are added in int16. Whole rows of codes are read, as in stream_by_row().
 constexpr int64_t kBytePairs = 8;  // as often as add_byte_pairs may add
 
 struct DigitPairs {
@@ -280,7 +280,7 @@ ORT_DYNQ_ONE_COPY void half_quads_by_row(const WordProduct& p) {
   for (int64_t c = 0; c < p.cols; c += kColumnsOfQuads) half_quads<Type>(p, high, low, c);
 }
 
-// Quads pay if a CPU adds the products of whole bytes, for columns whose sums stay in registers.
+// Quads pay if a CPU adds the products of whole bytes, for columns with sums that stay in registers.
 template <bool kInQuads, class Type = V>
 void half_bytes_by_row(const WordProduct& p) {
   const int64_t whole = p.cols / kColumnsOfQuads * kColumnsOfQuads;

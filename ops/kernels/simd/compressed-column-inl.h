@@ -1,6 +1,6 @@
 // Products by column, of codes as they are stored: adjacent codes are pairs. A part of compressed-inl.h.
 
-// kCount rows of words and kLanes / kCount columns, as many as `cols`: each sum is a vector, whose lanes are added
+// kCount rows of words and kLanes / kCount columns, as many as `cols`: each sum is a vector, and its lanes are added
 // last.
 template <int kKind, int kCount>
 inline void tile_by_column(const WordProduct& p, int64_t row, int64_t column) {

@@ -97,7 +97,7 @@ inline void conv_step(const uint8_t* codes, int64_t step, const typename C::Quad
   }
 }
 
-// Adds the products of all quads, whose weights are `weights_step` bytes apart, for kChannels channels and kCount
+// Adds the products of all quads, with weights `weights_step` bytes apart, for kChannels channels and kCount
 // vectors from `position` of the image on.
 template <class Form, int kChannels, int kCount, class Sums>
 inline void conv_products(const ConvBlock& block, const int8_t* weights, int64_t weights_step, int64_t position,
@@ -168,7 +168,7 @@ inline void conv_wide_products(const ConvBlock& block, int64_t channel, int64_t 
   }
 }
 
-// The products of one channel whose kernel has kKernelRows rows: each quad of the image is loaded once for all kernel
+// The products of one channel with a kernel of kKernelRows rows: each quad of the image is loaded once for all kernel
 // rows that read it.
 template <class Form, int kStep, int kKernelRows, int kCount>
 inline void conv_row_step(const ConvBlock& block, const int8_t* weights, const uint8_t* codes,
@@ -289,7 +289,7 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
 template <class Form, int kChannels>
 void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
   constexpr int kMaxVectors = conv_vectors(kChannels), kHalf = (kMaxVectors + 1) / 2;
-  // One vector takes as long as two, whose sums are independent: 2 and 2 are faster than 3 and 1.
+  // One vector takes as long as two with independent sums: 2 and 2 are faster than 3 and 1.
   const auto next = [](int64_t vectors) {
     return vectors == kMaxVectors || vectors >= kMaxVectors + kHalf ? kMaxVectors : vectors >= kHalf ? kHalf : 1;
   };

@@ -1,6 +1,6 @@
 // dequantize: codes with int32 zero points to floats.
 
-// The first element whose address is aligned to a vector, if its code begins at a byte; otherwise 0.
+// The first element with an address that is aligned to a vector, if its code begins at a byte; otherwise 0.
 template <class Floats, class Codes>
 int64_t first_aligned(const typename Floats::Element* dst, int64_t cols) {
   const int64_t first = Floats::first_aligned(dst, cols);

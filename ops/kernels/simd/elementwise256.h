@@ -238,7 +238,7 @@ struct Elementwise256 : Vector256 {
     return load(static_cast<const void*>(bytes));
   }
   static I times_256(I a) { return _mm256_slli_epi32(a, 8); }
-  // Low and high halves of bytes, whose bits `flips` are flipped.
+  // Low and high halves of bytes, with the bits `flips` flipped.
   static void half_bytes(I codes, I flips, I (&halves)[2]) {
     const I mask = _mm256_set1_epi8(15);
     halves[0] = _mm256_xor_si256(_mm256_and_si256(codes, mask), flips);

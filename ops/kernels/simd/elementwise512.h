@@ -215,7 +215,7 @@ struct Elementwise512 : Vector512 {
     return _mm512_maskz_loadu_epi8(n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}, p);
   }
   static I times_256(I a) { return _mm512_slli_epi32(a, 8); }
-  // Low and high halves of bytes, whose bits `flips` are flipped.
+  // Low and high halves of bytes, with the bits `flips` flipped.
   static void half_bytes(I codes, I flips, I (&halves)[2]) {
     constexpr int kFlippedOfMask = 0x28;  // (the first operand ^ the second) & the third
     const I mask = _mm512_set1_epi8(15);

@@ -20,7 +20,7 @@ struct Float32 {
     V::store<kStream>(p, a);
   }
   static void store_part(float* p, V::F a, int64_t n) { V::store_part(p, a, n); }
-  // The index of the first element whose address is aligned to a vector, less than kLanes. If there is none (the
+  // The index of the first element with an address aligned to a vector, less than kLanes. If there is none (the
   // address is no multiple of 4), the result is still less than kLanes, and the stores are unaligned.
   static int64_t first_aligned(const float* dst, int64_t cols) {
     if (!is_worth_aligning(cols)) return 0;

@@ -35,7 +35,7 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
   }
 }
 
-// The products of quads `quad` and `quad` + 1 with 4-bit weights, whose zero points are `zps`.
+// The products of quads `quad` and `quad` + 1 with 4-bit weights with the zero points `zps`.
 template <int kRows, int kBlocks, class Sums>
 inline void dot_step_4bit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t quad,
                           const P::I (&zps)[kBlocks * kVectors], Sums& sums) {

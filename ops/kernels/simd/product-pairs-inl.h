@@ -28,7 +28,7 @@ inline void add_pairs(const uint8_t* codes, int64_t stride, int64_t quads, int f
       sums[r][first + v] = P::add(sums[r][first + v], Type::sum_pairs(parts[r][v][0], parts[r][v][1]));
 }
 
-// dot_products() of few rows, whose tiles widen the weights.
+// dot_products() of few rows; their tiles widen the weights.
 template <int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_pairs(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from, int64_t to,
                       Sums& sums) {

@@ -1,6 +1,6 @@
 // The products of one quad of codes with the weights of some blocks of columns.
 
-// The first quads of kBlocks blocks, whose first columns are `gap` apart. If fewer blocks remain, the last one is
+// The first quads of kBlocks blocks, with first columns `gap` apart. If fewer blocks remain, the last one is
 // repeated, and its sums are not used.
 template <int kBlocks>
 struct Weights {

@@ -51,8 +51,8 @@ inline void store_vectors(const ProductBlock& block, int64_t row, int64_t col, c
   return store_registers<kColumnFirst>(block, row, col, reals);
 }
 
-// Scales and stores `rows` rows of a tile whose exact sums are converted to floats: of kBlocks blocks of columns, whose
-// first columns are `gap` apart.
+// Scales and stores `rows` rows of a tile after its exact sums became floats: of kBlocks blocks of columns, with
+// first columns `gap` apart.
 template <bool kOneGroup, int kBlocks, int kRows>
 inline void store_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t col, int64_t gap,
                        const P::F (&reals)[kRows][kBlocks * kVectors]) {

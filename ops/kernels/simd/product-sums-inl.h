@@ -300,7 +300,7 @@ inline ORT_DYNQ_INLINE void sum_whole_group(const uint8_t*& codes, const uint8_t
   }
 }
 
-// As gemv_tile() for two whole blocks whose scales are float16 and vary with the group, if a vector has the sums of a
+// As gemv_tile() for two whole blocks with scales of float16 that vary with the group, if a vector has the sums of a
 // block: all that a group needs is in registers or at one of few addresses.
 template <int kBits, int kRows, bool kHasZps>
 inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, const RowTerms* terms) {

@@ -39,7 +39,7 @@ struct GroupColumns {
   }
 };
 
-// The place of a tile of kRows rows and kBlocks blocks of columns, whose first columns are `gap` apart.
+// The place of a tile of kRows rows and kBlocks blocks of columns, with first columns `gap` apart.
 template <bool kOneGroup, int kBlocks, int kRows>
 struct TilePlace {
   static constexpr int kSums = kBlocks * kVectors;

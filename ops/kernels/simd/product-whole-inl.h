@@ -29,7 +29,7 @@ ORT_DYNQ_INLINE inline void add_unit(const uint8_t* codes, int64_t stride, const
 }
 
 // As gemm_tile() for two whole blocks of weights in groups, if a vector has the sums of a block: for rows and columns
-// whose scales are floats that vary with the group. All that a group needs is in registers or at one of few addresses:
+// with scales of floats that vary with the group. All that a group needs is in registers or at one of few addresses:
 // groups of 32 k take two thirds of the time.
 template <int kBits, int kRows>
 inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {

@@ -5,8 +5,8 @@
 // Tiles of as many rows widen the weights themselves: a few tiles do not pay for a copy. Bits do not depend on it.
 constexpr int64_t kRowsInPlace = 4 * kMaxRows;
 
-// At once: rows of codes; quads, whose weights are 24 KB as int16; and columns, for whose sums of a part of the quads
-// there is memory: 140 KB of the stack of a thread, which has 512 KB or more.
+// At once: rows of codes; quads, with weights of 24 KB as int16; and columns, with memory for their sums of a part of
+// the quads: 140 KB of the stack of a thread, which has 512 KB or more.
 constexpr int64_t kWideRows = 64, kWideQuads = 192, kWideColumns = 64;
 constexpr int64_t kWideStride = kWideQuads * kWideQuad + 64;  // no power of two: rows would share cache sets
 constexpr int64_t kWideVectorBytes = 2 * P::kLanes * kQuad;   // a quad of the weights of a vector

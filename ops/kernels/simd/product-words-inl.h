@@ -1,7 +1,7 @@
-// Matrix products of a few rows of one scale by 4-bit weights whose zero points are 8, for instruction sets whose
-// products of bytes are sums of two in int16. The sums of kChain quads fit int16: they are added before they become
-// int32. Tiles compute the integer sums of several groups first, and then their floats: neither waits for the other,
-// and both have all registers. product-words-unpacked-inl.h has more rows, and other zero points.
+// Matrix products of a few rows of one scale by 4-bit weights with zero points of 8, for instruction sets with
+// products of bytes that are sums of two in int16. The sums of kChain quads fit int16: they are added before they
+// become int32. Tiles compute the integer sums of several groups first, and then their floats: neither waits for the
+// other, and both have all registers. product-words-unpacked-inl.h has more rows, and other zero points.
 
 constexpr int64_t kChain = 8;  // quads
 static_assert(kChain * 2 * 255 * 8 <= INT16_MAX, "weights from -8 to 7");
@@ -59,7 +59,7 @@ ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int6
   }
 }
 
-// Rows of a matrix whose columns are a power of two share cache sets. So scales and sums of 16 columns are copied to
+// Rows of a matrix with a power of two columns share cache sets. So scales and sums of 16 columns are copied to
 // adjacent lines, if there are several tiles of rows and few groups.
 constexpr int64_t kCopiedGroups = 512, kMinCopiedRows = 2 * kWordRows;
 

@@ -1,10 +1,10 @@
-// Matrix products of many rows by 4-bit weights, for instruction sets whose products of bytes are sums of two in int16:
+// Matrix products of many rows by 4-bit weights, for instruction sets that add two products of bytes in int16:
 // product-inl.h includes this file after product-words-inl.h. The weights of some groups and 16
 // columns are unpacked once, to bytes minus 8, which stay in the first-level cache for all rows, as scales and sums of
 // columns do. Other zero points than 8 come off the sums. Sums of columns that the block does not have are made of the
 // unpacked weights: that takes a sixth of the time of sum_columns(), which unpacks them again.
 
-// More rows of one scale by weights whose zero points are 8 than product-words-inl.h multiplies as fast, and the fewest
+// More rows of one scale by weights with zero points of 8 than product-words-inl.h multiplies as fast, and the fewest
 // others.
 constexpr int64_t kMinUnpackedRows = 32, kMinOtherRows = 12;
 static_assert(kMinOtherRows == kMinSummingRows, "such blocks may have no sums of columns");
@@ -52,7 +52,7 @@ inline void sum_unpacked_columns(const int8_t* weights, int64_t count, int64_t q
     }
 }
 
-// Sets the sums of `count` groups from `first` on, whose weights are unpacked. The first tile of rows prefetches the
+// Sets the sums of `count` groups from `first` on: their weights are unpacked. The first tile of rows prefetches the
 // packed weights `ahead`, which are unpacked next: hardware does not read them while it multiplies. `Type` is P: only a
 // template may call functions that P does not have.
 template <int kRows, class Type = P>
@@ -127,7 +127,7 @@ inline void copy_as(const int32_t* from, int64_t count, T* to) {
 }
 
 // The scales of 16 columns of a group, 1 if they do not vary, their sums, and their zero points minus 8. Rows of a
-// matrix whose columns are a power of two share cache sets, so these are copied to adjacent lines.
+// matrix with a power of two columns share cache sets, so these are copied to adjacent lines.
 template <class T>
 struct ColumnGroup {
   alignas(kLine) float scales[kBlockColumns];
@@ -315,7 +315,7 @@ bool multiply_unpacked(const ProductBlock& block) {
   return true;
 }
 
-// `kDirect` computes blocks whose sums of columns are too large.
+// `kDirect` computes blocks with sums of columns that are too large.
 template <ProductKernel kDirect>
 void gemm_unpacked(const ProductBlock& all) {
   const int64_t group = all.depth / all.groups;

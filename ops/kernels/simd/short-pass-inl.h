@@ -1,4 +1,4 @@
-// Passes of two to four steps whose rows are often short: sums of rows, and rows times a number. As lists of steps,
+// Passes of two to four steps, often of short rows: sums of rows, and rows times a number. As lists of steps,
 // each row takes longer to begin and to end than its elements take.
 
 template <class T>

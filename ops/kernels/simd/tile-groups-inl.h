@@ -4,7 +4,7 @@
 // The floats of 16 rows stay in registers for the groups of a panel, and in dst between panels. A load from a tile that
 // was just stored waits for all earlier instructions, so two more tiles are stored before a tile is converted.
 
-constexpr int64_t kPanelDepth = 1024;  // k of a panel: few panels, whose weights fit the first-level cache
+constexpr int64_t kPanelDepth = 1024;  // k of a panel: few panels: their weights fit the first-level cache
 static_assert(kPanelDepth >= kMaxTileGroup, "a panel has a group or more");
 constexpr int64_t kPanel = kPanelDepth * kBlockColumns;   // bytes of its weights, 8 bits each
 constexpr int64_t kMaxGroups = kPanelDepth / kGroupUnit;  // of a panel

@@ -24,7 +24,8 @@ struct VectorNeon {
   static F sub(F a, F b) { return vsubq_f32(a, b); }
   static F fmadd(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static F fnmadd(F a, F b, F c) { return vfmsq_f32(c, a, b); }
-  // Headers may implement the intrinsics of int32 with C++ operators, whose overflow is undefined: unsigned ones wrap.
+  // Headers may implement the intrinsics of int32 with C++ operators; their overflow is undefined, but unsigned ones
+  // wrap.
   static I add(I a, I b) { return vreinterpretq_s32_u32(vaddq_u32(u32(a), u32(b))); }
   static I mul(I a, I b) { return vreinterpretq_s32_u32(vmulq_u32(u32(a), u32(b))); }
   static I sub(I a, I b) { return vreinterpretq_s32_u32(vsubq_u32(u32(a), u32(b))); }

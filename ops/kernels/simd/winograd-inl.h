@@ -15,7 +15,7 @@ struct WinogradMembers {
   using Ints = W::Ints;    // kLanes int32
   using Floats = W::Floats;
   static constexpr int64_t kWords = W::kWords, kLanes = W::kLanes;
-  static constexpr int kRows = W::kRows;  // tiles whose sums fit the registers
+  static constexpr int kRows = W::kRows;  // tiles with sums that fit the registers
 
   Words (*add_words)(Words, Words) = W::add;  // they wrap
   Words (*sub_words)(Words, Words) = W::sub;

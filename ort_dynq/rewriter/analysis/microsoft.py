@@ -2,7 +2,7 @@
 
 They are those that ONNX Runtime's optimizers write, and DynamicQuantize and DynamicDequantize, which a given model may
 have already. Operators without a kernel for CPUs are not here. For each operator, `_STAND_INS` has standard operators
-whose outputs have the same types and shapes, though not the same values. During inference, a function of these
+with outputs of the same types and shapes, though not the same values. During inference, a function of these
 standard operators stands in for the node.
 """
 

@@ -211,7 +211,7 @@ def solved_lengths(graph: ir.Graph, names: Collection[int | ir.SymbolicDim]) -> 
     """Returns lengths of these dimensions that follow from Reshapes to a constant shape, which fail otherwise.
 
     Example: [n, 256] becomes [2, 4, 256] only if n is 8. A Reshape in a branch says nothing of other runs, nor does one
-    whose result is read for its shape alone, since ONNX Runtime may remove it.
+    with a result that is read for its shape alone, since ONNX Runtime may remove it.
     """
     found, needed = dict[int | ir.SymbolicDim, int](), set(graph.outputs)
     for node in reversed(graph) if names else ():

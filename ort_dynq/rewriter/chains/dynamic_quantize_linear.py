@@ -1,4 +1,4 @@
-"""The rule for DynamicQuantizeLinear whose codes or scale operators of ort_dynq read.
+"""The rule for DynamicQuantizeLinear with codes or a scale that operators of ort_dynq read.
 
 DynamicQuantizeLinear(x)    -> ort_dynq.DynamicQuantizeLinear(x)
 

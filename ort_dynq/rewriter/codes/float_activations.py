@@ -148,7 +148,7 @@ class FloatActivations:
         Args:
             value: float32; its rank is known.
             order: The order of the axes; that of the value for none.
-            shape: The shape, as Reshape reads it, whose last number is no 0; empty for none.
+            shape: The shape, as Reshape reads it; its last number is not 0. Empty for none.
             edit: The edit of the product, before which new nodes are inserted.
         """
         key = edit.node.graph, value, tuple(order), tuple(shape)

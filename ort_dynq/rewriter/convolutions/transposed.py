@@ -1,4 +1,4 @@
-"""A transposed convolution as a convolution whose channels are interleaved: QuantizedConv or WordConv, then Interleave.
+"""A transposed convolution as a convolution with interleaved channels: QuantizedConv or WordConv, then Interleave.
 
 With strides s and one axis, a transposed convolution is
 
@@ -145,7 +145,7 @@ def by_output_channel(elements: npt.NDArray[np.float32], node: ir.Node) -> npt.N
 
 
 def _axes(node: ir.Node, dilations: list[int], lengths: Sequence[int]) -> Axes:
-    """Returns the geometry of a ConvTranspose whose dilated kernel has these lengths.
+    """Returns the geometry of a ConvTranspose with a dilated kernel of these lengths.
 
     Raises:
         Unconverted: The pads depend on the size of the image, or an attribute is not valid.

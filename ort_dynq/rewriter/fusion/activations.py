@@ -4,7 +4,7 @@ the nodes from x to an activation function    -> com.microsoft.Gelu, FastGelu or
 
 A node in the middle of these functions is the anchor. The rule computes what the nodes around it make of many numbers x
 in float64, and compares that with the functions themselves. So the order of operands, factors and terms, and the way to
-write a sigmoid or a cube do not matter. Nodes whose constants were rounded to float16 stay: they are other functions.
+write a sigmoid or a cube do not matter. Nodes with constants of float16 stay: they are other functions.
 A quantization takes them, too: its codes have larger errors than the 3e-5 by which they differ.
 
 Example: 0.5 * x * (1 + Erf(x * 0.70710678)) is Gelu(x); with 0.70703125, as float16 has it, it is not.

@@ -180,7 +180,7 @@ def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: 
 def _layout_of(
     found: Attention, queries: list[Source], keys: list[Source], values: list[Source], results: list[View]
 ) -> Layout | ir.Value:
-    """Returns which factors are the batch, heads, tokens and elements of heads; a value whose factors are not known.
+    """Returns which factors are the batch, heads, tokens and elements of heads; a value if its factors are not known.
 
     The factors before the tokens are the batch and those after them the heads, in as many operands as possible.
     """

@@ -82,13 +82,13 @@ class Match:
         steps: The masks and biases, the innermost first.
         is_causal: Whether a query sees the keys up to its own number.
         window: The number of keys up to its own that a query sees; 0: all.
-        is_exactly_masked: Whether all steps are masks whose numbers the operator puts in the place of scores.
+        is_exactly_masked: Whether all steps are masks with numbers that the operator puts in the place of scores.
         has_safe_rows: Whether there may be rows without keys, which are 0.
         product: The product by the value.
         result: The view that the new node replaces: its output, or one behind it. Its order is that of the operator.
         is_quantized: Whether products of integers take the place of the products.
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
-            views whose values have their lengths.
+            views with values of these lengths.
         few: What takes its place in runs with fewer queries than MIN_QUERIES; None: nothing does.
         later: The number by which the steps are known to hide all keys behind a query; None: they are not.
         ends_together: Whether the last query has the position of the last key, not the first that of the first one.
@@ -255,7 +255,7 @@ class _Conditions:
 
 
 def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) -> ir.Value:
-    """Returns a query [B, S, H * D] whose rows are multiplied or divided by numbers of heads or queries."""
+    """Returns a query [B, S, H * D] with rows that are multiplied or divided by numbers of heads or queries."""
     layout, before = match.layout, match.product
     split = layout.batch, layout.queries, layout.heads, layout.size
     q = arranged(query, split, edit, before=before, lengths=match.views)
@@ -297,7 +297,7 @@ class _Biases:
         self._have_keys: dict[ir.Value, ir.Value] = {}
 
     def of(self, match: Match, edit: Edit) -> ir.Value:
-        """Returns the sum of the steps of a match, whose last two dimensions are S and T.
+        """Returns the sum of the steps of a match; its last two dimensions are S and T.
 
         The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.
         """
@@ -377,7 +377,7 @@ def _view_of(step: Added | Masked) -> View:
 
 
 def placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
-    """Returns a step whose value is float32, or a condition, and broadcasts to [B, H, S, T]."""
+    """Returns a step with a value that is float32, or a condition, and broadcasts to [B, H, S, T]."""
     if isinstance(step, Padding):
         return Added(_padding(step, scores, ends, edit), scores)
     if not isinstance(step, Added | Masked | Scalar):

@@ -9,8 +9,8 @@ All keys become codes in a run with past ones, which takes longer than a few que
 keys up to its own position if the operator is causal: the last query has the position of the last key.
 
 Past and present keys of GroupQueryAttention may share their memory, and its past keys may be longer than they are
-valid, in each sample by another length. It stays for these runs, too: the second branch takes runs whose past and new
-tokens are all, and without past keys samples with padding at their end.
+valid, in each sample by another length. It stays for these runs, too: the second branch takes runs in which past
+and new tokens are all, and without past keys samples with padding at their end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Made:
     Attributes:
         found: The attention of all keys. The values of its views of query, key and value are not those of the model.
         heads: The numbers of heads of query, key and value.
-        size: The elements of a head of GroupQueryAttention, whose operands may be packed or rotated; 0: of others.
+        size: The elements of a head of GroupQueryAttention: its operands may be packed or rotated; 0: of others.
         has_safe_rows: Whether there may be rows without keys, which are 0.
     """
 
@@ -126,7 +126,7 @@ def _attention_of(
 ) -> Attention | None:
     """Returns the attention of all keys; None if no other operator computes it: the rule for attention reports it.
 
-    `size`: the elements of a head of GroupQueryAttention, whose query may be packed; 0: of others.
+    `size`: the elements of a head of GroupQueryAttention: its query may be packed; 0: of others.
     """
     batch, tokens = dims_of(query)[:2]
     total = [*dims_of(node.outputs[1]), *[ir.SymbolicDim(None)] * 3][2] if len(node.outputs) > 1 else tokens

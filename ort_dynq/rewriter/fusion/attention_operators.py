@@ -294,7 +294,7 @@ def _with(
     if mask is not None:
         dims = dims_of(mask)
         if not 1 < len(dims) <= 4:
-            raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask, whose rank is not known, or not 2 to 4")
+            raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask: its rank is not known, or not 2 to 4")
         lead = ((),) * (4 - len(dims))
         given = *lead, *(() if dim == 1 else axis for dim, axis in zip(dims, axes[len(lead) :], strict=True))
         is_mask = mask.dtype == ir.DataType.BOOL

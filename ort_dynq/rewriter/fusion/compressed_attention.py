@@ -8,7 +8,7 @@ may be a dimension that a Reshape joins to its neighbor. The codes may be any te
 new tokens are appended. Heads may be repeated for several heads of query (Expand). The key is [B, H, T, D] before a
 Transpose, or [B, H, D, T].
 
-More than 450 lines: the forms of keys and values are one match, whose parts nothing else uses.
+More than 450 lines: the forms of keys and values are one match, and nothing else uses its parts.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _is_attention(query: ir.Value, key: ir.Value, value: ir.Value, is_transposed
 
 
 def _unrepeated(operand: View) -> ir.Value:
-    """Returns the key or value whose heads are repeated (Expand), or itself: heads of query share adjacent ones."""
+    """Returns the key or value before an Expand repeats its heads, or itself: heads of query share adjacent ones."""
     first, *sources = (each.view for each in sources_of(operand, repeats=True))
     whole = [leaves([axis]) for axis in first.axes]
     for view in reversed(sources):
@@ -368,7 +368,7 @@ def _with_zero(codes: _Codes, zero: ir.Value | None) -> _Codes | None:
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """Returns the codes whose Cast to floats is a value; None if it is none."""
+    """Returns the codes if a value is their Cast to floats; None if it is none."""
     cast = None if value is None else producer_of(skip_casts(value), "Cast")
     codes = None if cast is None else cast.inputs[0]
     return codes if codes is not None and codes.dtype in _CODES else None
@@ -563,7 +563,7 @@ def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, befor
 def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value:
     """Returns what is added to (codes - middle) * scale, as float32.
 
-    The words of queries and weights are rounded: their errors are smaller with codes whose mean is about 0.
+    The words of queries and weights are rounded: their errors are smaller with codes of a mean of about 0.
     """
 
     def binary(op_type: str, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -571,7 +571,7 @@ def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value
 
     if codes.zero is None and middle == 0 and codes.offset is not None and not codes.is_subtracted:
         return edit.cast(codes.offset, ir.DataType.FLOAT, before=before)
-    # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters whose last dimension is 1.
+    # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters with a last dimension of 1.
     total = edit.add_constant(np.full((1, 1, 1, 1), middle, np.float32), before=before)
     if codes.zero is not None:
         total = binary("Sub", total, edit.cast(codes.zero, ir.DataType.FLOAT, before=before))

@@ -29,7 +29,7 @@ def labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
 
 
 def _is_transposing_product(node: ir.Node) -> bool:
-    """Returns whether a node is ONNX Runtime's product of operands whose last two axes may be swapped."""
+    """Returns whether a node is ONNX Runtime's product of operands that may have their last two axes swapped."""
     swaps_others = any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
     return node.domain == MICROSOFT and node.op_type == "FusedMatMul" and not swaps_others
 

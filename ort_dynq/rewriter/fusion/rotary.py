@@ -51,7 +51,7 @@ def _match(node: ir.Node, context: Context) -> _Rotary | None:
 
 
 def _rotary(plain: ir.Node, turned: ir.Node, graph: ir.Graph | ir.Function | None) -> _Rotary | None:
-    """Returns the embedding whose products are x * cos and rotated * sin."""
+    """Returns the embedding with the products x * cos and rotated * sin."""
     if only_use(plain.outputs[0]) is None or only_use(turned.outputs[0]) is None:
         return None
     for i in (0, 1):

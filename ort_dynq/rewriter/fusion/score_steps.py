@@ -21,7 +21,7 @@ _ABSORBING = -1e30  # in place of larger numbers of masks: rows without keys bec
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number by which scores are multiplied or divided; or several, whose axes have these factors, as of a bias."""
+    """A number by which scores are multiplied or divided; or several, with axes of these factors, as of a bias."""
 
     value: ir.Value
     divides: bool
@@ -60,7 +60,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Padding:
-    """Keys that are padding, to whose scores a number is added.
+    """Keys that are padding: a number is added to their scores.
 
     Attributes:
         value: Integers: a mask, 0 for padding, or the counts of keys that are none.

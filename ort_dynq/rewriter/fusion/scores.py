@@ -104,7 +104,7 @@ class _Walk:
 
 
 def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
-    """Returns the attention whose softmax ends in a node; None if there is none.
+    """Returns the attention with a softmax that ends in a node; None if there is none.
 
     Casts from floats to floats may stand between the nodes, as in float16 models. Attention without a softmax is lost
     in its second product.

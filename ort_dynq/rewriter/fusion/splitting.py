@@ -13,7 +13,7 @@ _FLOATS = ("dst", "dst_2", "number")
 
 
 def is_inexact(node: ir.Node) -> bool:
-    """Returns whether a RowProgram computes sums or functions, whose last bits differ from the model's."""
+    """Returns whether a RowProgram computes sums or functions: their last bits differ from the model's."""
     if node.domain != DOMAIN or node.op_type != "RowProgram":
         return False
     return any(step.operator in (SUM, *FUNCTIONS) for step in parse(program_of(node)).steps)

@@ -239,7 +239,7 @@ def _quotient(whole: Dim, part: Dim) -> Dim | None:
 
 
 def _lengths_in(dim: Dim) -> list[Dim]:
-    """Returns the lengths whose product torch has named, as in "4*batch"."""
+    """Returns the lengths of a product that torch has named, as in "4*batch"."""
     parts = [] if isinstance(dim, int) else str(dim.value).split("*")
     is_product = len(parts) > 1 and all(part.isidentifier() or part.isdecimal() for part in parts)
     return [int(part) if part.isdecimal() else ir.SymbolicDim(part) for part in parts] if is_product else [dim]
@@ -253,7 +253,7 @@ def arranged(view: View, target: Axes, edit: Edit, *, before: ir.Node, lengths: 
         target: The factors of each axis of the result.
         edit: Records the new nodes.
         before: The old node before which they are inserted.
-        lengths: Views from whose values lengths may be read at run time, besides the value itself.
+        lengths: Views with values from which lengths may be read at run time, besides the value itself.
     """
     order, wanted = view.order, leaves(target)
     inner = tuple(factor for factor in wanted if factor in order)
@@ -286,7 +286,7 @@ def shape_of(target: Axes, sources: Sequence[View], edit: Edit, *, before: ir.No
 
     Args:
         target: The factors of the axes.
-        sources: Views from whose values lengths may be read at run time.
+        sources: Views with values from which lengths may be read at run time.
         edit: Records the new nodes.
         before: The old node before which they are inserted.
         of: The view that is reshaped, if it is a shape for Reshape: 0 keeps a length, and -1 is computed.

@@ -30,8 +30,8 @@ _MIN_WEIGHTS_OF_TWO_TERMS = 65536
 # 1.2, 0.9 and 0.4 of the time in which ONNX Runtime dequantizes the table and multiplies, 1 row 0.4 to 0.8, 0.4, 0.3
 # and 0.2 (AMD EPYC, Zen 3: family 25, model 1). Floats that are dequantized once take less.
 _MIN_DEPTH_OF_DEQUANTIZED = 128
-# Of a matrix whose scales vary along the sums. A constant one may be dequantized once, which smaller parts gain less
-# from: `python tests/bench compressed` compares.
+# Of a matrix with scales that vary along the sums. A constant one may be dequantized once, which smaller parts gain
+# less from: `python tests/bench compressed` compares.
 _MIN_CODES_OF_INPUTS, _MIN_COLUMNS_OF_PART, _MIN_COLUMNS_OF_CONSTANT_PART = 2048, 16, 32
 _MIN_PRODUCTS_OF_TWO_TERMS = 64  # for each element of a convolution's output
 # For each element of a transposed convolution with a kernel of 2x2 and stride 2. With 24 products PP-OCRv4's detector
@@ -273,7 +273,7 @@ def is_short_dequantized(depth: int, terms: int) -> bool:
 
 
 def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool) -> bool:
-    """Returns whether a product with a matrix whose scales vary along the sums costs more than it saves.
+    """Returns whether a product with a matrix of scales that vary along the sums costs more than it saves.
 
     Args:
         depth, columns: The shape of the matrix.
@@ -313,7 +313,7 @@ def is_tiny_row(activation: ir.Value, depth: int, columns: int) -> bool:
 def is_slow_transposed_convolution(
     node: ir.Node, channels: int, kernel: Sequence[int], strides: Sequence[int], taps: Sequence[int]
 ) -> bool:
-    """Returns whether a ConvTranspose takes less time in float than as a convolution whose channels are interleaved.
+    """Returns whether a ConvTranspose takes less time in float than as a convolution with interleaved channels.
 
     Interleaving takes the time of some products for each element of the output.
 

@@ -2,7 +2,7 @@
 
 sums - zero_point * column_sums - weights_zero_point * row_sums + K * zero_point * weights_zero_point + bias
 
-Exporters write these terms in any order, and compute some of them at run time. They are read as a polynomial whose
+Exporters write these terms in any order, and compute some of them at run time. They are read as a polynomial: its
 variables are computed at run time. QuantizedMatMul and QuantizedConv subtract one product of a zero point and the sums
 of the weights: `correction_of` finds numbers for it. int32 wraps around, so every identity holds modulo 2**32.
 

@@ -11,7 +11,7 @@ others in every run (policy/dequantized_products.py).
 
 A product that is little beside the model's convolutions stays: nothing would be gained.
 
-A product whose activation was quantized, too, is left to other rules, and to ONNX Runtime if its scale is constant.
+A product of a quantized activation is left to other rules, and to ONNX Runtime if its scale is constant.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Fates:
 
 @dataclass(frozen=True)
 class FoldedProduct:
-    """A product whose weights are dequantized in the model.
+    """A product with weights that are dequantized in the model.
 
     Attributes:
         source: What the weights are read from: products of equal sources share their weights.
@@ -133,7 +133,7 @@ def _match(node: ir.Node, context: Context) -> WeightsOnlyProduct | FoldedProduc
 
 
 def _integer_match(product: MatrixProduct, dequantizer: Dequantizer, context: Context, fate: str) -> WeightsOnlyProduct:
-    """Returns the match of a product whose activation is quantized.
+    """Returns the match of a product that gets a quantized activation.
 
     Raises:
         Unconverted: There is no such product.
@@ -183,7 +183,7 @@ def _bias_of(product: MatrixProduct, columns: int, facts: Facts) -> ir.Value | n
 def _folded_match(
     weights: ir.Value, source: tuple[Hashable, ...], why: Unconverted, fate: Unconverted, context: Context
 ) -> FoldedProduct:
-    """Returns the match of a product whose weights are folded.
+    """Returns the match of a product with weights that are folded.
 
     Args:
         weights: The weights.

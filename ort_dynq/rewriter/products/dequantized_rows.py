@@ -4,11 +4,11 @@ DequantizeLinear of a constant table, [Cast], Gather of rows    -> Gather of cod
                                                                 -> Gather of codes and of scales, Cast, Sub, Mul
 
 The second form has a scale for each row, scales of float16, or int8 codes with one scale. Between nodes without a
-kernel of float16, ONNX Runtime runs a DequantizeLinear whose input is computed in float32, and does not round. It
-repeats one with one scale behind a Reshape or Transpose, after a QuantizeLinear of uint8: the session does not open, or
-codes below 0 are lost. Both forms have the same bits: an element is (code - zero point) * scale, rounded once, wherever
-it is. float32 holds the product with a scale of float16. ONNX Runtime leaves out a Cast to float16 before its own Cast
-back: then the indices get a dimension, and the rows lose it after the Cast.
+kernel of float16, ONNX Runtime runs a DequantizeLinear with an input that it computes in float32, and does not round.
+It repeats one with one scale behind a Reshape or Transpose, after a QuantizeLinear of uint8: the session does not open,
+or codes below 0 are lost. Both forms have the same bits: an element is (code - zero point) * scale, rounded once,
+wherever it is. float32 holds the product with a scale of float16. ONNX Runtime leaves out a Cast to float16 before its
+own Cast back: then the indices get a dimension, and the rows lose it after the Cast.
 """
 
 from __future__ import annotations

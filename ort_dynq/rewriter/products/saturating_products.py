@@ -101,7 +101,7 @@ def _build(match: _SaturatingNode, edit: Edit) -> None:
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
         edit.replace(old, new)
-    edit.note = "; ".join(["uint8 weights, whose sums do not saturate", *([str(match.why)] if match.why else [])])
+    edit.note = "; ".join(["uint8 weights: their sums do not saturate", *([str(match.why)] if match.why else [])])
 
 
 def _unsigned(value: ir.Value | None, edit: Edit) -> ir.Value:

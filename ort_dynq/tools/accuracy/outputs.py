@@ -149,7 +149,7 @@ def snr_of_others(reference: Reference, results: Sequence[Sequence[Any]]) -> dic
     """Returns the signal-to-noise ratios in decibels that other sets of data will hardly be below, by output.
 
     The noise / the signal of all sets, plus twice its standard error as the ratio of two sums (Cochran, Sampling
-    Techniques, 6.4): sqrt(m / (m - 1) * sum((n - R * s)^2)) / sum(s) of m sets with the noise n and the signal s, whose
+    Techniques, 6.4): sqrt(m / (m - 1) * sum((n - R * s)^2)) / sum(s) of m sets with the noise n and the signal s; their
     sums have the ratio R. If the noise of all sets is alike, that is little. It is much if few sets have most of the
     noise. Outputs that are not floats have none, and neither have those of one set.
 

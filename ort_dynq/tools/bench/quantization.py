@@ -248,7 +248,7 @@ def _lengths(reference: Reference, tokens: Sequence[int] | None) -> Sequence[int
     has_sequence = _axes(reference) is not None
     if tokens and not has_sequence:
         raise DynqError(
-            "--tokens is for a model whose first input has a dynamic sequence as its second axis; give --shape instead"
+            "--tokens is for models with a dynamic sequence as the second axis of input 0; give --shape instead"
         )
     return tokens or (TOKENS if has_sequence and tokens is None else (None,))
 

@@ -2,7 +2,7 @@
 
 * Perplexity: windows of 512 tokens slide over the text by 256. Every token is predicted once, all but the first 511
   from at least 256 tokens before it. exp(-mean(log p)), in float64. Models of shorter contexts have shorter windows.
-* Agreement: the share of tokens of the text whose most probable successor is the same in both models.
+* Agreement: the share of tokens of the text that have the same most probable successor in both models.
 * Generated tokens: parts of the text are continued by the most probable token, with cached keys and values. How many
   tokens are the same before the first different one.
 """
@@ -195,7 +195,7 @@ class TextAccuracy:
     Attributes:
         tokens: The number of tokens that were predicted.
         perplexity_before, perplexity_after: exp(-mean(log p)) of the tokens.
-        agreement: The share of tokens whose most probable successor is the same, from 0 to 1.
+        agreement: The share of tokens with the same most probable successor, from 0 to 1.
         snr_db: The signal-to-noise ratio of the logits; infinite if they are equal; None if the original's are zeros.
         same_tokens: The tokens that are the same before the first different one, in the mean over the prompts.
         prompts, prompt, generated: The number of prompts, the tokens of each, and those that were generated.

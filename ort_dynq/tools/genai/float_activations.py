@@ -1,4 +1,4 @@
-"""Decoders whose activations are floats: what the greedy tokens of models with quantized weights are compared with."""
+"""Decoders with float activations: what the greedy tokens of models with quantized weights are compared with."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CompressedAttention rounds queries and weights p * scale of v to words: multiple
 their group. Its size(s) and size(y) have the largest sums of these roundings as well, in units of 2^-20: a sixteenth of
 the 2^-24 of the others, of which verification allows 16. So it is for CompressedMatMul: its size is |x| @ |w|.
 
-The size of the mean of a channel is the mean of |x|. That of a ChannelGate, whose functions are at most as steep as 1:
+The size of the mean of a channel is the mean of |x|. That of a ChannelGate: its functions are at most as steep as 1.
 
     size(g) = |weight_2| @ (|weight_1| @ mean(|x|) + |bias_1| + 1) + |bias_2| + 1
     size(y) = (1 + |x|) * size(g)
@@ -37,7 +37,7 @@ from ...rewriter.analysis.standard import OWN_ATTENTION
 
 _OWN = OWN_ATTENTION - {"QuantizedAttention"} | {"ChannelGate", "CompressedMatMul"}
 _WORD = 2.0**20 / (2 * 32512)
-_BLOCK = 256  # of CompressedMatMul: products whose words share a step
+_BLOCK = 256  # of CompressedMatMul: products with words that share a step
 _BIAS = 5  # the inputs of MultiHeadAttention are query, key, value, bias, key_padding_mask, attention_bias
 
 
