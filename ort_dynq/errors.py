@@ -58,4 +58,6 @@ def printable(text: str) -> str:
 
     These are also characters that change the direction of writing, and bytes of a path that are not UTF-8.
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

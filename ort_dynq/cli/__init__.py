@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -63,8 +64,9 @@ def _with_full_name(given: list[str]) -> list[str]:
     return given
 
 
+@functools.cache
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line."""
+    """Returns the parser of the whole command line, which is made once in a process."""
     description = "Fast, exact dynamic quantization for ONNX Runtime on CPUs."
     whole = command.make_parser(command.PROGRAM, description, COMMANDS)
     command.add_program_options(whole)

@@ -239,6 +239,7 @@ class _HelpAll(argparse.Action):
         assert isinstance(parser, _Parser)
         parser.shows_all = True
         parser.print_help()
+        parser.shows_all = False  # the next command line of the process has the same parser
         parser.exit()
 
 

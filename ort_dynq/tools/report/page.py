@@ -6,13 +6,17 @@ A page has no external resources. Its security policy allows no script, or only 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import DynqError, printable
 from ...files import reason, replacing
+
+if TYPE_CHECKING:
+    import jinja2
 
 _FOLDER = Path(__file__).parent
 _MAX_LENGTH = 32  # letters of an operator's name
@@ -26,8 +30,17 @@ def render(template: str, *, script: str = "", **values: Any) -> str:
         script: The name of a file in this folder, the script of the page; empty if it has none.
         values: What the template shows; in every text, HTML and control characters are escaped.
     """
-    import jinja2
     import markupsafe
+
+    code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    given = {"script": markupsafe.Markup(code), "script_hash": digest, **values}
+    return _environment().get_template(template).render(given)
+
+
+@functools.cache  # it keeps the compiled templates
+def _environment() -> jinja2.Environment:
+    import jinja2
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -44,10 +57,7 @@ def render(template: str, *, script: str = "", **values: Any) -> str:
         "operators": _operators,
         "operator": _operator,
     }
-    code = (_FOLDER / script).read_text(encoding="utf-8") if script else ""
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    given = {"script": markupsafe.Markup(code), "script_hash": digest, **values}
-    return environment.get_template(template).render(given)
+    return environment
 
 
 def save(text: str, path: Path) -> None:
