@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, stock_session
+from helpers import Array, diagonals, stock_session
 from onnx import numpy_helper
 
 from bench import transformers
@@ -41,9 +41,9 @@ def test_network_is_valid(network: str, form: str) -> None:
     assert used - {""} == {*made, *(value.name for value in model.graph.input)}  # every value is used
 
 
-@forms
-@each_network
-@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize(
+    ("form", "network", "optimize"), diagonals(2, transformers.FORMS, transformers.NETWORKS, [False, True])
+)
 def test_quantized_network_is_close_to_the_float_network(network: str, form: str, optimize: bool) -> None:
     """8-bit codes of activations and weights are off by at most 1/254 of the range, which adds up to some percent."""
     if optimize and form == "tensor_u8" and cpu_saturates():

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import ENCODER, MODELS, run_json
+from helpers import diagonals
 
 import ort_dynq
 from ort_dynq import cli
@@ -232,8 +233,7 @@ def test_inspect_escapes_names(folder: Path, capsys: pytest.CaptureFixture[str])
     assert sum(r"[bold]a[/bold] :smile: \x1b[31m next" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("opset", [None, 13])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("opset", "name"), diagonals(1, [None, 13], OPERATORS))
 def test_inspect_prints_the_body_of_an_operator(
     name: str, opset: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

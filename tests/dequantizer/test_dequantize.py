@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, stock_session
+from helpers import Array, pairwise, stock_session
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationDataReader
@@ -111,10 +111,15 @@ def reference(codes: Array, scale: Array, zero_point: Array, axis: int) -> Array
     return np.asarray(result)
 
 
-@pytest.mark.parametrize("form", ["float", "qdq"])
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("weight_type", [QuantType.QInt8, QuantType.QUInt8])
-@pytest.mark.parametrize("name", ["matrices", "convolutions", "gemm", "lstm"])
+@pytest.mark.parametrize(
+    ("form", "per_channel", "weight_type", "name"),
+    pairwise(
+        ["float", "qdq"],
+        [False, True],
+        [QuantType.QInt8, QuantType.QUInt8],
+        ["matrices", "convolutions", "gemm", "lstm"],
+    ),
+)
 def test_quantize_dynamic(name: str, weight_type: QuantType, per_channel: bool, form: str, tmp_path: Path) -> None:
     """The weights are those of DequantizeLinear bit for bit, and the outputs near those of the float model."""
     model = quantized(name, tmp_path, "dynamic", weight_type=weight_type, per_channel=per_channel)

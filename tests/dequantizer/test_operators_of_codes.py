@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import Array, stock_session
+from helpers import Array, pairwise, stock_session
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from rewriting import parse
@@ -110,10 +110,10 @@ def noise(expected: Array, actual: Array) -> float:
     return float(np.square((actual - expected).astype(np.float64)).sum() / np.square(expected).sum())
 
 
-@pytest.mark.parametrize("form", ["float", "qdq"])
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("form", "per_channel", "kind", "name"),
+    pairwise(["float", "qdq"], [False, True], [QuantType.QInt8, QuantType.QUInt8], LAYERS),
+)
 def test_qlinear_operators(name: str, kind: QuantType, per_channel: bool, form: str, tmp_path: Path) -> None:
     """The weights are those of DequantizeLinear bit for bit; the result is nearer to the float model than before."""
     model, feeds = static(name, tmp_path, kind, per_channel=per_channel)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from helpers import Array, assert_same
+from helpers import Array, assert_same, pairwise
 
 from ort_dynq import kernels
 
@@ -102,10 +102,10 @@ QUANTIZATIONS = {
 }
 
 
-@pytest.mark.parametrize("code_type", [3, 22])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("code_type", "dtype", "quantization", "function"),
+    pairwise([3, 22], [np.float32, np.float16], QUANTIZATIONS, FUNCTIONS),
+)
 def test_functions_that_several_passes_read(
     function: str, quantization: str, dtype: type, code_type: int, isas: Sequence[str]
 ) -> None:

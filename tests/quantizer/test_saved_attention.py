@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import Array, assert_same, make_session, stock_session, with_arrays
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_arrays
 
 import ort_dynq
 from ort_dynq import DynqError
@@ -68,8 +68,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("form", GROUPS)
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(("form", "is_packed"), diagonals(1, GROUPS, [False, True]))
 def test_group_query_attention(form: str, is_packed: bool) -> None:
     """A prompt; its second sample has padding at its end. Rotated keys and the values are outputs, too."""
     operands, rotary = ("a, , " if is_packed else "q, k, v"), ", cos, sin" if "rotated" in form else ""

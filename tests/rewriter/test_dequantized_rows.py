@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import assert_same, stock_session, with_arrays
+from helpers import assert_same, diagonals, stock_session, with_arrays
 from rewriting import F, check, parse
 
 from ort_dynq.rewriter import rewrite
@@ -31,9 +31,7 @@ def model_of(body: str, arrays: dict[str, np.ndarray], ids: str = "B, T", table:
     return with_arrays(parse(body, inputs=f"int64[{ids}] ids", opset=17), {"table": table, **arrays})
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("ids", ["", "T", "B, T"])
+@pytest.mark.parametrize(("dtype", "name", "ids"), diagonals(2, [np.int8, np.uint8], FORMS, ["", "T", "B, T"]))
 def test_the_same_bits(ids: str, name: str, dtype: type) -> None:
     body, arrays = FORMS[name]
     given = {key: each.view(dtype) if each.dtype == np.int8 else each for key, each in arrays.items()}

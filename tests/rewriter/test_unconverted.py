@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from helpers import with_arrays
+from helpers import diagonals, with_arrays
 from onnx import helper, numpy_helper
 from rewriting import found, load, parse
 from unconverted_models import CONSTANTS, FAKE, TRUNCATED, model_of, report_of
@@ -172,9 +172,7 @@ LOST = {  # nodes from the codes c to g; the reason in float32, and in float16 i
 }
 
 
-@pytest.mark.parametrize("is_half", [False, True])
-@pytest.mark.parametrize("is_inner", [False, True])
-@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize(("is_half", "is_inner", "lost"), diagonals(2, [False, True], [False, True], LOST))
 def test_every_graph_and_type_has_reasons(lost: str, is_inner: bool, is_half: bool) -> None:
     """The reason names the value of the model where codes stop to be codes times a scale, and says what to change."""
     dtype, cast = ("float16", "Cast<to = 10>") if is_half else ("float", "Cast<to = 1>")

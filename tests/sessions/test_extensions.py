@@ -28,7 +28,7 @@ from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
 from cases.word_conv import word_conv_inputs
 from cases.word_matmul import word_inputs
-from helpers import SIGNATURES, Array, assert_same, handwritten, make_session, parse
+from helpers import SIGNATURES, Array, assert_same, diagonals, handwritten, make_session, parse
 from recurrence import recurrence_inputs
 
 import ort_dynq
@@ -367,9 +367,10 @@ def open_registered(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.
     return sessions.open_registered(model, register(options, "extensions"))
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("open_session", [open_plain, open_registered, open_ours, open_own])
+@pytest.mark.parametrize(
+    ("parallel", "run", "open_session"),
+    diagonals(2, [False, True], RUNS, [open_plain, open_registered, open_ours, open_own]),
+)
 def test_an_error_reaches_the_caller(run: Callable[..., Any], open_session: Callable[..., Any], parallel: bool) -> None:
     """Afterwards the session gives right results."""
     options = helpers.options(2, optimize=False)
