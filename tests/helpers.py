@@ -28,7 +28,6 @@ from ort_dynq import four_bits, kernels
 from ort_dynq.backends.options import Backend
 from ort_dynq.backends.sessions import open_registered
 from ort_dynq.operators import OPERATORS, VERSION
-from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter.policy.saturation import OPERANDS
 from ort_dynq.storage import to_proto
 from ort_dynq.tools.verification.saturation import cpu_saturates, without_saturation
@@ -472,60 +471,6 @@ def random_zps(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array | No
 def random_codes(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
     """Random 8-bit codes of the whole range."""
     return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape)).astype(dtype)
-
-
-def matmul_inputs(
-    rng: np.random.Generator,
-    shape: Shape,
-    columns: int,
-    *,
-    bits: int = 8,
-    group_size: int = 0,
-    codes: Any = np.uint8,
-    zero_points: str = "none",
-    column_groups: bool = True,
-    scale: Shape | None = None,
-) -> tuple[list[Array], Array]:
-    """Inputs of QuantizedMatMul, and its weights before packing.
-
-    Codes and weights are extreme in half of the elements: sums of u8 x s8 products in int16 would saturate. Half of the
-    tensors have no special scales, which could hide wrong bits.
-
-    Args:
-        rng: The source of random numbers.
-        shape: The shape of src, [..., K].
-        columns: N.
-        bits, group_size: The attributes.
-        codes: The type of src.
-        zero_points: Whether weights have "none" (8 bits: 0; 4: 8; 2: 2), "one" for all or zero points for
-            "all" groups and columns.
-        column_groups: Whether column_scale varies with the group.
-        scale: The shape of scale and zero_point. None: one for each row.
-    """
-    depth, (low, high) = shape[-1], (-128, 127) if bits == 8 else (0, 2**bits - 1)
-    groups = depth // group_size if group_size else 1
-
-    def extreme(size: Shape, least: int, most: int, dtype: Any) -> Array:
-        ends, any_code = rng.choice([least, most], size), rng.integers(least, most + 1, size)
-        return np.asarray(np.where(rng.random(size) < 0.5, ends, any_code)).astype(dtype)
-
-    src = extreme(shape, np.iinfo(codes).min, np.iinfo(codes).max, codes)
-    weights = extreme((depth, columns), low, high, np.int8)
-    weight_zp = np.array(0 if bits == 8 else 2 ** (bits - 1), np.int8)
-    if zero_points != "none":
-        weight_zp = extreme((1, 1) if zero_points == "one" else (groups, columns), low, high, np.int8)
-    each = np.broadcast_to(weight_zp, (groups, columns)).astype(np.int64)
-    sums = weights.astype(np.int64).reshape(groups, depth // groups, columns).sum(1) - each * (depth // groups)
-    special = rng.choice([0, 0.2])
-    scale = (*shape[:-1], 1) if scale is None else scale
-    row_scale, column_scale = (
-        random_scales(rng, shape_, special) for shape_ in (scale, (groups if column_groups else 1, columns))
-    )
-    bias = np.where(rng.random(columns) < 0.3, np.float32(-0.0), rng.normal(0, 100, columns).astype(np.float32))
-    bias = np.where(rng.random(columns) < special, rng.choice(SPECIALS, columns), bias).astype(np.float32)
-    zero_point = random_codes(rng, scale, codes)
-    packed = pack(weights, bits)
-    return [src, row_scale, zero_point, packed, weight_zp, column_scale, sums.astype(np.int32), bias], weights
 
 
 def tie_dense(rng: np.random.Generator, scales: Array, zps: Array, dtype: Any) -> Array:

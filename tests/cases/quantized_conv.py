@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from functions import Attributes
-from helpers import Array, Shape, matmul_inputs, parse, stock_session, with_one_nan
+from helpers import Array, Shape, parse, stock_session, with_one_nan
 
 from ort_dynq.operators.encodings import AutoPad, QuadAxis
 from ort_dynq.operators.packing import pack_conv, packed_conv_shape
 
 from .case import Case, Cases, Fit, Fitting, Given
+from .quantized_matmul import matmul_inputs
 from .row_program import TAILS, operands, with_tail
 
 NAMES = (

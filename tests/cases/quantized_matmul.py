@@ -4,15 +4,71 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from functions import Attributes
-from helpers import Shape, matmul_inputs
+from helpers import SPECIALS, Array, Shape, random_codes, random_scales
 
-from ort_dynq.operators.packing import packed_shape
+from ort_dynq.operators.packing import pack, packed_shape
 
 from .case import Case, Cases, Fitting
 from .row_program import TAILS, with_fitting_tails, with_tail
+
+
+def matmul_inputs(
+    rng: np.random.Generator,
+    shape: Shape,
+    columns: int,
+    *,
+    bits: int = 8,
+    group_size: int = 0,
+    codes: Any = np.uint8,
+    zero_points: str = "none",
+    column_groups: bool = True,
+    scale: Shape | None = None,
+) -> tuple[list[Array], Array]:
+    """Inputs of QuantizedMatMul, and its weights before packing.
+
+    Codes and weights are extreme in half of the elements: sums of u8 x s8 products in int16 would saturate. Half of the
+    tensors have no special scales, which could hide wrong bits.
+
+    Args:
+        rng: The source of random numbers.
+        shape: The shape of src, [..., K].
+        columns: N.
+        bits, group_size: The attributes.
+        codes: The type of src.
+        zero_points: Whether weights have "none" (8 bits: 0; 4: 8; 2: 2), "one" for all or zero points for
+            "all" groups and columns.
+        column_groups: Whether column_scale varies with the group.
+        scale: The shape of scale and zero_point. None: one for each row.
+    """
+    depth, (low, high) = shape[-1], (-128, 127) if bits == 8 else (0, 2**bits - 1)
+    groups = depth // group_size if group_size else 1
+
+    def extreme(size: Shape, least: int, most: int, dtype: Any) -> Array:
+        ends, any_code = rng.choice([least, most], size), rng.integers(least, most + 1, size)
+        return np.asarray(np.where(rng.random(size) < 0.5, ends, any_code)).astype(dtype)
+
+    src = extreme(shape, np.iinfo(codes).min, np.iinfo(codes).max, codes)
+    weights = extreme((depth, columns), low, high, np.int8)
+    weight_zp = np.array(0 if bits == 8 else 2 ** (bits - 1), np.int8)
+    if zero_points != "none":
+        weight_zp = extreme((1, 1) if zero_points == "one" else (groups, columns), low, high, np.int8)
+    each = np.broadcast_to(weight_zp, (groups, columns)).astype(np.int64)
+    sums = weights.astype(np.int64).reshape(groups, depth // groups, columns).sum(1) - each * (depth // groups)
+    special = rng.choice([0, 0.2])
+    scale = (*shape[:-1], 1) if scale is None else scale
+    row_scale, column_scale = (
+        random_scales(rng, shape_, special) for shape_ in (scale, (groups if column_groups else 1, columns))
+    )
+    bias = np.where(rng.random(columns) < 0.3, np.float32(-0.0), rng.normal(0, 100, columns).astype(np.float32))
+    bias = np.where(rng.random(columns) < special, rng.choice(SPECIALS, columns), bias).astype(np.float32)
+    zero_point = random_codes(rng, scale, codes)
+    packed = pack(weights, bits)
+    return [src, row_scale, zero_point, packed, weight_zp, column_scale, sums.astype(np.int32), bias], weights
+
 
 MATMULS: list[tuple[Shape, Shape | None]] = [
     ((5,), None),

@@ -13,9 +13,10 @@ import pytest
 from cases import Case
 from cases import quantized_conv as convolutions
 from cases.quantized_conv import conv_inputs, random_conv
+from cases.quantized_matmul import matmul_inputs
 from cases.row_program import with_tail
 from functions import run_function
-from helpers import Array, assert_same, in_turn, matmul_inputs, pairwise, with_one_nan
+from helpers import Array, assert_same, in_turn, pairwise, with_one_nan
 from test_functions import check
 
 from ort_dynq.operators import OPERATORS

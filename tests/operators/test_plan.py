@@ -83,7 +83,7 @@ import sys; sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
 import numpy as np
 from cases.compressed_attention import compressed_inputs
 from cases.quantized_conv import conv_inputs
-from helpers import matmul_inputs
+from cases.quantized_matmul import matmul_inputs
 from ort_dynq import kernels
 
 def run_all():

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases.quantized_conv import conv_inputs
-from helpers import Array, Shape, assert_same, make_session, matmul_inputs, parse
+from cases.quantized_matmul import matmul_inputs
+from helpers import Array, Shape, assert_same, make_session, parse
 
 from ort_dynq import DynqError, kernels
 from ort_dynq.operators import OPERATORS

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from cases import Case
 from cases.quantized_conv import CUT, conv_inputs, output_shape
-from cases.quantized_matmul import TASKS
+from cases.quantized_matmul import TASKS, matmul_inputs
 from cases.row_program import (
     CASTS_4_BITS,
     CHAINS,
@@ -28,7 +28,7 @@ from cases.row_program import (
     with_tail,
 )
 from functions import Attributes, attributes_text, complete, is_other_on_arm, make_model, programs_of, run_function
-from helpers import IS_ARM, Array, Shape, assert_same, make_session, matmul_inputs, parse, stock_session, with_one_nan
+from helpers import IS_ARM, Array, Shape, assert_same, make_session, parse, stock_session, with_one_nan
 from test_functions import check
 
 from ort_dynq import kernels

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from cases.quantized_matmul import matmul_inputs
 from helpers import (
     SPECIAL_SCALES,
     SPECIALS,
@@ -18,7 +19,6 @@ from helpers import (
     assert_same,
     handwritten,
     make_session,
-    matmul_inputs,
     native_only,
     pairwise,
     parse,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from cases.quantized_matmul import matmul_inputs
 from functions import run_function
 from helpers import (
     Array,
@@ -16,7 +17,6 @@ from helpers import (
     assert_same,
     handwritten,
     make_session,
-    matmul_inputs,
     native_only,
     parse,
     with_one_nan,

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Array, assert_same, handwritten, make_session, matmul_inputs, parse, with_one_nan
+from cases.quantized_matmul import matmul_inputs
+from helpers import Array, assert_same, handwritten, make_session, parse, with_one_nan
 
 from ort_dynq import kernels
 from ort_dynq.operators.packing import pack

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from cases.quantized_matmul import matmul_inputs
 from functions import attributes_text
-from helpers import matmul_inputs, stock_session
+from helpers import stock_session
 
 import ort_dynq
 from ort_dynq import kernels

@@ -20,8 +20,9 @@ import onnxruntime as ort
 import pytest
 from cases import quantized_conv as convolutions
 from cases.compressed_attention import compressed_inputs
+from cases.quantized_matmul import matmul_inputs
 from functions import run_function
-from helpers import Array, Shape, assert_same, handwritten, matmul_inputs, options, parse, with_one_nan
+from helpers import Array, Shape, assert_same, handwritten, options, parse, with_one_nan
 
 import ort_dynq
 from ort_dynq import kernels

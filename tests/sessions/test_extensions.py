@@ -26,6 +26,7 @@ from cases.compressed_attention import compressed_inputs
 from cases.compressed_matmul import compressed_operands
 from cases.quantized_conv import conv_inputs
 from cases.quantized_experts import expert_inputs
+from cases.quantized_matmul import matmul_inputs
 from cases.word_conv import word_conv_inputs
 from cases.word_matmul import word_inputs
 from helpers import SIGNATURES, Array, assert_same, diagonals, handwritten, make_session, parse
@@ -117,7 +118,7 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     rng = np.random.default_rng(0)
     operands = [np.ones(1, np.float32) for value in operator.inputs if value.name.startswith("operand_")]
     if operator.name.startswith("QuantizedMatMul"):
-        matrices = helpers.matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
+        matrices = matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
         matrices = [*matrices[:-1], matrices[-1] % 64]  # a bias that float16 has
         return [*(array.astype(type_) for array, type_ in zip(matrices, types, strict=False)), *operands]
     if operator.name.startswith("QuantizedConv"):
