@@ -227,7 +227,7 @@ def _session(model: ir.Model, what: str) -> ort.InferenceSession:
 def _expected(
     session: ort.InferenceSession, names: list[str], given: Given, seed: int
 ) -> tuple[dict[str, Array], list[Array]]:
-    """Returns inputs on which the model runs, of which some may be given, and its outputs."""
+    """Returns inputs on which the model runs (some may be given), and its outputs."""
     why = ""
     for batch, other in _SIZES:
         resolved = resolve_inputs(session.get_inputs(), given.inputs, given.shapes, other, batch)

@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _report(arguments: argparse.Namespace) -> Outcome:
-    """Measures everything that the page shows, of which the times are a part."""
+    """Measures everything that the page shows: times and more."""
     check_report(arguments, Path(arguments.what))
     if arguments.opening or len(arguments.threads or ()) > 1:
         raise DynqError("--report takes one number of threads, and does not measure --opening; run them apart")

@@ -44,7 +44,7 @@ def _operand(name: str, size: str, opset: int) -> str:
 
 
 def _repeated(value: str, to: str, axis: int, times: str, opset: int) -> str:
-    """Sets `to` to a value of four dimensions, of which each element along an axis, 2 or 3, is repeated."""
+    """Sets `to` to a value of four dimensions with each element along an axis, 2 or 3, repeated."""
     expansion = ["n1"] * 5
     expansion[axis + 1] = times
     return f"""{to}_5d = Unsqueeze({value}, n{axis + 1})

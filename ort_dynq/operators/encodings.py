@@ -21,7 +21,7 @@ class Encoding(enum.IntEnum):
     meaning: str
     _value_: int
 
-    # mypy checks lookups, such as ScaleOrder(1), against this signature: hence the default.
+    # mypy checks lookups, such as ScaleOrder(1), against this signature: so there is a default.
     def __new__(cls, value: int, meaning: str = "") -> Encoding:
         member = int.__new__(cls, value)
         member._value_ = value

@@ -62,7 +62,7 @@ def with_weights_outside(model: ir.Model) -> ir.Model:
 
 
 def _inner(model: ir.Model) -> list[_InnerProduct]:
-    """The products of subgraphs of which ONNX Runtime makes MatMulNBits with weights of a graph outside."""
+    """The products of subgraphs that ONNX Runtime makes MatMulNBits of, with weights of a graph outside."""
     return [
         product
         for product in _products(model)
@@ -71,7 +71,7 @@ def _inner(model: ir.Model) -> list[_InnerProduct]:
 
 
 def _products(model: ir.Model) -> Iterator[_InnerProduct]:
-    """Yields the products of all graphs of which ONNX Runtime makes MatMulNBits."""
+    """Yields the products of all graphs that ONNX Runtime makes MatMulNBits of."""
     for _, graph in with_subgraphs(model.graph):
         for node in graph:
             if node.op_type not in MATMULS or len(node.inputs) < 2:

@@ -53,7 +53,7 @@ def _invariants(node: ir.Node, opset: int) -> list[int]:
 
 
 def _uncopied(value: ir.Value) -> ir.Value:
-    """Returns the value of which a value is a copy, or a copy of one."""
+    """Returns the value that a value is a copy of, or a copy of a copy."""
     while (node := value.producer()) is not None and (source := copied(node)) is not None:
         value = source
     return value

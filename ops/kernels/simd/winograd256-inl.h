@@ -44,7 +44,7 @@ struct Winograd256 {
   static Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
   static Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 
-  // Parts 0 and 1: the first two weights of 8 output channels each; 2 and 3: the last two. They come to the high bytes
+  // Parts 0 and 1: the first two weights of 8 output channels each; 2 and 3: the last two. They are in the high bytes
   // of the words: their shift extends the sign.
   static Words weights(const int8_t* quad, int64_t part) {
     const __m128i order = part < 2 ? _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13)

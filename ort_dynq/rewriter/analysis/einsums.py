@@ -11,7 +11,7 @@ _DIGITS = "0123456789"
 def labels_of_einsum(node: ir.Node) -> tuple[str, str, str] | None:
     """Returns the labels of the axes of both factors and of the result, digits for those that dots stand for.
 
-    Dots stand for the leading axes, of which a factor may have fewer, as with MatMul. None: the equation has other
+    Dots stand for the leading axes; a factor may have fewer, as with MatMul. None: the equation has other
     numbers of factors or axes, a label twice in a term, a result that it does not state, or a label of it in no factor.
     """
     equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")

@@ -181,7 +181,7 @@ def _lengths_of_shape(value: ir.Value | None) -> list[Length] | None:
 
 
 def factors_of(lengths: Iterable[Length]) -> tuple[int, list[ir.SymbolicDim]] | None:
-    """Returns the number and the names of which lengths are the product; None if one is not known."""
+    """Returns the number and the names that lengths are the product of; None if one is not known."""
     number, names = 1, list[ir.SymbolicDim]()
     for each in lengths:
         if isinstance(each, int):

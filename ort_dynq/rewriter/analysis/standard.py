@@ -34,7 +34,7 @@ SCATTERING = frozenset({"ScatterElements", "ScatterND", "TensorScatter"})
 """They replace elements by others."""
 INTERLEAVING = frozenset({"DepthToSpace", "SpaceToDepth"})
 FLOAT16_MOVES = REARRANGING | SELECTING | {"Concat"}
-"""Moves of which ONNX Runtime has float16 kernels."""
+"""Moves with float16 kernels in ONNX Runtime."""
 HEAD_MOVES = REARRANGING | {"Concat", "Expand"}
 """Moves of keys and values: into a cache, and to several heads."""
 PHASE_MOVES = frozenset({"Interleave", "Slice"})
@@ -97,7 +97,7 @@ NORMS = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Their results are not negative."""
 SUMMING = frozenset({"ReduceMean", "ReduceSum"})
 ROW_SUMS = SUMMING | NORMS - {"ReduceL1"}
-"""Those of which programs have the sums."""
+"""Those with sums that programs have."""
 ADDING = SUMMING | NORMS | {"CumSum", "ReduceLogSumExp"}
 CHANNEL_MEANS = frozenset({"GlobalAveragePool", "ReduceMean"})
 POOLS = frozenset({"AveragePool", "GlobalAveragePool"})

@@ -216,7 +216,7 @@ class _Terms:
         return value
 
     def limits(self, form: Affine) -> list[ir.Value]:
-        """Returns single numbers, of which one is NaN in runs in which codes of a part of a form may be NaN."""
+        """Returns single numbers: one is NaN in runs in which codes of a part of a form may be NaN."""
         given = {key_of(each.term): each for each in _limits_of(form)}.values()
         found = [(each, self._of(each.term, None)) for each in given]
         return [value if each.is_one else self.insert("ReduceSum", value, keepdims=0) for each, value in found]

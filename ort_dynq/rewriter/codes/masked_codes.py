@@ -1,4 +1,4 @@
-"""Affine forms of values of which a Where leaves out rows or elements, as masks of tokens do.
+"""Affine forms of values after a Where that leaves out rows or elements, as masks of tokens do.
 
 So Where(mask, s * (q - 3), 0) with a mask for each row has the scale Where(mask, s, 0); with a mask for each
 element it has the codes Where(mask, q, 3).

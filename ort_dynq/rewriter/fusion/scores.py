@@ -376,7 +376,7 @@ def _without_softmax(product: ir.Node, context: Context) -> Lost | None:
 
 
 def _product_before(value: ir.Value, context: Context, *, mixed: bool) -> ir.Node | None:
-    """Returns the product of two activations of which a value is made, one element of each; None if there is none.
+    """Returns the product of two activations that a value is made of, one element of each; None if there is none.
 
     `mixed`: whether also products by constants may make it, as heads are mixed; otherwise functions do, but no softmax
     over the last axis.

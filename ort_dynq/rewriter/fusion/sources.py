@@ -1,4 +1,4 @@
-"""The values of which an operand of attention is a view, and the scalars that multiply it in between.
+"""The values that an operand of attention is a view of, and the scalars that multiply it in between.
 
 Example: q = Mul(r, 0.25) with r = Reshape(x) has the sources q, r and x, the last two with the scalar 0.25.
 """
@@ -21,14 +21,14 @@ from .views import Factor, View, dims_of, leaves
 
 @dataclass(frozen=True)
 class Source:
-    """A value of which an operand is a view, and the scalars by which it is multiplied after it."""
+    """A value that an operand is a view of, and the scalars that multiply it after it."""
 
     view: View
     scalars: tuple[Scalar, ...] = ()
 
 
 def sources_of(operand: View, tokens: Iterable[Factor] | None = None, *, repeats: bool = False) -> list[Source]:
-    """Returns an operand, and the values of which it is a view, the first one last; with `repeats` also through Expand.
+    """Returns an operand, and the values that it is a view of, the first one last; with `repeats` also through Expand.
 
     A product with a scalar that is computed at run time may be a dequantization. It stays, except after the key has
     been transposed: `tokens` are the factors that are its last axis then.

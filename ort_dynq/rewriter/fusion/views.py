@@ -30,7 +30,7 @@ class Factor:
 
     Attributes:
         length: Its length.
-        parts: The factors of which it is the product; empty if it is not known to be one.
+        parts: The factors that it is the product of; empty if it is not known to be one.
     """
 
     length: Dim
@@ -61,7 +61,7 @@ class View:
         return leaves(self.axes)
 
     def before(self) -> View | None:
-        """Returns the value of which a node only moves the elements, or casts floats; None if it does anything else."""
+        """Returns the value if a node only moves its elements, or casts floats; None if it does anything else."""
         node = self.value.producer()
         source = node.inputs[0] if node is not None and node.inputs else None
         if node is None or source is None or source.shape is None:
@@ -246,7 +246,7 @@ def _lengths_in(dim: Dim) -> list[Dim]:
 
 
 def arranged(view: View, target: Axes, edit: Edit, *, before: ir.Node, lengths: Sequence[View] = ()) -> ir.Value:
-    """Returns the elements of a view with other axes, of which the view may lack factors: elements are repeated then.
+    """Returns the elements of a view with other axes; the view may lack factors of these: elements are repeated then.
 
     Args:
         view: The view.

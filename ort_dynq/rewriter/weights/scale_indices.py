@@ -33,7 +33,7 @@ class Digit(NamedTuple):
     size: int = 1
 
     def split(self, length: int) -> tuple[Digit, Digit]:
-        """Returns two digits, of which the second has `length` values.
+        """Returns two digits; the second has `length` values.
 
         Raises:
             Unconverted: A block has a part of these values only.
@@ -81,7 +81,7 @@ class ScaleIndices:
         return ScaleIndices([self._dimensions[i] for i in perm or reversed(range(len(self._dimensions)))])
 
     def reshape(self, shape: Sequence[int]) -> ScaleIndices:
-        """Returns those of reshaped weights, of which there is at least one.
+        """Returns those of reshaped weights; there is at least one.
 
         Raises:
             Unconverted: A block is cut.

@@ -13,9 +13,9 @@ An error of e * size(s) in each score changes y by at most e * (size(y) - p @ |v
 
 CompressedAttention rounds queries and weights p * scale of v to words: multiples of 1/32512 of the largest number of
 their group. Its size(s) and size(y) have the largest sums of these roundings as well, in units of 2^-20: a sixteenth of
-the 2^-24 of the others, of which verification allows 16. So it is for CompressedMatMul: its size is |x| @ |w|.
+the 2^-24 of the others; verification allows 16 of these. The same holds for CompressedMatMul: its size is |x| @ |w|.
 
-The size of the mean of a channel is the mean of |x|. That of a ChannelGate: its functions are at most as steep as 1.
+The size of the mean of a channel is the mean of |x|. A ChannelGate has functions that are at most as steep as 1:
 
     size(g) = |weight_2| @ (|weight_1| @ mean(|x|) + |bias_1| + 1) + |bias_2| + 1
     size(y) = (1 + |x|) * size(g)

@@ -95,7 +95,7 @@ class QuantizedLayer(ABC):
         return self.results or self.b.outputs
 
     def values_of_a(self) -> list[ir.Value]:
-        """The values of A to record: its inputs and its outputs, of which the first is always computed."""
+        """The values of A to record: its inputs and its outputs; the first output is always computed."""
         first = self.node.outputs[0]
         first.name = first.name or "ort_dynq.first"
         return [value for value in (*self.node.inputs, *self.node.outputs) if value is not None and value.name]
@@ -106,7 +106,7 @@ class QuantizedLayer(ABC):
 
         Args:
             known: A's values.
-            of_b: B's values, of which it has the observed ones.
+            of_b: B's values that are observed.
             outputs: B's outputs.
         """
 

@@ -328,7 +328,7 @@ def _judge(pair: _ProductPair, known: Mapping[str, Array], of_b: Mapping[str, Ar
     Args:
         pair: The product.
         known: A's values.
-        of_b: B's values, of which it has the result and the observed ones.
+        of_b: B's values: the result and the observed ones.
     """
     of_a = pair.a
     if of_a is None:
