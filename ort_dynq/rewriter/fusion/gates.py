@@ -33,7 +33,7 @@ from ..shared_initializers import SharedInitializers
 from ..weights.channels import Channels
 from ..weights.matrix_product import matrix_product_of
 
-_LEAST_RANK = 3
+_MIN_RANK = 3
 _MAX_NODES = 24
 
 
@@ -76,7 +76,7 @@ def _match(node: ir.Node, context: Context) -> _Gate | None:
 def _mean_of(node: ir.Node) -> ir.Value | None:
     """Returns the tensor if a node computes the means of its channels; None if it is another node."""
     x = node.inputs[0] if is_standard(node, *CHANNEL_MEANS) else None
-    if x is None or x.shape is None or len(x.shape) < _LEAST_RANK or x.dtype != ir.DataType.FLOAT:
+    if x is None or x.shape is None or len(x.shape) < _MIN_RANK or x.dtype != ir.DataType.FLOAT:
         return None
     if node.op_type == "ReduceMean":
         axes, rank = axes_of(node), len(x.shape)
@@ -118,7 +118,7 @@ def _convolution(use: Use, context: Context) -> _Parameters | None:
     weights = _weights(node.inputs[1], context)
     if given.get_int("group", 1) != 1 or any(given.get_ints("pads", [])) or weights is None:
         return None
-    if weights.ndim < _LEAST_RANK or any(length != 1 for length in weights.shape[2:]):
+    if weights.ndim < _MIN_RANK or any(length != 1 for length in weights.shape[2:]):
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     matrix = weights.reshape(weights.shape[:2])

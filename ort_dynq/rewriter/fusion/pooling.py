@@ -18,7 +18,7 @@ from ..edit import Edit
 from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
 
-_FEWEST_DIMENSIONS = 3
+_MIN_DIMENSIONS = 3
 
 
 def _match(node: ir.Node, context: Context) -> ir.Node | None:
@@ -28,7 +28,7 @@ def _match(node: ir.Node, context: Context) -> ir.Node | None:
     producer = None if x is None else x.producer()
     if x is None or producer is None or producer.domain not in (DOMAIN, MICROSOFT):
         return None
-    if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) < _FEWEST_DIMENSIONS or has_few_elements(x):
+    if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) < _MIN_DIMENSIONS or has_few_elements(x):
         return None
     return node
 
