@@ -60,12 +60,14 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     }
     given = _attributes(operator, tuple((attributes | lists).items()))
     outputs: dict[int, tuple[Array, Array]] = {}
+    too_large: list[str] = []  # with no elements, the library needs no memory
 
     def allocate(_user: int, index: int, number: int, dims: Any, rank: int) -> int:
         try:
             output = np.empty(dims[:rank], _DTYPES[number])
             outputs[index] = output, _stored(output)
         except (MemoryError, ValueError):  # the library reports null; an exception would return an undefined address
+            too_large.append(f"output {index} has shape {'x'.join(map(str, dims[:rank]))}")
             return 0
         return _address(outputs[index][1])
 
@@ -83,6 +85,8 @@ def run(operator: str, inputs: Sequence[Array | None], **attributes: str | int |
     )
     if failed:
         raise DynqError(message.value.decode())
+    if too_large:
+        raise DynqError(f"{operator}: {too_large[0]}, expected one that an array may have")
     for output, bytes_ in outputs.values():
         if _is_packed(output):
             codes = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(-1)[: output.size]

@@ -162,6 +162,12 @@ def test_run_with_an_attribute_of_the_wrong_type() -> None:
         kernels.run("DynamicQuantize", [np.float32([1]), np.float32(1)], qtype=1)
 
 
+def test_run_with_an_output_that_no_array_holds() -> None:
+    """It has no elements, so that the library needs no memory; NumPy refuses it all the same."""
+    with pytest.raises(DynqError, match="Interleave: output 0 has shape 1x0x1073741824x17592186044416, expected"):
+        kernels.run("Interleave", [np.zeros((1, 0, 2**30, 2**30), np.float32)], stride_2=2**14)
+
+
 @pytest.mark.parametrize("axis", [2**63, -(2**63) - 1, 2**64])
 def test_run_with_an_attribute_that_is_too_large(axis: int) -> None:
     with pytest.raises(DynqError, match=f"axis is {axis}, expected an integer of 64 bits"):
