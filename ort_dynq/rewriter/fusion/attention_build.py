@@ -17,7 +17,7 @@ from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..edit import Edit, call
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
-from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, leaves, length_of, shape_of
+from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, held, leaves, length_of, shape_of
 
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention
@@ -260,9 +260,8 @@ def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) ->
     split = layout.batch, layout.queries, layout.heads, layout.size
     q = arranged(query, split, edit, before=before, lengths=match.views)
     for scalar in scalars:
-        view = View(scalar.value, scalar.axes[len(scalar.axes) - len(dims_of(scalar.value)) :])
-        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in (*split[:3], ()))
-        factors = arranged(view, target, edit, before=before, lengths=match.views)
+        view = _view_of(scalar)
+        factors = arranged(view, held(view, (*split[:3], ())), edit, before=before, lengths=match.views)
         q = edit.insert(ir.node("Div" if scalar.divides else "Mul", [q, factors]), before=before)
     return arranged(View(q, split), query.axes, edit, before=before, lengths=match.views)
 
@@ -372,7 +371,7 @@ def can_be_placed(step: Step, scores: Axes, ends: Sequence[View]) -> bool:
     return is_known and has_lengths([(each,) for each in leaves(scores)], sources)
 
 
-def _view_of(step: Added | Masked) -> View:
+def _view_of(step: Added | Masked | Scalar) -> View:
     return View(step.value, step.axes[len(step.axes) - len(dims_of(step.value)) :])
 
 
@@ -388,8 +387,7 @@ def placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
         if not step.is_proven:
             shape = shape_of(view.axes, ends, edit, before=edit.node)
             view = View(edit.insert(ir.node("Expand", [value, shape]), before=edit.node), view.axes)
-        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
-        value = arranged(view, target, edit, before=edit.node, lengths=ends)
+        value = arranged(view, held(view, scores), edit, before=edit.node, lengths=ends)
     dtype = ir.DataType.BOOL if isinstance(step, Masked) else FLOAT
     return replace(step, value=edit.cast(value, dtype, before=edit.node, of=step.value.dtype))
 
@@ -399,8 +397,7 @@ def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> i
     before = edit.node
     if step.more is None:
         view = View(edit.cast(step.value, ir.DataType.BOOL, before=before, of=step.value.dtype), step.axes)
-        target = tuple(axis if set(leaves([axis])) & set(view.order) else () for axis in scores)
-        keeps = arranged(view, target, edit, before=before, lengths=ends)
+        keeps = arranged(view, held(view, scores), edit, before=before, lengths=ends)
     else:
         numbers = [edit.add_constant(np.array(number), before=before) for number in (0, 1, step.more, [-1, 1, 1, 1])]
         zero, one, more, column = numbers

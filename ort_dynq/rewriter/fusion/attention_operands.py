@@ -57,7 +57,7 @@ from .attention_operators import (
 )
 from .score_steps import Masked, may_mask_rows
 from .scores import Attention
-from .views import View, dims_of
+from .views import View, axes_of, dims_of, shape_of
 
 _OUTPUTS = 3
 
@@ -259,9 +259,8 @@ def _or_are_whole(condition: ir.Value, last: ir.Value | None, total: ir.Value, e
 
 def _length(value: ir.Value, axis: int, edit: Edit) -> ir.Value:
     """Returns a length of a value, a vector of one element."""
-    shape = edit.insert(ir.node("Shape", [value]), before=edit.node)
-    index = edit.add_constant(np.array([axis]), before=edit.node)
-    return edit.insert(ir.node("Gather", [shape, index]), before=edit.node)
+    view = View(value, axes_of(dims_of(value)))
+    return shape_of(view.axes[axis : axis + 1], (view,), edit, before=edit.node)
 
 
 RULE: Rule[_Made] = Rule("operands of attention", OPSET, _match, _build, fuses=True)

@@ -20,7 +20,7 @@ from ..edit import Edit
 from ..reasons import Reason, Unconverted
 from .score_steps import Added, Masked, Padding, Step
 from .scores import Attention, Scores
-from .views import Axes, Axis, Dim, Factor, View, dims_of
+from .views import Axes, Axis, Dim, Factor, View, broadcast, dims_of
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
 BIAS = 3  # of MultiHeadAttention
@@ -292,11 +292,9 @@ def _with(
         factor = 1 / math.sqrt(np.prod([each.length for each in size if isinstance(each.length, int)] or [1]))
     scores = Scores(query, key)
     if mask is not None:
-        dims = dims_of(mask)
-        if not 1 < len(dims) <= 4:
+        given = broadcast(mask, axes)
+        if given is None or len(dims_of(mask)) < 2:
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask: its rank is not known, or not 2 to 4")
-        lead = ((),) * (4 - len(dims))
-        given = *lead, *(() if dim == 1 else axis for dim, axis in zip(dims, axes[len(lead) :], strict=True))
         is_mask = mask.dtype == ir.DataType.BOOL
         scores.steps.append(Masked(mask, True, -math.inf, given) if is_mask else Added(mask, given))
     return Attention(scores, axes, value, node, result, True, (), factor=factor)

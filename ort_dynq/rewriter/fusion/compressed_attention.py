@@ -96,8 +96,7 @@ class _Operand:
     Attributes:
         value: The codes, or floats; of four dimensions.
         codes: The codes and their parameters. None: floats.
-        shape: The shape that the parameters are reshaped to; None: they have four dimensions.
-        squeezed: The axis that the parameters lose, which has one element; None: they have four dimensions.
+        move: The operator that gives the parameters four dimensions, and its shape or axes; None: they have four.
         code_shape: The shape that the codes are reshaped to; None: they have four dimensions.
         groups: The number of groups of a head, if codes and parameters have a row for each group; otherwise None.
         is_per_channel: Whether the scales vary along the head more than along the tokens.
@@ -105,8 +104,7 @@ class _Operand:
 
     value: ir.Value
     codes: _Codes | None = None
-    shape: tuple[int, ...] | None = None
-    squeezed: int | None = None
+    move: tuple[str, tuple[int, ...]] | None = None
     code_shape: ir.Value | None = None
     groups: int | None = None
     is_per_channel: bool = False
@@ -311,13 +309,13 @@ def _of_linear(node: ir.Node, axis: int) -> _Operand | None:
     if any(each.shape is None for each in parameters):
         return None
     if all(has_one_element(each, 1) for each in parameters):
-        return _Operand(value, codes, (1, 1, 1, 1))
+        return _Operand(value, codes, ("Reshape", (1, 1, 1, 1)))
     if all(len(dims_of(each)) == 1 for each in parameters):  # per channel
         channel = node.attributes.get_int("axis", 1) % 4
         if node.attributes.get_string("qtype", "per_channel") == "per_tensor" or channel == 0:
             return None
         shape = tuple(-1 if i == channel else 1 for i in range(4))
-        return _Operand(value, codes, shape, is_per_channel=channel == 5 - axis)
+        return _Operand(value, codes, ("Reshape", shape), is_per_channel=channel == 5 - axis)
     found, block = _grouped(codes, axis), node.attributes.get_int("block_size", 0)
     if found is None or block == 0:
         return found
@@ -412,7 +410,7 @@ def _of_blocks(node: ir.Node, axis: int) -> _Operand | None:
             blocks[at] if at == axis and size >= _MIN_GROUP else None,
         )
         if is_per_channel is not None:
-            return _Operand(codes.value, codes, squeezed=at + 1, code_shape=target, is_per_channel=is_per_channel)
+            return _Operand(codes.value, codes, ("Squeeze", (at + 1,)), target, is_per_channel=is_per_channel)
     return None
 
 
@@ -537,11 +535,10 @@ def _inputs(operand: _Operand, float_type: ir.DataType | None, edit: Edit, befor
             groups = edit.add_constant(np.array([operand.groups]), before=before)
             shape = edit.insert(ir.node("Concat", [lead, groups], {"axis": 0}), before=before)
             return moved(parameter, "Reshape", shape)
-        if operand.squeezed is not None:
-            return moved(parameter, "Squeeze", edit.add_constant(np.array([operand.squeezed]), before=before))
-        if operand.shape is not None:
-            return moved(parameter, "Reshape", edit.add_constant(np.array(operand.shape), before=before))
-        return parameter
+        if operand.move is None:
+            return parameter
+        op_type, argument = operand.move
+        return moved(parameter, op_type, edit.add_constant(np.array(argument), before=before))
 
     assert given.value.dtype is not None
     codes, type_ = given.value, given.value.dtype

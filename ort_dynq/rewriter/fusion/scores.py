@@ -25,7 +25,7 @@ from ..reasons import Reason
 from ..rule import Context
 from .contractions import labels_of, operands_of
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
-from .views import Axes, View, axes_of, dims_of, leaves, rename
+from .views import Axes, View, axes_of, broadcast, dims_of, leaves, rename
 
 
 @dataclass
@@ -293,12 +293,9 @@ def _mask_of(before: list[Step], step: Step, context: Context) -> Masked | None:
 
 def _broadcast(value: ir.Value, scores: ir.Value, axes: Axes) -> tuple[Axes, bool] | None:
     """Returns the factors of the axes of a value that is broadcast to scores, and whether their lengths are known."""
-    if value.shape is None or len(value.shape) > len(axes):
-        return None
-    at = len(axes) - len(value.shape)
-    lead, dims = ((),) * at, dims_of(value)
-    is_proven = all(a == 1 or is_equal(a, b) for a, b in zip(dims, dims_of(scores)[at:], strict=True))
-    return (*lead, *(() if dim == 1 else axis for dim, axis in zip(dims, axes[at:], strict=True))), is_proven
+    found, dims = broadcast(value, axes), dims_of(value)
+    pairs = zip(reversed(dims), reversed(dims_of(scores)), strict=False)
+    return None if found is None else (found, all(a == 1 or is_equal(a, b) for a, b in pairs))
 
 
 def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:

@@ -16,7 +16,7 @@ from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import has_one_element, is_equal
 from ..analysis.standard import COMMUTATIVE, SCALING
 from .score_steps import Scalar
-from .views import Factor, View, dims_of, leaves
+from .views import Factor, View, broadcast, dims_of, leaves
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def _before_expand(view: View) -> View | None:
     source = None if expand is None else expand.inputs[0]
     if source is None or source.shape is None:
         return None
-    at = len(view.axes) - len(source.shape)
-    pairs = list(zip(source.shape, dims_of(view.value)[at:], view.axes[at:], strict=True))
-    is_known = all(isinstance(dim, int) or is_equal(dim, wide) for dim, wide, _ in pairs)
-    return View(source, tuple(() if dim == 1 else axis for dim, _, axis in pairs)) if is_known else None
+    at, axes = len(view.axes) - len(source.shape), broadcast(source, view.axes)
+    pairs = zip(source.shape, dims_of(view.value)[at:], strict=True)
+    is_known = all(isinstance(dim, int) or is_equal(dim, wide) for dim, wide in pairs)
+    return View(source, axes[at:]) if is_known and axes is not None else None
 
 
 def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value, Scalar] | None:

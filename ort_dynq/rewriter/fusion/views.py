@@ -149,6 +149,19 @@ def axes_of(dims: Iterable[Dim]) -> Axes:
     return tuple(() if dim == 1 else (Factor(dim),) for dim in dims)
 
 
+def broadcast(value: ir.Value, axes: Axes) -> Axes | None:
+    """Returns the factors of the axes of a value that is broadcast to others, as many; None if it may have more."""
+    at = len(axes) - len(dims_of(value))
+    if value.shape is None or at < 0:
+        return None
+    return (*((),) * at, *(() if dim == 1 else axis for dim, axis in zip(value.shape, axes[at:], strict=True)))
+
+
+def held(view: View, axes: Axes) -> Axes:
+    """Returns axes with factors of a view alone: an axis of which it has none is empty."""
+    return tuple(axis if {*leaves([axis])} & {*view.order} else () for axis in axes)
+
+
 def leaves(axes: Iterable[Iterable[Factor]]) -> Axis:
     """Returns the factors of axes, in order, those split that are known to be products."""
     return tuple(leaf for axis in axes for factor in axis for leaf in factor.leaves())
