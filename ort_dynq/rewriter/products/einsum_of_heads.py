@@ -8,7 +8,6 @@ The sums are the same integers. Einsums of floats stay, since sums of another or
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +21,15 @@ from ..analysis.types import WIDE_TYPES
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from .einsum import einsum_of
+from .einsum import Einsum, einsum_of
 
 
 @dataclass(frozen=True)
 class _EinsumOfHeads:
-    """An Einsum of rows and weights.
+    """An Einsum of rows, and its weights, [K, N]."""
 
-    Attributes:
-        weights: The weights, [K, N].
-        rows: The number of dimensions of rows.
-        joins: Whether K has several dimensions, which are the last ones of the activation.
-        lengths: Those into which N is split.
-    """
-
+    einsum: Einsum
     weights: npt.NDArray[Any]
-    rows: int
-    joins: bool
-    lengths: tuple[int, ...]
 
 
 def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
@@ -58,35 +48,30 @@ def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
     elements = evaluate(b, context.facts)
     if elements is None or not elements.size:
         return None
-    weights = elements.transpose(found.of_weights).reshape(math.prod(found.depths), -1)
-    rows = len(found.order) - len(found.depths)
-    return _EinsumOfHeads(weights, rows, len(found.depths) > 1, found.columns)
+    return _EinsumOfHeads(found, found.matrices(elements))
 
 
 def _build(match: _EinsumOfHeads, edit: Edit) -> None:
-    node, facts = edit.node, edit.facts
+    node, facts, einsum = edit.node, edit.facts, match.einsum
     a, old = node.inputs[0], node.outputs[0]
     assert a is not None
     assert a.shape is not None
-    lead = list(a.shape)[: match.rows]
+    dtype = a.dtype or ir.DataType.INT32
+    lead = list(a.shape)[: len(einsum.order) - len(einsum.depths)]
     depth, columns = match.weights.shape
-    if match.joins:
-        shape = edit.add_constant(np.array([0] * match.rows + [depth]), before=node)
+    if einsum.rows_shape:
+        shape = edit.add_constant(np.array(einsum.rows_shape), before=node)
         a = edit.insert(ir.node("Reshape", [a, shape]), before=node)
-        assert node.inputs[0] is not None
-        facts.note(a, node.inputs[0].dtype or ir.DataType.INT32, ir.Shape([*lead, depth]))
-    weights = edit.add_constant(np.ascontiguousarray(match.weights), before=node)
+        facts.note(a, dtype, ir.Shape([*lead, depth]))
+    weights = edit.add_constant(match.weights, before=node)
     result = edit.insert_main(ir.node("MatMul", [a, weights]), before=node)
-    facts.note(result, a.dtype or ir.DataType.INT32, ir.Shape([*lead, columns]))
+    facts.note(result, dtype, ir.Shape([*lead, columns]))
     use, before = only_use(old), node
-    if len(match.lengths) > 1:
-        if use is not None and use.node.op_type == "Cast":
-            before, old = use.node, use.node.outputs[0]
-            result = edit.insert(ir.node("Cast", [result], dict(before.attributes)), before=before)
-            facts.note(result, old.dtype or ir.DataType.FLOAT, ir.Shape([*lead, columns]))
-        shape = edit.add_constant(np.array([0] * match.rows + list(match.lengths)), before=before)
-        result = edit.insert(ir.node("Reshape", [result, shape]), before=before)
-    edit.replace(old, result)
+    if len(einsum.columns) > 1 and use is not None and use.node.op_type == "Cast":
+        before, old = use.node, use.node.outputs[0]
+        result = edit.insert(ir.node("Cast", [result], dict(before.attributes)), before=before)
+        facts.note(result, old.dtype or ir.DataType.FLOAT, ir.Shape([*lead, columns]))
+    edit.replace(old, einsum.result(result, edit, before))
 
 
 RULE: Rule[_EinsumOfHeads] = Rule("Einsum of heads", 13, _match, _build, prepares=True)
