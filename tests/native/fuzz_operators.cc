@@ -933,6 +933,7 @@ bool is_small(const Shape& shape) {
   constexpr int64_t kMaxCount = 1 << 24;
   int64_t count = 1;
   for (size_t i = 0; i < shape.rank; ++i) {
+    if (shape.dims[i] < 0) return false;  // of WordConv's weights, if the geometry is wrong
     if (shape.dims[i] == 0) return true;
     count = shape.dims[i] > kMaxCount / count ? kMaxCount + 1 : count * shape.dims[i];
   }
