@@ -1,6 +1,8 @@
 // Convolutions: codes of positions times packed weights of output channels, to floats, written once for any type C of
 // convolutions. A vector has the sums of kLanes adjacent positions and one channel, so a channel of the output is
 // written in order.
+//
+// More than 450 lines: products, scaling and stores of a tile are one loop, which has to be inlined.
 
 #include "kernels/simd/product-inl.h"
 
@@ -123,24 +125,31 @@ constexpr int64_t kConvQuadBytes = C::kSteps == 2 ? kBlockColumns / kWideChannel
 template <class Type = C>
 void widen_conv_weights(const ConvBlock& block) {
   static_assert(Type::kLanes == 2 * kWideChannels, "a half of a vector has the weights of some channels");
-  uint8_t* to = block.scratch.weights;
-  for (int64_t quad = 0; quad < block.input.quads; ++quad, to += kWideQuadBytes)
-    for (int64_t channel = 0; channel < block.channels; channel += C::kLanes) {
-      const int8_t* from = block.weights.packed + quad * kBlockBytes + channel * kQuad;
-      const auto w = C::load_part(reinterpret_cast<const int32_t*>(from), C::first(block.channels - channel));
-      uint8_t* const low = to + channel / kWideChannels * block.input.quads * kWideQuadBytes;
-      uint8_t* const high = low + block.input.quads * kWideQuadBytes;
+  const int64_t quads = block.input.quads;
+  for (int64_t channel = 0; channel < block.channels; channel += C::kLanes) {
+    const int8_t* from = block.weights.packed + channel * kQuad;
+    uint8_t* low = block.scratch.weights + channel * quads * (kWideQuadBytes / kWideChannels);
+    uint8_t* high = low + quads * kWideQuadBytes;
+    const auto mask = C::first(block.channels - channel);
+    for (int64_t quad = 0; quad < quads; ++quad) {
+      const auto w = C::load_part(reinterpret_cast<const int32_t*>(from), mask);
       Type::store_halves(low, high, Type::template weights_of<0>(w));
       Type::store_halves(low + kWideStepBytes, high + kWideStepBytes, Type::template weights_of<1>(w));
+      from += kBlockBytes;
+      low += kWideQuadBytes;
+      high += kWideQuadBytes;
     }
+  }
 }
 
 // As conv_products(), with the widened weights of channels from `channel` on.
 template <class Form, int kChannels, int kCount, class Sums>
 inline void conv_wide_products(const ConvBlock& block, int64_t channel, int64_t position, Sums& sums) {
   static_assert(kChannels <= kWideChannels, "they are adjacent");
-  const uint8_t* weights = block.scratch.weights + channel / kWideChannels * block.input.quads * kWideQuadBytes +
-                           channel % kWideChannels * kQuad;
+  const int64_t in_group = channel & (kWideChannels - 1);
+  const uint8_t* weights = block.scratch.weights +
+                           (channel - in_group) * block.input.quads * (kWideQuadBytes / kWideChannels) +
+                           in_group * kQuad;
   const uint8_t* image = block.input.image + position * Form::kBytes;
   const int64_t step = Form::image_step(block);
   for (int64_t quad = 0; quad < block.input.quads; ++quad, weights += kWideQuadBytes) {
@@ -262,6 +271,35 @@ ORT_DYNQ_INLINE inline void scale_conv_sums(const ConvTask& block, int64_t chann
     for (int v = 0; v < kCount; ++v) reals[c][v] = C::min(highest, C::max(lowest, reals[c][v]));
 }
 
+// Addresses are computed before the first store: compilers assume that a store of a vector changes the block, and would
+// compute those of the others again.
+template <class Form, int kChannels, int kCount>
+ORT_DYNQ_INLINE inline void store_conv_outputs(const ConvTask& block, int64_t channel, int64_t row, int64_t col,
+                                               const typename C::F (&reals)[kChannels][kCount]) {
+  const int64_t channel_stride = block.output.channel_stride, step = Form::dst_step(block), cols = block.cols - col;
+  float* const dst = block.output.dst + channel * channel_stride + row * block.output.row_stride + col;
+  if (cols >= (Form::kByRows ? 1 : kCount) * C::kLanes) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kChannels; ++c)
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) C::store(dst + c * channel_stride + v * step, reals[c][v]);
+    return;
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    const int64_t n = cols - (Form::kByRows ? 0 : v * C::kLanes);
+    const typename C::Mask mask = C::first(n);
+#pragma GCC unroll 8
+    for (int c = 0; c < kChannels; ++c) {
+      float* const to = dst + c * channel_stride + v * step;
+      if (n >= C::kLanes)
+        C::store(to, reals[c][v]);
+      else
+        C::store_part(to, reals[c][v], mask);
+    }
+  }
+}
+
 template <class Form, int kChannels, int kCount>
 void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col) {
   const int64_t position = row * block.input.row_stride + col;
@@ -270,18 +308,7 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   add_conv_products<Form>(block, channel, position, sums);
   typename C::F reals[kChannels][kCount];
   scale_conv_sums(block, channel, sums, reals);
-#pragma GCC unroll 8
-  for (int c = 0; c < kChannels; ++c) {
-    float* dst = block.output.dst + (channel + c) * block.output.channel_stride + row * block.output.row_stride + col;
-#pragma GCC unroll 8
-    for (int v = 0; v < kCount; ++v) {
-      const int64_t n = block.cols - col - (Form::kByRows ? 0 : v * C::kLanes);
-      if (n >= C::kLanes)
-        C::store(dst + v * Form::dst_step(block), reals[c][v]);
-      else
-        C::store_part(dst + v * Form::dst_step(block), reals[c][v], C::first(n));
-    }
-  }
+  store_conv_outputs<Form>(block, channel, row, col, reals);
 }
 
 // Channels from `first` to `last`, kChannels at once. The codes of a tile's positions stay in the first-level cache for
@@ -314,7 +341,9 @@ void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
     for (int64_t row = 0; row < block.rows; ++row)
       for (int64_t col = 0; col < block.cols;) {
         const int count = next((block.cols - col + C::kLanes - 1) / C::kLanes);
-        run(count, row, col);
+        // The last tile overlaps the one before, so that it ends with the row: stores of parts of vectors take longer.
+        const int64_t last = block.cols - count * C::kLanes;
+        run(count, row, last >= 0 && last < col ? last : col);
         col += count * C::kLanes;
       }
   }
@@ -403,8 +432,10 @@ template <int64_t kCodes = 16>
 void interleave_quads(const uint8_t* const (&rows)[kQuad], int64_t count, uint8_t flip, uint8_t* to) {
   if constexpr (kCodes >= kQuad) {
     if (count < kCodes) return interleave_quads<kCodes / 2>(rows, count, flip, to);
+    // Copies, which no store changes.
+    const uint8_t* const codes[kQuad] = {rows[0], rows[1], rows[2], rows[3]};
     for (int64_t i = 0; i < count; i += kCodes)
-      C::store_quads<kCodes>(rows, i + kCodes <= count ? i : count - kCodes, flip, to);
+      C::store_quads<kCodes>(codes, i + kCodes <= count ? i : count - kCodes, flip, to);
   } else {
     for (int64_t i = 0; i < count; ++i)
       for (int j = 0; j < kQuad; ++j) to[kQuad * i + j] = rows[j][i] ^ flip;
