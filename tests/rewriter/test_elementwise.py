@@ -80,6 +80,8 @@ def test_without_fusions() -> None:
         "c = Conv<group = 6>(x, ones) a = Relu(c) y = Identity(a)",  # ONNX Runtime fuses Relu with Conv
         "c = Conv<group = 6>(x, ones) a = HardSwish(c) y = Identity(a)",
         "c = Conv<group = 6>(x, ones) a = LeakyRelu(c) y = Identity(a)",
+        """c = Conv<group = 6>(x, ones) b = BatchNormalization(c, gain, shift, mean, variance)
+        a = HardSwish(b) y = Identity(a)""",
         "k = HardSigmoid(g) l = Mul(k, number) y = Mul(x, l)",  # few numbers, then one node
     ],
 )

@@ -34,7 +34,9 @@ def may_end_fusion(
     """
     if is_standard(node, *BENT, "HardSwish"):
         added = producer_of(node.inputs[0], "Add")
-        return any(producer_of(each, *FUSIBLE_PRODUCTS) for each in (node.inputs[0], *(added.inputs if added else ())))
+        normalized = producer_of(node.inputs[0], "BatchNormalization")  # which is folded into a Conv
+        before = (*(added.inputs if added else ()), *(normalized.inputs[:1] if normalized else ()))
+        return any(producer_of(each, *FUSIBLE_PRODUCTS) for each in (node.inputs[0], *before))
     values = [each for each in node.inputs if each is not None]
     if len(values) < 2:
         return False
