@@ -40,7 +40,7 @@ def _match(node: ir.Node, context: Context, options: Options) -> Phases | None:
     epilogue = Epilogue(node, weights.channels, node.outputs[0], column=scale, bias=bias)
     epilogue = past_factors(epilogue if bias is not None else epilogue.past_bias(facts), facts)
     phases = phases_of(a, weights, axes_of(node, weights), epilogue, facts)
-    if has_few_products(phases.weights.codes.shape, phases.geometry.table[1].tolist(), phases.geometry.group):
+    if has_few_products(phases.weights.codes.shape, phases.geometry.table[1].tolist(), phases.geometry.group, True):
         raise Unconverted(Reason.CONV_FEW_PRODUCTS)
     return phases
 

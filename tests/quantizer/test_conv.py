@@ -29,7 +29,7 @@ FORMS = {
     "groups": ((32, 4, 3, 3), {"group": 2}),
     "dilations": ((24, 8, 3, 3), {"dilations": [2, 1]}),
     "auto_pad": ((24, 8, 3, 3), {"auto_pad": "SAME_UPPER"}),
-    "3x1": ((64, 8, 3, 1), {}),
+    "5x1": ((64, 8, 5, 1), {}),
 }
 
 
@@ -264,16 +264,15 @@ def test_nodes_that_stay(weights: np.ndarray, attributes: dict[str, object], rea
         ((32, 3, 4, 4), 4, True),  # 48, and 32 for an input
         ((64, 3, 5, 5), 1, True),  # 75 for an output, of an image
         ((32, 4, 5, 5), 2, False),
-        ((9, 5, 2, 2), 1, True),
-        ((10, 5, 2, 2), 1, False),  # 40 for an input
-        ((39, 31, 1, 1), 1, True),
-        ((39, 32, 1, 1), 1, False),  # 32 products for an output
-        ((96, 19, 1, 1), 1, True),
-        ((96, 20, 1, 1), 1, False),  # 20 for any output
-        ((23, 63, 1, 1), 1, True),
-        ((24, 63, 1, 1), 1, False),  # 24 for an input
-        ((23, 64, 1, 1), 1, False),  # 64 for an output
-        ((64, 32, 1, 1), 2, True),  # 16 for an input
+        ((39, 74, 1, 1), 1, True),
+        ((40, 73, 1, 1), 1, True),
+        ((40, 74, 1, 1), 1, False),  # 20 / 40 for an input, 37 / 74 for an output
+        ((240, 40, 1, 1), 1, True),
+        ((240, 41, 1, 1), 1, False),
+        ((10, 18, 2, 2), 1, True),
+        ((10, 19, 2, 2), 1, False),
+        ((159, 74, 1, 1), 2, True),
+        ((160, 74, 1, 1), 2, False),  # 40 for an input
     ],
 )
 def test_layers_of_few_products_stay(shape: tuple[int, ...], stride: int, stays: bool) -> None:

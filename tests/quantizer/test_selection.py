@@ -228,18 +228,19 @@ def test_small_layers_have_no_two_terms() -> None:
     assert (two_terms_of(result), floats_of(result)) == ([], ["to_c"])
 
 
-@pytest.mark.parametrize(("channels", "gets_two_terms"), [(64, True), (32, False)])
-def test_convolutions(channels: int, gets_two_terms: bool) -> None:
+@pytest.mark.parametrize(("channels", "height", "gets_two_terms"), [(64, 1, True), (16, 3, False)])
+def test_convolutions(channels: int, height: int, gets_two_terms: bool) -> None:
     """The worst layer is a convolution, which gets two terms if its sums are long enough. The other one has one."""
     side = 16
     constants = {
         "w": floats(WIDE, WIDE) / F(WIDE**0.5),
-        "f": floats(channels, channels, 1, 1, seed=1) / F(channels**0.5),
+        "f": floats(64, channels, height, 1, seed=1) / F((channels * height) ** 0.5),
         "image": np.array([-1, channels, side, side], np.int64),
         "rows": np.array([-1, WIDE], np.int64),
         "spread": np.exp(2 * floats(WIDE, seed=2)),
     }
-    body = "h = MatMul(x, w) s = Mul(h, spread) i = Reshape(s, image) c = Conv(i, f) y = Reshape(c, rows)"
+    body = "h = MatMul(x, w) s = Mul(h, spread) i = Reshape(s, image) "
+    body += f"c = Conv<pads = [{height // 2}, 0, {height // 2}, 0]>(i, f) y = Reshape(c, rows)"
     data = {"x": floats(64, WIDE, seed=3)}
     result = ort_dynq.quantize(model_of(body, constants, width=WIDE), min_snr=35, data=data)
     assert (two_terms_of(result), floats_of(result)) == ((["to_c"], []) if gets_two_terms else ([], ["to_c"]))

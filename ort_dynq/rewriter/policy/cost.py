@@ -60,15 +60,16 @@ _MIN_WEIGHTS_OF_RECURRENCE = 12288  # of a direction
 # silero-vad, 1 to 5 positions) takes 0.87 of float's time for one window, 0.47 for 4 and 0.31 for 312.
 _MIN_POSITIONS = 8
 _MIN_WEIGHTS_OF_A_CHANNEL = 128  # the kernel of a Fourier transform has them, that of a depthwise convolution not
+# Of a convolution: the products that save what an element of its input costs, which is quantized, and one of its
+# output, which is stored and reordered for a float layer. Without VNNI (AMD EPYC, Zen 3: family 25, model 1),
+# MobileNetV3 and EfficientNet-B0 take 0.98 to 1.01 and 0.97 of float's time with these limits, 1.06 and 1.01 with
+# layers of 24 and 40 channels in integers.
+# Transposed convolutions of floats take longer: phases have lower limits (docs/decisions.md).
+_MIN_PRODUCTS_OF_AN_INPUT, _MIN_PRODUCTS_OF_AN_OUTPUT = 20, 37
+_MIN_PRODUCTS_OF_AN_INPUT_OF_PHASES, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_PHASES = 15, 20
 # Without VNNI (the same CPU), a first layer of 3 channels takes 1.0 to 1.3 of float's time with 3x3 weights and 1.03 to
 # 1.4 with 5x5, with 32 or 64 output channels and stride 1 or 2. 4x4 weights with stride 4 take 1.6 with 32 output
 # channels and 1.0 to 1.06 with 96; 7x7 weights 0.86 to 0.93, 16x16 weights 0.9 to 1.05.
-_MIN_PRODUCTS_OF_AN_INPUT, _MIN_PRODUCTS_OF_AN_OUTPUT = 40, 32
-# Likewise 1x1 weights of 16 channels with any number of output channels: 1.1 to 1.2; of 32 channels with 16 output
-# channels, or with 64 and stride 2: 1.0 to 1.3. Of 24 to 72 and 144 channels, 32 to 32 and 64, and 64 to 24 they take
-# 0.85 to 1.07.
-_MIN_PRODUCTS_OF_ANY_OUTPUT = 20
-_FEWER_PRODUCTS_OF_AN_INPUT, _MORE_PRODUCTS_OF_AN_OUTPUT = 24, 64
 _MAX_CHANNELS_OF_AN_IMAGE, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE = 4, 96
 # ONNX Runtime copies the windows of a layer over time to a matrix: docs/decisions.md has the times.
 _MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND = 32
@@ -346,13 +347,14 @@ def has_short_sums(shape: Sequence[int], group: int) -> bool:
     return shape[1] == 1 and math.prod(shape[2:]) < fewest
 
 
-def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -> bool:
+def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int, is_transposed: bool = False) -> bool:
     """Returns whether a convolution has so few products that quantizing its activation takes what integers save.
 
     Args:
         shape: The shape of its weights, [M, C / group, k1, ..., kr].
         strides: The strides.
         group: The number of groups; only one is considered.
+        is_transposed: Whether it computes the phases of a transposed convolution.
     """
     if group > 1:
         return False
@@ -362,11 +364,11 @@ def has_few_products(shape: Sequence[int], strides: Sequence[int], group: int) -
         return of_an_output < (
             _MIN_PRODUCTS_OF_AN_OUTPUT_OF_A_SOUND if is_sound else _MIN_PRODUCTS_OF_AN_OUTPUT_OF_AN_IMAGE
         )
-    if of_an_output < _MIN_PRODUCTS_OF_ANY_OUTPUT:
-        return True
-    if of_an_input < _FEWER_PRODUCTS_OF_AN_INPUT:
-        return of_an_output < _MORE_PRODUCTS_OF_AN_OUTPUT
-    return of_an_output < _MIN_PRODUCTS_OF_AN_OUTPUT and of_an_input < _MIN_PRODUCTS_OF_AN_INPUT
+    if is_transposed:
+        fewest = _MIN_PRODUCTS_OF_AN_INPUT_OF_PHASES, _MIN_PRODUCTS_OF_AN_OUTPUT_OF_PHASES
+    else:
+        fewest = _MIN_PRODUCTS_OF_AN_INPUT, _MIN_PRODUCTS_OF_AN_OUTPUT
+    return fewest[0] / of_an_input + fewest[1] / of_an_output > 1
 
 
 def has_short_sums_for_two_terms(depth: int) -> bool:
