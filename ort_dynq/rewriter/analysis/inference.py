@@ -59,7 +59,7 @@ class Facts:
             _describe_initializers(graph)
             for value in values_of(graph):
                 self._names.add(value.name)
-                self._saved[value] = (value.type, value.shape.copy() if value.shape is not None else None)
+                self._saved[value] = (value.type, _kept(value.shape))
                 if is_too_long(value.shape):
                     value.shape = None
             self._declare_sources(graph)
@@ -132,7 +132,7 @@ class Facts:
 
     def is_folded(self, node: ir.Node) -> bool:
         """Returns whether ONNX Runtime removes a node before run time. It does not fold DequantizeLinear."""
-        return node.op_type != "DequantizeLinear" and any(output in self._folded for output in node.outputs)
+        return node.op_type != "DequantizeLinear" and not self._folded.isdisjoint(node.outputs)
 
     def _infer(self) -> None:
         """Infers types and shapes.
@@ -150,7 +150,7 @@ class Facts:
     def _infer_with_lengths(self, inference: ShapeInference) -> None:
         """Infers types and shapes; then again, if a length is known that inference did not find."""
         outputs = [value for value in self._saved if value.producer() is not None]
-        before = [(value, value.type, value.shape.copy() if value.shape is not None else None) for value in outputs]
+        before = [(value, value.type, _kept(value.shape)) for value in outputs]
         inference.run()
         resized: list[tuple[ir.Value, ir.TypeProtocol | None, ir.Shape]] = []
         solved: dict[_Dim, int] = {}
@@ -184,6 +184,11 @@ class Facts:
         names = _names_of_inputs(self.model)
         for value, (type_, shape) in self._saved.items():
             value.type, value.shape = type_, _merged(shape, value.shape, names)
+
+
+def _kept(shape: ir.Shape | None) -> ir.Shape | None:
+    """Returns a shape that stays as it is: a copy, unless it cannot be changed."""
+    return shape if shape is None or shape.frozen else shape.copy()
 
 
 def _merged(declared: ir.Shape | None, inferred: ir.Shape | None, names: Container[_Dim]) -> ir.Shape | None:

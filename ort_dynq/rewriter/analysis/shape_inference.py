@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from .microsoft import add_stand_ins
 
 _LARGE: Final = 1000
 """Inference does not read the elements of larger initializers. In bytes."""
+
+
+_Type: TypeAlias = "tuple[ir.TypeProtocol | None, ir.Shape | None]"
 
 
 class ShapeInference:
@@ -38,11 +41,12 @@ class ShapeInference:
             data_prop: Whether to follow the elements of small integer tensors, which are often shapes.
         """
         self._data_prop = data_prop
+        self._read: dict[bytes, _Type] = {}
         self._graphs = [graph for _, graph in with_subgraphs(model.graph) if isinstance(graph, ir.Graph)]
         self._inputs = [list(graph.inputs) for graph in self._graphs]
         self._inputs[0] += [value for value in model.graph.initializers.values() if not value.is_graph_input()]
         try:
-            self._proto: onnx.ModelProto | None = _copied(model, self._inputs[0])
+            self._proto: onnx.ModelProto | None = _copied(model)
         except Exception:  # onnx-ir raises errors of many types; without a ModelProto, nothing is inferred
             self._proto = None
 
@@ -57,7 +61,7 @@ class ShapeInference:
             return
         for graph, inputs, proto in zip(self._graphs, self._inputs, proto_with_subgraphs(inferred.graph), strict=True):
             if isinstance(proto, onnx.GraphProto):
-                _adopt(graph, inputs, proto)
+                _adopt(graph, inputs, proto, self._read)
 
     def error(self) -> str:
         """Returns the text of the first error that inference finds; empty if there is none."""
@@ -76,17 +80,22 @@ class ShapeInference:
                 _describe(graph, inputs, copy)
 
 
-def _copied(model: ir.Model, inputs: list[ir.Value]) -> onnx.ModelProto:
-    """Returns a copy of a model that has these inputs, no elements of large initializers, and stand-ins."""
+def _copied(model: ir.Model) -> onnx.ModelProto:
+    """Returns a copy of a model with stand-ins, without inputs, outputs, types and elements of large initializers."""
     graph = model.graph
     small = [
         value
         for value in graph.initializers.values()
         if value.const_value is not None and value.const_value.nbytes <= _LARGE
     ]
-    view = ir.GraphView(inputs, graph.outputs, nodes=list(graph), initializers=small, name=graph.name)
     proto = onnx.ModelProto(ir_version=model.ir_version)
-    ir.serde.serialize_graph_into(proto.graph, cast("ir.Graph", view))
+    proto.graph.name = graph.name or ""
+    for value in small:
+        assert value.const_value is not None
+        value.const_value.name = value.name
+        ir.serde.serialize_tensor_into(proto.graph.initializer.add(), value.const_value)
+    for node in graph:
+        ir.serde.serialize_node_into(proto.graph.node.add(), node)
     for domain, version in graph.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
     for function in sorted(model.functions.values(), key=lambda each: each.domain == DOMAIN):  # `graphs` has the others
@@ -190,26 +199,52 @@ def _describe(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto) -
     for values, infos in ((inputs, proto.input), (graph.outputs, proto.output)):
         del infos[:]
         for value in values:
-            ir.serde.serialize_value_into(infos.add(), value)
+            _write(infos.add(), value)
     del proto.value_info[:]
     described = set(inputs)
     for value in (*graph.initializers.values(), *(output for node in graph for output in node.outputs)):
         is_described = value in described if value.producer() is None else value.is_graph_output()
         if value.name and not is_described and (value.type is not None or value.shape is not None):
-            ir.serde.serialize_value_into(proto.value_info.add(), value)
+            _write(proto.value_info.add(), value)
 
 
-def _adopt(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto) -> None:
-    """Sets the types and shapes that inference has written."""
+def _write(info: onnx.ValueInfoProto, value: ir.Value) -> None:
+    """Writes the type and shape of a value; onnx-ir takes several times as long, and writes documentation besides."""
+    if not isinstance(value.type, ir.TensorType):
+        ir.serde.serialize_value_into(info, value)
+        return
+    info.name = value.name or ""
+    tensor = info.type.tensor_type
+    tensor.elem_type = value.type.dtype.value
+    if value.shape is not None:
+        tensor.shape.SetInParent()  # also without any dimension
+        for dim in value.shape.dims:
+            written = tensor.shape.dim.add()
+            if isinstance(dim, int):
+                written.dim_value = dim
+            elif dim.value is not None:
+                written.dim_param = dim.value
+
+
+def _adopt(graph: ir.Graph, inputs: list[ir.Value], proto: onnx.GraphProto, read: dict[bytes, _Type]) -> None:
+    """Sets the types and shapes that inference has written; `read` keeps those that were read: many are the same."""
     values = (*inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
     named = {value.name: value for value in reversed(values) if value.name}
     for info in (*proto.input, *proto.value_info, *proto.output):
         value = named.get(info.name)
         if value is None:
             continue
-        shape = ir.serde.deserialize_type_proto_for_shape(info.type)
-        type_ = ir.serde.deserialize_type_proto_for_type(info.type)
+        key = info.type.SerializeToString()
+        if key not in read:
+            read[key] = _type_of(info.type)
+        type_, shape = read[key]
         if shape is not None and shape != value.shape:
             value.shape = shape
         if type_ is not None and type_.dtype != value.dtype:
             value.dtype = type_.dtype
+
+
+def _type_of(proto: onnx.TypeProto) -> _Type:
+    """Returns a type and its shape. Many values share it: onnx-ir does not let a shape that it reads change."""
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    return ir.serde.deserialize_type_proto_for_type(proto), shape
