@@ -130,3 +130,29 @@ def test_float16_stays_rounded() -> None:
     )
     loaded = ir.from_proto(model)
     assert without_known_branches(loaded) is loaded
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "size = Size(x) wide = Mul(size, big) positive = Greater(wide, zero)",  # 24 * 2**60 is 2**63, which is negative
+        "size = Size(x) odd = Add(huge, size) less = Sub(odd, huge) positive = Equal(less, size)",  # float64: 24 or 0
+        "size = Size(x) narrow = Cast<to = 6>(size) wide = Mul(narrow, int) positive = Greater(wide, int_zero)",
+    ],
+)
+def test_integers_that_overflow(text: str) -> None:
+    """ONNX Runtime's integers wrap around, so that the branch is not what larger numbers say."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[6, 4] x) => (float[6, 4] y) <int64 big = {{{1 << 60}}}, int64 huge = {{{(1 << 60) + 3}}},
+                int64 zero = {{0}}, int32 int = {{{5 << 26}}}, int32 int_zero = {{0}}> {{
+            {text}
+            y = If (positive) <
+                then_branch = t () => (float[6, 4] a) {{ a = Abs(x) }},
+                else_branch = e () => (float[6, 4] b) {{ b = Neg(x) }}
+            >
+        }}""")
+    form = ir.to_proto(without_known_branches(ir.from_proto(model)))
+    feeds = {"x": np.arange(-12, 12, dtype=np.float32).reshape(6, 4)}
+    for optimize in (False, True):
+        expected = stock_session(model, optimize=optimize).run(None, feeds)[0]
+        assert_same(stock_session(form, optimize=optimize).run(None, feeds)[0], expected)

@@ -21,6 +21,7 @@ from .standard import AXES, PASSING, REARRANGING, RESHAPES, ROOTS, SCALING, SELE
 
 Length: TypeAlias = "int | ir.SymbolicDim | None"
 """A dimension, or None if it is not known."""
+_INEXACT = 1 << 53  # float64 has no odd integers from here on
 _TIMES = " × "  # in the names of lengths that are products
 _MOVES = REARRANGING - {"Flatten"} | SELECTING - {"Split"} | PASSING | {"Concat"}  # no exporter writes them for shapes
 _OF_PRODUCTS = AXES | SCALING | {"Cast", "Gather", "ReduceProd"}
@@ -236,7 +237,10 @@ def _elements(value: ir.Value | None, found: _Found, distance: int = 0) -> _Elem
     if value is None or CHAIN.is_passed(distance):
         return None
     if (value, distance) not in found:
-        found[value, distance] = _computed(value, found, distance)
+        computed = _computed(value, found, distance)
+        if computed is not None and producer_of(value, "Cast", "Size", *_ARITHMETIC) is not None:
+            computed = _without_overflow(computed, value.dtype)
+        found[value, distance] = computed
     return found[value, distance]
 
 
@@ -293,6 +297,15 @@ def _computed(value: ir.Value, found: _Found, distance: int) -> _Elements:
     if node.op_type in AXES:
         return first.reshape(() if node.op_type == "Squeeze" else 1) if first.size == 1 else None
     return first
+
+
+def _without_overflow(elements: npt.NDArray[np.float64], dtype: ir.DataType | None) -> npt.NDArray[np.float64]:
+    """Returns computed elements, NaN for integers that wrap around at run time or that float64 rounds here."""
+    if dtype is None or not dtype.is_integer():
+        return elements
+    wraps = 1 << (dtype.bitwidth - dtype.is_signed())
+    low, high = (-wraps if dtype.is_signed() else 0), min(wraps, _INEXACT)
+    return np.where((elements >= max(low, 1 - _INEXACT)) & (elements < high), elements, math.nan)
 
 
 def _is_exact(node: ir.Node) -> bool:
