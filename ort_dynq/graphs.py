@@ -20,6 +20,7 @@ NAME_IN_MODEL = "name in the model"
 """In the meta of a value that has another name while rules are applied; see :func:`name_in_model`."""
 RUNTIME_DOMAINS = (*STANDARD_DOMAINS, MICROSOFT)
 """The domains of the operators that ONNX Runtime itself has."""
+_OF_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 Graph: TypeAlias = "ir.Graph | ir.Function"
 ProtoGraph: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 
@@ -50,16 +51,17 @@ def with_subgraphs(graph: ir.Graph | ir.Function, path: str = "") -> Iterator[tu
             yield from with_subgraphs(subgraph, f"{path}/{label(node)}.{name}")
 
 
-def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
-    """Yields the subgraphs that are attributes of a node: ``then_branch``, or ``name[i]`` for a list of graphs."""
+def subgraphs(node: ir.Node) -> list[tuple[str, ir.Graph]]:
+    """Returns the subgraphs that are attributes of a node: ``then_branch``, or ``name[i]`` for a list of graphs."""
+    found: list[tuple[str, ir.Graph]] = []  # most nodes have none: a generator for each would take most of the time
     for attribute in node.attributes.data.values():  # `data`: the values of the dictionary itself are slow
-        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or attribute.is_ref():
+        if attribute.type not in _OF_GRAPHS or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.name, attribute.as_graph()
+            found.append((attribute.name, attribute.as_graph()))
         else:
-            for i, graph in enumerate(attribute.as_graphs()):
-                yield f"{attribute.name}[{i}]", graph
+            found += [(f"{attribute.name}[{i}]", graph) for i, graph in enumerate(attribute.as_graphs())]
+    return found
 
 
 def proto_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

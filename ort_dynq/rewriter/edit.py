@@ -26,7 +26,8 @@ from .analysis.shared import Shared
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
     """Returns a Constant node."""
-    return ir.node("Constant", [], {"value": ir.tensor(elements)})
+    value = ir.AttrTensor("value", ir.Tensor(elements))  # ir.tensor and ir.node check protocols, which takes longer
+    return ir.Node("", "Constant", [], [value])
 
 
 def call(operator: str, inputs: list[ir.Value], **attributes: str | int) -> ir.Node:
@@ -179,7 +180,7 @@ class Edit:
 
     def add_initializer(self, elements: npt.NDArray[Any], graph: ir.Graph) -> ir.Value:
         """Records an initializer of a graph; returns the value that holds the elements."""
-        return self.add_tensor(ir.tensor(np.asarray(elements, order="C")), graph)
+        return self.add_tensor(ir.Tensor(np.asarray(elements, order="C")), graph)
 
     def add_tensor(self, tensor: ir.TensorProtocol, graph: ir.Graph) -> ir.Value:
         """Records an initializer of a graph; returns the value that holds the tensor."""
@@ -262,7 +263,7 @@ def _stamp(added: ir.Node, origin: ir.Node, rule: str, facts: Facts, *, is_main:
 def _note_constant(node: ir.Node, facts: Facts) -> None:
     """Sets the type and shape of the output, if a new node is a Constant."""
     if node.op_type == "Constant" and not node.domain:
-        tensor = node.attributes["value"].as_tensor()
+        tensor = node.attributes["value"].value  # as_tensor() checks a protocol
         facts.note(node.outputs[0], tensor.dtype, ir.Shape(tensor.shape.numpy()))
 
 
