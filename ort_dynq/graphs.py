@@ -85,6 +85,11 @@ def proto_with_subgraphs(graph: ProtoGraph) -> Iterator[ProtoGraph]:
             yield from proto_with_subgraphs(subgraph)
 
 
+def operator_of(node: ir.Node) -> str:
+    """Returns the type of a node's operator, behind the domain if it is not a standard one: ``com.microsoft.QMoE``."""
+    return node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+
+
 def label(node: ir.Node) -> str:
     """Returns the name of a node, the name of its first named output, or its operator type."""
     return node.name or next(filter(None, map(name_in_model, node.outputs)), None) or node.op_type

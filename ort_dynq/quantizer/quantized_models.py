@@ -74,11 +74,13 @@ def _refuse_chain(node: ir.Node, context: Context) -> None:
         DynqError: The rewriter does.
     """
     with contextlib.suppress(Unconverted):
-        if node.op_type == "Round" and row_program.RULE.match(node, context) is not None:
+        if row_program.RULE.match(node, context) is not None:
             raise DynqError(_RUN_TIME)
 
 
-CHAINS: Rule[None] = Rule("quantized chain", row_program.RULE.oldest_opset, _refuse_chain, reports_opset=True)
+CHAINS: Rule[None] = Rule(
+    "quantized chain", row_program.RULE.oldest_opset, _refuse_chain, reports_opset=True, operators=("Round",)
+)
 """The rule that refuses a model with chains such as ReduceMax, Div, Round, Clip, Mul; it converts nothing."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graphs import STANDARD_DOMAINS, graphs, label, new_name, subgraphs, with_subgraphs
+from ..graphs import graphs, label, new_name, operator_of, subgraphs, with_subgraphs
 from ..rewrite_options import RewriteOptions
 from .analysis import limits
 from .analysis.inference import Facts
@@ -146,16 +146,21 @@ def _apply_rules(
     Nodes that no program could have because of their neighbors get another try after these have changed.
     """
     usable = [(rule, problem) for rule in rules if not (problem := _problem(rule, context)) or rule.reports_opset]
+    by_operator: dict[str, list[tuple[Rule[Any], Unconverted | None]]] = {}
     nodes, tried = list(graph), set[ir.Node]()
-    while nodes:
-        left, has_changed = list[ir.Node](), False
-        for node in nodes:
-            if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
-                continue
-            if context.facts.is_folded(node):
-                continue
-            with limits.noted() as passed:
-                for rule, problem in usable:
+    with limits.noted() as passed:
+        while nodes:
+            left, has_changed = list[ir.Node](), False
+            for node in nodes:
+                if node.graph is None or not node.outputs:  # a rule has removed it, or it computes nothing
+                    continue
+                operator = operator_of(node)
+                if operator not in by_operator:
+                    by_operator[operator] = [each for each in usable if each[0].takes(operator)]
+                if not by_operator[operator] or context.facts.is_folded(node):
+                    continue
+                passed.clear()
+                for rule, problem in by_operator[operator]:
                     applied = _apply(rule, node, context, problem)
                     if applied is not None and rule.prepares:
                         findings.prepare(node, *applied)
@@ -169,8 +174,8 @@ def _apply_rules(
                             if why.reason == Reason.PROGRAM_CUT:
                                 left.append(node)
                         break
-        tried.update(left)
-        nodes = left if has_changed else []
+            tried.update(left)
+            nodes = left if has_changed else []
 
 
 def _add_limits(why: Unconverted, passed: Iterable[limits.Limit]) -> None:
@@ -278,8 +283,5 @@ def op_counts(model: ir.Model) -> Counter[str]:
     The names of operators of other domains include the domain.
     """
     return Counter(  # names that are not UTF-8 are bytes
-        f"{node.op_type}" if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
-        for _, graph in graphs(model)
-        if graph.name not in ALTERNATIVES
-        for node in graph
+        operator_of(node) for _, graph in graphs(model) if graph.name not in ALTERNATIVES for node in graph
     )

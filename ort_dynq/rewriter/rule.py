@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -50,6 +50,8 @@ class Rule(Generic[_M]):
             Otherwise such nodes are not reported: these rules improve results of other rules.
         fuses: Whether it changes the last bits of floats: it applies only in a fusion.
         prepares: Whether it only prepares nodes for other rules, which are reported in its place.
+        operators: The operators of the nodes that `match` is given, as :func:`~ort_dynq.graphs.operator_of` names them;
+            empty: all nodes.
     """
 
     name: str
@@ -59,3 +61,8 @@ class Rule(Generic[_M]):
     reports_opset: bool = False
     fuses: bool = False
     prepares: bool = False
+    operators: Collection[str] = ()
+
+    def takes(self, operator: str) -> bool:
+        """Returns whether `match` is given the nodes of an operator."""
+        return not self.operators or operator in self.operators

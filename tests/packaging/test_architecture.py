@@ -254,6 +254,7 @@ def test_the_way_to_a_product_is_short() -> None:
         rewrite(PACKAGE.parent / "models" / "encoder_torchao" / "model.onnx")
     finally:
         sys.setprofile(None)
-    stops = max(({each for each in codes if is_stop(each)} for codes in found), key=len)
+    after_first = found[1:]  # the first one makes what all of them share: the forms of all values
+    stops = max(({each for each in codes if is_stop(each)} for codes in after_first), key=len)
     assert len(stops) <= 60
     assert len({each.co_filename for each in stops}) <= 12

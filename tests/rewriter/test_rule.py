@@ -13,7 +13,7 @@ from rewriting import MODELS
 from rule_lists import ALL_PHASES, RULES
 
 from ort_dynq import quantizer
-from ort_dynq.graphs import graphs, values_of, with_subgraphs
+from ort_dynq.graphs import graphs, operator_of, values_of, with_subgraphs
 from ort_dynq.quantizer.options import Options
 from ort_dynq.rewrite_options import RewriteOptions
 from ort_dynq.rewriter.chains import truncation
@@ -32,7 +32,7 @@ def state(model: ir.Model) -> tuple[bytes, list[int]]:
 
 def concerns(rule: Rule[Any], node: ir.Node, context: Context) -> bool:
     try:
-        return rule.match(node, context) is not None
+        return rule.takes(operator_of(node)) and rule.match(node, context) is not None
     except Unconverted:
         return True
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..edit import Edit
 from ..rule import Context, Rule
 
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     """Returns the type of the second input."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != "CastLike" or len(node.inputs) != 2:
+    if len(node.inputs) != 2:
         return None
     return None if node.inputs[1] is None else node.inputs[1].dtype
 
@@ -29,4 +28,4 @@ def _build(dtype: ir.DataType, edit: Edit) -> None:
     edit.replace(node.outputs[0], result)
 
 
-RULE: Rule[ir.DataType] = Rule("CastLike", 15, _match, _build, prepares=True)
+RULE: Rule[ir.DataType] = Rule("CastLike", 15, _match, _build, prepares=True, operators=("CastLike",))

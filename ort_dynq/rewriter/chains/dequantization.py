@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard, only_use, producer_of, uncast
+from ..analysis.nodes import only_use, producer_of, uncast
 from ..analysis.shapes import broadcasts, same_shape
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
@@ -30,8 +30,6 @@ class _Dequantization:
 
 
 def _match(node: ir.Node, context: Context) -> _Dequantization | None:
-    if not is_standard(node, "Mul"):
-        return None
     for i in (0, 1):
         real, scale = node.inputs[i], node.inputs[1 - i]
         if real is None or scale is None or context.facts.is_constant(scale) or scale.dtype != ir.DataType.FLOAT:
@@ -60,4 +58,4 @@ def _build(match: _Dequantization, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
 
 
-RULE = Rule("decomposed dequantization", OPSET, _match, _build)
+RULE = Rule("decomposed dequantization", OPSET, _match, _build, operators=("Mul",))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import has_one_element
@@ -17,11 +16,11 @@ from ..analysis.standard import INTEGER_PRODUCTS, SUMS
 from ..edit import Edit
 from ..rule import Context, Rule
 
+_OPERATORS = ("DequantizeLinear",)
+
 
 def _match(node: ir.Node, _: Context) -> ir.Value | None:
     """Returns the scale: one number, or one for each index of the last axis."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != "DequantizeLinear":
-        return None
     sums, scale, zero_point = first_inputs(node, 3)
     if sums is None or scale is None or sums.dtype != ir.DataType.INT32 or scale.dtype != ir.DataType.FLOAT:
         return None
@@ -50,4 +49,4 @@ def _build(scale: ir.Value, edit: Edit) -> None:
     edit.replace(result, scaled)
 
 
-RULE: Rule[ir.Value] = Rule("DequantizeLinear of sums", 13, _match, _build, prepares=True)
+RULE: Rule[ir.Value] = Rule("DequantizeLinear of sums", 13, _match, _build, prepares=True, operators=_OPERATORS)

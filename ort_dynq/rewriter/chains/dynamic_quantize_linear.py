@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ..analysis.nodes import producer_of
 from ..edit import Edit, call
 from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
@@ -26,8 +25,6 @@ class _Quantization:
 
 
 def _match(node: ir.Node, context: Context) -> _Quantization | None:
-    if producer_of(node.outputs[0], "DynamicQuantizeLinear") is not node:
-        return None
     x, users = node.inputs[0], [[use.node for use in output.uses()] for output in node.outputs]
     if x is None or not any(user.domain == DOMAIN for of_output in users for user in of_output):
         return None  # a product reads the scale, also if other nodes move the codes first
@@ -43,4 +40,4 @@ def _build(match: _Quantization, edit: Edit) -> None:
         edit.replace(old, replacement)
 
 
-RULE = Rule("DynamicQuantizeLinear", 11, _match, _build)
+RULE = Rule("DynamicQuantizeLinear", 11, _match, _build, operators=("DynamicQuantizeLinear",))

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.inference import Facts
-from ..analysis.nodes import input_of, is_standard, producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..analysis.shapes import does_not_grow, is_equal
 from ..analysis.standard import REPEATING, RESHAPES
 from ..edit import Edit
@@ -32,7 +32,7 @@ class _MaskedNumber(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
-    if not is_standard(node, "ScatterND") or (node.attributes.get_string("reduction", "none") or "none") != "none":
+    if (node.attributes.get_string("reduction", "none") or "none") != "none":
         return None
     data, indices, updates = node.inputs
     transpose = producer_of(indices, "Transpose")
@@ -80,7 +80,9 @@ def _build(match: _MaskedNumber, edit: Edit) -> None:
     edit.replace(node.outputs[0], chosen)
 
 
-RULE: Rule[_MaskedNumber] = Rule("numbers where a condition holds", 13, _match, _build, prepares=True)
+RULE: Rule[_MaskedNumber] = Rule(
+    "numbers where a condition holds", 13, _match, _build, prepares=True, operators=("ScatterND",)
+)
 
 
 def _repeated_number(value: ir.Value, facts: Facts) -> float | None:

@@ -31,7 +31,7 @@ _BY_FIRST = _BETWEEN - {"Concat", "Sub"}
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     """Returns the 8-bit type of the integers that a Cast makes and a product reads."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != "Cast" or cast_to(node) not in WIDE_TYPES:
+    if cast_to(node) not in WIDE_TYPES:
         return None
     if node.inputs[0] is None or node.inputs[0].dtype not in FLOAT_TYPES:
         return None
@@ -69,4 +69,4 @@ def _build(dtype: ir.DataType, edit: Edit) -> None:
     edit.replace(edit.node.outputs[0], edit.insert(wide, before=edit.node))
 
 
-RULE: Rule[ir.DataType] = Rule("codes in wider integers", 13, _match, _build, prepares=True)
+RULE: Rule[ir.DataType] = Rule("codes in wider integers", 13, _match, _build, prepares=True, operators=("Cast",))

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
-from ..analysis.nodes import is_standard
 from ..analysis.standard import STATIC_PRODUCTS
 from ..analysis.types import CODE_TYPES
 from ..edit import Edit
@@ -22,7 +21,7 @@ from ..rule import Context, Rule
 
 
 def _match(node: ir.Node, context: Context) -> ir.Value | None:
-    codes = node.inputs[0] if is_standard(node, "MaxPool") and len(node.outputs) == 1 else None
+    codes = node.inputs[0] if len(node.outputs) == 1 else None
     if codes is None or codes.dtype not in CODE_TYPES or has_few_elements(codes):
         return None
     given = node.attributes
@@ -50,4 +49,4 @@ def _build(match: ir.Value, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.cast(pooled, dtype, before=node, of=ir.DataType.FLOAT))
 
 
-RULE = Rule("pool of codes", 12, _match, _build)
+RULE = Rule("pool of codes", 12, _match, _build, operators=("MaxPool",))

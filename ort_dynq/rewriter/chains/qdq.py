@@ -98,9 +98,16 @@ def _build_dequantize(match: _DynamicPair | LinearNode, edit: Edit) -> None:
     edit.metadata[DEQUANTIZES] = "1"
 
 
-QUANTIZE: Rule[LinearNode] = Rule("QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True)
+QUANTIZE: Rule[LinearNode] = Rule(
+    "QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True, operators=("QuantizeLinear",)
+)
 DEQUANTIZE: Rule[_DynamicPair | LinearNode] = Rule(
-    "DequantizeLinear", 10, _match_dequantize, _build_dequantize, reports_opset=True
+    "DequantizeLinear",
+    10,
+    _match_dequantize,
+    _build_dequantize,
+    reports_opset=True,
+    operators=("DequantizeLinear",),
 )
 
 

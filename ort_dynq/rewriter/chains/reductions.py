@@ -72,8 +72,6 @@ class _Range:
 
 
 def _match(node: ir.Node, context: Context) -> _Range | None:
-    if producer_of(node.outputs[0], *RANGES) is not node:
-        return None
     reduction = _reduction(node)
     if reduction is None or reduction.x.dtype != ir.DataType.FLOAT:
         return None
@@ -99,7 +97,7 @@ def _build(match: _Range, edit: Edit) -> None:
         edit.replace(end.outputs[0], new.outputs[-1 if end.op_type == "ReduceMax" else 0])
 
 
-RULE = Rule("range", 13, _match, _build)
+RULE = Rule("range", 13, _match, _build, operators=RANGES)
 
 
 def _is_slow_alone(reduction: _Reduction) -> bool:

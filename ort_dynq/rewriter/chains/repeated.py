@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN, VISITED
 from ..analysis.nodes import is_standard
@@ -36,7 +35,7 @@ class _RepeatedInputs(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _RepeatedInputs | None:
-    if node.op_type not in _COMBINE or node.domain not in STANDARD_DOMAINS or None in node.inputs:
+    if None in node.inputs:
         return None
     numbers = context.shared(_Numbers)
     found = dict[int, Repeated]()
@@ -106,7 +105,7 @@ def _wide_input(node: ir.Node) -> int | None:
     return wide[0] if len(wide) == 1 and is_standard(node, *EXACT) else None
 
 
-RULE: Rule[_RepeatedInputs] = Rule("repeated numbers", 13, _match, _build, prepares=True)
+RULE: Rule[_RepeatedInputs] = Rule("repeated numbers", 13, _match, _build, prepares=True, operators=_COMBINE)
 
 
 class _Numbers:

@@ -21,7 +21,7 @@ from ..analysis.bounds import bounds_of, constant_operand
 from ..analysis.constants import constant_scalar
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
-from ..analysis.standard import ORDERINGS
+from ..analysis.standard import ORDERINGS, SUMS
 from ..analysis.values import Values
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -37,9 +37,9 @@ class _Rounded(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _Rounded | None:
-    if is_standard(node, "Sub") and node.outputs[0].dtype == ir.DataType.FLOAT:
+    if node.op_type == "Sub" and node.outputs[0].dtype == ir.DataType.FLOAT:
         return _by_sum(node, context)
-    is_remainder = is_standard(node, "Mod") and node.attributes.get_int("fmod", 0) == 1
+    is_remainder = node.op_type == "Mod" and node.attributes.get_int("fmod", 0) == 1
     value, one = node.inputs if is_remainder else (None, None)
     if value is None or value.dtype != ir.DataType.FLOAT or constant_scalar(one) != 1:
         return None
@@ -105,4 +105,6 @@ def _build(match: _Rounded, edit: Edit) -> None:
             edit.replace_input(user, index, remainder)
 
 
-RULE: Rule[_Rounded] = Rule("rounding by arithmetic", 13, _match, _build, prepares=True)
+RULE: Rule[_Rounded] = Rule(
+    "rounding by arithmetic", 13, _match, _build, prepares=True, operators=SUMS - {"Add"} | {"Mod"}
+)

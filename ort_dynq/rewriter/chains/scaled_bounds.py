@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.bounds import bounds_of, constant_operand
-from ..analysis.nodes import is_standard, producer_of
+from ..analysis.nodes import producer_of
 from ..analysis.standard import SCALING
 from ..analysis.values import Values
 from ..edit import Edit
@@ -28,7 +28,7 @@ class _Bounds(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _Bounds | None:
-    bounds = bounds_of(node.outputs[0]) if is_standard(node, "Clip") and node.inputs[0] is not None else None
+    bounds = bounds_of(node.outputs[0]) if node.inputs[0] is not None else None
     scaled = None if bounds is None else producer_of(bounds.value, *SCALING)
     found = None if scaled is None else constant_operand(scaled, commutative=scaled.op_type == "Mul")
     if bounds is None or scaled is None or found is None or node.outputs[0].dtype != ir.DataType.FLOAT:
@@ -54,4 +54,4 @@ def _build(match: _Bounds, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert_main(ir.node(scaled.op_type, inputs), before=node))
 
 
-RULE: Rule[_Bounds] = Rule("bounds of scaled codes", 13, _match, _build, prepares=True)
+RULE: Rule[_Bounds] = Rule("bounds of scaled codes", 13, _match, _build, prepares=True, operators=("Clip",))

@@ -23,9 +23,7 @@ _CODES = 255
 
 def _match(node: ir.Node, context: Context) -> ir.Value | None:
     """Returns the zero point."""
-    difference = (
-        producer_of(node.inputs[0], "Sub") if is_standard(node, "Round") and not context.options.exact else None
-    )
+    difference = None if context.options.exact else producer_of(node.inputs[0], "Sub")
     use = only_use(node.outputs[0]) if difference is not None else None
     if difference is None or use is None or not is_standard(use.node, *SCALING) or None in difference.inputs:
         return None
@@ -48,4 +46,4 @@ def _build(zero_point: ir.Value, edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert_main(ir.node("Sub", [codes, zero_point]), before=node))
 
 
-RULE: Rule[ir.Value] = Rule("codes beside a zero point", 13, _match, _build, prepares=True)
+RULE: Rule[ir.Value] = Rule("codes beside a zero point", 13, _match, _build, prepares=True, operators=("Round",))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.nodes import cast_to, is_standard, only_use, producer_of
+from ..analysis.nodes import cast_to, only_use, producer_of
 from ..analysis.shapes import broadcasts, same_shape
-from ..analysis.standard import BOUNDING, ROUNDING, SCALING
+from ..analysis.standard import BOUNDING, ROUNDING, SCALING, SUMS
 from ..analysis.types import CODE_TYPES
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
@@ -24,7 +24,7 @@ _MIN_SUM = 2.0**22  # the distance of float32 numbers is 1/2 from here on
 
 def _match(node: ir.Node, context: Context) -> None:
     """Reports the quotient of x and a scale that becomes an integer without Round."""
-    found = _arithmetic(node) or _cast(node)
+    found = _arithmetic(node) if node.op_type == "Sub" else _cast(node)
     if found is None:
         return
     value, how = found
@@ -45,7 +45,7 @@ def _match(node: ir.Node, context: Context) -> None:
 
 def _cast(node: ir.Node) -> tuple[ir.Value, str] | None:
     """Returns what is cast to 8 bits, or to a wider integer and back, and how the codes are made."""
-    if producer_of(node.outputs[0], "Cast") is not node or node.inputs[0] is None:
+    if node.inputs[0] is None:
         return None
     use = only_use(node.outputs[0]) if cast_to(node) in _WIDE else None
     is_back = use is not None and use.node.op_type == "Cast" and cast_to(use.node).is_floating_point()
@@ -54,8 +54,6 @@ def _cast(node: ir.Node) -> tuple[ir.Value, str] | None:
 
 def _arithmetic(node: ir.Node) -> tuple[ir.Value, str] | None:
     """Returns what is rounded by a sum or a remainder, and how the codes are made."""
-    if not is_standard(node, "Sub"):
-        return None
     value, other = node.inputs
     remainder = producer_of(other, "Mod")
     if value is not None and remainder is not None and remainder.inputs[0] is value:
@@ -67,4 +65,4 @@ def _arithmetic(node: ir.Node) -> tuple[ir.Value, str] | None:
     return (terms[0], f"rounded by adding and subtracting {number:.0f}") if len(terms) == 1 else None
 
 
-RULE: Rule[None] = Rule("truncated codes", 10, _match)
+RULE: Rule[None] = Rule("truncated codes", 10, _match, operators=SUMS - {"Add"} | {"Cast"})

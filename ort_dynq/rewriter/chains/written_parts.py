@@ -47,7 +47,7 @@ class _Written(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _Written | None:
-    if not is_standard(node, "ScatterND") or (node.attributes.get_string("reduction", "none") or "none") != "none":
+    if (node.attributes.get_string("reduction", "none") or "none") != "none":
         return None
     data, indices, updates = node.inputs
     if data is None or indices is None or updates is None or data.shape is None or data.dtype is None:
@@ -205,4 +205,4 @@ def _parts(x: ir.Value, axis: int) -> list[tuple[ir.Value, int]]:
     return [(x, length)]
 
 
-RULE: Rule[_Written] = Rule("parts that are written", 13, _match, _build, prepares=True)
+RULE: Rule[_Written] = Rule("parts that are written", 13, _match, _build, prepares=True, operators=("ScatterND",))

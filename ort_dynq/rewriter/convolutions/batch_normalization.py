@@ -39,6 +39,9 @@ class _Normalization:
     shift: npt.NDArray[np.float32]
 
 
+_OPERATORS = ("BatchNormalization",)
+
+
 def _match(node: ir.Node, context: Context) -> _Normalization | None:
     product = _before(node)
     if product is None or product.domain != DOMAIN or product.op_type not in OWN_CONVOLUTIONS:
@@ -58,12 +61,12 @@ def _match_floats(node: ir.Node, context: Context) -> _Normalization | None:
 
 def _before(node: ir.Node) -> ir.Node | None:
     """Returns the node that computes the input of a BatchNormalization."""
-    x = node.inputs[0] if is_standard(node, "BatchNormalization") else None
+    x = node.inputs[0]
     return None if x is None else x.producer()
 
 
 def _normalization(node: ir.Node, context: Context) -> _Normalization | None:
-    x = node.inputs[0] if is_standard(node, "BatchNormalization") else None
+    x = node.inputs[0]
     if x is None or x.dtype != ir.DataType.FLOAT:
         return None
     is_inference = node.attributes.get_int("training_mode", 0) == 0 and len(node.outputs) == 1
@@ -90,5 +93,5 @@ def _build(match: _Normalization, edit: Edit) -> None:
     edit.operator = "Mul, Add"
 
 
-RULE = Rule("batch normalization of a product", OPSET, _match, _build)
-FLOATS = Rule("batch normalization of floats", OPSET, _match_floats, _build, prepares=True)
+RULE = Rule("batch normalization of a product", OPSET, _match, _build, operators=_OPERATORS)
+FLOATS = Rule("batch normalization of floats", OPSET, _match_floats, _build, prepares=True, operators=_OPERATORS)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.standard import CONVOLUTIONS
@@ -61,8 +60,6 @@ class _FloatConvParts:
 
 
 def _match(node: ir.Node, context: Context) -> _FloatConvParts | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in CONVOLUTIONS:
-        return None
     a, w, bias = first_inputs(node, 3)
     forms = context.shared(AffineForms)
     if a is None or w is None:
@@ -168,7 +165,7 @@ def _add(a: ir.Value, b: ir.Value, edit: Edit) -> ir.Value:
     return edit.insert(ir.node("Add", [a, b]), before=edit.node)
 
 
-RULE = Rule("float convolution", 13, _match, _build)
+RULE = Rule("float convolution", 13, _match, _build, operators=CONVOLUTIONS)
 
 
 def _weights(w: ir.Value, node: ir.Node, context: Context) -> tuple[Weights, QuantizedWeights]:

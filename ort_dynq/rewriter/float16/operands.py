@@ -55,9 +55,9 @@ class _Float16Operand:
 
 
 def _match(node: ir.Node, context: Context) -> _Float16Operand | None:
-    if node.domain == DOMAIN and node.op_type in OPERATORS:
+    if node.domain == DOMAIN:
         return _operator(node, context)
-    if node.domain in STANDARD_DOMAINS and node.op_type in RESHAPES and node.inputs[0] is not None:
+    if node.inputs[0] is not None:
         source, roundings = _source_of_cast(node.inputs[0]), _roundings(node.outputs[0])
         if source is not None and roundings:
             return _Float16Operand(node, 0, source, tuple(roundings))
@@ -78,7 +78,7 @@ def _build(match: _Float16Operand, edit: Edit) -> None:
         edit.facts.retype(value, ir.DataType.FLOAT16)
 
 
-RULE = Rule("float16 operand", 13, _match, _build)
+RULE = Rule("float16 operand", 13, _match, _build, operators=RESHAPES | {f"{DOMAIN}.{each}" for each in OPERATORS})
 
 
 def _operator(node: ir.Node, context: Context) -> _Float16Operand | None:

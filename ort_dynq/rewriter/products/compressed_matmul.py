@@ -46,7 +46,7 @@ class _CompressedProduct:
 
 
 def _match(node: ir.Node, context: Context) -> _CompressedProduct | None:
-    if node.op_type not in MATRIX_PRODUCTS or len(node.inputs) < 2 or node.inputs[1] is None:
+    if len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     cast = producer_of(node.inputs[1], "Cast")
     dequantizer = producer_of(node.inputs[1] if cast is None else cast.inputs[0], "DequantizeLinear")
@@ -110,4 +110,6 @@ def _build(match: _CompressedProduct, edit: Edit) -> None:
     edit.note += f"; {Unconverted(Reason.MADE_DEQUANTIZATION)}"
 
 
-RULE: Rule[_CompressedProduct] = Rule("product with scales along the sums", OPSET, _match, _build)
+RULE: Rule[_CompressedProduct] = Rule(
+    "product with scales along the sums", OPSET, _match, _build, operators=MATRIX_PRODUCTS
+)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.nodes import input_of, is_standard, producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..analysis.shapes import has_one_element
 from ..chains.quantize_linear import reads_rounded
 from ..edit import Edit
@@ -44,7 +44,7 @@ class _EmbeddedRows:
 
 
 def _match(node: ir.Node, context: Context) -> _EmbeddedRows | None:
-    if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or None in node.inputs:
+    if node.attributes.get_int("axis", 0) != 0 or None in node.inputs:
         return None
     cast, indices = producer_of(node.inputs[0], "Cast"), node.inputs[1]
     dequantizer = producer_of(node.inputs[0] if cast is None else cast.inputs[0], "DequantizeLinear")
@@ -114,4 +114,4 @@ def _build(match: _EmbeddedRows, edit: Edit) -> None:
     edit.replace(result, found if first is None else edit.insert(ir.node("Squeeze", [found, first]), before=node))
 
 
-RULE: Rule[_EmbeddedRows] = Rule("rows of a dequantized table", 13, _match, _build)
+RULE: Rule[_EmbeddedRows] = Rule("rows of a dequantized table", 13, _match, _build, operators=("Gather",))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..analysis.evaluation import evaluate
-from ..analysis.nodes import is_standard, only_use
+from ..analysis.nodes import only_use
 from ..analysis.types import WIDE_TYPES
 from ..edit import Edit
 from ..reasons import Unconverted
@@ -33,7 +33,7 @@ class _EinsumOfHeads:
 
 
 def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
-    if not is_standard(node, "Einsum") or len(node.inputs) != 2:
+    if len(node.inputs) != 2:
         return None
     a, b = node.inputs
     if a is None or b is None or a.dtype not in WIDE_TYPES or not context.facts.is_constant(b):
@@ -74,4 +74,4 @@ def _build(match: _EinsumOfHeads, edit: Edit) -> None:
     edit.replace(old, einsum.result(result, edit, before))
 
 
-RULE: Rule[_EinsumOfHeads] = Rule("Einsum of heads", 13, _match, _build, prepares=True)
+RULE: Rule[_EinsumOfHeads] = Rule("Einsum of heads", 13, _match, _build, prepares=True, operators=("Einsum",))

@@ -27,6 +27,7 @@ from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.shapes import same_shape
+from ..analysis.standard import MATRIX_PRODUCTS
 from ..analysis.types import WIDE_TYPES
 from ..codes.activation import Activation, activation_of, group_size_of
 from ..codes.affine import AffineForms
@@ -194,7 +195,7 @@ def _build(match: _FloatMatMulParts, edit: Edit) -> None:
         note_roundings(edit, part.activation, part.grid)
 
 
-RULE = Rule("float matrix product", 13, _match, _build)
+RULE = Rule("float matrix product", 13, _match, _build, operators=MATRIX_PRODUCTS | {"Conv"})
 
 
 def _product_of(node: ir.Node, forms: AffineForms, facts: Facts) -> tuple[MatrixProduct | None, Einsum | None]:

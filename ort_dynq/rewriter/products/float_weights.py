@@ -59,8 +59,6 @@ class _Folded:
 
 
 def _match(node: ir.Node, context: Context) -> _Folded | LinearNode | None:
-    if producer_of(node.outputs[0], "DequantizeLinear") is not node:
-        return None
     if not all(map(context.facts.is_constant, node.inputs)):
         return None
     products = {value: uses for value in _forms(node) if (uses := _products(value))}
@@ -84,7 +82,9 @@ def _build(match: _Folded | LinearNode, edit: Edit) -> None:
             edit.replace_input(use.node, use.idx, value)
 
 
-RULE: Rule[_Folded | LinearNode] = Rule("weights of a float product", 10, _match, _build)
+RULE: Rule[_Folded | LinearNode] = Rule(
+    "weights of a float product", 10, _match, _build, operators=("DequantizeLinear",)
+)
 
 
 def _forms(dq: ir.Node) -> list[ir.Value]:

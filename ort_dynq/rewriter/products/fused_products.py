@@ -82,8 +82,6 @@ class _FusedProduct:
 
 
 def _match(node: ir.Node, context: Context) -> _FusedProduct | None:
-    if node.domain != MICROSOFT or node.op_type not in _POSITIONS:
-        return None
     inputs, positions, facts = first_inputs(node, 9), _POSITIONS[node.op_type], context.facts
     x = inputs[0]
     if x is None or inputs[1] is None:
@@ -208,4 +206,11 @@ def _parts(match: _FusedProduct) -> list[tuple[Epilogue, QuantizedWeights]]:
     return parts
 
 
-RULE = Rule("fused integer product", OPSET, _match, _build, reports_opset=True)
+RULE = Rule(
+    "fused integer product",
+    OPSET,
+    _match,
+    _build,
+    reports_opset=True,
+    operators=tuple(f"{MICROSOFT}.{each}" for each in _POSITIONS),
+)

@@ -26,13 +26,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, input_of, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_shape_of_rows, same_shape
-from ..analysis.standard import MATRIX_PRODUCTS
+from ..analysis.standard import STACKED_PRODUCTS
 from ..codes.affine import AffineForms
 from ..codes.codes import Codes
 from ..codes.unsigned_codes import UnsignedCodes
@@ -80,8 +79,6 @@ class _IntegerMatMul:
 
 
 def _match(node: ir.Node, context: Context) -> _IntegerMatMul | UnsignedProduct | None:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in MATRIX_PRODUCTS - {"Gemm"} | {"MatMulInteger"}:
-        return None
     (codes, weights), facts = first_inputs(node, 2), context.facts
     if codes is None or weights is None or facts.is_constant(codes):
         return None
@@ -142,7 +139,9 @@ def _build(match: _IntegerMatMul | UnsignedProduct, edit: Edit) -> None:
     build_quantized_matmul(match.epilogue, found, match.grid, edit, match.correction)
 
 
-RULE: Rule[_IntegerMatMul | UnsignedProduct] = Rule("integer matrix product", 13, _match, _build)
+RULE: Rule[_IntegerMatMul | UnsignedProduct] = Rule(
+    "integer matrix product", 13, _match, _build, operators=STACKED_PRODUCTS | {"MatMulInteger"}
+)
 
 
 def _is_fused_by_onnxruntime(codes: ir.Value) -> bool:

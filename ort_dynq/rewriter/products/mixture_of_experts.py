@@ -70,8 +70,6 @@ class Mixture:
 
 
 def _match(node: ir.Node, context: Context) -> Mixture | None:
-    if node.domain != MICROSOFT or node.op_type != "QMoE":
-        return None
     number, text = node.attributes.get_int, node.attributes.get_string
     level, bits, block_size = number("accuracy_level", 0), number("expert_weight_bits", 4), number("block_size", 0)
     is_quantized = block_size > 0 and (bits > 4 or (bits == 4 and level == QUANTIZED_LEVEL))
@@ -215,4 +213,4 @@ def _is_certainly_rounded(inputs: Sequence[ir.Value], result: ir.Value) -> bool:
     return all(map(is_rounded, inputs)) and all(reads_rounded(use.node) for use in result.uses())
 
 
-RULE = Rule("QMoE", OPSET, _match, _build, reports_opset=True)
+RULE = Rule("QMoE", OPSET, _match, _build, reports_opset=True, operators=(f"{MICROSOFT}.QMoE",))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.nodes import is_standard
 from ..codes.affine import AffineForms
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -18,7 +17,7 @@ from ..rule import Context, Rule
 
 def _match(node: ir.Node, context: Context) -> ir.Value | None:
     """Returns the indices, [..., 1]."""
-    if not is_standard(node, "GatherND") or node.attributes.get_int("batch_dims", 0) > 0:
+    if node.attributes.get_int("batch_dims", 0) > 0:
         return None
     data, indices = node.inputs
     if data is None or indices is None or data.shape is None or indices.shape is None:
@@ -38,4 +37,4 @@ def _build(indices: ir.Value, edit: Edit) -> None:
     edit.replace(result, rows)
 
 
-RULE: Rule[ir.Value] = Rule("picked rows", 13, _match, _build, prepares=True)
+RULE: Rule[ir.Value] = Rule("picked rows", 13, _match, _build, prepares=True, operators=("GatherND",))

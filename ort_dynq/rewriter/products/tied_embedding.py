@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from ...graphs import MICROSOFT
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard
 from ..edit import Edit, call
 from ..packed_rows import gathered_codes
 from ..rule import Context, Rule
@@ -32,10 +31,8 @@ class _TiedRows:
 
 
 def _match(node: ir.Node, context: Context) -> _TiedRows | TiedTable | None:
-    if is_standard(node, "Gather"):
+    if node.domain != MICROSOFT:
         return _match_codes(node, context)
-    if node.domain != MICROSOFT or node.op_type != "GatherBlockQuantized":
-        return None
     data, ids, scales = node.inputs[:3]
     root = root_of(data)
     table = None if root is None else context.shared(TiedTables).found.get(root)
@@ -91,4 +88,6 @@ def _build_codes(table: TiedTable, edit: Edit) -> None:
     edit.replace(result, codes)
 
 
-RULE: Rule[_TiedRows | TiedTable] = Rule("tied embedding", OPSET, _match, _build)
+RULE: Rule[_TiedRows | TiedTable] = Rule(
+    "tied embedding", OPSET, _match, _build, operators=("Gather", f"{MICROSOFT}.GatherBlockQuantized")
+)

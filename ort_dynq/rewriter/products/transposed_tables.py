@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..analysis.nodes import input_of, is_standard, producer_of
+from ..analysis.nodes import input_of, producer_of
 from ..analysis.shapes import has_one_element
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -30,7 +30,7 @@ class _Table:
 
 
 def _match(node: ir.Node, context: Context) -> _Table | None:
-    if context.options.exact or not is_standard(node, "DequantizeLinear") or len(node.inputs) < 2:
+    if context.options.exact or len(node.inputs) < 2:
         return None
     transpose, scale = producer_of(node.inputs[0], "Transpose"), node.inputs[1]
     codes = None if transpose is None else transpose.inputs[0]
@@ -55,4 +55,4 @@ def _build(table: _Table, edit: Edit) -> None:
     edit.replace(result, turned)
 
 
-RULE: Rule[_Table] = Rule("transposed table", 13, _match, _build, prepares=True)
+RULE: Rule[_Table] = Rule("transposed table", 13, _match, _build, prepares=True, operators=("DequantizeLinear",))

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ...operators.quantized_matmul import MAX_SUM_LENGTH
 from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate
@@ -66,8 +65,7 @@ def _match(node: ir.Node, context: Context) -> _ProductOfTwo | None:
 
 def _is_wide(node: ir.Node) -> bool:
     """Returns whether a node is a product of two factors of int32 or int64."""
-    is_product = node.domain in STANDARD_DOMAINS and node.op_type in STACKED_PRODUCTS and len(node.inputs) == 2
-    return is_product and all(each is not None and each.dtype in WIDE_TYPES for each in node.inputs)
+    return len(node.inputs) == 2 and all(each is not None and each.dtype in WIDE_TYPES for each in node.inputs)
 
 
 def _match_constant(node: ir.Node, context: Context) -> _ProductOfTwo | None:
@@ -190,7 +188,7 @@ def _zero_point(factor: WideCodes, edit: Edit) -> ir.Value:
 
 def _match_linear(node: ir.Node, context: Context) -> tuple[ir.Value, ...] | None:
     """Returns the factors and zero points, all of int8, of a QLinearMatMul of two activations."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type != "QLinearMatMul" or len(node.inputs) != 8:
+    if len(node.inputs) != 8:
         return None
     values = [each for each in (node.inputs[0], node.inputs[3], *(node.inputs[i] for i in _ZERO_POINTS)) if each]
     if len(values) != 5 or any(each.dtype != ir.DataType.INT8 for each in values):
@@ -231,6 +229,10 @@ def _build_linear(values: tuple[ir.Value, ...], edit: Edit) -> None:
     edit.replace(node.outputs[0], edit.insert(ir.node("Cast", [signed], {"to": int(ir.DataType.INT8)}), before=node))
 
 
-RULE: Rule[_ProductOfTwo] = Rule("integer product of two activations", 13, _match, _build)
-CONSTANT: Rule[_ProductOfTwo] = Rule("integer product by constants", 13, _match_constant, _build)
-LINEAR: Rule[tuple[ir.Value, ...]] = Rule("QLinearMatMul of two activations", 13, _match_linear, _build_linear)
+RULE: Rule[_ProductOfTwo] = Rule("integer product of two activations", 13, _match, _build, operators=STACKED_PRODUCTS)
+CONSTANT: Rule[_ProductOfTwo] = Rule(
+    "integer product by constants", 13, _match_constant, _build, operators=STACKED_PRODUCTS
+)
+LINEAR: Rule[tuple[ir.Value, ...]] = Rule(
+    "QLinearMatMul of two activations", 13, _match_linear, _build_linear, operators=("QLinearMatMul",)
+)

@@ -38,7 +38,7 @@ from .steps import ELEMENTWISE, elements_of, is_linear
 
 
 def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
-    if not is_standard(node, *ROUNDING, "QuantizeLinear") and not _truncates(node, context):
+    if node.op_type == "Cast" and not _truncates(node, context):
         return None
     if node.op_type == "QuantizeLinear" and not _is_step(node, context):
         return None
@@ -60,7 +60,7 @@ def _match(node: ir.Node, context: Context) -> tuple[Region, Rows] | None:
 
 def _truncates(node: ir.Node, context: Context) -> bool:
     """Returns whether a node casts floats that are no integers to int32."""
-    source = node.inputs[0] if is_standard(node, "Cast") and cast_to(node) == ir.DataType.INT32 else None
+    source = node.inputs[0] if cast_to(node) == ir.DataType.INT32 else None
     is_float = source is not None and source.dtype == ir.DataType.FLOAT
     return is_float and not context.shared(Values).known(source).is_integer
 
@@ -71,7 +71,7 @@ def _saves(node: ir.Node, region: Region) -> bool:
     return has_range if node.op_type == "QuantizeLinear" else saves_passes(region.passes)
 
 
-RULE = Rule("row program", OPSET, _match, build, reports_opset=True)
+RULE = Rule("row program", OPSET, _match, build, reports_opset=True, operators=ROUNDING | {"Cast", "QuantizeLinear"})
 
 
 def _check_quotient(node: ir.Node, facts: Facts) -> None:

@@ -170,7 +170,7 @@ class _TailRegion:
 
 
 def _match(node: ir.Node, context: Context) -> _Tail | None:
-    if node.domain != DOMAIN or node.op_type not in TAILLESS_PRODUCTS or HAS_OFFSET in node.metadata_props:
+    if HAS_OFFSET in node.metadata_props:
         return None
     if node.outputs[0].dtype == ir.DataType.FLOAT16:
         return _clip_of_float16(node)
@@ -220,7 +220,9 @@ def _build(match: _Tail, edit: Edit) -> None:
     edit.replace(match.last, edit.insert_main(new, before=before, origin=product))
 
 
-RULE = Rule("tail of a product", OPSET, _match, _build)
+RULE = Rule(
+    "tail of a product", OPSET, _match, _build, operators=tuple(f"{DOMAIN}.{each}" for each in TAILLESS_PRODUCTS)
+)
 
 
 def _bias_of(product: ir.Node) -> int:

@@ -111,8 +111,6 @@ def _grids(
 
 
 def _match(node: ir.Node, context: Context) -> LstmLayer | None:
-    if not is_dynamic_lstm(node):
-        return None
     if context.options.exact:
         raise Unconverted(Reason.EXACT)
     x = node.inputs[0]
@@ -130,4 +128,4 @@ def _build(match: LstmLayer, edit: Edit) -> None:
     note_activation(edit, match.activation)
 
 
-RULE = Rule(DYNAMIC_LSTM, OPSET, _match, _build, reports_opset=True)
+RULE = Rule(DYNAMIC_LSTM, OPSET, _match, _build, reports_opset=True, operators=(f"{MICROSOFT}.{DYNAMIC_LSTM}",))
