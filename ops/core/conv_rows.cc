@@ -59,7 +59,10 @@ bool takes_conv_rows(const ConvShape& shape) {
   if (is_one_sample && positions == 1) return true;  // the direct form's other lanes are empty, on any CPU
   const std::string isa = active_isa().name;
   if (isa == "portable") return true;
-  if (isa != "avx2" && isa != "avx512" && isa != "avxvnni" && isa != "avx512vnni") return false;  // not measured
+  const bool is_measured = isa == "avx2" || isa == "avx512" || isa == "avxvnni" || isa == "avx512vnni";
+  // With AMX, both forms have the kernels of VNNI unless the direct form takes tiles. By count, these take 16 cycles
+  // for up to 16 positions of 16 quads and channels, and rows 8 for each position.
+  if (!is_measured && (isa != "amx" || shape.fits_tiles)) return false;
   if (isa == "avx2" && shape.quads >= kManyQuads) return true;
   if (isa == "avx2" && shape.quads >= kManyQuads / 2 && is_one_sample &&
       5 * positions < 4 * round_up(positions, kPairLanes))

@@ -16,6 +16,7 @@ struct ConvShape {
   int64_t samples;
   bool has_samples_apart;          // scales or zero points differ, so a call of a kernel of convolutions has one sample
   int64_t groups, outputs, quads;  // outputs and quads of weights of a group
+  bool fits_tiles;                 // of AMX, which the direct form would use
 };
 
 // Whether the instruction set in use computes a convolution by rows.

@@ -90,6 +90,7 @@ class Convolution {
   void merge_axes();
   void merge_samples();
   void choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) const;
+  int64_t most_positions() const;
   int64_t most_of_axis(int axis, int64_t wanted, const int64_t (&tile)[kSpatialAxes]) const;
   ConvImage image_of(const ConvTile& tile) const;
   // Writes which implementation runs, for ORT_DYNQ_VERBOSE.
@@ -102,9 +103,13 @@ class Convolution {
   Scratch<float, 64> bias_;
 };
 
-// Whether AMX is used: its tiles need whole blocks of channels, runs that fill at least half of a tile, and sums long
-// enough and enough products to pay for packing, conversion and configuration.
-bool fits_conv_tiles(const Convolution& conv, const ConvImage& form);
+// How a convolution uses the tiles of AMX: not at all, with quads that are adjacent in runs of channels, or with quads
+// that are gathered for each position.
+enum class TileCodes { kNone, kRuns, kGathered };
+
+// They need whole blocks of channels, and sums long enough and enough products to pay for packing, conversion and
+// configuration.
+TileCodes conv_tile_codes(const Convolution& conv, const ConvImage& form);
 
 // Null if there is nothing to allocate.
 template <typename T>

@@ -104,7 +104,9 @@ DirectPart::DirectPart(const Convolution& conv, const ConvPart& part)
   offsets_ = form_.offsets();
   positions_ = form_.positions();
   outputs_ = outputs_of(conv, form_, part.tile);
-  in_tiles_ = fits_conv_tiles(conv, form_);
+  const TileCodes tile_codes = conv_tile_codes(conv, form_);
+  in_tiles_ = tile_codes != TileCodes::kNone;
+  block_.input.gathers = tile_codes == TileCodes::kGathered;
   takes_strips_ = conv.is_strassen() && outputs_.is_whole && positions_ >= kStrassenColumns;
   most_channels_ =
       takes_strips_ ? choose_strassen_channels(part.end - part.channel) : (in_tiles_ ? 2 : 1) * kBlockColumns;
@@ -123,8 +125,8 @@ void DirectPart::describe_block() {
   block_.input.position_bytes = form_.position_bytes();
   block_.input.kernel_rows = form_.kernel_rows();
   block_.input.offsets = offsets_.data();
-  block_.input.run = form_.run();
-  block_.input.run_bytes = form_.run_bytes();
+  block_.input.run = block_.input.gathers ? conv_.quads : form_.run();
+  block_.input.run_bytes = block_.input.gathers ? positions_ * kQuad : form_.run_bytes();
   block_.weights.ones = ones_.data();
   block_.weights.stride = conv_.quads * kQuad * kBlockColumns;
 }

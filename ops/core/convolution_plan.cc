@@ -20,6 +20,19 @@ constexpr int64_t kMinRowPositions = 16;
 constexpr int64_t kMinPositions = 192;  // of a tile: adjacent tiles have rows of the input in common
 constexpr int64_t kCopy = 6;            // quads that could be multiplied while a vector of outputs is copied
 
+// With the tiles of AMX, quads are gathered for each position if runs of channels are too short for a tile. For 16
+// positions and 16 quads that takes 70 cycles by count, and their products with 16 channels 16 on tiles and 128
+// with VNNI: fewer channels do not pay for it.
+constexpr int64_t kMinGatheredOutputs = 16;
+constexpr int64_t kGatheredBytes = 1 << 20;  // of a tile of positions: they stay in the second-level cache
+
+// Runs fill at least half of a tile.
+bool has_tile_runs(const ConvImage& form) { return 2 * form.run() >= round_up(form.run(), kTileRows); }
+
+bool can_gather(const Convolution& conv, const ConvImage& form) {
+  return form.position_bytes() == kQuad && conv.group_outputs >= kMinGatheredOutputs;
+}
+
 bool takes_strassen_form(const Convolution& conv) {
   // The outputs of a tile are adjacent, as those of pointwise kernels are, and kernels may write to them.
   const auto is_pointwise = [](const ConvAxis& axis) { return axis.kernel == 1; };
@@ -30,6 +43,20 @@ bool takes_strassen_form(const Convolution& conv) {
                     {conv.channels, conv.quads * kQuad, conv.axes[0].out * conv.axes[1].out * conv.axes[2].out});
 }
 
+// Whether the direct form takes tiles of AMX for an image of all positions.
+bool fits_tiles(const Convolution& conv) {
+  if (active_isa().products->conv_tiles == nullptr) return false;
+  const ConvTile all = {{0, 0, 0}, {conv.axes[0].out, conv.axes[1].out, conv.axes[2].out}};
+  const ConvImage form(conv.axes, conv.quad_axis, conv.group_inputs, conv.group_outputs, all);
+  return conv_tile_codes(conv, form) != TileCodes::kNone;
+}
+
+bool takes_rows(const Convolution& conv) {
+  return conv.dst_storage.narrow == nullptr &&
+         takes_conv_rows({conv.axes, conv.samples, conv.has_samples_apart(), conv.groups, conv.group_outputs,
+                          conv.quads, fits_tiles(conv)});
+}
+
 // Best first; the last one takes every convolution.
 constexpr ConvImplementation kImplementations[] = {
     {"Winograd",
@@ -38,12 +65,7 @@ constexpr ConvImplementation kImplementations[] = {
      },
      &Convolution::run_winograd, true, true, false, false},
     {"Strassen", takes_strassen_form, &Convolution::run_direct, false, false, true, false},
-    {"rows",
-     [](const Convolution& conv) {
-       return conv.dst_storage.narrow == nullptr && takes_conv_rows({conv.axes, conv.samples, conv.has_samples_apart(),
-                                                                     conv.groups, conv.group_outputs, conv.quads});
-     },
-     &Convolution::run_rows, false, false, false, true},
+    {"rows", takes_rows, &Convolution::run_rows, false, false, false, true},
     {"direct", [](const Convolution&) { return true; }, &Convolution::run_direct, true, false, false, false},
 };
 
@@ -109,12 +131,20 @@ void Convolution::merge_samples() {
   has_samples_as_axis = true;
 }
 
+// Of a tile.
+int64_t Convolution::most_positions() const {
+  if (implementation_->is_by_rows) return kConvRows;
+  if (active_isa().products->conv_tiles == nullptr) return kTilePositions;
+  const ConvImage form = image_of({{0, 0, 0}, {1, 1, axes[2].out}});
+  const bool gathers = !has_tile_runs(form) && can_gather(*this, form);
+  return gathers ? std::min(kTilePositions, kGatheredBytes / (std::max(int64_t{1}, quads) * kQuad)) : kTilePositions;
+}
+
 // Tiles have whole rows, unless rows are long, and as many rows as fit kImageBytes and kTilePositions, but fewer if
 // there are too few tasks.
 void Convolution::choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) const {
   tile[0] = tile[1] = tile[2] = 1;
-  const int64_t most_positions = implementation_->is_by_rows ? kConvRows : kTilePositions;
-  int64_t row = part(axes[2].out, std::min(kRowPositions, most_positions));
+  int64_t row = part(axes[2].out, std::min(kRowPositions, most_positions()));
   const ConvTile one_row = {{0, 0, 0}, {1, 1, row}};
   if (const int64_t bytes = image_of(one_row).bytes(); bytes > kRowBytes)
     row = part(axes[2].out, std::max(kMinRowPositions, row * kRowBytes / bytes));
@@ -127,7 +157,6 @@ void Convolution::choose_tile(int64_t wanted, int64_t (&tile)[kSpatialAxes]) con
 
 // The most rows of a tile, or planes (axis 0) of tiles of whole planes.
 int64_t Convolution::most_of_axis(int axis, int64_t wanted, const int64_t (&tile)[kSpatialAxes]) const {
-  const int64_t most_positions = implementation_->is_by_rows ? kConvRows : kTilePositions;
   const auto form_of = [&](int64_t count) {
     ConvTile box = {{0, 0, 0}, {tile[0], tile[1], tile[2]}};
     box.count[axis] = count;
@@ -137,18 +166,19 @@ int64_t Convolution::most_of_axis(int axis, int64_t wanted, const int64_t (&tile
   const int64_t one = form_of(1).bytes(), each = std::max(int64_t{1}, two.bytes() - one);
   const int64_t bytes = (implementation_->is_strassen ? 2 : 1) * kImageBytes / terms;
   int64_t most = 1 + std::max(int64_t{0}, bytes - one) / each;
-  most = std::min(most, std::max(int64_t{1}, most_positions / two.position(axis == 0, axis == 1)));
+  most = std::min(most, std::max(int64_t{1}, most_positions() / two.position(axis == 0, axis == 1)));
   if (groups > 1) return most;
   const int64_t others = samples * divide_up(axes[2].out, tile[2]) * (axis == 1 ? axes[0].out : 1);
   return std::min(most, std::max(divide_up(kMinPositions, tile[1] * tile[2]),
                                  divide_up(axes[axis].out, divide_up(wanted, others))));
 }
 
-bool fits_conv_tiles(const Convolution& conv, const ConvImage& form) {
-  return active_isa().products->conv_tiles != nullptr &&
-         (conv.groups == 1 || conv.group_outputs % kBlockColumns == 0) && conv.quads >= 2 * kTileRows &&
-         2 * form.run() >= round_up(form.run(), kTileRows) &&
-         form.positions() * conv.quads * kQuad * conv.channels >= kMinTileProducts;
+TileCodes conv_tile_codes(const Convolution& conv, const ConvImage& form) {
+  if (active_isa().products->conv_tiles == nullptr || (conv.groups > 1 && conv.group_outputs % kBlockColumns != 0) ||
+      conv.quads < 2 * kTileRows || form.positions() * conv.quads * kQuad * conv.channels < kMinTileProducts)
+    return TileCodes::kNone;
+  if (has_tile_runs(form)) return TileCodes::kRuns;
+  return can_gather(conv, form) ? TileCodes::kGathered : TileCodes::kNone;
 }
 
 }  // namespace dynq

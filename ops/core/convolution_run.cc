@@ -109,7 +109,8 @@ void Convolution::run(Context& context) {
 }
 
 void Convolution::report(const ConvTile& tile) const {
-  const bool in_tiles = implementation_->run == &Convolution::run_direct && fits_conv_tiles(*this, image_of(tile));
+  const TileCodes tile_codes =
+      implementation_->run == &Convolution::run_direct ? conv_tile_codes(*this, image_of(tile)) : TileCodes::kNone;
   const auto lengths = [&](int64_t ConvAxis::* length) {
     return std::to_string(axes[0].*length) + "x" + std::to_string(axes[1].*length) + "x" +
            std::to_string(axes[2].*length);
@@ -118,7 +119,10 @@ void Convolution::report(const ConvTile& tile) const {
                std::to_string(groups * group_inputs).c_str(), std::to_string(channels).c_str(),
                lengths(&ConvAxis::kernel).c_str(), lengths(&ConvAxis::out).c_str(),
                groups > 1 ? (" in " + std::to_string(groups) + " groups").c_str() : "", terms > 1 ? ", 2 terms" : "",
-               active_isa().name, implementation_->name, in_tiles ? ", tiles" : "");
+               active_isa().name, implementation_->name,
+               tile_codes == TileCodes::kRuns       ? ", tiles"
+               : tile_codes == TileCodes::kGathered ? ", gathered tiles"
+                                                    : "");
 }
 
 float Convolution::scale_of(int64_t sample, int64_t term) const {

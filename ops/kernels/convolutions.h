@@ -29,8 +29,10 @@ struct ConvInput {
   int64_t position_bytes;
   const int64_t* offsets;  // [quads]: bytes from `image` to the quads of the first position
   int64_t quads;
-  int64_t run;  // quads are [quads / run][run]; within a run they are run_bytes apart in the image
-  int64_t run_bytes;
+  // For conv_tiles: quads are [quads / run][run]; within a run they are run_bytes apart in the image. Or `gathers` is
+  // set: the run is all quads, which pack_conv_tiles takes from their offsets, and run_bytes those of the positions.
+  int64_t run, run_bytes;
+  bool gathers;
   int64_t
       kernel_rows;  // 0, or quads are [kernel_rows][quads / kernel_rows]: rows of the image, and quads 4 bytes apart
 };

@@ -184,7 +184,7 @@ inline Problem make_long_problem(Random& random, int8_t weight) {
   return problem;
 }
 
-enum Form { kDirect, kTiles, kStrassen };
+enum Form { kDirect, kTiles, kGatheredTiles, kStrassen };
 
 // The form of conv by Strassen's algorithm, as quantized_conv.cc runs it: positions that do not fill a strip take the
 // direct form.
@@ -267,9 +267,11 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   }
   const std::vector<uint8_t> wide_weights(static_cast<size_t>(problem.quads * kernels.conv_quad_bytes));
   block.scratch.weights = arenas[11].place(wide_weights, at_end, 0);
-  if (form == kTiles) {
-    block.input.run = problem.run;
-    block.input.run_bytes = problem.run_bytes;
+  const bool in_tiles = form == kTiles || form == kGatheredTiles;
+  if (in_tiles) {
+    block.input.gathers = form == kGatheredTiles;
+    block.input.run = form == kTiles ? problem.run : problem.quads;
+    block.input.run_bytes = form == kTiles ? problem.run_bytes : problem.positions() * kQuad;
     const auto bytes = static_cast<size_t>(dynq::conv_tiles_bytes(block.input.run, block.input.run_bytes));
     block.scratch.tiles = arenas[10].place(std::vector<uint8_t>(bytes), at_end, 0);
     if (problem.positions() > 0) kernels.pack_conv_tiles(block);
@@ -277,7 +279,7 @@ inline void check(const std::string& name, const Problem& problem, const dynq::P
   if (form == kStrassen)
     run_strassen(block, kernels);
   else
-    (form == kTiles ? kernels.conv_tiles : kernels.conv)(block);
+    (in_tiles ? kernels.conv_tiles : kernels.conv)(block);
   for (int64_t i = 0; i < floats; ++i) {
     const int64_t channel = i / problem.dst_stride, row = i % problem.dst_stride / problem.dst_row;
     const int64_t col = i % problem.dst_stride % problem.dst_row;

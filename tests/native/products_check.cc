@@ -483,7 +483,10 @@ struct Counter {
       ++blocks[name + " " + kind];
     };
     if (problem.channels <= kBlockColumns) run("conv", conv_check::kDirect);
-    if (problem.run > 0 && kernels.conv_tiles != nullptr) run("conv_tiles", conv_check::kTiles);
+    const bool has_tiles = kernels.conv_tiles != nullptr;
+    if (problem.run > 0 && has_tiles) run("conv_tiles", conv_check::kTiles);
+    if (problem.position_bytes == kQuad && problem.quads > 0 && problem.first == 0 && has_tiles)
+      run("conv_tiles, gathered", conv_check::kGatheredTiles);
     if (kernels.strassen != nullptr && conv_check::can_take_strassen(problem))
       run("conv_strassen", conv_check::kStrassen);
     conv_check::check_interleave(name + " interleave_quads", kernels.interleave_quads, random);

@@ -62,13 +62,14 @@ CONVS = {
     ((1, 256, 16, 16), 256, (1, 1), 1, 1): "256 to 256 channels, kernel 1x1x1, outputs 1x1x256",
     ((1, 512, 7, 7), 64, (3, 3), 2, 1): "512 to 64 channels, kernel 1x3x3, outputs 1x3x3",
     ((1, 64, 3, 3), 64, (3, 3), 1, 1): "64 to 64 channels, kernel 1x3x3, outputs 1x1x1",
+    ((1, 16, 30, 30), 48, (3, 3), 2, 1): "16 to 48 channels, kernel 1x3x3, outputs 1x14x14",
     ((2, 8, 9, 9), 8, (3, 3), 1, 8): "8 to 8 channels, kernel 1x3x3, outputs 1x7x7 in 8 groups",
 }
 CHOSEN_CONVS = {
-    "portable": (*("rows",) * 4, "direct"),
-    "avx2": ("Winograd", "Strassen", "rows", "rows", "direct"),
-    "avx512vnni": ("direct", "direct", "rows", "rows", "direct"),
-    "amx": (*("direct, tiles",) * 3, "rows", "direct"),
+    "portable": (*("rows",) * 5, "direct"),
+    "avx2": ("Winograd", "Strassen", "rows", "rows", "direct", "direct"),
+    "avx512vnni": ("direct", "direct", "rows", "rows", "direct", "direct"),
+    "amx": (*("direct, tiles",) * 3, "rows", "direct, gathered tiles", "direct"),
 }
 
 
