@@ -133,7 +133,8 @@ void Product::run_strips(Context& context) const {
         row_task + 1 < cut.row_tasks ? cut.units * (row_task + 1) / cut.row_tasks * cut.unit : all_.rows;
     const int64_t col = cut.strips * column_task / cut.column_tasks * kStrip;
     const int64_t end_col = cut.strips * (column_task + 1) / cut.column_tasks * kStrip;
-    const TileUse tiles(plan_.in_tiles() && product_.group_size() % kTileBytes == 0);
+    const TileUse tiles(plan_.in_tiles(),
+                        product_.groups > 1 ? tile_bytes_of_groups(product_.group_size()) : kTileBytes);
     for (int64_t i = pairs * pair_task / cut.pair_tasks; i < pairs * (pair_task + 1) / cut.pair_tasks; ++i)
       run_block(plan_.kernel, part_of(matrix(pairs_[i]), row, end - row, col, end_col - col),
                 pairs_[i].result * all_.rows + row, col);

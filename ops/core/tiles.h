@@ -12,8 +12,9 @@ namespace dynq {
 
 class TileUse {
  public:
-  explicit TileUse(bool is_used) : kernels_(is_used ? active_isa().products : nullptr) {
-    if (kernels_ != nullptr) kernels_->begin_tiles(state_);
+  explicit TileUse(bool is_used, int64_t tile_bytes = kTileBytes)
+      : kernels_(is_used ? active_isa().products : nullptr) {
+    if (kernels_ != nullptr) kernels_->begin_tiles(state_, tile_bytes);
   }
   ~TileUse() {
     if (kernels_ != nullptr) kernels_->end_tiles(state_);

@@ -81,16 +81,25 @@ void restore_tiles(TileConfiguration before, const TileConfiguration& configurat
   _tile_loadconfig(&before);
 }
 
-// For a caller of several kernels. Their configuration is the same, but for groups of k that are no multiple of 64.
-void begin_tiles(TileState& state) {
-  const TileConfiguration before = configure_tiles();
-  __builtin_memcpy(state.bytes, &before, sizeof before);
+// Tiles of codes 4 and 5 with rows of so many bytes, and tiles of weights 6 and 7 with as many quads.
+TileConfiguration configuration_of(int64_t tile_bytes) {
+  TileConfiguration configuration = kConfiguration;
+  configuration.row_bytes[4] = configuration.row_bytes[5] = static_cast<uint16_t>(tile_bytes);
+  configuration.rows[6] = configuration.rows[7] = static_cast<uint8_t>(tile_bytes / kQuad);
+  return configuration;
+}
+
+// For a caller of several kernels, which have one configuration.
+void begin_tiles(TileState& state, int64_t tile_bytes) {
+  const TileConfiguration before = configure_tiles(configuration_of(tile_bytes));
+  __builtin_memcpy(state.before, &before, sizeof before);
+  state.tile_bytes = tile_bytes;
 }
 
 void end_tiles(const TileState& state) {
   TileConfiguration before;
-  __builtin_memcpy(&before, state.bytes, sizeof before);
-  restore_tiles(before);
+  __builtin_memcpy(&before, state.before, sizeof before);
+  restore_tiles(before, configuration_of(state.tile_bytes));
 }
 
 // One or two blocks of 16 columns.

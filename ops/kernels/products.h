@@ -106,9 +106,16 @@ using ProductFormName = const char* (*)(const ProductBlock&, int64_t bits);
 // their sums.
 using ColumnSumKernel = void (*)(const ProductBlock&, int32_t* sums);
 
-// What the tiles were before begin_tiles().
+// The bytes of a row of codes in a tile that multiplies groups of so many k, a multiple of 16: no tile has k of two
+// groups.
+constexpr int64_t tile_bytes_of_groups(int64_t group_size) {
+  return group_size % kTileBytes == 0 ? kTileBytes : group_size % 32 == 0 ? 32 : 16;
+}
+
+// What the tiles were before begin_tiles(), and the bytes of a row of codes since.
 struct TileState {
-  alignas(64) uint8_t bytes[64];
+  alignas(64) uint8_t before[64];
+  int64_t tile_bytes;
 };
 
 // The products and convolutions of one instruction set. Matrix products are named as in XNNPACK: qc8w are 8-bit weights
@@ -128,7 +135,7 @@ struct ProductKernels {
   // up to kMaxSummedGroup k. That is fast from kMinSummingRows rows on.
   bool makes_sums_4bit;
   // Kernels that run between these calls, on one thread, find the tiles configured. Null: there are no tiles.
-  void (*begin_tiles)(TileState&);
+  void (*begin_tiles)(TileState&, int64_t tile_bytes);
   void (*end_tiles)(const TileState&);
   // The same for 16 rows or more, with codes in tiles; several groups have up to kMaxTileGroup k. Null: not there.
   ProductKernel gemm_qc8w_tiles;

@@ -508,7 +508,7 @@ struct Counter {
     tile_stand_in::load_configuration(&before);
     const bool once = random.one_in(2);  // a caller configures the tiles for all kernels
     dynq::TileState state;
-    if (once) kernels.begin_tiles(state);
+    if (once) kernels.begin_tiles(state, random.of<int64_t>({16, 32, 64}));
     check_all(name, kernels, problem, random);
     check_conv(name, kernels, conv, random);
     if (once) kernels.end_tiles(state);

@@ -192,9 +192,7 @@ void panel_scores(const PanelScores& block) {
   int64_t tiles = 1;
   while (quads % tiles != 0 || quads / tiles > kTileRows) ++tiles;
   const int64_t tile_quads = quads / tiles;
-  TileConfiguration configuration = kConfiguration;
-  configuration.row_bytes[4] = configuration.row_bytes[5] = static_cast<uint16_t>(tile_quads * kQuad);
-  configuration.rows[6] = configuration.rows[7] = static_cast<uint8_t>(tile_quads);
+  const TileConfiguration configuration = configuration_of(tile_quads * kQuad);
   const TileConfiguration before = configure_tiles(configuration);
   (block.is_split ? multiply_panels<kInt16>
    : p.fits_int8  ? multiply_panels<kInt8>

@@ -318,11 +318,8 @@ void multiply_block(const ProductBlock& block, int64_t column, int64_t tile_byte
 template <int kBits>
 void gemm_groups_tiles(const ProductBlock& block) {
   if (block.rows == 0) return;
-  const int64_t size = block.depth / block.groups;
-  const int64_t tile_bytes = size % kTileBytes == 0 ? kTileBytes : size % 32 == 0 ? 32 : 16;
-  TileConfiguration configuration = kConfiguration;
-  configuration.row_bytes[4] = configuration.row_bytes[5] = static_cast<uint16_t>(tile_bytes);
-  configuration.rows[6] = configuration.rows[7] = static_cast<uint8_t>(tile_bytes / kQuad);
+  const int64_t tile_bytes = tile_bytes_of_groups(block.depth / block.groups);
+  const TileConfiguration configuration = configuration_of(tile_bytes);
   const TileConfiguration before = configure_tiles(configuration);
   for (int64_t column = 0; column < block.cols; column += kBlockColumns)
     if (block.cols - column < kBlockColumns)
