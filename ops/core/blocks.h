@@ -38,44 +38,12 @@ class ParameterTile {
   // Reads `count` parameters from number `first` on. They recur after `period` columns, each is repeated `repeat`
   // times, and the scales of a period begin at number `base`.
   void fill(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
-    if (repeat == 1 && first + count <= period) {
-      read_scales(base + first, count);
-      if (!varying_zps_)
-        std::fill_n(zps_, count, shared_zp_);
-      else
-        read_zps(base + first, count, zps_);
-    } else if (first == 0) {
-      // Reads each parameter once, repeats each in place from the last to the first, and then copies the period.
-      const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
-      read_scales(base, own);
-      if (varying_zps_)
-        read_zps(base, own, zps_);
-      else
-        std::fill_n(zps_, count, shared_zp_);
-      for (int64_t i = own; repeat > 1 && i-- > 0;) {
-        const int64_t times = std::min(repeat, once - i * repeat);
-        std::fill_n(scales_ + i * repeat, times, scales_[i]);
-        if (varying_zps_) std::fill_n(zps_ + i * repeat, times, zps_[i]);
-      }
-      for (int64_t at = once; at < count; at *= 2) {
-        std::copy_n(scales_, std::min(at, count - at), scales_ + at);
-        if (varying_zps_) std::copy_n(zps_, std::min(at, count - at), zps_ + at);
-      }
-    } else {
-      int64_t index = base + first % period / repeat, phase = first % repeat;
-      const int64_t end = base + period / repeat;
-      for (int64_t i = 0; i < count; ++i) {
-        read_scales(index, 1, &scales_[i]);
-        zps_[i] = shared_zp_;
-        if (varying_zps_) read_zps(index, 1, &zps_[i]);
-        for (; ++phase < repeat && i + 1 < count; ++i) {
-          scales_[i + 1] = scales_[i];
-          zps_[i + 1] = zps_[i];
-        }
-        phase = 0;
-        if (++index == end) index = base;
-      }
-    }
+    if (repeat == 1 && first + count <= period)
+      fill_adjacent(base + first, count);
+    else if (first == 0)
+      fill_periods(base, count, period, repeat);
+    else
+      fill_one_by_one(base, first, count, period, repeat);
     choose_kernels(count);
   }
 
@@ -85,6 +53,49 @@ class ParameterTile {
   Kernels direct() const { return direct_; }    // of elements as they are stored, or null
 
  private:
+  void fill_adjacent(int64_t first, int64_t count) {
+    read_scales(first, count);
+    if (varying_zps_)
+      read_zps(first, count, zps_);
+    else
+      std::fill_n(zps_, count, shared_zp_);
+  }
+
+  // Reads each parameter once, repeats each in place from the last to the first, and then copies the period.
+  void fill_periods(int64_t base, int64_t count, int64_t period, int64_t repeat) {
+    const int64_t once = std::min(count, period), own = (once + repeat - 1) / repeat;
+    read_scales(base, own);
+    if (varying_zps_)
+      read_zps(base, own, zps_);
+    else
+      std::fill_n(zps_, count, shared_zp_);
+    for (int64_t i = own; repeat > 1 && i-- > 0;) {
+      const int64_t times = std::min(repeat, once - i * repeat);
+      std::fill_n(scales_ + i * repeat, times, scales_[i]);
+      if (varying_zps_) std::fill_n(zps_ + i * repeat, times, zps_[i]);
+    }
+    for (int64_t at = once; at < count; at *= 2) {
+      std::copy_n(scales_, std::min(at, count - at), scales_ + at);
+      if (varying_zps_) std::copy_n(zps_, std::min(at, count - at), zps_ + at);
+    }
+  }
+
+  void fill_one_by_one(int64_t base, int64_t first, int64_t count, int64_t period, int64_t repeat) {
+    int64_t index = base + first % period / repeat, phase = first % repeat;
+    const int64_t end = base + period / repeat;
+    for (int64_t i = 0; i < count; ++i) {
+      read_scales(index, 1, &scales_[i]);
+      zps_[i] = shared_zp_;
+      if (varying_zps_) read_zps(index, 1, &zps_[i]);
+      for (; ++phase < repeat && i + 1 < count; ++i) {
+        scales_[i + 1] = scales_[i];
+        zps_[i + 1] = zps_[i];
+      }
+      phase = 0;
+      if (++index == end) index = base;
+    }
+  }
+
   void choose_kernels(int64_t count) {
     kernels_ = work_.kernels;
     if constexpr (!std::is_same_v<Work, FakeQuantizeWork>) {

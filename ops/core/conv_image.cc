@@ -47,6 +47,11 @@ void copy_rows(const uint8_t* from, int64_t from_step, int64_t rows, int64_t cou
   }
 }
 
+// Writes `count` quads of padding, unless it is null: they are there already.
+void write_padding(const uint8_t* padding, int64_t count, uint8_t* to) {
+  for (int64_t i = 0; padding != nullptr && i < count; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
+}
+
 // The number of rows along `axis` in a box.
 int64_t rows_of(const int64_t (&count)[kSpatialAxes], int axis) {
   int64_t rows = 1;
@@ -227,32 +232,38 @@ void ConvImage::write_rows(const ConvSource& source, bool is_first, uint8_t* ima
 }
 
 void ConvImage::write_kernels(const ConvSource& source, bool is_first, uint8_t* image) const {
-  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
-  const int64_t kernel = axes_[2].kernel;
   std::vector<uint8_t> codes(static_cast<size_t>(width_quads_ * kQuad));  // of a position, and zeros
-  const auto write_position = [&](const uint8_t* row, int64_t begin, uint8_t* to) {
+  for (int64_t k0 = 0; k0 < layouts_[0].planes; ++k0)
+    for (int64_t k1 = 0; k1 < layouts_[1].planes; ++k1, image += plane_bytes_)
+      write_kernel_plane(source, is_first, layouts_[0].begin(k0), layouts_[1].begin(k1), codes.data(), image);
+}
+
+// One plane of the first two axes. Its first row is row `begin1` of plane `begin0` of the input.
+void ConvImage::write_kernel_plane(const ConvSource& source, bool is_first, int64_t begin0, int64_t begin1,
+                                   uint8_t* codes, uint8_t* image) const {
+  for (int64_t i0 = 0; i0 < layouts_[0].length; ++i0)
+    for (int64_t i1 = 0; i1 < layouts_[1].length; ++i1) {
+      const int64_t in0 = begin0 + i0 * axes_[0].stride, in1 = begin1 + i1 * axes_[1].stride;
+      const bool is_inside = in0 >= 0 && in0 < axes_[0].in && in1 >= 0 && in1 < axes_[1].in;
+      if (!is_inside && !is_first) continue;
+      uint8_t* to = image + position(i0, i1) * kQuad;
+      const uint8_t* row = is_inside ? source.codes + in0 * source.plane_step + in1 * axes_[2].in : nullptr;
+      for (int64_t channel = 0; channel < channels_; ++channel, to += width_quads_ * unit_bytes_)
+        write_kernel_row(source, row == nullptr ? nullptr : row + channel * source.channel_step, codes, to);
+    }
+}
+
+// The positions of a row of the input, or of padding if `row` is null.
+void ConvImage::write_kernel_row(const ConvSource& source, const uint8_t* row, uint8_t* codes, uint8_t* to) const {
+  const int64_t kernel = axes_[2].kernel;
+  for (int64_t i2 = 0; i2 < layouts_[2].length; ++i2, to += kQuad) {
+    const int64_t begin = layouts_[2].first_begin + i2 * axes_[2].stride;
     const int64_t first = row == nullptr ? kernel : std::clamp(-begin, int64_t{0}, kernel);
     const int64_t last = std::clamp(axes_[2].in - begin, first, kernel);
-    if (last - first < kernel) std::memset(codes.data(), source.zp, static_cast<size_t>(kernel));
-    for (int64_t k = first; k < last; ++k) codes[static_cast<size_t>(k)] = row[begin + k] ^ source.flip;
-    for (int64_t i = 0; i < width_quads_; ++i) std::memcpy(to + i * unit_bytes_, codes.data() + i * kQuad, kQuad);
-  };
-  for (int64_t k0 = 0; k0 < l0.planes; ++k0)
-    for (int64_t k1 = 0; k1 < l1.planes; ++k1, image += plane_bytes_)
-      for (int64_t i0 = 0; i0 < l0.length; ++i0)
-        for (int64_t i1 = 0; i1 < l1.length; ++i1) {
-          const int64_t in0 = l0.begin(k0) + i0 * axes_[0].stride, in1 = l1.begin(k1) + i1 * axes_[1].stride;
-          const bool is_inside = in0 >= 0 && in0 < axes_[0].in && in1 >= 0 && in1 < axes_[1].in;
-          if (!is_inside && !is_first) continue;
-          uint8_t* to = image + position(i0, i1) * kQuad;
-          for (int64_t channel = 0; channel < channels_; ++channel, to += width_quads_ * unit_bytes_) {
-            const uint8_t* row =
-                is_inside ? source.codes + channel * source.channel_step + in0 * source.plane_step + in1 * axes_[2].in
-                          : nullptr;
-            for (int64_t i2 = 0; i2 < l2.length; ++i2)
-              write_position(row, l2.first_begin + i2 * axes_[2].stride, to + i2 * kQuad);
-          }
-        }
+    if (last - first < kernel) std::memset(codes, source.zp, static_cast<size_t>(kernel));
+    for (int64_t k = first; k < last; ++k) codes[k] = row[begin + k] ^ source.flip;
+    for (int64_t i = 0; i < width_quads_; ++i) std::memcpy(to + i * unit_bytes_, codes + i * kQuad, kQuad);
+  }
 }
 
 bool ConvImage::has_strided_quads() const {
@@ -261,18 +272,23 @@ bool ConvImage::has_strided_quads() const {
          height.stride <= 2 * height.kernel && height.dilation == 1 && tile_.count[2] == width.out;
 }
 
-void ConvImage::write_strided(const ConvSource& source, bool is_first, uint8_t* image) const {
-  const Layout &l0 = layouts_[0], &l1 = layouts_[1], &l2 = layouts_[2];
-  const int64_t width = axes_[2].in, stride = axes_[2].stride, row_bytes = l2.length * kQuad;
-  // The rows that some plane has.
-  int64_t top = axes_[1].in, bottom = 0;
+// The rows of the input that some plane has.
+ConvImage::Span ConvImage::rows_of_planes() const {
+  const Layout& l1 = layouts_[1];
+  Span used = {axes_[1].in, 0};
   for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
     const Span rows = span_of(l1.begin(k1), axes_[1].stride, axes_[1].in, l1.length);
     if (rows.first == rows.last) continue;
-    top = std::min(top, l1.begin(k1) + rows.first * axes_[1].stride);
-    bottom = std::max(bottom, l1.begin(k1) + (rows.last - 1) * axes_[1].stride + 1);
+    used.first = std::min(used.first, l1.begin(k1) + rows.first * axes_[1].stride);
+    used.last = std::max(used.last, l1.begin(k1) + (rows.last - 1) * axes_[1].stride + 1);
   }
-  const int64_t codes = std::max(int64_t{0}, bottom - top) * width;
+  return used;
+}
+
+void ConvImage::write_strided(const ConvSource& source, bool is_first, uint8_t* image) const {
+  const Layout &l0 = layouts_[0], &l1 = layouts_[1];
+  const Span used_rows = rows_of_planes();
+  const int64_t codes = std::max(int64_t{0}, used_rows.last - used_rows.first) * axes_[2].in;
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[static_cast<size_t>(codes * (1 + kQuad))]);
   uint8_t *const unused = memory.get(), *const quads = unused + codes;
   std::memset(unused, source.flip, static_cast<size_t>(codes));  // which become 0
@@ -280,46 +296,50 @@ void ConvImage::write_strided(const ConvSource& source, bool is_first, uint8_t* 
     const int64_t used = std::min(kQuad, channels_ - unit * kQuad);
     uint8_t padding[kQuad];
     for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < used ? source.zp : uint8_t{0};
-    const auto pad = [&](uint8_t* to, int64_t count) {
-      for (int64_t i = 0; is_first && i < count; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
-    };
-    for (int64_t k0 = 0; k0 < l0.planes; ++k0)
-      for (int64_t i0 = 0; i0 < l0.length; ++i0) {
-        const int64_t in0 = l0.begin(k0) + i0 * axes_[0].stride;
-        const bool is_inside = in0 >= 0 && in0 < axes_[0].in;
-        if (is_inside && codes > 0) {
-          const uint8_t* rows[kQuad];
-          for (int64_t i = 0; i < kQuad; ++i)
-            rows[i] = i < used ? source.codes + (unit * kQuad + i) * source.channel_step + in0 * source.plane_step +
-                                     top * width
-                               : unused;
-          interleave_(rows, codes, source.flip, quads);
-        }
-        for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
-          const Span rows = is_inside ? span_of(l1.begin(k1), axes_[1].stride, axes_[1].in, l1.length) : Span{0, 0};
-          for (int64_t k2 = 0; k2 < planes_; ++k2) {
-            const Span cols = span_of(l2.begin(k2), stride, width, l2.length);
-            uint8_t* to = image + unit * unit_bytes_ + ((k0 * l1.planes + k1) * planes_ + k2) * plane_bytes_ +
-                          i0 * l1.length * row_bytes;
-            pad(to, rows.first * l2.length);
-            for (int64_t i1 = rows.first; i1 < rows.last; ++i1) {
-              uint8_t* const of_row = to + i1 * row_bytes;
-              const int64_t row = l1.begin(k1) + i1 * axes_[1].stride - top;
-              if (cols.first == cols.last) {
-                pad(of_row, l2.length);
-                continue;
-              }
-              const uint8_t* from = quads + (row * width + l2.begin(k2) + cols.first * stride) * kQuad;
-              pad(of_row, cols.first);
-              (stride == 2 ? copy_quads<2> : copy_quads<0>)(from, stride, cols.last - cols.first,
-                                                            of_row + cols.first * kQuad);
-              pad(of_row + cols.last * kQuad, l2.length - cols.last);
-            }
-            pad(to + rows.last * row_bytes, (l1.length - rows.last) * l2.length);
-          }
-        }
-      }
+    for (int64_t at = 0; at < l0.planes * l0.length; ++at) {
+      const int64_t k0 = at / l0.length, i0 = at % l0.length, in0 = l0.begin(k0) + i0 * axes_[0].stride;
+      const bool is_inside = in0 >= 0 && in0 < axes_[0].in;
+      if (is_inside && codes > 0)
+        interleave_rows(source, unit * kQuad, in0 * source.plane_step + used_rows.first * axes_[2].in, codes, unused,
+                        quads);
+      uint8_t* const to = image + unit * unit_bytes_ + k0 * l1.planes * planes_ * plane_bytes_ +
+                          i0 * l1.length * layouts_[2].length * kQuad;
+      for (int64_t i = 0; i < l1.planes * planes_; ++i)
+        write_strided_plane(is_inside ? quads : nullptr, used_rows.first, i / planes_, i % planes_,
+                            is_first ? padding : nullptr, to + i * plane_bytes_);
+    }
   }
+}
+
+// Quads of `count` adjacent codes of up to four channels from `channel` on, from number `first` on in each of them.
+void ConvImage::interleave_rows(const ConvSource& source, int64_t channel, int64_t first, int64_t count,
+                                const uint8_t* unused, uint8_t* quads) const {
+  const uint8_t* rows[kQuad];
+  for (int64_t i = 0; i < kQuad; ++i)
+    rows[i] = channel + i < channels_ ? source.codes + (channel + i) * source.channel_step + first : unused;
+  interleave_(rows, count, source.flip, quads);
+}
+
+// Plane k1 of rows and k2 of columns: copies quads of rows of the input from number `top` on, or none if `quads` is
+// null.
+void ConvImage::write_strided_plane(const uint8_t* quads, int64_t top, int64_t k1, int64_t k2, const uint8_t* padding,
+                                    uint8_t* to) const {
+  const Layout &l1 = layouts_[1], &l2 = layouts_[2];
+  const int64_t width = axes_[2].in, stride = axes_[2].stride, row_bytes = l2.length * kQuad;
+  const Span rows = quads == nullptr ? Span{0, 0} : span_of(l1.begin(k1), axes_[1].stride, axes_[1].in, l1.length);
+  const Span cols = span_of(l2.begin(k2), stride, width, l2.length);
+  const auto copy = stride == 1 ? copy_quads<1> : stride == 2 ? copy_quads<2> : copy_quads<0>;
+  write_padding(padding, rows.first * l2.length, to);
+  for (int64_t i1 = rows.first; i1 < rows.last; ++i1) {
+    uint8_t* const of_row = to + i1 * row_bytes;
+    const int64_t row = l1.begin(k1) + i1 * axes_[1].stride - top;
+    write_padding(padding, cols.first, of_row);
+    if (cols.first < cols.last)
+      copy(quads + (row * width + l2.begin(k2) + cols.first * stride) * kQuad, stride, cols.last - cols.first,
+           of_row + cols.first * kQuad);
+    write_padding(padding, l2.length - cols.last, of_row + cols.last * kQuad);
+  }
+  write_padding(padding, (l1.length - rows.last) * l2.length, to + rows.last * row_bytes);
 }
 
 void ConvImage::find_codes(Elements& elements) const {
@@ -341,9 +361,7 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
   const int64_t row_bytes = l2.length * position_bytes_;
   uint8_t padding[kQuad];
   for (int64_t i = 0; i < kQuad; ++i) padding[i] = i < elements.used ? source.zp : uint8_t{0};
-  const auto pad = [&](uint8_t* to, int64_t count) {
-    for (int64_t i = 0; is_first && i < count * l2.length; ++i) std::memcpy(to + i * kQuad, padding, kQuad);
-  };
+  const uint8_t* const written = is_first ? padding : nullptr;
   for (int64_t k0 = 0; k0 < l0.planes; ++k0)
     for (int64_t k1 = 0; k1 < l1.planes; ++k1) {
       const int64_t begin0 = l0.begin(k0), begin1 = l1.begin(k1);
@@ -352,18 +370,15 @@ void ConvImage::write_planes(Elements& elements, const ConvSource& source, bool 
       for (int64_t i0 = 0; i0 < l0.length; ++i0, to += l1.length * row_bytes) {
         const int64_t in0 = begin0 + i0 * axes_[0].stride;
         if (in0 < 0 || in0 >= axes_[0].in) {
-          pad(to, l1.length);
+          write_padding(written, l1.length * l2.length, to);
           continue;
         }
-        pad(to, first);
-        pad(to + last * row_bytes, l1.length - last);
-        const auto set_rows = [&](int64_t i1) {
+        write_padding(written, first * l2.length, to);
+        write_padding(written, (l1.length - last) * l2.length, to + last * row_bytes);
+        for (int64_t i1 = first; i1 < last; ++i1) {
           const int64_t row = in0 * source.plane_step + (begin1 + i1 * axes_[1].stride) * axes_[2].in;
           for (int64_t i = 0; i < elements.used; ++i)
             elements.rows[i] = source.codes + elements.channels[i] * source.channel_step + row;
-        };
-        for (int64_t i1 = first; i1 < last; ++i1) {
-          set_rows(i1);
           write_quads(elements, source, padding, to + i1 * row_bytes);
         }
       }

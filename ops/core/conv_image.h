@@ -120,11 +120,19 @@ class ConvImage {
   void write_rows(const ConvSource& source, bool is_first, uint8_t* image) const;
   // The codes of a position are adjacent. So this reads each row once, if quads along the width do not overlap.
   void write_kernels(const ConvSource& source, bool is_first, uint8_t* image) const;
+  void write_kernel_plane(const ConvSource& source, bool is_first, int64_t begin0, int64_t begin1, uint8_t* codes,
+                          uint8_t* image) const;
+  void write_kernel_row(const ConvSource& source, const uint8_t* row, uint8_t* codes, uint8_t* to) const;
   // Whether write_strided() writes the image: quads along the channels, whole rows, and strides that leave out few
   // codes.
   bool has_strided_quads() const;
   // Makes quads of all codes of adjacent rows, and copies those that each plane has.
   void write_strided(const ConvSource& source, bool is_first, uint8_t* image) const;
+  void write_strided_plane(const uint8_t* quads, int64_t top, int64_t k1, int64_t k2, const uint8_t* padding,
+                           uint8_t* to) const;
+  void interleave_rows(const ConvSource& source, int64_t channel, int64_t first, int64_t count, const uint8_t* unused,
+                       uint8_t* quads) const;
+  Span rows_of_planes() const;
   void find_codes(Elements& elements) const;
   void write_planes(Elements& elements, const ConvSource& source, bool is_first, int64_t step, uint8_t* image) const;
   void write_quads(const Elements& elements, const ConvSource& source, const uint8_t (&padding)[kQuad],

@@ -18,33 +18,55 @@ bool is_number(const PlacedOperand& operand) {
 // Whether a number has 11 significant bits or less, as float16 has.
 bool has_11_bits(float number) { return (to_bits(number) & 0x1fff) == 0; }
 
+// Reads the steps of a pass that computes ranges.
+class RangeMatcher {
+ public:
+  bool match(const PlacedStep& step) {
+    if (is_x(step))
+      acc_ = kElements;
+    else if (acc_ == kElements && step.kind == StepKind::kAbs)
+      acc_ = kMagnitudes;
+    else if (acc_ == kElements && step.kind == StepKind::kEqual && step.a.place == Place::kX)
+      acc_ = kNumbers;
+    else
+      return match_output(step);
+    return true;
+  }
+
+  std::optional<RangePass> pass() const {
+    if (abs_max_ != kNone && low_ == kNone && high_ == kNone) return RangePass{kAbsMax, kNone, abs_max_, is_number_};
+    if (abs_max_ == kNone && low_ != kNone && high_ != kNone) return RangePass{kMinMax, low_, high_, is_number_};
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr int kNone = -1;
+
+  // The output that a reduction of the accumulator writes, or null.
+  int* output_of(StepKind kind) {
+    if (kind == StepKind::kReduceMax) return acc_ == kMagnitudes ? &abs_max_ : acc_ == kElements ? &high_ : nullptr;
+    if (kind == StepKind::kReduceMin) return acc_ == kNumbers ? &is_number_ : acc_ == kElements ? &low_ : nullptr;
+    return nullptr;
+  }
+
+  bool match_output(const PlacedStep& step) {
+    int* const found = output_of(step.kind);
+    if (found == nullptr || *found != kNone) return false;
+    *found = step.a.index;
+    return true;
+  }
+
+  enum { kOther, kElements, kMagnitudes, kNumbers } acc_ = kOther;  // what the accumulator is: x, |x|, or x == x
+  int low_ = kNone, high_ = kNone, abs_max_ = kNone, is_number_ = kNone;
+};
+
 }  // namespace
 
 std::optional<RangePass> range_of(const std::vector<PlacedStep>& steps, bool is_float16) {
-  // What the accumulator is: x, |x|, or x == x.
-  enum { kOther, kElements, kMagnitudes, kNumbers } acc = kOther;
-  constexpr int kNone = -1;
-  int low = kNone, high = kNone, abs_max = kNone, is_number = kNone;
-  for (const PlacedStep& step : steps) {
-    if (is_x(step)) {
-      acc = kElements;
-    } else if (is_float16 && step.kind == StepKind::kToFloat16) {
-      continue;
-    } else if (acc == kElements && step.kind == StepKind::kAbs) {
-      acc = kMagnitudes;
-    } else if (acc == kElements && step.kind == StepKind::kEqual && step.a.place == Place::kX) {
-      acc = kNumbers;
-    } else {
-      int* found = nullptr;
-      if (step.kind == StepKind::kReduceMax) found = acc == kMagnitudes ? &abs_max : acc == kElements ? &high : nullptr;
-      if (step.kind == StepKind::kReduceMin) found = acc == kNumbers ? &is_number : acc == kElements ? &low : nullptr;
-      if (found == nullptr || *found != kNone) return std::nullopt;
-      *found = step.a.index;
-    }
-  }
-  if (abs_max != kNone && low == kNone && high == kNone) return RangePass{kAbsMax, kNone, abs_max, is_number};
-  if (abs_max == kNone && low != kNone && high != kNone) return RangePass{kMinMax, low, high, is_number};
-  return std::nullopt;
+  RangeMatcher matcher;
+  for (const PlacedStep& step : steps)
+    if (!(is_float16 && step.kind == StepKind::kToFloat16) && !matcher.match(step)) return std::nullopt;
+  return matcher.pass();
 }
 
 // Reads the steps of a pass one after the other.

@@ -252,30 +252,35 @@ Range range(const void* elements, int64_t count) {
 }
 
 template <Extremes kKind>
-bool row_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
+void row_range(const float* from, int64_t cols, float* low, float* high) {
   constexpr int64_t kLanes = 8;
+  float l[kLanes], h[kLanes];
+  for (int64_t k = 0; k < kLanes; ++k) {
+    l[k] = kKind == kAbsMax ? 0.0f : *low;
+    h[k] = *high;
+  }
+  const auto take = [&](int64_t k, float v) {
+    if (kKind == kAbsMax) v = fabsf(v);
+    l[k] = v < l[k] ? v : l[k];
+    h[k] = v > h[k] ? v : h[k];
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= cols; i += kLanes)
+    for (int64_t k = 0; k < kLanes; ++k) take(k, load(from + i + k));
+  for (; i < cols; ++i) take(0, load(from + i));
+  for (int64_t k = 0; k < kLanes; ++k) {
+    if (kKind == kMinMax) *low = l[k] < *low ? l[k] : *low;
+    *high = h[k] > *high ? h[k] : *high;
+  }
+}
+
+template <Extremes kKind>
+bool row_ranges(const float* x, int64_t rows, int64_t cols, int64_t stride, float* low, float* high) {
   int32_t not_finite = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * stride;
-    float l[kLanes], h[kLanes];
-    for (int64_t k = 0; k < kLanes; ++k) {
-      l[k] = kKind == kAbsMax ? 0.0f : low[row];
-      h[k] = high[row];
-    }
-    const auto take = [&](int64_t k, float v) {
-      if (kKind == kAbsMax) v = fabsf(v);
-      l[k] = v < l[k] ? v : l[k];
-      h[k] = v > h[k] ? v : h[k];
-    };
-    int64_t i = 0;
-    for (; i + kLanes <= cols; i += kLanes)
-      for (int64_t k = 0; k < kLanes; ++k) take(k, load(from + i + k));
-    for (; i < cols; ++i) take(0, load(from + i));
-    for (i = 0; i < cols; ++i) not_finite |= (to_bits(load(from + i)) & kMagnitudeBits) >= kInfiniteBits;
-    for (int64_t k = 0; k < kLanes; ++k) {
-      if (kKind == kMinMax) low[row] = l[k] < low[row] ? l[k] : low[row];
-      high[row] = h[k] > high[row] ? h[k] : high[row];
-    }
+    row_range<kKind>(from, cols, kKind == kAbsMax ? nullptr : low + row, high + row);
+    for (int64_t i = 0; i < cols; ++i) not_finite |= (to_bits(load(from + i)) & kMagnitudeBits) >= kInfiniteBits;
   }
   return not_finite == 0;
 }

@@ -12,28 +12,37 @@ namespace {
 
 #include "kernels/functions-inl.h"
 
-float softmax(const SoftmaxRow& row) {
-  float largest = -kInfinity;
-  for (int64_t i = 0; i < row.padded; ++i) {
-    if (i < row.count) {
-      const ScoreCap cap(row.cap);
-      float& score = row.scores[i];
-      if (row.cap != 0) score = sigmoid_of<Scalar>(score * cap.inner) * cap.outer - cap.offset;
-      const float bias = load(row.bias + (row.bias_is_vector ? i : 0));
-      score = bias < row.least_added ? bias : score + bias;
-    }
-    if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
+// Caps the scores and adds the bias.
+void finish_scores(const SoftmaxRow& row) {
+  const ScoreCap cap(row.cap);
+  for (int64_t i = 0; i < row.count; ++i) {
+    float& score = row.scores[i];
+    if (row.cap != 0) score = sigmoid_of<Scalar>(score * cap.inner) * cap.outer - cap.offset;
+    const float bias = load(row.bias + (row.bias_is_vector ? i : 0));
+    score = bias < row.least_added ? bias : score + bias;
   }
+}
+
+// The code of the power of a score, before it is cut off: NaN stays.
+float code_of(float score, float largest) {
+  const float difference = (score - largest) * kLog2E;
+  const float y = difference < -64.0f ? -64.0f : difference;
+  const float n = round_half_even(y), r = y - n;
+  float p = kPower[0];
+  for (int j = 1; j < 5; ++j) p = p * r + kPower[j];
+  return n == n ? round_half_even(p * ldexpf(1.0f, static_cast<int>(n))) : n;
+}
+
+float softmax(const SoftmaxRow& row) {
+  finish_scores(row);
+  float largest = -kInfinity;
+  for (int64_t i = 0; i < row.padded; ++i)
+    if (row.scores[i] > largest) largest = row.scores[i];  // NaN is ignored
   int64_t sum = 0;
   float top = kMinWeight;
   bool is_defined = true;
   for (int64_t i = 0; i < row.padded; ++i) {
-    const float difference = (row.scores[i] - largest) * kLog2E;
-    const float y = difference < -64.0f ? -64.0f : difference;
-    const float n = round_half_even(y), r = y - n;
-    float p = kPower[0];
-    for (int j = 1; j < 5; ++j) p = p * r + kPower[j];
-    const float code = n == n ? round_half_even(p * ldexpf(1.0f, static_cast<int>(n))) : n;
+    const float code = code_of(row.scores[i], largest);
     const float weight = code * row.factors[i];
     if (weight != weight) is_defined = false;
     sum += code == code ? static_cast<int64_t>(code) : 0;

@@ -311,50 +311,7 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
   store_conv_outputs<Form>(block, channel, row, col, reals);
 }
 
-// Channels from `first` to `last`, kChannels at once. The codes of a tile's positions stay in the first-level cache for
-// all channels.
-template <class Form, int kChannels>
-void conv_channels(const ConvTask& block, int64_t first, int64_t last) {
-  constexpr int kMaxVectors = conv_vectors(kChannels), kHalf = (kMaxVectors + 1) / 2;
-  // One vector takes as long as two with independent sums: 2 and 2 are faster than 3 and 1.
-  const auto next = [](int64_t vectors) {
-    return vectors == kMaxVectors || vectors >= kMaxVectors + kHalf ? kMaxVectors : vectors >= kHalf ? kHalf : 1;
-  };
-  const auto run = [&](int count, int64_t row, int64_t col) {
-    for (int64_t channel = first; channel < last; channel += kChannels)
-      (count == kMaxVectors ? conv_tile<Form, kChannels, kMaxVectors>
-       : count == kHalf     ? conv_tile<Form, kChannels, kHalf>
-                            : conv_tile<Form, kChannels, 1>)(block, channel, row, col);
-  };
-  if constexpr (Form::kByRows) {
-    for (int64_t row = 0; row < block.rows;) {
-      int count = next(block.rows - row);
-      if (count < kHalf &&
-          block.rows >= kHalf) {  // recompute rows together with the last ones: they share loaded codes
-        count = kHalf;
-        row = block.rows - kHalf;
-      }
-      for (int64_t col = 0; col < block.cols; col += C::kLanes) run(count, row, col);
-      row += count;
-    }
-  } else {
-    for (int64_t row = 0; row < block.rows; ++row)
-      for (int64_t col = 0; col < block.cols;) {
-        const int count = next((block.cols - col + C::kLanes - 1) / C::kLanes);
-        // The last tile overlaps the one before, so that it ends with the row: stores of parts of vectors take longer.
-        const int64_t last = block.cols - count * C::kLanes;
-        run(count, row, last >= 0 && last < col ? last : col);
-        col += count * C::kLanes;
-      }
-  }
-}
-
-template <class Form, int kChannels>
-void conv_remaining_channels(const ConvTask& block, int64_t channel) {
-  const int64_t last = block.channels - (block.channels - channel) % kChannels;
-  if (channel < last) conv_channels<Form, kChannels>(block, channel, last);
-  if constexpr (kChannels > 1) conv_remaining_channels<Form, kChannels / 2>(block, last);
-}
+#include "kernels/simd/conv-channels-inl.h"
 
 // What an exact sum of a channel begins with, its zero point, and how it becomes an output. `weight_sum`: of the
 // weights, if C::kSignedCodes.

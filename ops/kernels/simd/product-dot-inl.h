@@ -1,7 +1,24 @@
 // Sums of products over many quads.
 
-// Adds the products of quads `from` to `to`. Adding pairs at the end of a group pays only for long groups. `Type` is P:
-// only a template may call a widen_steps() that P does not have.
+// Adds the products of quads `from` to `to` of codes that are widened first. `Type` is P: only a template may call a
+// widen_steps() that P does not have.
+template <int kRows, int kBlocks, class Sums, class Type>
+inline void dot_widened(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from, int64_t to,
+                        Sums& sums) {
+  uint8_t wide[P::kSteps][kRows][kWidenedQuads * kQuad];
+  for (int64_t first = from; first < to; first += kWidenedQuads) {
+    const int64_t count = to - first < kWidenedQuads ? to - first : kWidenedQuads;
+    for (int64_t r = 0; r < kRows; ++r)
+      Type::widen_steps(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
+    for (int64_t quad = 0; quad < count; ++quad) {
+      const int64_t at = (first + quad) * kBlockBytes;
+      dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
+      dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
+    }
+  }
+}
+
+// Adds the products of quads `from` to `to`. Adding pairs at the end of a group pays only for long groups.
 template <bool kOneGroup, int kRows, int kBlocks, class Sums, class Type = P>
 inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t from,
                          int64_t to, Sums& sums) {
@@ -21,17 +38,7 @@ inline void dot_products(const uint8_t* codes, int64_t stride, const Weights<kBl
   } else if constexpr (kOneGroup) {
     dot_pairs<kRows>(codes, stride, weights, from, to, sums);
   } else {
-    uint8_t wide[P::kSteps][kRows][kWidenedQuads * kQuad];
-    for (int64_t first = from; first < to; first += kWidenedQuads) {
-      const int64_t count = to - first < kWidenedQuads ? to - first : kWidenedQuads;
-      for (int64_t r = 0; r < kRows; ++r)
-        Type::widen_steps(codes + r * stride + first * kQuad, count, wide[0][r], wide[1][r]);
-      for (int64_t quad = 0; quad < count; ++quad) {
-        const int64_t at = (first + quad) * kBlockBytes;
-        dot_step<0, kRows, kBlocks>(wide[0][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
-        dot_step<1, kRows, kBlocks>(wide[1][0] + quad * kQuad, kWidenedQuads * kQuad, weights, at, sums);
-      }
-    }
+    dot_widened<kRows, kBlocks, Sums, Type>(codes, stride, weights, from, to, sums);
   }
 }
 

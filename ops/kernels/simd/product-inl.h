@@ -11,6 +11,7 @@
 #include "kernels/simd/product-tile-inl.h"
 #include "kernels/simd/product-whole-inl.h"
 #include "kernels/simd/product-sums-inl.h"
+#include "kernels/simd/product-column-sums-inl.h"
 #include "kernels/simd/product-wide-inl.h"
 #include "kernels/simd/product-words-inl.h"
 #include "kernels/simd/product-words-unpacked-inl.h"

@@ -33,55 +33,73 @@ inline void unit_of_weights(const int8_t* from, P::I (&quads)[4]) {
   }
 }
 
+// The address of a vector of weights of kBlocks blocks, `at` bytes after their first ones.
+template <int kBlocks>
+ORT_DYNQ_INLINE inline const int8_t* weights_at(const Weights<kBlocks>& weights, int64_t at, int v) {
+  return weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad;
+}
+
+// One unit of weights of 2 or 4 bits.
+template <int kBits, int kRows, int kSums, int kBlocks>
+ORT_DYNQ_INLINE inline void sum_unit(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at,
+                                     P::I (&sums)[2][kRows][kSums], NibbleSums (&nibbles)[kSums]) {
+  typename P::Quad c[kRows][kUnitQuads];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < kUnitQuads; ++i) c[r][i] = P::quad(codes + r * stride + i * kQuad);
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) {
+    typename P::I w[kUnitQuads];
+    prefetch_ahead<kBits / 2>(weights_at(weights, at, v));
+    unit_of_weights<kBits>(weights_at(weights, at, v), w);
+    nibbles[v].add(w[0], w[1]);
+    nibbles[v].add(w[2], w[3]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[0][r][v] = P::dot4(sums[0][r][v], c[r][0], c[r][1], w[0], w[1]);
+      sums[1][r][v] = P::dot4(sums[1][r][v], c[r][2], c[r][3], w[2], w[3]);
+    }
+  }
+}
+
+// One quad of weights of 8 bits.
+template <int kRows, int kSums, int kBlocks>
+ORT_DYNQ_INLINE inline void sum_quad(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at,
+                                     P::I (&sums)[kRows][kSums], P::I (&of_weights)[kSums]) {
+  constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
+  const auto ones = P::quad(kOnesOfQuad);
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) {
+    prefetch_ahead<1>(weights_at(weights, at, v));
+    const auto w = P::template weights_of<0>(P::load(static_cast<const void*>(weights_at(weights, at, v))));
+    of_weights[v] = P::dot(of_weights[v], ones, w);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][v] = P::dot(sums[r][v], P::quad(codes + r * stride), w);
+  }
+}
+
 // One group of up to two rows: adds the products to two halves of `sums`, and sets the sums of the weights.
 template <int kBits, int kRows, int kSums, int kBlocks>
 inline void sum_group(const uint8_t* codes, int64_t stride, const Weights<kBlocks>& weights, int64_t at, int64_t units,
                       P::I (&sums)[2][kRows][kSums], P::I (&of_weights)[kSums]) {
-  const auto address = [&](int v) { return weights.of[v / kVectors] + at + v % kVectors * P::kLanes * kQuad; };
   if constexpr (kBits < 8) {
     NibbleSums nibbles[kSums];
     for (int64_t unit = 0; unit < units;) {
       const int64_t end = units - unit < kUnits ? units : unit + kUnits;
-      for (; unit < end; ++unit, at += kUnitBytes * kBits / 8, codes += kUnitQuads * kQuad) {
-        typename P::Quad c[kRows][kUnitQuads];
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-          for (int i = 0; i < kUnitQuads; ++i) c[r][i] = P::quad(codes + r * stride + i * kQuad);
-#pragma GCC unroll 8
-        for (int v = 0; v < kSums; ++v) {
-          typename P::I w[kUnitQuads];
-          prefetch_ahead<kBits / 2>(address(v));
-          unit_of_weights<kBits>(address(v), w);
-          nibbles[v].add(w[0], w[1]);
-          nibbles[v].add(w[2], w[3]);
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) {
-            sums[0][r][v] = P::dot4(sums[0][r][v], c[r][0], c[r][1], w[0], w[1]);
-            sums[1][r][v] = P::dot4(sums[1][r][v], c[r][2], c[r][3], w[2], w[3]);
-          }
-        }
-      }
+      for (; unit < end; ++unit, at += kUnitBytes * kBits / 8, codes += kUnitQuads * kQuad)
+        sum_unit<kBits>(codes, stride, weights, at, sums, nibbles);
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) nibbles[v].flush();
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) of_weights[v] = nibbles[v].sums;
   } else {
-    constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
-    const auto ones = P::quad(kOnesOfQuad);
     typename P::I parts[2][kSums] = {};
     for (int64_t pair = 0; pair < 2 * units; ++pair)
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i, at += kBlockBytes, codes += kQuad)
-#pragma GCC unroll 8
-        for (int v = 0; v < kSums; ++v) {
-          prefetch_ahead<1>(address(v));
-          const auto w = P::template weights_of<0>(P::load(static_cast<const void*>(address(v))));
-          parts[i][v] = P::dot(parts[i][v], ones, w);
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) sums[i][r][v] = P::dot(sums[i][r][v], P::quad(codes + r * stride), w);
-        }
+        sum_quad(codes, stride, weights, at, sums[i], parts[i]);
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) of_weights[v] = P::add(parts[0][v], parts[1][v]);
   }
@@ -182,37 +200,93 @@ inline ORT_DYNQ_INLINE void store_blocks(const ProductBlock& block, int64_t col,
 // All of these are integers below 2^24, so floats have them exactly: size is at most kMaxSummedLength. If weights of 8
 // bits are unsigned, weight and weight_zp are both 128 larger.
 template <int kBits>
+constexpr int kWeightOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
+template <int kBits>
 constexpr int64_t kMaxSummedLength = kBits < 8 ? kMax2BitGroup : 256;
 static_assert(int64_t{255} * 15 * kMax2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
 
+// Adds the floats of a vector of columns and a group. kInWords: the zero points of the rows are off the sums already.
+template <bool kInWords, int kRows, int kSums>
+ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool row_varies,
+                                          const typename P::I (&sums)[2][kRows][kSums], int v, P::F column_sum, P::F zp,
+                                          P::F column_scale, typename P::F (&reals)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
+    if (!kInWords) exact = P::fnmadd(rows.zps[r], column_sum, exact);
+    exact = P::fnmadd(rows.bases[r], zp, exact);
+    const auto term = P::mul(exact, column_scale);
+    reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
+  }
+}
+
+// The addresses of the scales of columns and zero points of weights of a group: float16 scales or, if `halves` is null,
+// floats, and zero points if there are some.
+struct GemvColumns {
+  const uint16_t* halves;
+  const float* scales;
+  const int8_t* zps;
+
+  template <bool kIsPlain>
+  ORT_DYNQ_INLINE static GemvColumns first(const ProductBlock& block, int64_t col) {
+    const int8_t* zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
+    if (kIsPlain || block.columns.halves != nullptr) return {block.columns.halves + col, nullptr, zps};
+    return {nullptr, block.columns.scales + col, zps};
+  }
+
+  // kIsPlain: whole vectors of float16.
+  template <bool kIsPlain>
+  ORT_DYNQ_INLINE P::F scales_at(int64_t at, int64_t left, P::Mask mask) const {
+    if (kIsPlain) return P::load_f16(reinterpret_cast<const uint8_t*>(halves + at));
+    return halves != nullptr ? load_halves(halves + at, left) : P::load_part(scales + at, mask);
+  }
+
+  ORT_DYNQ_INLINE void move_to_next_group(const ProductBlock& block) {
+    const int64_t step = block.columns.scale_groups > 1 ? block.columns.scales_stride : 0;
+    if (zps != nullptr) zps += block.weights.zps_stride;
+    if (halves != nullptr)
+      halves += step;
+    else
+      scales += step;
+  }
+};
+
+// The columns of the scales that are prefetched, from column `col` of the first block; others are `gap` columns on.
+struct ColumnsAhead {
+  int64_t first, end;
+
+  ColumnsAhead(int64_t col, int64_t gap) : first((col == 0 ? 1 : 4) * kBlockColumns) {
+    const bool is_fourth = col / kBlockColumns % 4 == 0;  // as in gemm_tile()
+    end = is_fourth ? 8 * kBlockColumns : 0;
+    if (col + end >= gap) end = gap - col;
+  }
+};
+
 template <int kBits, int kRows, bool kIsPlain>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
-  constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
+  constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kWeightOffset<kBits>;
   constexpr bool kInWords = kBits < 8 && P::kSteps == 2;
   const Weights<kBlocks> weights(block, col, gap);
   const auto column = [&](int v) { return v / kVectors * gap + v % kVectors * P::kLanes; };  // of a vector, from col
   const int64_t units = block.depth / kGroupUnit / block.groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
-  const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
-  const uint16_t* halves = !kIsPlain && block.columns.halves == nullptr ? nullptr : block.columns.halves + col;
-  const float* column_scales = halves != nullptr ? nullptr : block.columns.scales + col;
+  GemvColumns columns = GemvColumns::first<kIsPlain>(block, col);
+  const auto zp = static_cast<float>(kBits < 8 ? block.weights.zp & 15 : block.weights.zp + kOffset);
   typename P::Mask masks[kSums];
   typename P::F reals[kRows][kSums], zps[kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     masks[v] = P::first(block.cols - col - column(v));
-    zps[v] = P::set1(static_cast<float>(kBits < 8 ? block.weights.zp & 15 : block.weights.zp + kOffset));
+    zps[v] = P::set1(zp);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) reals[r][v] = P::set1(-0.0f);
   }
-  const bool is_fourth = col / kBlockColumns % 4 == 0;  // as in gemm_tile()
-  const int64_t first_ahead = (col == 0 ? 1 : 4) * kBlockColumns, end_ahead = is_fourth ? 8 * kBlockColumns : 0;
+  const ColumnsAhead ahead(col, gap);
   int64_t at = 0;
   const uint8_t* codes = block.codes.data;
   for (int64_t group = 0; group < block.groups; ++group) {
     if (column_varies)
-      prefetch_scales<kBlocks>(block, halves, column_scales, group, gap, first_ahead,
-                               col + end_ahead < gap ? end_ahead : gap - col);
+      prefetch_scales<kBlocks>(block, columns.halves, columns.scales, group, gap, ahead.first, ahead.end);
     const int64_t parameter = row_varies ? group : 0;
     typename P::I sums[2][kRows][kSums] = {}, sums_of_weights[kSums];
     if constexpr (kInWords)
@@ -227,24 +301,13 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) {
       const int64_t left = kIsPlain ? P::kLanes : block.cols - col - column(v);
-      if (weight_zps != nullptr)
-        zps[v] = P::to_float(zps_of<kBits>(P::load_zps(weight_zps + column(v), left), P::set1(kOffset)));
+      if (columns.zps != nullptr)
+        zps[v] = P::to_float(zps_of<kBits>(P::load_zps(columns.zps + column(v), left), P::set1(kOffset)));
       const auto column_sum = kInWords ? P::set1(0.0f) : P::to_float(sums_of_weights[v]);
-      const auto column_scale = kIsPlain            ? P::load_f16(reinterpret_cast<const uint8_t*>(halves + column(v)))
-                                : halves != nullptr ? load_halves(halves + column(v), left)
-                                                    : P::load_part(column_scales + column(v), masks[v]);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
-        if (!kInWords) exact = P::fnmadd(rows.zps[r], column_sum, exact);
-        exact = P::fnmadd(rows.bases[r], zps[v], exact);
-        const auto term = P::mul(exact, column_scale);
-        reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
-      }
+      const auto column_scale = columns.template scales_at<kIsPlain>(column(v), left, masks[v]);
+      add_real_sums<kInWords>(rows, row_varies, sums, v, column_sum, zps[v], column_scale, reals);
     }
-    if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
-    if (column_varies && halves != nullptr) halves += block.columns.scales_stride;
-    if (column_varies && halves == nullptr) column_scales += block.columns.scales_stride;
+    columns.move_to_next_group(block);
   }
   store_blocks<kBlocks>(block, col, gap, reals);
 }
@@ -254,49 +317,57 @@ struct RowTerms {
   float zp, base, scale;  // base: the sum of the codes minus the zero points
 };
 
+// One unit of whole blocks that are `between` bytes apart: adds the products to two halves of `sums`, and of the
+// weights 8-bit ones to two halves of `of_weights`, others to `bytes`.
+template <int kBits, int kRows, int kBlocks>
+ORT_DYNQ_INLINE inline void sum_whole_unit(const uint8_t* codes, int64_t stride, const int8_t* w, int64_t between,
+                                           typename P::I (&sums)[2][kRows][kBlocks],
+                                           typename P::I (&of_weights)[2][kBlocks], typename P::I (&bytes)[kBlocks]) {
+  constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
+  const auto ones = P::quad(kOnesOfQuad);
+  typename P::I quads[kBlocks][kUnitQuads];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlocks; ++b) {
+    prefetch_ahead<kBits / 2>(w + b * between);
+    if constexpr (kBits < 8) {
+      unit_of_weights<kBits>(w + b * between, quads[b]);
+      bytes[b] = P::add(bytes[b], P::add(P::add(quads[b][0], quads[b][1]), P::add(quads[b][2], quads[b][3])));
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kUnitQuads; ++i) {
+    if constexpr (kBits == 8)
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b) {
+        quads[b][i] = P::load(static_cast<const void*>(w + b * between + i * kLine));
+        ORT_DYNQ_OPAQUE(quads[b][i]);  // GCC would load it again for each row
+        of_weights[i % 2][b] = P::dot(of_weights[i % 2][b], ones, quads[b][i]);
+      }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto c = P::quad(codes + r * stride + i * kQuad);
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b) sums[i % 2][r][b] = P::dot(sums[i % 2][r][b], c, quads[b][i]);
+    }
+  }
+}
+
 // One group of whole blocks that are `between` bytes apart: adds the products to two halves of `sums`, and the sums of
 // the weights to those of `of_weights`. Moves `codes` and `w` to the next group.
 template <int kBits, int kRows, int kBlocks>
 inline ORT_DYNQ_INLINE void sum_whole_group(const uint8_t*& codes, const uint8_t* end_of_codes, int64_t stride,
                                             const int8_t*& w, int64_t between, typename P::I (&sums)[2][kRows][kBlocks],
                                             typename P::I (&of_weights)[2][kBlocks]) {
-  constexpr int64_t kUnitLines = kBits / 2;
   constexpr uint8_t kOnesOfQuad[kQuad] = {1, 1, 1, 1};
-  const auto ones = P::quad(kOnesOfQuad);
   while (codes != end_of_codes) {
     typename P::I bytes[kBlocks] = {};
     const uint8_t* const end_of_bytes =
         kBits == 8 || end_of_codes - codes < kUnits * kGroupUnit ? end_of_codes : codes + kUnits * kGroupUnit;
-    for (; codes != end_of_bytes; codes += kGroupUnit, w += kUnitLines * kLine) {
-      typename P::I quads[kBlocks][kUnitQuads];
-#pragma GCC unroll 8
-      for (int b = 0; b < kBlocks; ++b) {
-        prefetch_ahead<kUnitLines>(w + b * between);
-        if constexpr (kBits < 8) {
-          unit_of_weights<kBits>(w + b * between, quads[b]);
-          bytes[b] = P::add(bytes[b], P::add(P::add(quads[b][0], quads[b][1]), P::add(quads[b][2], quads[b][3])));
-        }
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < kUnitQuads; ++i) {
-        if constexpr (kBits == 8)
-#pragma GCC unroll 8
-          for (int b = 0; b < kBlocks; ++b) {
-            quads[b][i] = P::load(static_cast<const void*>(w + b * between + i * kLine));
-            ORT_DYNQ_OPAQUE(quads[b][i]);  // GCC would load it again for each row
-            of_weights[i % 2][b] = P::dot(of_weights[i % 2][b], ones, quads[b][i]);
-          }
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto c = P::quad(codes + r * stride + i * kQuad);
-#pragma GCC unroll 8
-          for (int b = 0; b < kBlocks; ++b) sums[i % 2][r][b] = P::dot(sums[i % 2][r][b], c, quads[b][i]);
-        }
-      }
-    }
+    for (; codes != end_of_bytes; codes += kGroupUnit, w += kBits / 2 * kLine)
+      sum_whole_unit<kBits>(codes, stride, w, between, sums, of_weights, bytes);
     if constexpr (kBits < 8)
 #pragma GCC unroll 8
-      for (int b = 0; b < kBlocks; ++b) of_weights[0][b] = P::dot(of_weights[0][b], ones, bytes[b]);
+      for (int b = 0; b < kBlocks; ++b) of_weights[0][b] = P::dot(of_weights[0][b], P::quad(kOnesOfQuad), bytes[b]);
   }
 }
 
@@ -376,58 +447,4 @@ void gemv(const ProductBlock& block) {
   for (int64_t col = 0; col < half; col += kBlockColumns)
     (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true>
                                                           : gemv_tile<kBits, kRows, false>)(block, col, half);
-}
-
-template <int kBits>
-void sum_columns(const ProductBlock& block, int32_t* of_columns) {
-  const int64_t quads = block.depth / kQuad / block.groups;
-  // Nothing checks that the weights of the padding are 0, and the codes there are. Only a single group has padding.
-  const bool has_padding = kBits == 4 && block.codes.sums[0] < quads * kQuad;
-  for (int64_t col = 0; col < block.cols; col += kBlockColumns) {
-    const Weights<1> weights(block, col, 0);
-    for (int64_t group = 0; group < block.groups; ++group) {
-      typename P::I zps[kVectors], sums[1][kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t at = col + v * P::kLanes;
-        zps[v] = block.weights.zps == nullptr
-                     ? P::set1(block.weights.zp)
-                     : P::load_zps(block.weights.zps + group * block.weights.zps_stride + at, block.cols - at);
-        if (kBits == 4) zps[v] = P::low_nibbles(zps[v]);
-        sums[0][v] = has_padding ? P::set1(0) : P::mul(P::set1(-block.codes.sums[group]), zps[v]);
-      }
-      if (has_padding) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) zps[v] = P::zps4(zps[v]);
-        subtract_code_sums<4>(block.codes.data, 0, quads, zps, sums);
-        dot_products_4bit<1, 1>(block.codes.data, 0, weights, 0, quads, zps, sums);
-      } else if constexpr (kBits == 4) {
-        NibbleSums of_weights[kVectors];
-        const int64_t end = (group + 1) * quads / 2;
-        for (int64_t pair = group * quads / 2; pair < end;) {
-          const int64_t end_of_bytes = end - pair < kPairs ? end : pair + kPairs;
-          for (; pair < end_of_bytes; ++pair)
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) {
-              typename P::I low, high;
-              P::halves(weights.of[0] + pair * kBlockBytes + v * P::kLanes * kQuad, P::set1(0), low, high);
-              of_weights[v].add(low, high);
-            }
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) of_weights[v].flush();
-        }
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[0][v] = P::add(sums[0][v], of_weights[v].sums);
-      } else {
-        subtract_code_sums<kBits>(block.codes.data + group * quads * kQuad, 0, quads, zps, sums);
-        dot_products<false, 1, 1>(block.codes.data, 0, weights, group * quads, (group + 1) * quads, sums);
-      }
-      int32_t stored[kBlockColumns], *const to = of_columns + group * block.cols + col;
-      const int64_t count = block.cols - col;
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        P::store(static_cast<void*>((count < kBlockColumns ? stored : to) + v * P::kLanes), sums[0][v]);
-      for (int64_t i = 0; i < count && count < kBlockColumns; ++i) to[i] = stored[i];
-    }
-  }
 }

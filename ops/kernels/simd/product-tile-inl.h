@@ -176,6 +176,21 @@ ORT_DYNQ_INLINE inline void load_group_zps(const ProductBlock& block, const Plac
   }
 }
 
+// What the columns of a tile and the floats of its rows begin with.
+template <int kBits, class Place, int kSums, int kRows>
+ORT_DYNQ_INLINE inline void begin_tile(const ProductBlock& block, const Place& at, typename P::Mask (&masks)[kSums],
+                                       typename P::I (&zps)[kSums], typename P::F (&reals)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kSums; ++v) {
+    masks[v] = P::first(block.cols - at.col - at.column(v));
+    zps[v] = kBits == 4 ? P::zps4(P::set1(block.weights.zp)) : P::set1(block.weights.zp);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
+}
+
 template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
@@ -188,16 +203,8 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp;
   typename P::Mask masks[kSums];
   typename P::I zps[kSums];
-#pragma GCC unroll 8
-  for (int v = 0; v < kSums; ++v) {
-    masks[v] = P::first(block.cols - col - at.column(v));
-    zps[v] = kBits == 4 ? P::zps4(P::set1(block.weights.zp)) : P::set1(block.weights.zp);
-  }
   typename P::F reals[kRows][kSums];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
+  begin_tile<kBits>(block, at, masks, zps, reals);
   float real_zps[kRows] = {};
   if (is_bounded && !row_varies) read_real_zps<kRows>(block.codes.zps + row, 1, real_zps);
   for (int64_t group = 0; group < groups; ++group) {

@@ -28,6 +28,42 @@ ORT_DYNQ_INLINE inline void add_unit(const uint8_t* codes, int64_t stride, const
   }
 }
 
+// What the sums of kRows rows and two blocks begin with: the zero point of all rows times the sums of columns, or 0.
+template <int kRows, int kBlocks>
+ORT_DYNQ_INLINE inline void begin_whole_sums(bool has_one_zp, int32_t zp, const int32_t* column_sums, int64_t gap,
+                                             P::I (&sums)[kRows][kBlocks]) {
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlocks; ++b) {
+    const auto column_sum = P::load(static_cast<const void*>(column_sums + b * gap));
+    const auto correction = has_one_zp ? P::mul(P::set1(-zp), column_sum) : P::set1(0);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][b] = correction;
+  }
+}
+
+// The first blocks of the columns, and the first rows, of a group.
+struct WholeGroup {
+  const float *column_scales, *row_scales;
+  const int32_t *column_sums, *row_zps;
+};
+
+// Adds the floats of a group. Rows have a parameter for each of `groups` groups.
+template <int kRows, int kBlocks>
+ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_zp, int64_t groups, int64_t gap,
+                                            const P::I (&sums)[kRows][kBlocks], P::F (&reals)[kRows][kBlocks]) {
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlocks; ++b) {
+    const auto scale = P::load(at.column_scales + b * gap);
+    const auto column_sum = P::to_float(P::load(static_cast<const void*>(at.column_sums + b * gap)));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      auto exact = P::to_float(sums[r][b]);
+      if (!has_one_zp) exact = P::fnmadd(P::to_float(P::set1(at.row_zps[r * groups])), column_sum, exact);
+      reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(at.row_scales[r * groups])));
+    }
+  }
+}
+
 // As gemm_tile() for two whole blocks of weights in groups, if a vector has the sums of a block: for rows and columns
 // with scales of floats that vary with the group. All that a group needs is in registers or at one of few addresses:
 // groups of 32 k take two thirds of the time.
@@ -38,8 +74,8 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
   const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
   const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
   const uint8_t* codes = block.codes.data + row * stride;
-  const float *column_scales = block.columns.scales + col, *row_scales = block.codes.scales + row * groups;
-  const int32_t *column_sums = block.columns.sums + col, *row_zps = block.codes.zps + row * groups;
+  WholeGroup at = {block.columns.scales + col, block.codes.scales + row * groups, block.columns.sums + col,
+                   block.codes.zps + row * groups};
   const int8_t* weight_zps = block.weights.zps == nullptr ? nullptr : block.weights.zps + col;
   const bool has_one_zp = block.codes.has_one_zp;
   typename P::I zps[kBlocks];
@@ -56,32 +92,18 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
       for (int b = 0; b < kBlocks; ++b)
         prefetch_at(w + b * between, kBlocksAhead * block.weights.stride + line * kLine);
     typename P::I sums[kRows][kBlocks];
+    begin_whole_sums(has_one_zp, at.row_zps[0], at.column_sums, gap, sums);
 #pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) {
-      const auto column_sum = P::load(static_cast<const void*>(column_sums + b * gap));
-      const auto correction = has_one_zp ? P::mul(P::set1(-row_zps[0]), column_sum) : P::set1(0);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r][b] = correction;
+    for (int b = 0; b < kBlocks; ++b)
       if (kBits == 4 && weight_zps != nullptr) zps[b] = P::zps4(P::load_zps(weight_zps + b * gap, P::kLanes));
-    }
     for (int64_t unit = 0; unit < units; ++unit, codes += kGroupUnit, w += kGroupUnit * kBlockColumns * kBits / 8)
       add_unit<kBits>(codes, stride, w, between, zps, sums);
-#pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) {
-      const auto scale = P::load(column_scales + b * gap);
-      const auto column_sum = P::to_float(P::load(static_cast<const void*>(column_sums + b * gap)));
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        auto exact = P::to_float(sums[r][b]);
-        if (!has_one_zp) exact = P::fnmadd(P::to_float(P::set1(row_zps[r * groups])), column_sum, exact);
-        reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(row_scales[r * groups])));
-      }
-    }
-    column_scales += block.columns.scales_stride;
-    column_sums += block.columns.sums_stride;
+    add_whole_group(at, has_one_zp, groups, gap, sums, reals);
+    at.column_scales += block.columns.scales_stride;
+    at.column_sums += block.columns.sums_stride;
     if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
-    ++row_scales;
-    ++row_zps;
+    ++at.row_scales;
+    ++at.row_zps;
   }
   store_tile<false, kBlocks>(block, row, kRows, col, gap, reals);
 }

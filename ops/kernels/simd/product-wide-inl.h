@@ -77,11 +77,41 @@ void multiply_wide(const ProductBlock& block, const WideTile& tile) {
 }
 
 // `Type` is P: only a template may call a widen() that P does not have.
+
+// `count` quads of the weights of 16 columns.
 template <class Type = P>
-void gemm_wide(const ProductBlock& block) {
+inline void widen_weights(const int8_t* from, int64_t count, WideBuffers& buffers) {
+  for (int64_t quad = 0; quad < count; ++quad)
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * kVectors; ++i)
+      P::store(static_cast<void*>(buffers.weights[i / 2] + (2 * quad + i % 2) * P::kLanes * kQuad),
+               Type::widen(from + quad * kBlockBytes + i * (P::kLanes / 2 * kQuad)));
+}
+
+// A part of the quads.
+struct WidePart {
+  int64_t first, count;
+  bool is_first, is_last;
+};
+
+// Rows from `row` to `end` of 16 columns. `sums`: of earlier quads.
+template <class Type = P>
+inline void multiply_wide_rows(const ProductBlock& block, const WideBuffers& buffers, const WidePart& part, int64_t row,
+                               int64_t end, int64_t col, int32_t* sums) {
   using Multiply = void (*)(const ProductBlock&, const WideTile&);
   constexpr Multiply kMultiply[] = {multiply_wide<1>, multiply_wide<2>, multiply_wide<3>,
                                     multiply_wide<4>, multiply_wide<5>, multiply_wide<6>};
+  for (int64_t r = row; r < end;) {
+    const int64_t left = end - r;
+    const int64_t rows = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? (left + 1) / 2 : left;
+    kMultiply[rows - 1](block, {r, col, part.count, buffers.codes + (r - row) * kWideStride, buffers.weights,
+                                sums + (r - row) * kBlockColumns, part.is_first, part.is_last});
+    r += rows;
+  }
+}
+
+template <class Type = P>
+void gemm_wide(const ProductBlock& block) {
   WideBuffers buffers;
   const auto parts_of = [](int64_t count, int64_t most) { return count <= most ? 1 : (count + most - 1) / most; };
   const int64_t quads = block.depth / kQuad, parts = parts_of(quads, kWideQuads);
@@ -89,26 +119,17 @@ void gemm_wide(const ProductBlock& block) {
   for (int64_t row_part = 0; row_part < row_parts; ++row_part) {
     const int64_t row = block.rows * row_part / row_parts, end = block.rows * (row_part + 1) / row_parts;
     for (int64_t first_col = 0; first_col < block.cols; first_col += kWideColumns)
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t first = quads * part / parts, count = quads * (part + 1) / parts - first;
+      for (int64_t i = 0; i < parts; ++i) {
+        const int64_t first = quads * i / parts;
+        const WidePart part = {first, quads * (i + 1) / parts - first, i == 0, i == parts - 1};
         for (int64_t r = row; r < end && (first_col == 0 || parts > 1); ++r)
-          Type::widen(block.codes.data + r * block.codes.stride + first * kQuad, count,
+          Type::widen(block.codes.data + r * block.codes.stride + first * kQuad, part.count,
                       buffers.codes + (r - row) * kWideStride);
         for (int64_t col = first_col; col < block.cols && col < first_col + kWideColumns; col += kBlockColumns) {
-          const int8_t* from = block.weights.packed + col / kBlockColumns * block.weights.stride + first * kBlockBytes;
-          for (int64_t quad = 0; quad < count; ++quad)
-#pragma GCC unroll 8
-            for (int i = 0; i < 2 * kVectors; ++i)
-              P::store(static_cast<void*>(buffers.weights[i / 2] + (2 * quad + i % 2) * P::kLanes * kQuad),
-                       Type::widen(from + quad * kBlockBytes + i * (P::kLanes / 2 * kQuad)));
-          int32_t* const sums = buffers.sums[(col - first_col) / kBlockColumns];
-          for (int64_t r = row; r < end;) {
-            const int64_t left = end - r;
-            const int64_t rows = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? (left + 1) / 2 : left;
-            kMultiply[rows - 1](block, {r, col, count, buffers.codes + (r - row) * kWideStride, buffers.weights,
-                                        sums + (r - row) * kBlockColumns, part == 0, part == parts - 1});
-            r += rows;
-          }
+          const int8_t* of_columns = block.weights.packed + col / kBlockColumns * block.weights.stride;
+          widen_weights<Type>(of_columns + first * kBlockBytes, part.count, buffers);
+          multiply_wide_rows<Type>(block, buffers, part, row, end, col,
+                                   buffers.sums[(col - first_col) / kBlockColumns]);
         }
       }
   }

@@ -16,6 +16,23 @@ inline bool has_zps_of_8(const ProductBlock& block) {
 template <int kRows>
 using GroupSums = int32_t[kRows][kBlockColumns];
 
+// Adds the products of two quads of codes, or sets the words to those of the first one and adds the others. `Type` is
+// P: only a template may call functions that P does not have.
+template <int kRows, class Type = P>
+ORT_DYNQ_INLINE inline void add_two_quads(const uint8_t* codes, int64_t stride, const P::I (&low)[kVectors],
+                                          const P::I (&high)[kVectors], bool is_first, P::I (&words)[kRows][kVectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const auto c0 = P::quad(codes + r * stride);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      words[r][v] = is_first ? Type::words(c0, low[v]) : Type::dot_words(words[r][v], c0, low[v]);
+    const auto c1 = P::quad(codes + r * stride + kQuad);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c1, high[v]);
+  }
+}
+
 // Blocks of these functions have up to 16 columns.
 
 // Sets the sums of `count` groups from `first` on. `Type` is P: only a template may call functions that P does not
@@ -35,15 +52,7 @@ ORT_DYNQ_ONE_COPY void sum_in_words(const ProductBlock& block, int64_t row, int6
         typename P::I low[kVectors], high[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) P::halves(weights + v * P::kLanes * kQuad, zps, low[v], high[v]);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto c0 = P::quad(codes + r * stride);
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c0, low[v]);
-          const auto c1 = P::quad(codes + r * stride + kQuad);
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c1, high[v]);
-        }
+        add_two_quads<kRows, Type>(codes, stride, low, high, false, words);
         codes += 2 * kQuad;
         weights += kBlockBytes;
       }

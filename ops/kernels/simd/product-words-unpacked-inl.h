@@ -52,6 +52,14 @@ inline void sum_unpacked_columns(const int8_t* weights, int64_t count, int64_t q
     }
 }
 
+ORT_DYNQ_INLINE inline void load_two_quads(const int8_t* weights, P::I (&low)[kVectors], P::I (&high)[kVectors]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    low[v] = P::load(static_cast<const void*>(weights + v * P::kLanes * kQuad));
+    high[v] = P::load(static_cast<const void*>(weights + kBlockBytes + v * P::kLanes * kQuad));
+  }
+}
+
 // Sets the sums of `count` groups from `first` on: their weights are unpacked. The first tile of rows prefetches the
 // packed weights `ahead`, which are unpacked next: hardware does not read them while it multiplies. `Type` is P: only a
 // template may call functions that P does not have.
@@ -65,31 +73,18 @@ ORT_DYNQ_ONE_COPY void sum_unpacked(const ProductBlock& block, int64_t row, int6
   for (int64_t group = 0; group < count; ++group) {
     for (int64_t done = 0; done < quads; done += kChain) {
       typename P::I words[kRows][kVectors];
-      const auto add_two_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
+      const auto add_next_quads = [&](bool is_first) ORT_DYNQ_INLINE_LAMBDA {
         ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
         address += address_step;
         typename P::I low[kVectors], high[kVectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          low[v] = P::load(static_cast<const void*>(weights + v * P::kLanes * kQuad));
-          high[v] = P::load(static_cast<const void*>(weights + kBlockBytes + v * P::kLanes * kQuad));
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto c0 = P::quad(codes + r * stride);
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v)
-            words[r][v] = is_first ? Type::words(c0, low[v]) : Type::dot_words(words[r][v], c0, low[v]);
-          const auto c1 = P::quad(codes + r * stride + kQuad);
-#pragma GCC unroll 8
-          for (int v = 0; v < kVectors; ++v) words[r][v] = Type::dot_words(words[r][v], c1, high[v]);
-        }
+        load_two_quads(weights, low, high);
+        add_two_quads<kRows, Type>(codes, stride, low, high, is_first, words);
         codes += 2 * kQuad;
         weights += 2 * kBlockBytes;
       };
-      add_two_quads(true);
+      add_next_quads(true);
       const int64_t end = quads - done < kChain ? quads - done : kChain;
-      for (int64_t quad = 2; quad < end; quad += 2) add_two_quads(false);
+      for (int64_t quad = 2; quad < end; quad += 2) add_next_quads(false);
       // As in product-words-inl.h: as one function of both, the words leave the registers, which costs a fifth.
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r)
@@ -134,6 +129,25 @@ struct ColumnGroup {
   T sums[kBlockColumns], zps[kBlockColumns];
 };
 
+// The columns of the next block.
+inline void prefetch_groups(const ProductBlock& block, int64_t first, int64_t count) {
+  for (int64_t group = first; group < first + count; ++group) {
+    if (block.columns.sums != nullptr)
+      prefetch_at(block.columns.sums, group * block.columns.sums_stride + kBlockColumns);
+    if (block.columns.scale_groups > 1)
+      prefetch_at(block.columns.scales, group * block.columns.scales_stride + kBlockColumns);
+  }
+}
+
+// The bits that some lane has.
+inline uint32_t bits_of_lanes(P::I vector) {
+  int32_t lanes[P::kLanes];
+  P::store(static_cast<void*>(lanes), vector);
+  uint32_t any = 0;
+  for (const int32_t lane : lanes) any |= static_cast<uint32_t>(lane);
+  return any;
+}
+
 // Returns whether the sums are within the bound. `made` has the sums of the unpacked weights if the block has no sums.
 template <class T, class Type = P>
 bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_t count,
@@ -141,10 +155,7 @@ bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_
   const bool is_given = block.columns.sums != nullptr;
   const bool scales_vary = block.columns.scale_groups > 1, in_groups = scales_vary || block.codes.scale_groups > 1;
   auto beyond = P::set1(0);
-  for (int64_t i = 0; i < count; ++i) {
-    if (is_given) prefetch_at(block.columns.sums, (first + i) * block.columns.sums_stride + kBlockColumns);
-    if (scales_vary) prefetch_at(block.columns.scales, (first + i) * block.columns.scales_stride + kBlockColumns);
-  }
+  prefetch_groups(block, first, count);
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     const int64_t at = v * P::kLanes, left = block.cols - at;
@@ -170,11 +181,7 @@ bool copy_columns(const ProductBlock& block, bool has_zps, int64_t first, int64_
       if (has_zps) store_as(to[i].zps + at, offsets);
     }
   }
-  int32_t lanes[P::kLanes];
-  P::store(static_cast<void*>(lanes), beyond);
-  uint32_t any = 0;
-  for (const int32_t lane : lanes) any |= static_cast<uint32_t>(lane);
-  return any < 2 * uint32_t{kUnpackedColumnSum};
+  return bits_of_lanes(beyond) < 2 * uint32_t{kUnpackedColumnSum};
 }
 
 // Of the groups that a tile takes at once: zero points of rows, sums of their codes, and scales; 1 if they do not vary.

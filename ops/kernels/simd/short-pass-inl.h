@@ -13,6 +13,28 @@ inline bool is_row(const StepOperand& operand) {
 
 constexpr int64_t kRowsOfSums = kSumVectors > 2 ? 2 : 4;  // as many as registers hold
 
+// Adds up to a vector of elements from number `at` on, or their products with those of another row.
+template <bool kMultiplies>
+ORT_DYNQ_INLINE inline V::F add_last(V::F sum, const float* x, const float* by, int64_t at, int64_t count) {
+  const auto load = [&](const float* from) ORT_DYNQ_INLINE_LAMBDA {
+    return count < V::kLanes ? V::load_part(from + at, count) : V::load(from + at);
+  };
+  return V::add(sum, kMultiplies ? V::mul(load(x), load(by)) : load(x));
+}
+
+// Adds the lanes of the sums of each row.
+template <int64_t kRows>
+ORT_DYNQ_INLINE inline void add_lanes(V::F (&sums)[kRows][kSumVectors], float (&lanes)[kRows][V::kLanes]) {
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t half = kSumVectors / 2; half > 0; half /= 2)
+      for (int64_t i = 0; i < half; ++i) sums[r][i] = V::add(sums[r][i], sums[r][half + i]);
+    V::store<false>(lanes[r], sums[r][0]);
+  }
+  for (int64_t half = V::kLanes / 2; half > 0; half /= 2)
+    for (int64_t r = 0; r < kRows; ++r)
+      for (int64_t i = 0; i < half; ++i) lanes[r][i] += lanes[r][half + i];
+}
+
 // The sums of kRows rows of pass.steps[0], times those of steps[1].
 template <int64_t kRows, bool kMultiplies>
 void sum_rows(const Pass& pass, int64_t row) {
@@ -44,22 +66,10 @@ void sum_rows(const Pass& pass, int64_t row) {
   for (int64_t v = 0; v < kSumVectors; ++v) {  // numbers of vectors are constants, so that sums stay in registers
     const int64_t count = pass.cols - col - v * L;
     if (count <= 0) break;
-    for (int64_t r = 0; r < kRows; ++r) {
-      const auto load = [&](const float* from) ORT_DYNQ_INLINE_LAMBDA {
-        return count < L ? V::load_part(from + col + v * L, count) : V::load(from + col + v * L);
-      };
-      sums[r][v] = V::add(sums[r][v], kMultiplies ? V::mul(load(x[r]), load(by[r])) : load(x[r]));
-    }
+    for (int64_t r = 0; r < kRows; ++r) sums[r][v] = add_last<kMultiplies>(sums[r][v], x[r], by[r], col + v * L, count);
   }
   float lanes[kRows][L];
-  for (int64_t r = 0; r < kRows; ++r) {
-    for (int64_t half = kSumVectors / 2; half > 0; half /= 2)
-      for (int64_t i = 0; i < half; ++i) sums[r][i] = V::add(sums[r][i], sums[r][half + i]);
-    V::store<false>(lanes[r], sums[r][0]);
-  }
-  for (int64_t half = L / 2; half > 0; half /= 2)
-    for (int64_t r = 0; r < kRows; ++r)
-      for (int64_t i = 0; i < half; ++i) lanes[r][i] += lanes[r][half + i];
+  add_lanes(sums, lanes);
   for (int64_t r = 0; r < kRows; ++r) store(row_of<float>(pass.steps[pass.count - 1].a, row + r), lanes[r][0]);
 }
 

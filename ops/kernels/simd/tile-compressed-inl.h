@@ -47,28 +47,36 @@ inline void store_digits(Words words, void* low, void* high) {
   __builtin_memcpy(high, &high_digits, sizeof high_digits);
 }
 
+// The digits of the elements of rows `d` to `d` + 3 and up to kMaxPanelColumns columns from `first` on; zeros behind
+// the last row. `zeros`: the zero points of the columns.
+template <int kKind>
+inline void digits_of_quad(const PanelPack& p, int64_t d, int64_t first, Words zeros,
+                           uint8_t (&digits)[2][kQuad][kMaxPanelColumns]) {
+  const bool has_row_zeros = kKind != kWords && p.zero_points != nullptr && p.of_column == 0;
+  for (int64_t i = 0; i < kQuad; ++i) {
+    Words elements = {};
+    if (d + i < p.depth) {
+      if (has_row_zeros) {
+        const uint8_t zero = p.zero_points[(d + i) * p.of_row];
+        zeros = Words{} + static_cast<int16_t>(kKind == kS8 ? static_cast<int8_t>(zero) : int16_t{zero});
+      }
+      elements = load_elements<kKind>(p.codes, (d + i) * p.code_stride + first, p.cols - first) - zeros;
+    }
+    store_digits(elements, digits[0][i], digits[1][i]);
+  }
+}
+
 template <int kKind>
 void pack_digits(const PanelPack& p) {
   if (has_pairs(p.panel_stride)) return kAvx512VnniCompressed.pack[kKind](p);
-  const bool has_zero_points = kKind != kWords && p.zero_points != nullptr;
+  const bool has_column_zeros = kKind != kWords && p.zero_points != nullptr && p.of_column != 0;
   for (int64_t first = 0; first < p.cols; first += kMaxPanelColumns) {
-    const int64_t count = p.cols - first;
     auto* to = reinterpret_cast<uint8_t*>(p.panels + first / kMaxPanelColumns * p.panel_stride);
     Words zeros = {};
-    if (has_zero_points && p.of_column != 0) zeros = load_elements<kKind>(p.zero_points, first, count);
+    if (has_column_zeros) zeros = load_elements<kKind>(p.zero_points, first, p.cols - first);
     for (int64_t d = 0; d < p.depth; d += kQuad, to += kPanelQuadBytes) {
       uint8_t digits[2][kQuad][kMaxPanelColumns];
-      for (int64_t i = 0; i < kQuad; ++i) {
-        Words elements = {};
-        if (d + i < p.depth) {
-          if (has_zero_points && p.of_column == 0) {
-            const uint8_t zero = p.zero_points[(d + i) * p.of_row];
-            zeros = Words{} + static_cast<int16_t>(kKind == kS8 ? static_cast<int8_t>(zero) : int16_t{zero});
-          }
-          elements = load_elements<kKind>(p.codes, (d + i) * p.code_stride + first, count) - zeros;
-        }
-        store_digits(elements, digits[0][i], digits[1][i]);
-      }
+      digits_of_quad<kKind>(p, d, first, zeros, digits);
       for (int64_t i = 0; i < (p.fits_int8 ? 1 : 2); ++i)
         kAvx512VnniProducts.interleave_quads({digits[i][0], digits[i][1], digits[i][2], digits[i][3]}, kMaxPanelColumns,
                                              0, to + i * kDigitsBytes);
@@ -154,33 +162,53 @@ void score_block(const PanelScores& block, int64_t group, int64_t row, int64_t r
   }
 }
 
-// `quads` of a panel, of which a tile has tile_quads.
+// The scores of columns from `column` to `end`, 16 at once. `sums`: of the first one.
 template <Elements kElements>
-void multiply_panels(const PanelScores& block, int64_t quads, int64_t tile_quads) {
+void score_blocks(const PanelScores& block, int64_t group, int64_t row, int64_t rows, int64_t column, int64_t end,
+                  const uint32_t* sums) {
+  for (; column < end; column += kBlockColumns, sums += kBlockColumns)
+    (end - column < kBlockColumns ? score_block<kElements, kPart> : score_block<kElements, kWhole>)(block, group, row,
+                                                                                                    rows, column, sums);
+}
+
+// Quads of a panel, of which a tile has tile_quads.
+struct PanelQuads {
+  int64_t count, tile_quads;
+};
+
+// The scores of up to 16 rows of digits and all columns of a group. Sums become floats beside the products of the next
+// columns.
+template <Elements kElements>
+void multiply_group_panels(const PanelScores& block, const PanelQuads& quads, const WordDigits& words, int64_t group,
+                           int64_t row, int64_t rows, uint32_t (&sums)[2][kPair * kPair]) {
+  constexpr int64_t kColumns = kElements == kInt8 ? kPair : kBlockColumns;
+  const PanelProduct& p = block.product;
+  const auto sums_at = [&](int64_t column) { return sums[column / kColumns % 2]; };
+  const auto* const panels = reinterpret_cast<const int8_t*>(p.panels + group * block.group_panels);
+  for (int64_t column = 0; column < p.cols + kColumns; column += kColumns) {
+    if (column < p.cols) {
+      const int8_t* const low =
+          panels + column / kMaxPanelColumns * p.panel_stride * 2 + column % kMaxPanelColumns * kQuad;
+      const int8_t* const second = low + (kElements == kInt8 ? kTileBytes : kDigitsBytes);
+      multiply_digits(words, low, second, quads.count, quads.tile_quads, sums_at(column));
+    }
+    if (const int64_t last = column - kColumns; last >= 0)
+      score_blocks<kElements>(block, group, row, rows, last, p.cols < column ? p.cols : column, sums_at(last));
+  }
+}
+
+template <Elements kElements>
+void multiply_panels(const PanelScores& block, const PanelQuads& quads) {
   constexpr bool kIsSplit = kElements == kInt16;
-  constexpr int64_t kColumns = kElements == kInt8 ? kPair : kBlockColumns, kWordRows = kIsSplit ? 2 : 1;
+  constexpr int64_t kWordRows = kIsSplit ? 2 : 1;
   const PanelProduct& p = block.product;
   WordDigits words;
   alignas(64) uint32_t sums[2][kPair * kPair];
-  const auto sums_at = [&](int64_t column) { return sums[column / kColumns % 2]; };
   for (int64_t row = 0; row < p.rows / kWordRows; row += kTileRows) {
     const int64_t rows = p.rows / kWordRows - row < kTileRows ? p.rows / kWordRows - row : kTileRows;
     for (int64_t group = 0; group < block.groups; ++group) {
       words.set<kIsSplit>(p, p.words + group * block.group_words + row * kWordRows * p.word_stride, rows);
-      const auto* const panels = reinterpret_cast<const int8_t*>(p.panels + group * block.group_panels);
-      for (int64_t column = 0; column < p.cols + kColumns; column += kColumns) {
-        if (column < p.cols) {
-          const int8_t* const low =
-              panels + column / kMaxPanelColumns * p.panel_stride * 2 + column % kMaxPanelColumns * kQuad;
-          const int8_t* const second = low + (kElements == kInt8 ? kTileBytes : kDigitsBytes);
-          multiply_digits(words, low, second, quads, tile_quads, sums_at(column));
-        }
-        for (int64_t c = column - kColumns; c >= 0 && c < column && c < p.cols; c += kBlockColumns) {
-          const auto score =
-              p.cols - c < kBlockColumns ? score_block<kElements, kPart> : score_block<kElements, kWhole>;
-          score(block, group, row, rows, c, sums_at(c) + c % kColumns);
-        }
-      }
+      multiply_group_panels<kElements>(block, quads, words, group, row, rows, sums);
     }
   }
 }
@@ -196,7 +224,7 @@ void panel_scores(const PanelScores& block) {
   const TileConfiguration before = configure_tiles(configuration);
   (block.is_split ? multiply_panels<kInt16>
    : p.fits_int8  ? multiply_panels<kInt8>
-                  : multiply_panels<kInt9>)(block, quads, tile_quads);
+                  : multiply_panels<kInt9>)(block, {quads, tile_quads});
   restore_tiles(before, configuration);
 }
 

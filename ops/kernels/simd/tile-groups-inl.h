@@ -79,12 +79,37 @@ inline void store_reals(const ProductBlock& block, const Panel& panel, int64_t r
   }
 }
 
+// Adds the floats of a group and up to 16 rows from `first` on.
+template <Store kStore>
+void add_tile(const ProductBlock& block, int64_t group, int64_t first, int64_t column, const uint32_t* sums,
+              Floats (&reals)[kTileRows]) {
+  const int64_t count = block.cols - column;
+  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
+  const int64_t of_group = column_varies ? group * block.columns.scales_stride : 0;
+  const Floats column_scale = row_varies || column_varies
+                                  ? load_columns<Floats, kStore>(block.columns.scales + of_group + column, count)
+                                  : kOnes;
+  const Sums column_sum =
+      load_columns<Sums, kStore>(block.columns.sums + group * block.columns.sums_stride + column, count);
+  Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
+  if (block.weights.zps != nullptr)
+    weight_zp =
+        widen(load_columns<Bytes, kStore>(block.weights.zps + group * block.weights.zps_stride + column, count));
+  for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
+    const int64_t row = first + r, parameter = row * block.codes.scale_groups + (row_varies ? group : 0);
+    Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
+                 static_cast<uint32_t>(block.codes.zps[parameter]) * column_sum;
+    if (block.codes.sums != nullptr)
+      exact -= static_cast<uint32_t>(block.codes.sums[row * block.groups + group]) * weight_zp;
+    const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
+    reals[r] += real * column_scale * (row_varies ? block.codes.scales[parameter] : 1.0f);
+  }
+}
+
 // All rows of any panel.
 template <Store kStore>
 void add_panel(const ProductBlock& block, const Panel& panel) {
   alignas(64) uint32_t sums[kTileRows * kBlockColumns];
-  const int64_t count = block.cols - panel.column;
-  const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   for (int64_t first = 0; first < block.rows; first += kTileRows) {
     const uint8_t* codes = block.codes.data + first / kTileRows * block.codes.stride;
     Floats reals[kTileRows];
@@ -95,26 +120,7 @@ void add_panel(const ProductBlock& block, const Panel& panel) {
                      panel.weights + (group - panel.first) * panel.group_size * kBlockColumns, panel.tile_bytes, false);
       store_group(sums, false);
       use_memory(sums);
-      const int64_t of_group = column_varies ? group * block.columns.scales_stride : 0;
-      const Floats column_scale =
-          row_varies || column_varies
-              ? load_columns<Floats, kStore>(block.columns.scales + of_group + panel.column, count)
-              : kOnes;
-      const Sums column_sum =
-          load_columns<Sums, kStore>(block.columns.sums + group * block.columns.sums_stride + panel.column, count);
-      Sums weight_zp = Sums{} + static_cast<uint32_t>(block.weights.zp);
-      if (block.weights.zps != nullptr)
-        weight_zp = widen(
-            load_columns<Bytes, kStore>(block.weights.zps + group * block.weights.zps_stride + panel.column, count));
-      for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
-        const int64_t row = first + r, parameter = row * block.codes.scale_groups + (row_varies ? group : 0);
-        Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
-                     static_cast<uint32_t>(block.codes.zps[parameter]) * column_sum;
-        if (block.codes.sums != nullptr)
-          exact -= static_cast<uint32_t>(block.codes.sums[row * block.groups + group]) * weight_zp;
-        const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
-        reals[r] += real * column_scale * (row_varies ? block.codes.scales[parameter] : 1.0f);
-      }
+      add_tile<kStore>(block, group, first, panel.column, sums, reals);
     }
     store_reals<kStore>(block, panel, first, reals);
   }
