@@ -171,6 +171,12 @@ struct CompressedUnit::StoredKeys {
   std::unique_ptr<int32_t[]> sums;
   std::vector<double> totals;
   std::unique_ptr<uint8_t[]> holder;
+
+  // The codes from element `from` of a token on, for products by column.
+  const void* codes_from(int64_t from, bool is_float) const {
+    if (is_float) return static_cast<const int16_t*>(rows) + from;
+    return static_cast<const uint8_t*>(rows) + (is_half ? from / 2 : from);
+  }
 };
 
 void CompressedUnit::score_stored(const WordsOfQueries& queries, KeyRange range) {
@@ -225,8 +231,7 @@ void CompressedUnit::score_groups(const WordsOfQueries& queries, StoredKeys& key
     if (keys.is_by_row) {
       set_rows(product, from, t, keys.is_copied ? keys.holder.get() : nullptr);
     } else {
-      product.codes = key.is_float() ? static_cast<const void*>(static_cast<const int16_t*>(keys.rows) + from)
-                                     : static_cast<const uint8_t*>(keys.rows) + (keys.is_half ? from / 2 : from);
+      product.codes = keys.codes_from(from, key.is_float());
       product.code_stride = key.size();
     }
     product.flipped = key.flipped();
@@ -243,6 +248,20 @@ void CompressedUnit::score_groups(const WordsOfQueries& queries, StoredKeys& key
       scale_totals(keys.totals.data() + i * cols, queries, group, i, t, cols);
 }
 
+// Adds the products of a sum with offsets to totals, or begins these. No sum times zero is NaN.
+static void add_products(const float* offsets, int64_t count, float sum, bool begins, float* totals) {
+  const auto add = [&](const auto& times) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float product = times(load(offsets + i));
+      totals[i] = begins ? product : totals[i] + product;
+    }
+  };
+  if (std::isfinite(sum))
+    add([&](float offset) { return sum * offset; });
+  else
+    add([&](float offset) { return offset == 0 ? 0.0f : sum * offset; });
+}
+
 // Adds the products of the queries with the offsets of keys, which are those of the sums of their words.
 void CompressedUnit::add_offsets_of_groups(KeyRange range) {
   constexpr int64_t kBlock = 256;
@@ -253,17 +272,7 @@ void CompressedUnit::add_offsets_of_groups(KeyRange range) {
       for (int64_t group = 0; group < run_.key.groups(); ++group) {
         const auto at = static_cast<size_t>(group * rows_ + r);
         const float sum = static_cast<float>(queries_.sums[at]) * queries_.steps[at];
-        const float* const offsets = key_.offsets + group * n_.t + t;
-        const auto add = [&](const auto& times) {
-          for (int64_t i = 0; i < count; ++i) {
-            const float product = times(load(offsets + i));
-            totals[i] = group > 0 ? totals[i] + product : product;
-          }
-        };
-        if (std::isfinite(sum))
-          add([&](float offset) { return sum * offset; });
-        else
-          add([&](float offset) { return offset == 0 ? 0.0f : sum * offset; });
+        add_products(key_.offsets + group * n_.t + t, count, sum, group == 0, totals);
       }
       float* const scores = scores_ + r * n_.t + t;
       for (int64_t i = 0; i < count; ++i) scores[i] += totals[i];

@@ -170,42 +170,50 @@ void RepeatedProgram::run() {
 void Program::run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const {
   Run all(*this, tensors);
   all.read_rows(row, 1);
+  for (const PlacedPass& pass : passes_of(tensors).passes)
+    if (pass.is_of_numbers)
+      all.run_numbers(pass, row, 1);
+    else
+      run_parts(pass, tensors, row, all, context);
+}
+
+// Runs a pass over the parts of a long row. `all` has the numbers of the row.
+void Program::run_parts(const PlacedPass& pass, const ProgramTensors& tensors, int64_t row, Run& all,
+                        Context& context) const {
   const Parts parts(tensors.cols);
   const int slots = passes_.slot_count;
   const bool converts = tensors.src_type != kFloat || tensors.dst_type != kFloat || bits_of(code_type_) < 8;
-  for (const PlacedPass& pass : passes_of(tensors).passes) {
-    if (pass.is_of_numbers) {
-      all.run_numbers(pass, row, 1);
-      continue;
+  // Parts share the numbers, unless they write their own.
+  std::vector<float> numbers(pass.reduces ? static_cast<size_t>(parts.count * slots) : 0);
+  std::atomic<bool> all_finite = true;
+  run_tasks(context, parts.count, [&](int64_t part) {
+    Run run(*this, tensors, pass.reduces ? nullptr : &all);
+    for (int i = 0; i < slots && pass.reduces; ++i) *run.slot(i) = *all.slot(i);
+    const int64_t some = pass.reduces || !converts ? parts.size(part) : kPassElements, end = parts.begin(part + 1);
+    for (int64_t col = parts.begin(part); col < end; col += some) {
+      run.begin_part(all.all_finite());
+      run.run_elements(pass, {row, col, 1, std::min(some, end - col)}, part == 0);
     }
-    // Parts share the numbers, unless they write their own.
-    std::vector<float> numbers(pass.reduces ? static_cast<size_t>(parts.count * slots) : 0);
-    std::atomic<bool> all_finite = true;
-    run_tasks(context, parts.count, [&](int64_t part) {
-      Run run(*this, tensors, pass.reduces ? nullptr : &all);
-      for (int i = 0; i < slots && pass.reduces; ++i) *run.slot(i) = *all.slot(i);
-      const int64_t some = pass.reduces || !converts ? parts.size(part) : kPassElements, end = parts.begin(part + 1);
-      for (int64_t col = parts.begin(part); col < end; col += some) {
-        run.begin_part(all.all_finite());
-        run.run_elements(pass, {row, col, 1, std::min(some, end - col)}, part == 0);
-      }
-      if (!run.all_finite()) all_finite = false;
-      for (const PlacedStep& step : pass.steps)
-        if (is_reduction(step.kind))
-          numbers[static_cast<size_t>(part * slots + step.a.index)] = *run.slot(step.a.index);
-    });
-    all.set_all_finite(all_finite);
-    for (size_t i = 0; i < pass.steps.size(); ++i) {
-      const PlacedStep& step = pass.steps[i];
-      if (!is_reduction(step.kind)) continue;
-      float best = numbers[static_cast<size_t>(step.a.index)];
-      for (int64_t part = 1; part < parts.count; ++part) {
-        const float number = numbers[static_cast<size_t>(part * slots + step.a.index)];
-        if (step.kind == StepKind::kReduceMax ? number > best : number < best) best = number;
-      }
-      *all.slot(step.a.index) = best != best ? all.extreme(pass, i, row) : best;
-      all.pad(step.a.index, 1);
-    }
+    if (!run.all_finite()) all_finite = false;
+    for (int i = 0; i < slots && pass.reduces; ++i) numbers[static_cast<size_t>(part * slots + i)] = *run.slot(i);
+  });
+  all.set_all_finite(all_finite);
+  join_parts(pass, numbers, row, all);
+}
+
+// Reduces the numbers of the parts of a row, [part][slot].
+void Program::join_parts(const PlacedPass& pass, const std::vector<float>& numbers, int64_t row, Run& all) const {
+  const auto slots = static_cast<size_t>(passes_.slot_count);
+  for (size_t i = 0; i < pass.steps.size(); ++i) {
+    const PlacedStep& step = pass.steps[i];
+    if (!is_reduction(step.kind)) continue;
+    const bool is_max = step.kind == StepKind::kReduceMax;
+    const auto slot = static_cast<size_t>(step.a.index);
+    float best = numbers[slot];
+    for (size_t at = slots + slot; at < numbers.size(); at += slots)
+      if (is_max ? numbers[at] > best : numbers[at] < best) best = numbers[at];
+    *all.slot(step.a.index) = best != best ? all.extreme(pass, i, row) : best;
+    all.pad(step.a.index, 1);
   }
 }
 

@@ -64,6 +64,8 @@ class Program {
 
   int64_t longest_row() const;
   void run_long_row(const ProgramTensors& tensors, int64_t row, Context& context) const;
+  void run_parts(const PlacedPass& pass, const ProgramTensors& tensors, int64_t row, Run& all, Context& context) const;
+  void join_parts(const PlacedPass& pass, const std::vector<float>& numbers, int64_t row, Run& all) const;
 
   friend class RepeatedProgram;
 

@@ -47,27 +47,29 @@ float extreme_of_row(bool is_max, const float* row, int64_t cols, int64_t first)
 
 // MlasReduceMinimumMaximumF32KernelAvx: eight lanes, in four vectors for multiples of 32 elements, then in one, and the
 // last elements one by one. A NaN takes the place of the numbers of its lane, and the next number that of the NaN.
-void extremes_of_tensor(const float* x, int64_t count, float& low, float& high) {
+static float extreme_of_tensor(const float* x, int64_t count, bool is_max) {
   constexpr int64_t kWidth = 8, kVectors = 4;
-  float* const results[] = {&low, &high};
-  for (const bool is_max : {false, true}) {
-    // minps and maxps: `b`, the second source, if either is NaN.
-    const auto reduce = [&](float& a, float b) { a = (is_max ? a > b : a < b) ? a : b; };
-    constexpr float kLargest = std::numeric_limits<float>::max();
-    float best = is_max ? -kLargest : kLargest, lanes[kVectors * kWidth];
-    std::fill(std::begin(lanes), std::end(lanes), best);
-    const int64_t in_four = count / (kVectors * kWidth) * (kVectors * kWidth), in_vectors = count / kWidth * kWidth;
-    for (int64_t i = 0; i < in_four; ++i) reduce(lanes[i % (kVectors * kWidth)], load(x + i));
-    if (in_four > 0)
-      for (const auto& [to, from] : {std::pair{0, 1}, std::pair{2, 3}, std::pair{0, 2}})
-        for (int64_t i = 0; i < kWidth; ++i) reduce(lanes[to * kWidth + i], lanes[from * kWidth + i]);
-    for (int64_t i = in_four; i < in_vectors; ++i) reduce(lanes[i % kWidth], load(x + i));
-    for (int64_t half = kWidth / 2; half > 0 && in_vectors > 0; half /= 2)
-      for (int64_t i = 0; i < half; ++i) reduce(lanes[i], lanes[half + i]);
-    if (in_vectors > 0) best = lanes[0];
-    for (int64_t i = in_vectors; i < count; ++i) best = better(is_max, best, load(x + i));
-    *results[is_max ? 1 : 0] = best;
-  }
+  // minps and maxps: `b`, the second source, if either is NaN.
+  const auto reduce = [&](float& a, float b) { a = (is_max ? a > b : a < b) ? a : b; };
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  float best = is_max ? -kLargest : kLargest, lanes[kVectors * kWidth];
+  std::fill(std::begin(lanes), std::end(lanes), best);
+  const int64_t in_four = count / (kVectors * kWidth) * (kVectors * kWidth), in_vectors = count / kWidth * kWidth;
+  for (int64_t i = 0; i < in_four; ++i) reduce(lanes[i % (kVectors * kWidth)], load(x + i));
+  if (in_four > 0)
+    for (const auto& [to, from] : {std::pair{0, 1}, std::pair{2, 3}, std::pair{0, 2}})
+      for (int64_t i = 0; i < kWidth; ++i) reduce(lanes[to * kWidth + i], lanes[from * kWidth + i]);
+  for (int64_t i = in_four; i < in_vectors; ++i) reduce(lanes[i % kWidth], load(x + i));
+  for (int64_t half = kWidth / 2; half > 0 && in_vectors > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) reduce(lanes[i], lanes[half + i]);
+  if (in_vectors > 0) best = lanes[0];
+  for (int64_t i = in_vectors; i < count; ++i) best = better(is_max, best, load(x + i));
+  return best;
+}
+
+void extremes_of_tensor(const float* x, int64_t count, float& low, float& high) {
+  low = extreme_of_tensor(x, count, false);
+  high = extreme_of_tensor(x, count, true);
 }
 
 // Calls visit(numbers, count) for the numbers that a step reduces, tile by tile, until it returns false.

@@ -24,7 +24,7 @@ class TileUse {
 
  private:
   const ProductKernels* kernels_;
-  TileState state_;
+  TileState state_ = {};
 };
 
 inline bool uses_tiles(int64_t rows) { return active_isa().products->gemm_qc8w_tiles != nullptr && rows >= kTileRows; }

@@ -99,70 +99,92 @@ float column_scale(const ProductColumns& columns, int64_t at) {
 }
 
 // A tile of up to kProductRows rows and up to 16 columns.
+struct Tile {
+  int64_t row, rows, first, count;
+};
+
+// exact[group] of each element of a tile, and of its row of ones if there is one.
 template <int kBits>
-void gemm_tile(const ProductBlock& block, int64_t row, int64_t rows, int64_t first, int64_t count) {
-  const uint8_t* codes = block.codes.data + row * block.codes.stride;
-  const int8_t* weights = block.weights.packed + first / kBlockColumns * block.weights.stride;
-  const float* scales = block.codes.scales + row * block.codes.scale_groups;
-  const int32_t* zps = block.codes.zps + row * block.codes.scale_groups;
+void exact_sums(const ProductBlock& block, const Tile& tile, int64_t group, int32_t (*exact)[kBlockColumns]) {
+  const ProductCodes& codes = block.codes;
+  const int64_t quads = block.depth / kQuad / block.groups;
+  int32_t weight_zps[kBlockColumns];
+  read_zps<kBits>(block, group, tile.first, tile.count, weight_zps);
+  uint32_t products[kProductRows][kBlockColumns] = {};
+  for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
+    add_products<kBits>(block, codes.data + tile.row * codes.stride, tile.rows,
+                        block.weights.packed + tile.first / kBlockColumns * block.weights.stride, group * quads + quad,
+                        quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
+  const bool has_no_sums = kBits < 8 || codes.sums == nullptr;  // widen_weights() subtracts zero points
+  const auto sum_of_row = [&](int64_t r) {
+    return has_no_sums ? 0 : static_cast<uint32_t>(codes.sums[(tile.row + r) * block.groups + group]);
+  };
+  uint32_t column_sums[kBlockColumns];
+  for (int64_t i = 0; i < tile.count; ++i)
+    column_sums[i] =
+        codes.has_ones
+            ? products[tile.rows - 1][i] - static_cast<uint32_t>(weight_zps[i]) * sum_of_row(tile.rows - 1)
+            : static_cast<uint32_t>(load(block.columns.sums + group * block.columns.sums_stride + tile.first + i));
+  const int32_t* const zps = codes.zps + tile.row * codes.scale_groups + (codes.scale_groups > 1 ? group : 0);
+  for (int64_t r = 0; r < tile.rows - codes.has_ones; ++r) {
+    const auto row_zp = static_cast<uint32_t>(zps[r * codes.scale_groups]);
+    const uint32_t row_sum = sum_of_row(r);
+    for (int64_t i = 0; i < tile.count; ++i)
+      exact[r][i] = static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum -
+                                         row_zp * column_sums[i]);
+  }
+}
+
+float scaled(float sum, ScaleOrder order, float row_scale, float column_scale) {
+  return order == kScalesFirst ? sum * (row_scale * column_scale)
+         : order == kRowFirst  ? sum * row_scale * column_scale
+                               : sum * column_scale * row_scale;
+}
+
+void store_tile(const ProductBlock& block, const Tile& tile, const float (*sums)[kBlockColumns]) {
+  const bool row_varies = block.codes.scale_groups > 1, in_groups = row_varies || block.columns.scale_groups > 1;
+  for (int64_t r = 0; r < tile.rows - block.codes.has_ones; ++r) {
+    const float scale = row_varies ? 1.0f : block.codes.scales[tile.row + r];
+    float* const dst = block.output.dst + (tile.row + r) * block.output.stride + tile.first;
+    for (int64_t i = 0; i < tile.count; ++i) {
+      const float real = in_groups
+                             ? sums[r][i] * scale
+                             : scaled(sums[r][i], block.order, scale, column_scale(block.columns, tile.first + i));
+      store(dst + i, real + load(block.columns.bias + tile.first + i));
+    }
+  }
+}
+
+template <int kBits>
+void gemm_tile(const ProductBlock& block, const Tile& tile) {
+  const float* const scales = block.codes.scales + tile.row * block.codes.scale_groups;
   const bool row_varies = block.codes.scale_groups > 1, column_varies = block.columns.scale_groups > 1;
   const bool in_groups = row_varies || column_varies;
-  const int64_t quads = block.depth / kQuad / block.groups;
+  const int64_t rows = tile.rows - block.codes.has_ones;
   float sums[kProductRows][kBlockColumns];
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < count; ++i) sums[r][i] = -0.0f;
+    for (int64_t i = 0; i < tile.count; ++i) sums[r][i] = -0.0f;
   for (int64_t group = 0; group < block.groups; ++group) {
-    int32_t weight_zps[kBlockColumns];
-    read_zps<kBits>(block, group, first, count, weight_zps);
-    uint32_t products[kProductRows][kBlockColumns] = {};
-    for (int64_t quad = 0; quad < quads; quad += kWidened / kQuad)
-      add_products<kBits>(block, codes, rows, weights, group * quads + quad,
-                          quads - quad < kWidened / kQuad ? quads - quad : kWidened / kQuad, weight_zps, products);
-    const bool has_no_sums = kBits < 8 || block.codes.sums == nullptr;  // widen_weights() subtracts zero points
-    const uint32_t sum_of_ones =
-        has_no_sums ? 0 : static_cast<uint32_t>(block.codes.sums[(row + rows - 1) * block.groups + group]);
-    for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
-      const auto row_zp = static_cast<uint32_t>(zps[r * block.codes.scale_groups + (row_varies ? group : 0)]);
-      const uint32_t row_sum =
-          has_no_sums ? 0 : static_cast<uint32_t>(block.codes.sums[(row + r) * block.groups + group]);
-      for (int64_t i = 0; i < count; ++i) {
-        const auto column_sum =
-            block.codes.has_ones
-                ? products[rows - 1][i] - static_cast<uint32_t>(weight_zps[i]) * sum_of_ones
-                : static_cast<uint32_t>(load(block.columns.sums + group * block.columns.sums_stride + first + i));
-        const auto exact =
-            static_cast<int32_t>(products[r][i] - static_cast<uint32_t>(weight_zps[i]) * row_sum - row_zp * column_sum);
-        float term = static_cast<float>(exact);
-        if (in_groups)
-          term *= column_scale(block.columns, (column_varies ? group : 0) * block.columns.scales_stride + first + i);
+    int32_t exact[kProductRows][kBlockColumns];
+    exact_sums<kBits>(block, tile, group, exact);
+    const int64_t column = (column_varies ? group : 0) * block.columns.scales_stride + tile.first;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < tile.count; ++i) {
+        float term = static_cast<float>(exact[r][i]);
+        if (in_groups) term *= column_scale(block.columns, column + i);
         if (row_varies) term *= scales[r * block.codes.scale_groups + group];
         sums[r][i] += term;
       }
-    }
   }
-  for (int64_t r = 0; r < rows - block.codes.has_ones; ++r) {
-    const float scale = scales[r * block.codes.scale_groups];
-    float* dst = block.output.dst + (row + r) * block.output.stride + first;
-    for (int64_t i = 0; i < count; ++i) {
-      float real = sums[r][i];
-      if (in_groups) {
-        if (!row_varies) real *= scale;
-      } else {
-        real = block.order == kScalesFirst ? real * (scale * column_scale(block.columns, first + i))
-               : block.order == kRowFirst  ? real * scale * column_scale(block.columns, first + i)
-                                           : real * column_scale(block.columns, first + i) * scale;
-      }
-      store(dst + i, real + load(block.columns.bias + first + i));
-    }
-  }
+  store_tile(block, tile, sums);
 }
 
 template <int kBits>
 void gemm(const ProductBlock& block) {
   for (int64_t first = 0; first < block.cols; first += kBlockColumns)
     for (int64_t row = 0; row < block.rows; row += kProductRows)
-      gemm_tile<kBits>(block, row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
-                       block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns);
+      gemm_tile<kBits>(block, {row, block.rows - row < kProductRows ? block.rows - row : kProductRows, first,
+                               block.cols - first < kBlockColumns ? block.cols - first : kBlockColumns});
 }
 
 template <int kBits>

@@ -98,26 +98,14 @@ class Tile {
     return ternary(step, [](float acc, float a, float b) { return result; });
       ORT_DYNQ_TERNARY_STEPS(ORT_DYNQ_CASE)
 #undef ORT_DYNQ_CASE
-      case StepKind::kStore: {
-        float* to = reinterpret_cast<float*>(address(step.a));
-        for (int64_t i = 0; i < count_; ++i) store(to + i, acc_[i]);
-        return;
-      }
-      case StepKind::kStoreF16: {
-        auto* to = reinterpret_cast<uint16_t*>(address(step.a));
-        for (int64_t i = 0; i < count_; ++i) store(to + i, narrow_f16(acc_[i]));
-        return;
-      }
-      case StepKind::kStoreInt8: {
-        auto* to = reinterpret_cast<int8_t*>(address(step.a));
-        for (int64_t i = 0; i < count_; ++i) to[i] = static_cast<int8_t>(saturated(acc_[i], -128, 127));
-        return;
-      }
-      case StepKind::kStoreUint8: {
-        auto* to = reinterpret_cast<uint8_t*>(address(step.a));
-        for (int64_t i = 0; i < count_; ++i) to[i] = static_cast<uint8_t>(saturated(acc_[i], 0, 255));
-        return;
-      }
+      case StepKind::kStore:
+        return store_as<float>(step, [](float acc) { return acc; });
+      case StepKind::kStoreF16:
+        return store_as<uint16_t>(step, [](float acc) { return narrow_f16(acc); });
+      case StepKind::kStoreInt8:
+        return store_as<int8_t>(step, [](float acc) { return static_cast<int8_t>(saturated(acc, -128, 127)); });
+      case StepKind::kStoreUint8:
+        return store_as<uint8_t>(step, [](float acc) { return static_cast<uint8_t>(saturated(acc, 0, 255)); });
       case StepKind::kReduceMax:
         return reduce(step, begins_row, [](float value, float best) { return value > best; });
       case StepKind::kReduceMin:
@@ -127,6 +115,12 @@ class Tile {
         sums_ += kSums;
         return;
     }
+  }
+
+  template <class T, class Convert>
+  void store_as(const Step& step, const Convert& convert) const {
+    T* const to = reinterpret_cast<T*>(address(step.a));
+    for (int64_t i = 0; i < count_; ++i) store(to + i, convert(acc_[i]));
   }
 
   char* address(const StepOperand& operand) const {

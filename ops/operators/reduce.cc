@@ -45,16 +45,8 @@ class Reduce : public Node {
     if (axis_ < -rank || axis_ > rank) fail("axis", axis_, -rank, rank, src.shape);
     const int64_t begin = axis_ < 0 ? axis_ + rank : axis_;
     if (count_ < 0 || count_ > rank - begin) fail("count", count_, 0, rank - begin, src.shape);
-    Shape shape;
-    int64_t sizes[3] = {1, 1, 1};  // elements before, within and after the `count` dimensions
-    for (int64_t i = 0; i < rank; ++i) {
-      const bool is_within = i >= begin && i < begin + count_;
-      sizes[i < begin ? 0 : is_within ? 1 : 2] *= src.shape.dims[i];
-      if (is_within == reduce_others_)
-        shape.dims[shape.rank++] = src.shape.dims[i];
-      else if (keepdims_)
-        shape.dims[shape.rank++] = 1;
-    }
+    int64_t sizes[3] = {1, 1, 1};
+    const Shape shape = result_shape(src.shape, begin, sizes);
     Run run;
     Scratch<float, 64> floats;
     run.low = kKind == kAbsMax ? nullptr : static_cast<float*>(context.output(0, shape));
@@ -76,6 +68,20 @@ class Reduce : public Node {
   }
 
  private:
+  // The shape of the outputs. `sizes`: the elements before, within and after the `count` dimensions from `begin` on.
+  Shape result_shape(const Shape& src, int64_t begin, int64_t (&sizes)[3]) const {
+    Shape shape;
+    for (int64_t i = 0; i < static_cast<int64_t>(src.rank); ++i) {
+      const bool is_within = i >= begin && i < begin + count_;
+      sizes[i < begin ? 0 : is_within ? 1 : 2] *= src.dims[i];
+      if (is_within == reduce_others_)
+        shape.dims[shape.rank++] = src.dims[i];
+      else if (keepdims_)
+        shape.dims[shape.rank++] = 1;
+    }
+    return shape;
+  }
+
   static const float* widened(const Tensor& src, Scratch<float, 64>& floats, Context& context) {
     const int64_t count = src.shape.elements(), parts = part_count(count, kMaxParts);
     const Storage storage = storage_of(src.type);
