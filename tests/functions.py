@@ -31,7 +31,12 @@ def is_other_on_arm(given: Attributes) -> bool:
 
 
 def run_function(
-    operator: str, inputs: Sequence[Array], opset: int = 21, is_special: bool = True, **attributes: str | int
+    operator: str,
+    inputs: Sequence[Array],
+    opset: int = 21,
+    is_special: bool = True,
+    optimize: bool = False,
+    **attributes: str | int,
 ) -> list[Array]:
     """The outputs of the function. Attributes that are left out have their defaults.
 
@@ -40,6 +45,7 @@ def run_function(
         inputs: Its inputs.
         opset: The version of the standard operators.
         is_special: Whether the function serves only nodes with these attributes, as in a rewritten model.
+        optimize: Whether ONNX Runtime optimizes the model.
         **attributes: The attributes.
     """
     types = tuple(str(array.dtype) for array in inputs)
@@ -48,7 +54,7 @@ def run_function(
     text, programs = attributes_text(operator, attributes), programs_of(operator, attributes)
     numbers = {name: value for name, value in complete(operator, attributes).items() if isinstance(value, int)}
     call = tuple(numbers.items()) if is_special else ()
-    results = _session(operator, opset, types, text, programs, call).run(None, feeds)
+    results = _session(operator, opset, types, text, programs, call, optimize).run(None, feeds)
     found = zip(results, _outputs(operator, types), strict=True)
     return [result.astype(_AS_FLOATS[type_]) if type_ in _AS_FLOATS else result for result, type_ in found]
 
@@ -136,5 +142,6 @@ def _session(
     given: str,
     programs: tuple[str, ...],
     call: tuple[tuple[str, int], ...],
+    optimize: bool,
 ) -> ort.InferenceSession:
-    return stock_session(make_model(operator, opset, inputs, given, programs, call))
+    return stock_session(make_model(operator, opset, inputs, given, programs, call), optimize=optimize)

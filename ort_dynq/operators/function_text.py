@@ -45,6 +45,16 @@ def largest(name: str, value: str, least: str, opset: int) -> str:
     {name} = ReduceMax<keepdims = 1{attribute}>({name}_padded{axes})"""
 
 
+def inverse(name: str, value: str) -> str:
+    """Sets `name` to 1 / value. The body must define ``one``, 1.
+
+    The Sum of one value is a copy. Without it, ONNX Runtime's optimizer makes y / value of y * (1 / value), which has
+    other bits.
+    """
+    return f"""{name}_alone = Div(one, {value})
+    {name} = Sum({name}_alone)"""
+
+
 def product_of(name: str, dims: str) -> str:
     """Sets `name` to the product of dimensions, [1]; of none it is 1. The body must define ``n1``, 1 as a vector."""
     return f"""one_and_{dims} = Concat<axis = 0>(n1, {dims})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from .function_text import horner, reshape
+from .function_text import horner, inverse, reshape
 from .program import COMPARISONS, FUNCTIONS, INPUT, OUTPUTS, REDUCTIONS, SUM, TRUTHS, Program, Step, is_literal, literal
 
 _CODES = {"Int8": (3, -128, 127), "Uint8": (2, 0, 255)}
@@ -109,6 +109,8 @@ def _step(step: Step, to: str, operands: list[str], opset: int, scope: str) -> I
         yield f"{to}_d = Where({to}_ab, {to}_r, {to}_l)"
         yield f"{to}_i = Cast<to = 6>({to}_d)"
         yield f"{to} = Cast<to = 1>({to}_i)"
+    elif operator == "Div" and is_literal(step.operands[0]) and float(step.operands[0]) == 1:
+        yield inverse(to, operands[1])
     elif operator in FUNCTIONS:
         yield from (sigmoid if operator == "Sigmoid" else _gelu)(listed, to)
     elif operator == SUM:
@@ -161,7 +163,7 @@ def sigmoid(x: str, to: str) -> Iterator[str]:
     yield f"{to}_y = Clip({to}_scaled, {to}_low, {to}_high)"
     yield from power(f"{to}_y", f"{to}_e")
     yield f"{to}_d = Add(one, {to}_e)"
-    yield f"{to} = Div(one, {to}_d)"
+    yield inverse(to, f"{to}_d")
 
 
 def _gelu(x: str, to: str) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .function_text import largest
+from .function_text import inverse, largest
 
 MAX_WORD = 32512
 """The largest magnitude of a word of 16 bits."""
@@ -36,7 +36,7 @@ def words(name: str, value: str, opset: int) -> str:
     {largest(f"{name}_any_undefined", f"{name}_undefined", "zero", opset)}
     {name}_has_undefined = Greater({name}_any_undefined, zero)
     {name}_step = Where({name}_has_undefined, nan, {name}_normal)
-    {name}_inverse = Div(one, {name}_step)
+    {inverse(f"{name}_inverse", f"{name}_step")}
     {name}_steps = Mul({value}, {name}_inverse)
     {name}_words = Round({name}_steps)"""
 

@@ -7,6 +7,7 @@ default, these are the oldest opset and the newest one; the others with --exhaus
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,6 +89,19 @@ def test_function_equals_kernels(isas: Sequence[str], operator: str, opset: int,
         if i % 3 == 0 and opset >= 15 and (half := in_float16(operator, case)) is not None:
             check(operator, opset, half, isas)
     assert distinct  # not all of the data saturates
+
+
+@pytest.mark.parametrize(
+    ("operator", "program"),
+    [("RowProgram", "dst = Mul(x, Sigmoid(x)); dst_2 = Mul(x, Div(1.0, x))"), ("CompressedMatMul", "")],
+)
+def test_function_with_optimizations(operator: str, program: str) -> None:
+    """ONNX Runtime's optimizer would make a division of a product by an inverse."""
+    for case in itertools.islice(CASES[operator](21), 8):
+        given = complete(operator, case.attributes | ({"program": program} if program else {}))
+        found = run_function(operator, case.inputs, optimize=True, **given)
+        for one, other in zip(kernels.run(operator, case.inputs, **given), found, strict=True):
+            assert_same(with_one_nan(one), with_one_nan(other))
 
 
 @pytest.mark.parametrize("opset", OPSETS)
