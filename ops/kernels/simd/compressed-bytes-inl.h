@@ -187,18 +187,68 @@ inline void prefetch_rows(const uint8_t* row, int64_t ahead) {
   ORT_DYNQ_PREFETCH(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
 }
 
+// Adds the products of kBytesOfVector bytes of two rows to sums in int16: of pairs in two vectors, their low and high
+// halves.
+template <int kKind>
+ORT_DYNQ_INLINE inline void add_pair_of_rows(const uint8_t* first, const uint8_t* second, V::I flips,
+                                             const DigitPairs& digits, V::I (&high)[2][2], V::I (&low)[2][2]) {
+  constexpr bool kIsShifted = kKind == kShiftedHalves;  // then a second row begins with the high half of a byte
+  const V::I high_pair = V::set1(digits.high), low_pair = V::set1(digits.low), none = V::set1(int32_t{0});
+  const auto codes_at = [&](const uint8_t* row) ORT_DYNQ_INLINE_LAMBDA {
+    const V::I codes = V::load(static_cast<const void*>(row));
+    return V::flip(codes, flips);
+  };
+  const auto add = [&](int j, int half, V::I pairs) ORT_DYNQ_INLINE_LAMBDA {
+    high[j][half] = V::add_byte_pairs(high[j][half], pairs, high_pair);
+    low[j][half] = V::add_byte_pairs(low[j][half], pairs, low_pair);
+  };
+  V::I both[2], halves[2], others[2];
+  if constexpr (kIsShifted) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      V::half_bytes(codes_at(first), none, halves);
+      V::half_bytes(codes_at(second + half), none, others);
+      V::zip_bytes_of_lanes(halves[half], others[1 - half], both[0], both[1]);
+      add(0, half, both[0]);
+      add(1, half, both[1]);
+    }
+  } else {
+    V::zip_bytes_of_lanes(codes_at(first), codes_at(second), both[0], both[1]);
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      V::half_bytes(both[j], none, halves);
+      add(j, 0, halves[0]);
+      add(j, 1, halves[1]);
+    }
+  }
+}
+
+// Adds the sums of add_pair_of_rows(), 256 * `high` + `low`, to kColumnsOfQuads sums.
+ORT_DYNQ_INLINE inline void add_digit_sums(const V::I (&high)[2][2], const V::I (&low)[2][2], int32_t* to) {
+  const V::I digits_of_words = V::set1(0x01000001);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    V::I words[2];
+    V::zip_words_of_lanes(low[i / 2][i % 2], high[i / 2][i % 2], words[0], words[1]);
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) {
+      int32_t* const at = to + (2 * (i / 2 * 2 + k) + i % 2) * V::kLanes;
+      store_sums(at, V::dot_words(V::load(static_cast<const void*>(at)), words[k], digits_of_words));
+    }
+  }
+}
+
 // Adds the products of `count` pairs of rows to the sums, which are not in order. The second row of the last pair is
 // `last`.
 template <int kKind>
 void add_pairs_of_rows(const WordProduct& p, const uint8_t* codes, int64_t count, const uint8_t* last,
                        const DigitPairs* digits, int64_t cols) {
-  constexpr bool kIsShifted = kKind == kShiftedHalves;  // then a second row begins with the high half of a byte
   const int64_t stride = p.code_stride, to_second = stride / 2;
   const int64_t ahead = cols > kMaxColumnsOfQuads ? kBytePairs * stride : 0;  // hardware prefetches short rows
   const V::I flips = flips_of(p), none = V::set1(int32_t{0});
   int32_t* to = p.sums;
   for (int64_t c = 0; c < cols; c += kColumnsOfQuads, to += kColumnsOfQuads, codes += kBytesOfVector) {
-    V::I high[2][2], low[2][2];  // of pairs in two vectors, their low and high halves
+    V::I high[2][2], low[2][2];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) high[i / 2][i % 2] = low[i / 2][i % 2] = none;
     const uint8_t* first = codes;
@@ -209,45 +259,9 @@ void add_pairs_of_rows(const WordProduct& p, const uint8_t* codes, int64_t count
         prefetch_rows(first, ahead);
         prefetch_rows(second, ahead);
       }
-      const V::I high_pair = V::set1(digits[i].high), low_pair = V::set1(digits[i].low);
-      const auto codes_at = [&](const uint8_t* at) ORT_DYNQ_INLINE_LAMBDA {
-        return V::flip(V::load(static_cast<const void*>(at)), flips);
-      };
-      const auto add = [&](int j, int half, V::I pairs) ORT_DYNQ_INLINE_LAMBDA {
-        high[j][half] = V::add_byte_pairs(high[j][half], pairs, high_pair);
-        low[j][half] = V::add_byte_pairs(low[j][half], pairs, low_pair);
-      };
-      V::I both[2], halves[2], others[2];
-      if constexpr (kIsShifted) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-          V::half_bytes(codes_at(first), none, halves);
-          V::half_bytes(codes_at(second + half), none, others);
-          V::zip_bytes_of_lanes(halves[half], others[1 - half], both[0], both[1]);
-          add(0, half, both[0]);
-          add(1, half, both[1]);
-        }
-      } else {
-        V::zip_bytes_of_lanes(codes_at(first), codes_at(second), both[0], both[1]);
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; ++j) {
-          V::half_bytes(both[j], none, halves);
-          add(j, 0, halves[0]);
-          add(j, 1, halves[1]);
-        }
-      }
+      add_pair_of_rows<kKind>(first, second, flips, digits[i], high, low);
     }
-    const V::I digits_of_words = V::set1(0x01000001);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      V::I words[2];
-      V::zip_words_of_lanes(low[i / 2][i % 2], high[i / 2][i % 2], words[0], words[1]);
-#pragma GCC unroll 2
-      for (int k = 0; k < 2; ++k) {
-        int32_t* const at = to + (2 * (i / 2 * 2 + k) + i % 2) * V::kLanes;
-        store_sums(at, V::dot_words(V::load(static_cast<const void*>(at)), words[k], digits_of_words));
-      }
-    }
+    add_digit_sums(high, low, to);
   }
 }
 

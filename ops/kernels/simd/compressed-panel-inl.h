@@ -12,44 +12,54 @@ inline void pack_pairs(const uint8_t* first, const uint8_t* second, V::I low_zer
   memcpy(to + kPairColumns, &high, sizeof high);
 }
 
+// The zero points of rows d and d + 1 as a pair of words. Codes from `count` on become these zero points.
+template <int kKind, size_t kRow>
+ORT_DYNQ_INLINE inline V::I zeros_of_rows(const PanelPack& p, int64_t d, int64_t count, uint8_t (&rows)[2][kRow]) {
+  const auto zero_at = [&](int64_t row) -> uint8_t {
+    return row < p.depth ? p.zero_points[row * p.of_row] : uint8_t{0};
+  };
+  const uint8_t pair[2] = {zero_at(d), zero_at(d + 1)};
+  for (int i = 0; i < 2; ++i)
+    if (count < kPairColumns) memset(rows[i] + count, pair[i], static_cast<size_t>(kPairColumns - count));
+  const auto word = [](uint8_t code) {
+    return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
+  };
+  return V::set1(
+      static_cast<int32_t>(static_cast<uint32_t>(word(pair[0]) & 0xffff) | static_cast<uint32_t>(word(pair[1])) << 16));
+}
+
+// `count` columns from the column `first` on.
 template <int kKind>
-void pack_panels(const PanelPack& p) {
+ORT_DYNQ_INLINE inline void pack_panel(const PanelPack& p, int64_t first, int64_t count, int16_t* to) {
   constexpr int64_t kBytes = bytes_of<kKind>(1), kRow = kPairColumns * kBytes;
   constexpr uint8_t kNothing[kRow] = {};
-  for (int64_t first = 0; first < p.cols; first += kPairColumns) {
-    const int64_t count = p.cols - first < kPairColumns ? p.cols - first : kPairColumns;
-    int16_t* to = p.panels + first / kPairColumns * p.panel_stride;
-    uint8_t rows[2][kRow] = {};
-    // Columns behind the last one must be 0, so their codes are their zero points.
-    uint8_t zeros[kRow] = {};
-    V::I low_zeros = V::set1(int32_t{0}), high_zeros = low_zeros;
-    const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
-    if (is_of_column) {
-      for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
-      pairs_at<kKind>(zeros, zeros, V::set1(int32_t{0}), low_zeros, high_zeros);
-    }
-    const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
-      if (d >= p.depth) return is_of_column ? zeros : kNothing;
-      const uint8_t* const row = static_cast<const uint8_t*>(p.codes) + (d * p.code_stride + first) * kBytes;
-      if (count == kPairColumns) return row;
-      memcpy(holder, row, static_cast<size_t>(count * kBytes));
-      return holder;
-    };
-    const auto zero_at = [&](int64_t d) -> uint8_t { return d < p.depth ? p.zero_points[d * p.of_row] : uint8_t{0}; };
-    for (int64_t d = 0; d < p.depth; d += 2, to += 2 * kPairColumns) {
-      if (p.zero_points != nullptr && !is_of_column) {
-        const uint8_t pair[2] = {zero_at(d), zero_at(d + 1)};
-        for (int i = 0; i < 2; ++i)
-          if (count < kPairColumns) memset(rows[i] + count, pair[i], static_cast<size_t>(kPairColumns - count));
-        const auto word = [](uint8_t code) {
-          return kKind == kU8 ? static_cast<int32_t>(code) : static_cast<int32_t>(static_cast<int8_t>(code));
-        };
-        low_zeros = high_zeros = V::set1(static_cast<int32_t>(static_cast<uint32_t>(word(pair[0]) & 0xffff) |
-                                                              static_cast<uint32_t>(word(pair[1])) << 16));
-      }
-      pack_pairs<kKind>(row_at(d, rows[0]), row_at(d + 1, rows[1]), low_zeros, high_zeros, to);
-    }
+  uint8_t rows[2][kRow] = {};
+  // Columns behind the last one must be 0, so their codes are their zero points.
+  uint8_t zeros[kRow] = {};
+  V::I low_zeros = V::set1(int32_t{0}), high_zeros = low_zeros;
+  const bool is_of_column = p.zero_points != nullptr && p.of_row == 0;
+  if (is_of_column) {
+    for (int64_t i = 0; i < count; ++i) zeros[i] = p.zero_points[(first + i) * p.of_column];
+    pairs_at<kKind>(zeros, zeros, V::set1(int32_t{0}), low_zeros, high_zeros);
   }
+  const auto row_at = [&](int64_t d, uint8_t* holder) -> const uint8_t* {
+    if (d >= p.depth) return is_of_column ? zeros : kNothing;
+    const uint8_t* const row = static_cast<const uint8_t*>(p.codes) + (d * p.code_stride + first) * kBytes;
+    if (count == kPairColumns) return row;
+    memcpy(holder, row, static_cast<size_t>(count * kBytes));
+    return holder;
+  };
+  for (int64_t d = 0; d < p.depth; d += 2, to += 2 * kPairColumns) {
+    if (p.zero_points != nullptr && !is_of_column) low_zeros = high_zeros = zeros_of_rows<kKind>(p, d, count, rows);
+    pack_pairs<kKind>(row_at(d, rows[0]), row_at(d + 1, rows[1]), low_zeros, high_zeros, to);
+  }
+}
+
+template <int kKind>
+void pack_panels(const PanelPack& p) {
+  for (int64_t first = 0; first < p.cols; first += kPairColumns)
+    pack_panel<kKind>(p, first, p.cols - first < kPairColumns ? p.cols - first : kPairColumns,
+                      p.panels + first / kPairColumns * p.panel_stride);
 }
 
 // The first column of a vector pair in a panel.
@@ -83,6 +93,36 @@ inline void copy_columns(const float* from, int64_t from_stride, int64_t rows, i
     memcpy(to + r * to_stride, from + r * from_stride, static_cast<size_t>(cols) * sizeof(float));
 }
 
+// The scales of a group for the columns of a panel, of which `rest` are left.
+ORT_DYNQ_INLINE inline void scales_of_panel(const PanelScores& block, int64_t group, int64_t first, int64_t rest,
+                                            V::F (&scales)[2]) {
+  scales[0] = scales[1] = V::set1(1.0f);
+  if (block.scales == nullptr) return;
+  const float* const of_panel = block.scales + group * block.group_scales + first;
+  scales[0] = numbers_at(of_panel, 0, rest);
+  if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
+}
+
+// Sums become scores, which are added to `scores` or, unless `adds`, take their place.
+template <bool kIsSplit, int kCount, int kRows>
+ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const float* steps, const V::F (&scales)[2],
+                                       bool scales_first, bool adds, V::F (&scores)[kRows][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      V::F sum;
+      if constexpr (kIsSplit)
+        sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
+      else
+        sum = V::to_float(sums[r][half]);
+      const V::F step = V::set1(steps[r]);
+      const V::F score =
+          scales_first ? V::mul(V::mul(sum, scales[half]), step) : V::mul(V::mul(sum, step), scales[half]);
+      scores[r][half] = adds ? V::add(scores[r][half], score) : score;
+    }
+}
+
 // The scores of kCount rows of words and a panel of each group, which stay in registers until the last one.
 template <bool kIsSplit, int kCount>
 inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first) {
@@ -108,27 +148,10 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
     V::I sums[kCount][2];
     tile_of_panel(p, p.words + group * block.group_words + row * p.word_stride,
                   panel_at(p, first) + group * block.group_panels, sums);
-    const float* const steps = block.steps + group * block.group_steps + row / kWordRows;
-    V::F scales[2] = {V::set1(1.0f), V::set1(1.0f)};
-    if (block.scales != nullptr) {
-      const float* const of_panel = block.scales + group * block.group_scales + first;
-      scales[0] = numbers_at(of_panel, 0, rest);
-      if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        V::F sum;
-        if constexpr (kIsSplit)
-          sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
-        else
-          sum = V::to_float(sums[r][half]);
-        const V::F step = V::set1(steps[r]);
-        const V::F score =
-            block.scales_first ? V::mul(V::mul(sum, scales[half]), step) : V::mul(V::mul(sum, step), scales[half]);
-        scores[r][half] = group > 0 || block.adds ? V::add(scores[r][half], score) : score;
-      }
+    V::F scales[2];
+    scales_of_panel(block, group, first, rest, scales);
+    add_scores<kIsSplit>(sums, block.steps + group * block.group_steps + row / kWordRows, scales, block.scales_first,
+                         group > 0 || block.adds, scores);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)

@@ -126,9 +126,40 @@ inline void copy_codes(const WordProduct& p, int64_t d, int64_t column, int64_t 
   memcpy(to, from, static_cast<size_t>(bytes_of<kKind>(count + (kKind >= kHalves ? count % 2 : 0))));
 }
 
+// The columns from `first` on, one sum at a time.
+template <int kKind>
+inline void few_sums_by_row(const WordProduct& p, int64_t first) {
+  for (int64_t r = 0; r < p.rows; ++r)
+    for (int64_t c = first; c < p.cols; ++c) {
+      int32_t sum = 0;
+      for (int64_t d = 0; d < p.depth; ++d)
+        sum += p.words[r * p.word_stride + d] * code_at<kKind>(p, d * p.code_stride + c);
+      p.sums[r * p.sum_stride + c] = sum;
+    }
+}
+
+// `count` columns from `first` on, fewer than kPairColumns: their codes are copied.
+template <int kKind>
+inline void rest_by_row(const WordProduct& p, int64_t first, int64_t count) {
+  constexpr int kInBytes = kKind == kShiftedHalves ? kHalves : kKind;
+  constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
+  uint8_t codes[kMaxProducts * kRow];
+  for (int64_t d = 0; d < p.depth; ++d) {
+    memset(codes + d * kRow, 0, kRow);
+    copy_codes<kKind>(p, d, first, count, codes + d * kRow);
+  }
+  for (int64_t r = 0; r < p.rows; r += kTileRows) {
+    int32_t sums[kTileRows * kPairColumns];
+    const int64_t rows = p.rows - r < kTileRows ? p.rows - r : kTileRows;
+    tiles_by_row<kInBytes>(p, codes, kPairColumns, r, rows, sums, kPairColumns);
+    for (int64_t i = 0; i < rows; ++i)
+      memcpy(p.sums + (r + i) * p.sum_stride + first, sums + i * kPairColumns,
+             static_cast<size_t>(count) * sizeof(int32_t));
+  }
+}
+
 template <int kKind>
 void product_by_row(const WordProduct& p) {
-  constexpr int kInBytes = kKind == kShiftedHalves ? kHalves : kKind;
   const int64_t whole = p.cols / kPairColumns * kPairColumns, rest = p.cols - whole;
   if (p.rows == 1 && whole > kStreamedColumns) {
     stream_by_row<kKind>(p, whole);
@@ -141,30 +172,10 @@ void product_by_row(const WordProduct& p) {
                             p.sum_stride);
   }
   if (rest == 0) return;
-  if (p.rows * rest <= kFewSums) {
-    for (int64_t r = 0; r < p.rows; ++r)
-      for (int64_t c = whole; c < p.cols; ++c) {
-        int32_t sum = 0;
-        for (int64_t d = 0; d < p.depth; ++d)
-          sum += p.words[r * p.word_stride + d] * code_at<kKind>(p, d * p.code_stride + c);
-        p.sums[r * p.sum_stride + c] = sum;
-      }
-    return;
-  }
-  constexpr int64_t kRow = bytes_of<kKind>(kPairColumns);
-  uint8_t codes[kMaxProducts * kRow];
-  for (int64_t d = 0; d < p.depth; ++d) {
-    memset(codes + d * kRow, 0, kRow);
-    copy_codes<kKind>(p, d, whole, rest, codes + d * kRow);
-  }
-  for (int64_t r = 0; r < p.rows; r += kTileRows) {
-    int32_t sums[kTileRows * kPairColumns];
-    const int64_t count = p.rows - r < kTileRows ? p.rows - r : kTileRows;
-    tiles_by_row<kInBytes>(p, codes, kPairColumns, r, count, sums, kPairColumns);
-    for (int64_t i = 0; i < count; ++i)
-      memcpy(p.sums + (r + i) * p.sum_stride + whole, sums + i * kPairColumns,
-             static_cast<size_t>(rest) * sizeof(int32_t));
-  }
+  if (p.rows * rest <= kFewSums)
+    few_sums_by_row<kKind>(p, whole);
+  else
+    rest_by_row<kKind>(p, whole, rest);
 }
 
 void halves_product_by_row(const WordProduct& p) {
