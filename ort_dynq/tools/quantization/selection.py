@@ -118,7 +118,7 @@ class _FormSearch:
                 f"{failed[0].name} is {failed[0].limit:g}, but the float model itself does not reach it between ONNX "
                 f"Runtime's optimization levels: {failed[0].text}; choose a smaller one"
             )
-        layers, better, wholes = self._forms(first)
+        layers, better, wholes = self._forms(first, idle)
         times = self._times(first, wholes, layers) if self.seconds else None
         steps = steps_of([each for name, each in layers.items() if name not in idle], better, times)
         result, kept, chosen, attempts = self._search(steps, bool(idle))
@@ -206,9 +206,9 @@ class _FormSearch:
         return all(each.status == "passed" for each in self._others(candidate))
 
     def _forms(
-        self, first: Result
+        self, first: Result, idle: Sequence[str]
     ) -> tuple[dict[str, LayerAccuracy], dict[str, dict[str, LayerAccuracy]], dict[str, Result]]:
-        """Measures the layers in each form.
+        """Measures the layers in each form. Idle ones keep theirs.
 
         Returns:
             The layers as the options give them; those that can have another form, by its name; and the results in which
@@ -224,7 +224,7 @@ class _FormSearch:
         wholes: dict[str, Result] = {}
         for number, rung in enumerate(RUNGS[: RUNGS.index(FLOAT)], 1):
             below = [each for each in layers.values() if product_of(each.operator) and number_of_form(each) < number]
-            if products := frozenset(each.name for each in below):
+            if products := frozenset(each.name for each in below) - frozenset(idle):
                 forms = Forms(**{rung.field: products})
                 wholes[rung.name] = self.quantize(forms)
                 rest = forms._replace(floats=frozenset(layers) - products)
