@@ -11,6 +11,7 @@ row, or one number for each row.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -225,11 +226,13 @@ def parse(text: str, operands: int = OPERANDS) -> Program:
         DynqError: The text is not a program.
     """
     try:
-        return _parse(text, operands)
+        found = _parse(text, operands)
     except DynqError as error:
         raise DynqError(f"program: {error}") from None
+    return Program([*found.steps], {**found.outputs})
 
 
+@functools.lru_cache  # a rewrite reads the program of a node for each node around it
 def _parse(text: str, operands: int) -> Program:
     if len(text) > _MAX_CHARACTERS:
         raise DynqError(f"the text has {len(text)} characters, expected at most {_MAX_CHARACTERS}")

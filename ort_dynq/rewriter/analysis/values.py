@@ -8,6 +8,7 @@ Example: Clip(Round(x), -128, 127) + 128 are integers from 0 to 255.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -300,6 +301,7 @@ def _is_finite(known: Interval) -> bool:
     return math.isfinite(known.low) and math.isfinite(known.high)
 
 
+@functools.cache  # onnx-ir makes a set of all integer types for each question
 def _of_type(dtype: ir.DataType | None) -> Interval:
     """Returns the range of an integer type of at most 8 bits; only integrality of a wider one."""
     if dtype == ir.DataType.BOOL:
