@@ -57,6 +57,17 @@ struct ConvScaling {
   float lowest, highest;  // clip the output; NaN and zeros stay as they are
 };
 
+// The factors of an exact sum, one after the other.
+struct ConvFactors {
+  float first, second;
+};
+
+static inline ConvFactors factors_of(const ConvScaling& scaling, int64_t channel) {
+  const float scale = scaling.scale, channel_scale = load(scaling.channel_scales + channel);
+  if (scaling.order == kScalesFirst) return {scale * channel_scale, 1.0f};
+  return scaling.order == kRowFirst ? ConvFactors{scale, channel_scale} : ConvFactors{channel_scale, scale};
+}
+
 struct ConvOutput {
   float* dst;
   int64_t row_stride;      // from a row to the next, in elements

@@ -265,16 +265,13 @@ void conv_tile(const ConvBlock& block, int64_t row, int64_t col, int64_t count) 
         static_cast<uint32_t>(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel]);
     const auto correction =
         static_cast<uint32_t>(block.scaling.zp) * static_cast<uint32_t>(load(block.scaling.channel_sums + channel));
-    const float scale = block.scaling.scale, channel_scale = load(block.scaling.channel_scales + channel),
-                bias = load(block.scaling.bias + channel);
+    const ConvFactors factors = factors_of(block.scaling, channel);
+    const float bias = load(block.scaling.bias + channel);
     float* dst = block.output.dst + channel * block.output.channel_stride + row * block.output.row_stride + col;
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t code_sum = has_weight_zps ? static_cast<uint32_t>(block.scratch.code_sums[position + i]) : 0;
       const auto exact = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) - correction - weight_zp * code_sum);
-      float real = static_cast<float>(exact);
-      real = block.scaling.order == kScalesFirst ? real * (scale * channel_scale)
-             : block.scaling.order == kRowFirst  ? real * scale * channel_scale
-                                                 : real * channel_scale * scale;
+      float real = static_cast<float>(exact) * factors.first * factors.second;
       real = real + bias;
       real = real < block.scaling.lowest ? block.scaling.lowest : real;
       store(dst + i, real > block.scaling.highest ? block.scaling.highest : real);

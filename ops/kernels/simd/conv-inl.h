@@ -317,7 +317,8 @@ void conv_tile(const ConvTask& block, int64_t channel, int64_t row, int64_t col)
 // weights, if C::kSignedCodes.
 struct ConvChannel {
   int32_t correction, zp;
-  float first, second, bias;
+  ConvFactors factors;
+  float bias;
 
   ConvChannel(const ConvBlock& block, int64_t channel, int32_t weight_sum) {
     const ConvScaling& scaling = block.scaling;
@@ -325,9 +326,7 @@ struct ConvChannel {
     correction =
         static_cast<int32_t>(128u * static_cast<uint32_t>(weight_sum) - static_cast<uint32_t>(scaling.zp) * sum);
     zp = block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[channel];
-    const float scale = scaling.scale, channel_scale = load(scaling.channel_scales + channel);
-    first = scaling.order == kScalesFirst ? scale * channel_scale : scaling.order == kRowFirst ? scale : channel_scale;
-    second = scaling.order == kScalesFirst ? 1.0f : scaling.order == kRowFirst ? channel_scale : scale;
+    factors = factors_of(scaling, channel);
     bias = load(scaling.bias + channel);
   }
 };
@@ -341,8 +340,8 @@ inline ConvTask::ConvTask(const ConvBlock& given)
   for (int64_t c = 0; c < given.channels; ++c) {
     const ConvChannel channel(given, c, weight_sums[c]);
     corrections[c] = C::set1(channel.correction);
-    first[c] = C::set1(channel.first);
-    second[c] = C::set1(channel.second);
+    first[c] = C::set1(channel.factors.first);
+    second[c] = C::set1(channel.factors.second);
     biases[c] = C::set1(channel.bias);
   }
 }

@@ -180,9 +180,9 @@ struct StrassenConv : StrassenCodes {
         if (has_zero_points(block.weights))
           sum = C::sub(sum, C::mul(C::set1(of_channel.zp),
                                    C::load(static_cast<const void*>(block.scratch.code_sums + position + at))));
-        const auto real =
-            C::add(C::mul(C::mul(C::to_float(sum), C::set1(of_channel.first)), C::set1(of_channel.second)),
-                   C::set1(of_channel.bias));
+        const auto real = C::add(
+            C::mul(C::mul(C::to_float(sum), C::set1(of_channel.factors.first)), C::set1(of_channel.factors.second)),
+            C::set1(of_channel.bias));
         C::store(dst + at, C::min(highest, C::max(lowest, real)));
       }
     }

@@ -93,11 +93,9 @@ struct ConvChannels {
   explicit ConvChannels(const ConvBlock& block) : has_weight_zps(has_zero_points(block.weights)) {
     const ConvScaling& scaling = block.scaling;
     for (int64_t c = 0; c < block.channels; ++c) {
-      const float channel_scale = load(scaling.channel_scales + c);
-      first[c] = scaling.order == kScalesFirst ? scaling.scale * channel_scale
-                 : scaling.order == kRowFirst  ? scaling.scale
-                                               : channel_scale;
-      second[c] = scaling.order == kScalesFirst ? 1.0f : scaling.order == kRowFirst ? channel_scale : scaling.scale;
+      const ConvFactors factors = factors_of(scaling, c);
+      first[c] = factors.first;
+      second[c] = factors.second;
       bias[c] = load(scaling.bias + c);
       of_zp[c] = static_cast<uint32_t>(scaling.zp) * static_cast<uint32_t>(load(scaling.channel_sums + c));
       weight_zp[c] = static_cast<uint32_t>(block.weights.zps == nullptr ? block.weights.zp : block.weights.zps[c]);

@@ -295,11 +295,9 @@ struct WinogradChannels {
       corrections[at] = static_cast<int32_t>(128u * static_cast<uint32_t>(weight_sums[at]) -
                                              static_cast<uint32_t>(scaling.zp) * channel_sum);
       zps[at] = block.zps == nullptr ? block.zp : block.zps[c];
-      const float channel_scale = load(scaling.channel_scales + c);
-      first[at] = scaling.order == kScalesFirst ? scaling.scale * channel_scale
-                  : scaling.order == kRowFirst  ? scaling.scale
-                                                : channel_scale;
-      second[at] = scaling.order == kScalesFirst ? 1.0f : scaling.order == kRowFirst ? channel_scale : scaling.scale;
+      const ConvFactors factors = factors_of(scaling, c);
+      first[at] = factors.first;
+      second[at] = factors.second;
       bias[at] = load(scaling.bias + c);
     }
   }
