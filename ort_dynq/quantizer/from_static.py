@@ -21,8 +21,8 @@ from ..rewriter.edit import Edit
 from ..rewriter.rule import Context, Rule
 
 _CODES = (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.INT16)
-# They keep the numbers of input 0 within bounds. Dropout may train, which scales them.
-_SELECTING = MOVES - {"Concat", "Dropout"} | {"Relu"}
+# They keep the numbers of input 0 within bounds.
+_SELECTING = MOVES - {"Concat"} | {"Relu"}
 _ZERO_POINT = 2  # the index of the input
 
 

@@ -19,6 +19,9 @@ WEIGHTS: dict[str, Array] = {
     "three": np.array(3, np.int8),
     "large": np.array(2**28 + 1, np.int32),
     "two": np.array(2, np.int32),
+    "half": np.array(0.5, np.float32),
+    "true": np.array(True),
+    "false": np.array(False),
 }
 FORMS = {
     "mask of columns": "mask = Cast<to = 3>(outliers)\n p = Mul(q, mask)",
@@ -37,3 +40,12 @@ def test_arithmetic(form: str) -> None:
     check(model, {"x": x})
     check_products(model, {"x": x})
     assert len(products(rewrite(model).report)) == (form != "int32 wraps around")
+
+
+@pytest.mark.parametrize("training", ["", ", half", ", half, false", ", half, true"])
+def test_dropout(training: str) -> None:
+    """A Dropout that trains multiplies the codes that it keeps."""
+    sums = f"d = Dropout<seed = 3>(c{training})\n sums = MatMul(d, w)\n y = Mul(sums, s)"
+    model = model_of(symmetric() + sums, WEIGHTS)
+    check(model, {"x": rows((3, 9, K), seed=4)})
+    assert len(products(rewrite(model).report)) == (not training.endswith("true"))

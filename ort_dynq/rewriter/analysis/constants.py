@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .limits import CHAIN, COMPUTED, CONSTANTS, ELEMENTS
-from .nodes import cast_to, producer_of
+from .nodes import cast_to, input_of, is_standard, producer_of
 from .standard import PASSING, REPEATING, RESHAPES, ROUNDING
 
 _FEW = 1024
@@ -107,6 +107,14 @@ def _constant(node: ir.Node) -> npt.NDArray[Any] | None:
         if attribute.name in dtypes:
             return np.asarray(attribute.value, dtypes[attribute.name])
     return None
+
+
+def is_idle_dropout(node: ir.Node) -> bool:
+    """Returns whether a node is a Dropout that does not train: output 0 is its input."""
+    if not is_standard(node, "Dropout"):
+        return False
+    training = input_of(node, 2)
+    return training is None or constant_scalar(training) == 0
 
 
 def constant_scalar(value: ir.Value | None) -> float | None:

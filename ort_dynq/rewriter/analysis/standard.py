@@ -17,8 +17,6 @@ REARRANGING = RESHAPES | {"Transpose"}
 """They keep the elements."""
 SHAPING = RESHAPES | {"Expand", "Identity"}
 """They give the elements of their first input another shape."""
-COPIES = frozenset({"Dropout", "Identity"})
-"""At inference, they keep everything."""
 PASSING = frozenset({"Cast", "Identity"})
 """They keep the elements, a Cast in another type."""
 SELECTING = frozenset({"Gather", "Slice", "Split"})
@@ -39,8 +37,8 @@ HEAD_MOVES = REARRANGING | {"Concat", "Expand"}
 """Moves of keys and values: into a cache, and to several heads."""
 PHASE_MOVES = frozenset({"Interleave", "Slice"})
 """Moves of the phases of a ConvTranspose; Interleave is ours."""
-MOVES = REARRANGING | COPIES | SELECTING | REPEATING | INTERLEAVING | {"Concat", "MaxPool"}
-"""Operators with outputs that have elements of their inputs, of input 0 or (Concat) of all."""
+MOVES = REARRANGING | SELECTING | REPEATING | INTERLEAVING | {"Concat", "Identity", "MaxPool"}
+"""Operators with outputs that have elements of their inputs, of input 0 or (Concat) of all. A Dropout may train."""
 
 # Elementwise operators.
 

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from ...graphs import STANDARD_DOMAINS, with_subgraphs
 from . import standard
 from .bounds import all_bounds_of, power_of_remainder, signed_magnitude_of
-from .constants import constant_array, constant_scalar, is_number
+from .constants import constant_array, constant_scalar, is_idle_dropout, is_number
 from .estimators import estimated, is_exact, rounded_apart
 from .evaluation import evaluate
 from .inference import Facts
@@ -172,7 +172,8 @@ class Values:
         op_type, inputs = node.op_type, [self.known(each) for each in node.inputs]
         if op_type in _FIXED:
             return _FIXED[op_type]
-        if op_type in standard.MOVES or (op_type in standard.PICKING and value is node.outputs[0]):
+        is_picked = value is node.outputs[0] and (op_type in standard.PICKING or is_idle_dropout(node))
+        if op_type in standard.MOVES or is_picked:
             return _union(inputs if op_type == "Concat" else inputs[:1])
         if op_type in standard.BOUNDING:
             return _bounded(node, inputs)

@@ -19,13 +19,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS, name_in_model, with_subgraphs
-from ..analysis.constants import constant_scalar
+from ..analysis.constants import constant_scalar, is_idle_dropout
 from ..analysis.estimators import estimated, is_added_back
 from ..analysis.inference import Facts
 from ..analysis.nodes import cast_to, casts_to_integers, producer_of
 from ..analysis.shapes import broadcasts, has_one_element, is_equal, is_shape_of_rows, same_shape, unexpanded
 from ..analysis.shared import OfOnePhase
-from ..analysis.standard import ARITHMETIC, COPIES, INTERLEAVING, MOVES, POWERS, PRODUCTS, SIZES
+from ..analysis.standard import ARITHMETIC, INTERLEAVING, MOVES, POWERS, PRODUCTS, SIZES
 from ..analysis.types import CODE_TYPES, WIDE_TYPES
 from ..analysis.values import Values
 from ..chains.quantize_linear import granularity_of, inputs_of
@@ -158,7 +158,7 @@ class AffineForms(OfOnePhase):
             return self._arithmetic(node, value)
         if op_type == "Where" and (masked := masked_form(node, value, self.of, self._param, self.values)) is not None:
             return masked
-        if op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1):
+        if is_idle_dropout(node) or (op_type in _CODE_MOVES and (op_type != "Concat" or len(node.inputs) > 1)):
             return self._moved(node, value)
         return self._lose(node)
 
@@ -377,7 +377,7 @@ class AffineForms(OfOnePhase):
         form = self.of(node.inputs[0])
         if form is None or (node.outputs.index(value) and node.op_type != "Split"):
             return self._lose(node)
-        if node.op_type in COPIES:
+        if node.op_type in ("Dropout", "Identity"):
             return replace(form, value=value)
         if node.op_type == "MaxPool" and (form.params or value.dtype not in CODE_TYPES):  # it ignores NaN
             return self._lose(node, "it ignores NaN; pool the codes before they are dequantized, or quantize after it")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from ..analysis.constants import constant_scalar
+from ..analysis.constants import constant_scalar, is_idle_dropout
 from ..analysis.limits import CHAIN
-from ..analysis.nodes import input_of, is_standard, only_use, producer_of
+from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import factors_of
 from ..analysis.shapes import axes_of as reduced_axes
 from ..analysis.shapes import does_not_grow, is_equal
@@ -330,7 +330,7 @@ def _product_of(softmax: ir.Node, axes: Axes, walk: _Walk) -> tuple[ir.Node, int
         node = users[0]
         if _is_of_activations(node, walk.context) and node.attributes.get_float("alpha", 1.0) == 1:
             return node, list(node.inputs).index(view.value), view, is_safe
-        if _is_idle_dropout(node):
+        if is_idle_dropout(node) and not any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
             view = View(node.outputs[0], view.axes)
         elif (after := view.after(node)) is not None:
             view = after
@@ -402,11 +402,3 @@ def _without_nan(value: ir.Value, users: list[ir.Node]) -> ir.Value | None:
     if use is None or use.node is not where or use.idx != 0 or where.inputs[2] is not value:
         return None
     return where.outputs[0] if constant_scalar(zero) == 0 and does_not_grow(zero, value) else None
-
-
-def _is_idle_dropout(node: ir.Node) -> bool:
-    """Returns whether a node is a Dropout that does nothing."""
-    if not is_standard(node, "Dropout") or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
-        return False
-    training = input_of(node, 2)
-    return training is None or constant_scalar(training) == 0
