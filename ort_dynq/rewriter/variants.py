@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..errors import DynqError
 from ..inputs import Given
 from ..opsets import OPSET, check_equal, opset_of, to_opset
-from .analysis.standard import OWN_CONVOLUTIONS
+from .analysis.standard import OWN_CONVOLUTIONS, OWN_PRODUCTS
 from .float16 import has_chain_of_float16, with_casts
 from .float16.graph import restore_zeros
 from .inner_weights import NOTE
@@ -167,8 +167,8 @@ class _Casts:
     """Judges the copy with Casts, and the model without them after it.
 
     The copy is better if one of the rules converted a node of it and, in a rewrite of a model with chains of
-    float32, if more nodes are converted than without Casts. If no layer of the copy is quantized, its reasons are
-    reported: without Casts, the only reason is the type.
+    float32, if it has more integer products than without Casts, or as many and more nodes are converted. If no layer
+    of the copy is quantized, its reasons are reported: without Casts, the only reason is the type.
     """
 
     model: ir.Model
@@ -179,8 +179,8 @@ class _Casts:
 
     def helps(self, report: Report) -> bool:
         self.report = report
-        found, plain = self._count(report), 0
-        if found and not self.widening.layers and not has_chain_of_float16(self.model):
+        found, plain = self._count(report), (0, 0)
+        if found > plain and not self.widening.layers and not has_chain_of_float16(self.model):
             plain = self._count(self.convert(self.model.clone()))
         if found <= plain:
             return False
@@ -196,8 +196,10 @@ class _Casts:
             ]
         return True
 
-    def _count(self, report: Report) -> int:
-        return sum(finding.rule in self.widening.rules for finding in report.rewritten)
+    def _count(self, report: Report) -> tuple[int, int]:
+        """Returns how many nodes became integer products by the rules, and how many were converted."""
+        found = [finding for finding in report.rewritten if finding.rule in self.widening.rules]
+        return sum(finding.operator in OWN_PRODUCTS for finding in found), len(found)
 
 
 def _precisions(model: ir.Model, convert: Convert, widening: Widening) -> Iterator[_Precision]:

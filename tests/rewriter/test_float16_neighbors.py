@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from helpers import Array, assert_same, diagonals, make_session, stock_session
+from helpers import Array, assert_same, diagonals, make_session, stock_session, with_arrays
 from onnx import helper, numpy_helper
 from qmoe import EXPERTS, HIDDEN, make
 
@@ -89,3 +89,33 @@ def test_products_of_blocks(body: str) -> None:
     read = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(numpy_helper.from_array(arrays[name], name) for name in sorted(read & set(arrays)))
     agrees(model, {"x": rng.normal(size=(9, K)).astype(np.float16)})
+
+
+def with_weights(body: str, axis: int) -> onnx.ModelProto:
+    """A model over x, float16, with int8 weights and float32 scales that a Cast rounds to float16."""
+    head = f'<ir_version: 10, opset_import: ["": 21]> g (float16[B, {K}] x) => (float16[B, {N}] y)'
+    weights = f"w32 = DequantizeLinear<axis = {axis}>(w, scales)\n wd = Cast<to = 10>(w32)"
+    rng = np.random.default_rng(6)
+    arrays = {"w": rng.integers(-127, 128, (K, N)).astype(np.int8)}
+    arrays["scales"] = rng.uniform(0.001, 0.02, (K, N)[axis]).astype(np.float32)
+    return with_arrays(onnx.parser.parse_model(f"{head} {{ {weights}\n {body} }}"), arrays)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_cast_weights(axis: int) -> None:
+    """ONNX Runtime reads the weights of the Cast without the rounding, the folded ones have it: both are right."""
+    model, feeds = with_weights("y = MatMul(x, wd)", axis), {"x": matrix(9, K, 2)}
+    agrees(model, feeds)
+    content = rewrite(model).to_proto()
+    (folded,) = content.graph.initializer
+    changed = numpy_helper.to_array(folded) * np.float16(1 + 2**-8)
+    folded.CopyFrom(numpy_helper.from_array(changed, folded.name))
+    assert not verify(model, content, inputs=feeds).passed
+
+
+def test_cast_weights_of_codes() -> None:
+    """A product of a quantized activation becomes an integer product, though its operands are of float16."""
+    activation = "x32 = Cast<to = 1>(x)\n q, s, z = DynamicQuantizeLinear(x32)\n d32 = DequantizeLinear(q, s, z)"
+    model = with_weights(f"{activation}\n d = Cast<to = 10>(d32)\n y = MatMul(d, wd)", 1)
+    agrees(model, {"x": matrix(9, K, 2)})
+    assert rewrite(model).report.products == (1, 0)

@@ -60,6 +60,12 @@ class FloatProduct(NamedTuple):
         node = producer_of(self.activation, "Mul")
         return [] if node is None else [value for value in node.inputs if value is not None]
 
+    @property
+    def unrounded_weights(self) -> ir.Value | None:
+        """The float32 weights that A casts to float16: ONNX Runtime reads them if it runs the product in float32."""
+        cast = self.weights.producer()
+        return cast.inputs[0] if cast is not None and cast_to(cast) == ir.DataType.FLOAT16 else None
+
     def is_rounded_once(self, known: Mapping[str, Array]) -> bool:
         """Returns whether A's activation is integers times a scale, rounded once to float32."""
         x = known[name_of(self.activation)]
@@ -144,7 +150,7 @@ class FloatProduct(NamedTuple):
 
     def values(self) -> list[ir.Value]:
         parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []
-        parameters += [self.subtracted] if self.subtracted is not None else []
+        parameters += [each for each in (self.subtracted, self.unrounded_weights) if each is not None]
         operands = [operand for _, operand in self.steps]
         return [self.activation, self.weights, self.result, *parameters, *self.factors, *operands]
 

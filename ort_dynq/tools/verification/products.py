@@ -451,6 +451,9 @@ def _judge_exact(
     with np.errstate(all="ignore"):  # elements that are not finite are skipped
         reference, magnitude = of_a.reference(x, weights, known, size)
         a_errors, a_compared = errors_of(expected, reference, magnitude)
+        if (unrounded := of_a.unrounded_weights) is not None:
+            read = known[name_of(unrounded)].astype(np.float64)
+            a_errors = min(a_errors, errors_of(expected, *of_a.reference(x, read, known, size))[0], key=np.max)
         b_errors, b_compared = errors_of(result, *of_a.reference(x_of_b, weights_of_b, known, size))
     compared = a_compared & b_compared
     product = _with_errors(product, a_errors, b_errors, compared)
