@@ -90,9 +90,11 @@ def test_architecture_lists_the_modules() -> None:
 def test_long_files_give_the_reason() -> None:
     """As CONTRIBUTING.md says, a source file of more than 450 lines says at its top why it is not split."""
     paths = [path for folder in ("ops", "ort_dynq", "tests", "models") for path in (ROOT / folder).rglob("*")]
-    long = [path for path in paths if path.suffix in (".py", ".cc", ".h") and len(path.read_text().splitlines()) > 450]
+    texts = {path: path.read_text() for path in paths if path.suffix in (".py", ".cc", ".h")}
+    long = {path for path, text in texts.items() if len(text.splitlines()) > 450}
+    reason = re.compile(r"^(//|#)? ?More than 450 lines: ", re.MULTILINE)
     assert long
-    assert [path for path in long if "More than 450 lines: " not in path.read_text()[:2000]] == []
+    assert {path for path, text in texts.items() if reason.search(text[:2000])} == long
 
 
 def test_every_page_is_found_from_the_readme() -> None:

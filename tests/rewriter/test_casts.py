@@ -1,7 +1,4 @@
-"""Float16 models: the Casts of ONNX Runtime, written into the model, change no bit, and chains become operators.
-
-More than 450 lines: each place of a Cast needs a model of its own, and all share the comparison of types and bits.
-"""
+"""Float16 models: the Casts of ONNX Runtime, written into the model, change no bit, and chains become operators."""
 
 from __future__ import annotations
 

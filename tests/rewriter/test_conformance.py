@@ -4,8 +4,6 @@ Outputs are compared bit for bit. If a rewrite makes integer products of float p
 and everything else bit for bit: see ort_dynq.verify. The native backend on the best instruction set is compared with
 the original; every other way to run a rewritten model with the native backend. The tests of a model run one after
 the other, so that they share its rewrite and its outputs.
-
-More than 450 lines: the table of operators of each model.
 """
 
 from __future__ import annotations

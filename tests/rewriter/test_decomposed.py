@@ -2,8 +2,6 @@
 
 The outputs of every rewritten model equal the original's bit for bit, with the plugin and without it. Rows with a NaN
 are compared without the plugin only: whether ONNX Runtime's ReduceMax keeps a NaN depends on its position in the row.
-
-More than 450 lines: the generator of forms, and the cases that once were wrong, share the text of chains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them.
-
-More than 450 lines: all tests share the forms of these products.
-"""
+"""Products of a float activation and constant weights behind DequantizeLinear, as exporters write them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The results equal those of the original in ONNX Runtime with optimizations off, bit for bit, with the plugin and without
 it. On CPUs where its sums saturate (int8 codes by uint8 weights), the models have small weights.
-
-More than 450 lines: all models are made of the same parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 // Convolutions: codes of positions times packed weights of output channels, to floats, written once for any type C of
 // convolutions. A vector has the sums of kLanes adjacent positions and one channel, so a channel of the output is
 // written in order.
-//
-// More than 450 lines: products, scaling and stores of a tile are one loop, which has to be inlined.
 
 #include "kernels/simd/product-inl.h"
 
