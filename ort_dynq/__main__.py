@@ -7,11 +7,32 @@ import os
 import signal
 import sys
 import threading
-from importlib.machinery import ExtensionFileLoader
-from types import FrameType
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import FrameType, ModuleType
 
 _INTERRUPTED = 130  # cli.command has it, too, but is not imported yet
 _LATER = 0.02  # seconds
+
+
+class _OnFirstUse(MetaPathFinder):
+    """Finds sympy for onnx_ir, which computes with dimensions that have names; no command does.
+
+    Loading it took more than half of the time in which a command starts.
+    """
+
+    NAMES = ("sympy", "onnx_ir._symbolic_shapes")
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in cls.NAMES else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def main() -> int:
@@ -19,6 +40,8 @@ def main() -> int:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, or handled
     if is_ours:
         signal.signal(signal.SIGINT, _interrupt)
+    if _OnFirstUse not in sys.meta_path:
+        sys.meta_path.insert(0, _OnFirstUse)
     try:
         from .cli import main
 
