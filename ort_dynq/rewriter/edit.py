@@ -7,9 +7,9 @@ inputs from its creation on, so a rule must not create nodes while it matches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from . import metadata
 from .analysis.inference import Facts
 from .analysis.shapes import REDUCES_BY_INPUT
 from .analysis.shared import Shared
+
+_T = TypeVar("_T")
 
 
 def constant(elements: npt.NDArray[Any]) -> ir.Node:
@@ -101,6 +103,14 @@ class Edit:
 
     def _keep(self, insertion: _Insertion) -> None:
         self._insertions.append(insertion)
+
+    def once(self, key: object, make: Callable[[], _T]) -> _T:
+        """Returns what `make` records at the first edit with a key: further nodes of the same graph read its values."""
+        made, key = self.shared(_Made).of_keys, (self.node.graph, key)
+        if key not in made:
+            made[key] = make()
+        found: _T = made[key]
+        return found
 
     def insert_main(self, main: ir.Node, *, before: ir.Node, origin: ir.Node | None = None) -> ir.Value:
         """Records the new node that takes the place of an old one.
@@ -226,6 +236,14 @@ class Edit:
         for old in self._values:
             if (producer := old.producer()) is not None and producer.graph is not None:
                 old.name = self.facts.new_name()  # another output of its node is still used
+
+
+class _Made:
+    """What edits have recorded for others to read."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Starts without anything."""
+        self.of_keys: dict[object, Any] = {}
 
 
 class Branch(Edit):

@@ -318,3 +318,8 @@ def shape_source(value: ir.Value | None) -> ir.Value | None:
 def is_unnamed(dim: int | ir.SymbolicDim) -> bool:
     """Returns whether a dimension has neither a length nor a name."""
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
+
+
+def known_as(dim: int | ir.SymbolicDim, value: ir.Value) -> int | ir.SymbolicDim | ir.Value:
+    """Returns what tells a length from others: a number, a name, or else the value that has it."""
+    return value if is_unnamed(dim) else dim

@@ -77,6 +77,8 @@ POWERS = frozenset({"Exp", "Pow"})
 ELUS = frozenset({"Celu", "Elu", "Mish", "Selu", "Softplus"})
 ANGLES = frozenset({"Cos", "Cosh", "Sin", "Sinh", "Tan"})
 SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
+SOFTMAX_ENDS = frozenset({"Div", "Softmax"})
+"""The last nodes of a softmax: Div of one that is written by hand."""
 FUNCTIONS = GELUS | SIGMOIDS | POWERS | ELUS | ANGLES | SOFTMAXES | {"Log"}
 CLIPPING = frozenset({"Clip", "Relu"})
 HARD = frozenset({"HardSigmoid", "HardSwish"})

@@ -11,10 +11,9 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators.encodings import HeadLayout
 from .. import metadata
-from ..analysis.inference import Facts
 from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import has_one_element, is_equal, is_unnamed
+from ..analysis.shapes import has_one_element, is_equal, known_as
 from ..edit import Edit, call
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
 from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, held, leaves, length_of, shape_of
@@ -131,7 +130,7 @@ def build(match: Match, edit: Edit) -> None:
         edit.operator = many.op_type
         for each in (many, few):
             edit.facts.note(each.outputs[0], dtype, None)
-        has_many = edit.shared(_Conditions).of(match, edit)
+        has_many = many_queries(match.layout.queries, match.views, edit, before=before)
         main = chosen(has_many, ("many_queries", [many], many.outputs[:1]), (FEW, [few], few.outputs[:1]))
         edit.facts.note(main.outputs[0], dtype, None)
     elif match.later is not None and match.later > -np.inf:
@@ -160,8 +159,10 @@ def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, 
     others = tuple(each for each in match.scalars if each not in by_row)
     if by_row:
         q = _scaled(View(q, match.query.axes), by_row, match, edit)
-    biases, keeps = edit.shared(_Biases), None
-    bias = biases.of(match, edit) if match.steps else None
+    bias = keeps = None
+    if match.steps:
+        flags = {"is_exact": match.is_exactly_masked, "is_whole": not match.is_quantized}
+        bias = bias_of(match.steps, layout.scores, known[:2], edit, **flags)
     heads, key_heads = length_of(layout.heads), length_of(layout.key_heads)
     assert heads is not None
     assert key_heads is not None
@@ -186,7 +187,7 @@ def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, 
         )
         return operator, None
     if match.has_safe_rows and bias is not None:
-        bias, keeps = biases.safe(bias, edit)
+        bias, keeps = _safe(bias, edit)
     if others:
         q = edit.insert(ir.node("Mul", [q, times(1, others, edit, before)]), before=before)
     edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
@@ -200,10 +201,28 @@ def is_of_few_queries(node: ir.Node) -> bool:
     return node.graph is not None and node.graph.name == FEW
 
 
-def has_many_queries(count: ir.Value, edit: Edit, *, before: ir.Node) -> ir.Value:
-    """Returns whether a number, one element, is at least MIN_QUERIES."""
-    fewest = edit.add_constant(np.array([MIN_QUERIES - 1]), before=before)
-    return edit.insert(ir.node("Greater", [count, fewest]), before=before)
+def count_of(queries: Axis, views: Sequence[View], edit: Edit, *, before: ir.Node) -> ir.Value:
+    """Returns the number of queries, one element. Layers with as many share the nodes.
+
+    Args:
+        queries: The factors of the axis.
+        views: Views from which it may be read: that of the query, and others.
+        edit: Records the new nodes.
+        before: The old node before which they are inserted.
+    """
+    key = views[0].value if len(queries) > 1 else known_as(queries[0].length, views[0].value)
+    return edit.once(("queries", key), lambda: shape_of((queries,), views, edit, before=before))
+
+
+def many_queries(queries: Axis, views: Sequence[View], edit: Edit, *, before: ir.Node) -> ir.Value:
+    """Returns whether there are at least MIN_QUERIES; the arguments are those of `count_of`."""
+    count = count_of(queries, views, edit, before=before)
+
+    def are_many() -> ir.Value:
+        fewest = edit.add_constant(np.array([MIN_QUERIES - 1]), before=before)
+        return edit.insert(ir.node("Greater", [count, fewest]), before=before)
+
+    return edit.once(("many queries", count), are_many)
 
 
 Branch = tuple[str, Sequence[ir.Node], Sequence[ir.Value]]
@@ -231,27 +250,9 @@ def _without_later_keys(
     for each in (operator, causal):
         edit.facts.note(each.outputs[0], dtype, None)
     edit.operator = operator.op_type
-    condition = edit.shared(_Biases).have_keys(bias, number, edit, before=before)
+    condition = _have_keys(bias, number, edit, before=before)
     branches = [(name, [node], node.outputs) for name, node in (("causal", causal), (_WITHOUT_KEYS, operator))]
     return chosen(condition, *branches)
-
-
-class _Conditions:
-    """Whether there are many queries. Layers with as many share the nodes."""
-
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any."""
-        self._found: dict[object, ir.Value] = {}
-
-    def of(self, match: Match, edit: Edit) -> ir.Value:
-        """Returns the condition of a match."""
-        (queries, *more), query = match.layout.queries, match.query.view.value
-        is_unknown = bool(more) or is_unnamed(queries.length)
-        key = edit.node.graph, query if is_unknown else queries.length
-        if key not in self._found:
-            count = shape_of((match.layout.queries,), match.views, edit, before=match.product)
-            self._found[key] = has_many_queries(count, edit, before=match.product)
-        return self._found[key]
 
 
 def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) -> ir.Value:
@@ -286,59 +287,68 @@ def _copies_same(reshape: ir.Node, y: View, result: View) -> bool:
     return all(i < 2 and leaves([y.axes[i]]) == leaves([result.axes[i]]) for i in copied)
 
 
-class _Biases:
-    """The sums of masks and biases of one model. Layers with the same ones share their nodes."""
+def bias_of(
+    steps: Steps, scores: Axes, ends: Sequence[View], edit: Edit, *, is_exact: bool = False, is_whole: bool = False
+) -> ir.Value:
+    """Returns the sum of masks and biases, of four dimensions. Layers with the same ones share it.
 
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any bias."""
-        self._biases: dict[object, ir.Value] = {}
-        self._safe: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        self._have_keys: dict[ir.Value, ir.Value] = {}
+    The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.
 
-    def of(self, match: Match, edit: Edit) -> ir.Value:
-        """Returns the sum of the steps of a match; its last two dimensions are S and T.
+    Args:
+        steps: The masks and biases.
+        scores: The factors of the axes of scores.
+        ends: Views of query and key, from which lengths may be read at run time.
+        edit: Records the new nodes.
+        is_exact: Whether numbers of masks take the place of scores, and need not absorb them.
+        is_whole: Whether the last two dimensions of the sum are S and T, also where it has one number for all.
+    """
+    lengths = [length_of(axis) or axis[0].length for axis in scores[2:]]
+    expands = is_whole and not all(
+        any(_has_length(step, i, n, scores) for step in steps) for i, n in enumerate(lengths, 2)
+    )
+    unique = () if all(_is_direct(step, scores) for step in steps) else (edit.node,)
+    read = [known_as(n, end.value) for end, n in zip(ends, lengths, strict=True)] if expands else []
 
-        The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.
-        """
-        scores, ends = match.layout.scores, match.views[:2]
-        lengths = [length_of(axis) or axis[0].length for axis in scores[2:]]
-        expands = not match.is_quantized and not all(
-            any(_has_length(step, i, n, scores) for step in match.steps) for i, n in enumerate(lengths, 2)
-        )
-        unique = () if all(_is_direct(step, scores) for step in match.steps) else (match.product,)
-        read = [end.value if is_unnamed(n) else n for end, n in zip(ends, lengths, strict=True)]
-        key = edit.node.graph, match.steps, match.is_exactly_masked, unique, *(read if expands else ())
-        if key not in self._biases:
-            steps = tuple(placed(step, scores, ends, edit) for step in match.steps)
-            total = sum_of(steps, edit, is_exact=match.is_exactly_masked)
-            if expands or all(rank_of(step, scores) < len(scores) for step in match.steps):
-                shape = shape_of(((), (), *(scores[2:] if expands else ((), ()))), ends, edit, before=edit.node)
-                total = edit.insert(ir.node("Expand", [total, shape]), before=edit.node)
-            self._biases[key] = total
-        return self._biases[key]
+    def total() -> ir.Value:
+        found = sum_of(tuple(placed(step, scores, ends, edit) for step in steps), edit, is_exact=is_exact)
+        missing = len(scores) - max(rank_of(step, scores) for step in steps)
+        if expands:
+            shape = shape_of(((), (), *scores[2:]), ends, edit, before=edit.node)
+            return edit.insert(ir.node("Expand", [found, shape]), before=edit.node)
+        if not missing:
+            return found
+        axes = edit.add_constant(np.arange(missing), before=edit.node)
+        return edit.insert(ir.node("Unsqueeze", [found, axes]), before=edit.node)
 
-    def have_keys(self, bias: ir.Value, number: float, edit: Edit, *, before: ir.Node) -> ir.Value:
-        """Returns whether each row of a bias has a key that is not hidden by a number."""
-        if bias not in self._have_keys:
-            largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
-            least = edit.insert(ir.node("ReduceMin", [largest], {"keepdims": 0}), before=before)
-            bound = edit.add_constant(np.float32(number / 2), before=before)
-            self._have_keys[bias] = edit.insert(ir.node("Greater", [least, bound]), before=before)
-        return self._have_keys[bias]
+    return edit.once(("bias", steps, is_exact, *unique, *read), total)
 
-    def safe(self, bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
-        """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
-        if bias not in self._safe:
-            before = edit.node
-            largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
-            lowest = edit.add_constant(np.float32(-np.inf), before=before)
-            has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
-            zero = edit.add_constant(np.float32(0), before=before)
-            finite = edit.insert(ir.node("Where", [has_keys, bias, zero]), before=before)
-            factors = edit.insert(ir.node("Cast", [has_keys], {"to": int(FLOAT)}), before=before)
-            swapped = edit.insert(ir.node("Transpose", [factors], {"perm": [0, 2, 1, 3]}), before=before)
-            self._safe[bias] = finite, swapped
-        return self._safe[bias]
+
+def _have_keys(bias: ir.Value, number: float, edit: Edit, *, before: ir.Node) -> ir.Value:
+    """Returns whether each row of a bias has a key that is not hidden by a number."""
+
+    def least_of_rows() -> ir.Value:
+        largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
+        least = edit.insert(ir.node("ReduceMin", [largest], {"keepdims": 0}), before=before)
+        bound = edit.add_constant(np.float32(number / 2), before=before)
+        return edit.insert(ir.node("Greater", [least, bound]), before=before)
+
+    return edit.once(("have keys", bias), least_of_rows)
+
+
+def _safe(bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
+    """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
+
+    def safe() -> tuple[ir.Value, ir.Value]:
+        before = edit.node
+        largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
+        lowest = edit.add_constant(np.float32(-np.inf), before=before)
+        has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
+        zero = edit.add_constant(np.float32(0), before=before)
+        finite = edit.insert(ir.node("Where", [has_keys, bias, zero]), before=before)
+        factors = edit.insert(ir.node("Cast", [has_keys], {"to": int(FLOAT)}), before=before)
+        return finite, edit.insert(ir.node("Transpose", [factors], {"perm": [0, 2, 1, 3]}), before=before)
+
+    return edit.once(("safe", bias), safe)
 
 
 def rank_of(step: Step, scores: Axes) -> int:

@@ -23,9 +23,8 @@ import onnx_ir as ir
 
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.inference import Facts
 from ..analysis.nodes import input_of
-from ..analysis.shapes import is_unnamed
+from ..analysis.shapes import known_as
 from ..analysis.values import Values
 from ..edit import Branch, Edit
 from ..reasons import Unconverted
@@ -37,8 +36,9 @@ from .attention_build import (
     Match,
     Operand,
     chosen,
-    has_many_queries,
+    count_of,
     is_of_few_queries,
+    many_queries,
     operator_of,
 )
 from .attention_operators import (
@@ -156,7 +156,7 @@ def _build(match: _Made, edit: Edit) -> None:
         edit.facts.note(new, FLOAT, None)
     edit.operator = operator.op_type
     branches = ("many_queries", many.nodes, [y, *present]), (FEW, [few], few.outputs)
-    main = chosen(edit.shared(_Conditions).of(node, edit), *branches)
+    main = chosen(_condition(node, edit), *branches)
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
         edit.replace(old, new)
@@ -209,40 +209,33 @@ def _operand(view: View) -> Operand:
     return Operand(view, order, view.axes)
 
 
-class _Conditions:
-    """Whether there are many queries, and GroupQueryAttention has no room for more keys. Layers share the nodes."""
+def _condition(node: ir.Node, edit: Edit) -> ir.Value:
+    """Returns whether there are many queries, and GroupQueryAttention has no room for more keys.
 
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any."""
-        self._found: dict[object, ir.Value] = {}
+    Layers share the nodes.
+    """
+    query, past = node.inputs[0], past_of(node)[0]
+    assert query is not None
+    view = View(query, axes_of(dims_of(query)))
+    queries = view.axes[-2]
+    many = many_queries(queries, (view,), edit, before=node)
+    total = input_of(node, TOTAL) if node.op_type == "GroupQueryAttention" else None
+    if total is None:
+        return many
+    is_first, last = rotates(node) and input_of(node, POSITIONS) is not None, input_of(node, LAST)
 
-    def of(self, node: ir.Node, edit: Edit) -> ir.Value:
-        """Returns the condition of a node."""
-        query, past = node.inputs[0], past_of(node)[0]
-        assert query is not None
-        tokens = len(dims_of(query)) - 2
-        total = input_of(node, TOTAL) if node.op_type == "GroupQueryAttention" else None
-        is_first = total is not None and rotates(node) and input_of(node, POSITIONS) is not None
-        lengths = dims_of(query)[tokens], *([] if total is None else [dims_of(past)[2]])
-        read = [value if is_unnamed(dim) else dim for value, dim in zip((query, past), lengths, strict=False)]
-        last = None if total is None else input_of(node, LAST)
-        key = node.graph, total, last, is_first, *read
-        if key not in self._found:
-            count = _length(query, tokens, edit)
-            conditions = [has_many_queries(count, edit, before=node)]
-            if total is not None:
-                room, given = _length(past, 2, edit), edit.cast(total, ir.DataType.INT64, before=node)
-                both = edit.insert(ir.node("Add", [room, count]), before=node)
-                conditions.append(edit.insert(ir.node("Equal", [both, given]), before=node))
-                none = edit.add_constant(np.zeros(1, np.int64), before=node)
-                has_none = edit.insert(ir.node("Equal", [room, none]), before=node)
-                # Positions behind past keys need not be adjacent. New keys follow those of each sample.
-                conditions.append(has_none if is_first else _or_are_whole(has_none, last, given, edit))
-            found, *others = conditions
-            for other in others:
-                found = edit.insert(ir.node("And", [found, other]), before=node)
-            self._found[key] = found
-        return self._found[key]
+    def has_no_room() -> ir.Value:
+        room, given = _length(past, 2, edit), edit.cast(total, ir.DataType.INT64, before=node)
+        both = edit.insert(ir.node("Add", [room, count_of(queries, (view,), edit, before=node)]), before=node)
+        is_full = edit.insert(ir.node("Equal", [both, given]), before=node)
+        none = edit.add_constant(np.zeros(1, np.int64), before=node)
+        has_none = edit.insert(ir.node("Equal", [room, none]), before=node)
+        # Positions behind past keys need not be adjacent. New keys follow those of each sample.
+        are_all = has_none if is_first else _or_are_whole(has_none, last, given, edit)
+        found = edit.insert(ir.node("And", [many, is_full]), before=node)
+        return edit.insert(ir.node("And", [found, are_all]), before=node)
+
+    return edit.once(("no room", many, total, last, is_first, known_as(dims_of(past)[2], past)), has_no_room)
 
 
 def _or_are_whole(condition: ir.Value, last: ir.Value | None, total: ir.Value, edit: Edit) -> ir.Value:

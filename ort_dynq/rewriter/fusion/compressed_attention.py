@@ -26,12 +26,12 @@ from ..analysis.constants import constant_array
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, operand, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
-from ..analysis.standard import ARITHMETIC, HEAD_MOVES, PASSING, SCATTERING, SUMS
+from ..analysis.standard import ARITHMETIC, HEAD_MOVES, PASSING, SCATTERING, SOFTMAX_ENDS, SUMS
 from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from .attention_build import can_be_placed, placed, rank_of
+from .attention_build import bias_of, can_be_placed
 from .score_steps import (
     MAX_NUMBER,
     Added,
@@ -43,7 +43,6 @@ from .score_steps import (
     may_mask_rows,
     split_scalars,
     split_steps,
-    sum_of,
     times,
 )
 from .scores import Attention, attention_of
@@ -580,24 +579,23 @@ def _offset(codes: _Codes, middle: int, edit: Edit, before: ir.Node) -> ir.Value
 
 
 def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
-    """Returns the sum of the masks and biases, of four dimensions."""
-    node = edit.node
+    """Returns the sum of the masks and biases, of four dimensions; numbers that absorb scores stay finite."""
+    node, least = edit.node, match.least_bias
     if not match.steps:
         return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
+    total = bias_of(match.steps, match.scores, (), edit)
+    if least is None:
+        return total
 
-    total = sum_of(tuple(placed(step, match.scores, (), edit) for step in match.steps), edit)
-    rank = max(rank_of(step, match.scores) for step in match.steps)
-    if rank < 4:
-        axes = edit.add_constant(np.arange(4 - rank), before=node)
-        total = edit.insert(ir.node("Unsqueeze", [total, axes]), before=node)
-    if match.least_bias is not None:  # a lower one absorbs scores
-        least, lowest = (edit.add_constant(np.float32(each), before=node) for each in (match.least_bias, _LOWEST))
-        is_low = edit.insert(ir.node("Less", [total, least]), before=node)
+    def absorbing() -> ir.Value:
+        bound, lowest = (edit.add_constant(np.float32(each), before=node) for each in (least, _LOWEST))
+        is_low = edit.insert(ir.node("Less", [total, bound]), before=node)
         higher = edit.insert(ir.node("Where", [is_low, lowest, total]), before=node)
         infinite = edit.insert(ir.node("IsInf", [total]), before=node)
-        total = edit.insert(ir.node("Where", [infinite, total, higher]), before=node)
-    return total
+        return edit.insert(ir.node("Where", [infinite, total, higher]), before=node)
+
+    return edit.once(("absorbing", total, least), absorbing)
 
 
-RULE = Rule("attention over codes", OPSET, _match, _build, fuses=True)
-UNFUSED: Rule[None] = Rule("attention over codes that is not fused", OPSET, _match_unfused)
+RULE = Rule("attention over codes", OPSET, _match, _build, fuses=True, operators=SOFTMAX_ENDS)
+UNFUSED: Rule[None] = Rule("attention over codes that is not fused", OPSET, _match_unfused, operators=SOFTMAX_ENDS)

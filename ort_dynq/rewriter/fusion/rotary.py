@@ -16,11 +16,10 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
-from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.shapes import has_one_element, is_equal, is_unnamed, same_shape
+from ..analysis.shapes import has_one_element, is_equal, known_as, same_shape
 from ..analysis.standard import ARITHMETIC, AXES, PASSING
 from ..edit import Edit
 from ..rule import Context, Rule
@@ -154,52 +153,43 @@ def _has_equal_halves(value: ir.Value | None, depth: int = 0) -> bool:
 
 def _build(match: _Rotary, edit: Edit) -> None:
     edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    tables = edit.shared(_Tables)
-    cos, sin = (tables.half(each, match.x, match.size // 2, edit) for each in (match.cos, match.sin))
-    main = ir.node("RotaryEmbedding", [match.x, tables.rows(match.cos, edit), cos, sin], domain=MICROSOFT)
+    cos, sin = (_half(each, match.x, match.size // 2, edit) for each in (match.cos, match.sin))
+    main = ir.node("RotaryEmbedding", [match.x, _rows(match.cos, edit), cos, sin], domain=MICROSOFT)
     edit.replace(edit.node.outputs[0], edit.insert_main(main, before=edit.node))
 
 
+def _half(table: ir.Value, x: ir.Value, size: int, edit: Edit) -> ir.Value:
+    """Returns [B * S, D / 2] or [S, D / 2] of cos or sin. Layers share them."""
+    assert table.shape is not None
+    assert x.shape is not None
+    is_whole = is_equal(table.shape[2], x.shape[2])
+
+    def half() -> ir.Value:
+        found = _add(edit, "Slice", table, *(_number(edit, [each]) for each in (0, size, -1)))
+        if not is_whole:  # ONNX Runtime needs a row for each token
+            tokens = _add(edit, "Gather", _add(edit, "Shape", x), _number(edit, [2]))
+            ones = _number(edit, [1, 1]), _number(edit, [1])
+            found = _add(edit, "Expand", found, _add(edit, "Concat", ones[0], tokens, ones[1], axis=0))
+        return _add(edit, "Reshape", found, _number(edit, [-1, size]))
+
+    return edit.once(("half", table, *([] if is_whole else [known_as(x.shape[2], x)])), half)
+
+
+def _rows(table: ir.Value, edit: Edit) -> ir.Value:
+    """Returns the row of the first token, if that is the same for the batch, or those of all tokens, [B, S]."""
+
+    def rows() -> ir.Value:
+        assert table.shape is not None
+        if table.shape[0] == 1:
+            return _number(edit, [0])
+        lead = _add(edit, "Gather", _add(edit, "Shape", table), _number(edit, [0, 2]))
+        count = _add(edit, "ReduceProd", lead, keepdims=0)
+        return _add(edit, "Reshape", _add(edit, "Range", _number(edit, 0), count, _number(edit, 1)), lead)
+
+    return edit.once(("rows", table), rows)
+
+
 RULE = Rule("rotary embedding", OPSET, _match, _build, fuses=True)
-
-
-class _Tables:
-    """The halves of the tables of one model, and the numbers of their rows."""
-
-    def __init__(self, facts: Facts) -> None:
-        """Starts without any."""
-        self._found: dict[tuple[object, ...], ir.Value] = {}
-
-    def half(self, table: ir.Value, x: ir.Value, size: int, edit: Edit) -> ir.Value:
-        """Returns [B * S, D / 2] or [S, D / 2] of cos or sin."""
-        assert table.shape is not None
-        assert x.shape is not None
-        is_whole, length = is_equal(table.shape[2], x.shape[2]), x.shape[2]
-        of_x = x if isinstance(length, ir.SymbolicDim) and is_unnamed(length) else length
-        key = edit.node.graph, table, *([] if is_whole else [of_x])
-        if key not in self._found:
-            half = _add(edit, "Slice", table, *(_number(edit, [each]) for each in (0, size, -1)))
-            if not is_whole:  # ONNX Runtime needs a row for each token
-                tokens = _add(edit, "Gather", _add(edit, "Shape", x), _number(edit, [2]))
-                ones = _number(edit, [1, 1]), _number(edit, [1])
-                half = _add(edit, "Expand", half, _add(edit, "Concat", ones[0], tokens, ones[1], axis=0))
-            self._found[key] = _add(edit, "Reshape", half, _number(edit, [-1, size]))
-        return self._found[key]
-
-    def rows(self, table: ir.Value, edit: Edit) -> ir.Value:
-        """Returns the row of the first token, if that is the same for the batch, or those of all tokens, [B, S]."""
-        assert table.shape is not None
-        key = edit.node.graph, table, "rows"
-        if key not in self._found:
-            if table.shape[0] == 1:
-                self._found[key] = _number(edit, [0])
-            else:
-                lead = _add(edit, "Gather", _add(edit, "Shape", table), _number(edit, [0, 2]))
-                count = _add(edit, "ReduceProd", lead, keepdims=0)
-                self._found[key] = _add(
-                    edit, "Reshape", _add(edit, "Range", _number(edit, 0), count, _number(edit, 1)), lead
-                )
-        return self._found[key]
 
 
 def _add(edit: Edit, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
