@@ -20,7 +20,7 @@ from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
 from ..rewriter.analysis.nodes import first_inputs, producer_of
-from ..rewriter.analysis.standard import SHAPING
+from ..rewriter.analysis.standard import MATRIX_PRODUCTS, SHAPING
 from ..rewriter.codes.float_activations import FloatActivations, check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
@@ -64,7 +64,7 @@ class _FloatLayer:
 def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | None:
     if node.op_type == "Einsum" and not _has_weights(node, context.facts):
         return None
-    product, einsum = _product_of(node)
+    product, einsum = _product_of(node, context.facts)
     if product is None:
         return None
     options.check(node)
@@ -95,15 +95,17 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
     return _FloatLayer(a, product.has_transposed_a, grid, epilogue, options, note, einsum)
 
 
-def _product_of(node: ir.Node) -> tuple[MatrixProduct | None, Einsum | None]:
+def _product_of(node: ir.Node, facts: Facts) -> tuple[MatrixProduct | None, Einsum | None]:
     """Returns a matrix product, and the Einsum that it is part of, if that has more; None for other nodes.
 
     Raises:
         Unconverted: It is an Einsum that is no product of matrices.
     """
-    a, b = first_inputs(node, 2)
+    a, b = first_inputs(node, _FACTORS)
     if a is None or b is None:
         return None, None
+    if node.op_type == "Einsum" and facts.is_constant(a) and not facts.is_constant(b):
+        return MatrixProduct(b, a), einsum_of(node, 0)
     try:
         return matrix_product_of(node), None
     except Unconverted:
@@ -151,7 +153,7 @@ def _build(match: _FloatLayer, edit: Edit) -> None:
 def rule(options: Options) -> Rule[_FloatLayer]:
     """Returns the rule with these options."""
     match = functools.partial(_match, options=options)
-    return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True)
+    return Rule("quantized matrix product", OPSET, match, _build, reports_opset=True, operators=MATRIX_PRODUCTS)
 
 
 def _grid_of(

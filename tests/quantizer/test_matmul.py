@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 import pytest
+from helpers import every
 from onnx import TensorProto, helper
 from quantizing import (
     F,
@@ -137,20 +138,26 @@ EQUATIONS = {
     "td,edf->tef": Equation((3, K), (2, K, N), (2, N), (1,), (1,), ("Reshape",)),
     "td,edf->etf": Equation((3, K), (2, K, N), None, (1,), (1,), ()),
     "tef,efd->ted": Equation((3, 2, K), (2, K, N), (2, N), (2,), (1,), ("Transpose", "Add", "Transpose")),
+    "btk,nk->btn": Equation((2, 3, K), (N, K), (N,), (2,), (1,), ()),
 }
+LEFT = [(each, True) for each in EQUATIONS]
 
 
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_einsum(equation: str) -> None:
+@pytest.mark.parametrize(("equation", "is_first"), [*((each, False) for each in EQUATIONS), *every(3, LEFT, 1)])
+def test_einsum(equation: str, is_first: bool) -> None:
+    """`is_first`: whether the weights are the first factor."""
     each = EQUATIONS[equation]
     x, weights = activations(*each.x), floats(*each.weights, seed=3)
-    nodes = [helper.make_node("Einsum", ["x", "w"], ["y" if each.bias is None else "p"], equation=equation)]
+    x_labels, _, others = equation.partition(",")
+    w_labels, _, y_labels = others.partition("->")
+    inputs, written = (["w", "x"], f"{w_labels},{x_labels}->{y_labels}") if is_first else (["x", "w"], equation)
+    nodes = [helper.make_node("Einsum", inputs, ["y" if each.bias is None else "p"], equation=written)]
     constants = {"w": weights}
     if each.bias is not None:
         nodes.append(helper.make_node("Add", ["p", "c"], ["y"]))
         constants["c"] = floats(*each.bias, seed=4)
     model = model_of(nodes, constants, shape=each.x)
-    result_shape = [f"y{i}" for i in range(len(equation.replace("...", "ab").partition("->")[2]))]
+    result_shape = [f"y{i}" for i in range(len(y_labels.replace("...", "ab")))]
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, result_shape))
     result = ort_dynq.quantize(model)
     assert operators(result) == {"RowProgram": 1, "QuantizedMatMul": 1}

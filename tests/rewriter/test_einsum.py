@@ -39,6 +39,8 @@ def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:
 PRODUCTS = [
     *((product, *each) for product in ("Conv(d, w)", "Conv(d, w, bias)") for each in (SAMPLES, IMAGES)),
     *(("MatMul(w, d)", *each) for each in (SAMPLES, MATRIX)),
+    ('Einsum<equation = "oi,bit->bot">(w, d)', *SAMPLES),
+    ("MatMul(stack, d)", "float[2, 128, 9] x", SAMPLES[1]),
 ]
 
 
@@ -47,7 +49,8 @@ def test_products(chain: str, case: tuple[str, str, tuple[int, ...]]) -> None:
     product, inputs, shape = case
     axis = shape.index(K)
     weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if "Conv" in product else WEIGHTS
-    model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights)
+    stack = np.array([WEIGHTS, -WEIGHTS])
+    model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights, stack=stack)
     assert products(check_products(model, {"x": data(shape, axis)})) == ["QuantizedMatMul"]
 
 

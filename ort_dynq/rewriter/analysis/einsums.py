@@ -1,8 +1,11 @@
-"""The equation of an Einsum of two factors."""
+"""Products of two factors as the equation of an Einsum: the labels of their axes."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+
+from ...graphs import MICROSOFT
+from .nodes import is_standard
 
 _DOTS = "..."
 _DIGITS = "0123456789"
@@ -31,3 +34,27 @@ def labels_of_einsum(node: ir.Node) -> tuple[str, str, str] | None:
     is_known = max(counts) <= len(_DIGITS) and {*out} <= {*first, *second}
     are_labels = all(term.isalnum() and len({*term}) == len(term) for term in (first, second, out))
     return (first, second, out) if is_known and are_labels else None
+
+
+def labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
+    """Returns the letters of the axes of the factors of a product, and of the result; None for other nodes."""
+    if len(node.inputs) != 2 or any(each is None or each.shape is None for each in node.inputs):
+        return None
+    a, b = (len(each.shape) for each in node.inputs if each is not None and each.shape is not None)
+    if min(a, b) > 1 and (is_standard(node, "MatMul") or _is_transposing_product(node)):
+        lead = [str(i) for i in range(max(a, b) - 2)]
+        left = "km" if node.attributes.get_int("transA", 0) else "mk"
+        right = "nk" if node.attributes.get_int("transB", 0) else "kn"
+        return [*lead[max(b - a, 0) :], *left], [*lead[max(a - b, 0) :], *right], [*lead, "m", "n"]
+    if not is_standard(node, "Einsum"):
+        return None
+    if (found := labels_of_einsum(node)) is None:
+        return None
+    first, second, result = map(list, found)
+    return (first, second, result) if {*first} ^ {*second} <= {*result} else None
+
+
+def _is_transposing_product(node: ir.Node) -> bool:
+    """Returns whether a node is ONNX Runtime's product of operands that may have their last two axes swapped."""
+    swaps_others = any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
+    return node.domain == MICROSOFT and node.op_type == "FusedMatMul" and not swaps_others

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar, is_idle_dropout
+from ..analysis.einsums import labels_of
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import factors_of
@@ -23,9 +24,8 @@ from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS, SCALIN
 from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
-from .contractions import labels_of, operands_of
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
-from .views import Axes, View, axes_of, broadcast, dims_of, leaves, rename
+from .views import Axes, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
 
 
 @dataclass

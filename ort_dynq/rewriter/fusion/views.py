@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ..analysis.einsums import labels_of
 from ..analysis.nodes import is_standard
 from ..analysis.shape_arithmetic import factors_of, known_lengths, product_of
 from ..analysis.shapes import is_equal
@@ -178,6 +179,30 @@ def length_of(factors: Iterable[Factor]) -> int | None:
     """Returns the product of factors; None if it is not a known number."""
     length = product_of(leaf.length for leaf in leaves([factors]))
     return length if isinstance(length, int) else None
+
+
+def operands_of(product: ir.Node, known: dict[int, Axes]) -> tuple[list[View], Axes]:
+    """Returns the factors of a product as views, and the axes of the result.
+
+    Args:
+        product: The product.
+        known: The axes of one of its factors, 0 or 1, or of its result, 2.
+    """
+    labels = labels_of(product)
+    assert labels is not None
+    found = {label: axis for i, axes in known.items() for label, axis in zip(labels[i], axes, strict=True)}
+    views = []
+    for value, letters in zip(product.inputs, labels, strict=False):
+        assert value is not None
+        axes: list[Axis] = []
+        for label, dim in zip(letters, dims_of(value), strict=True):
+            if dim != 1 and not found.get(label):
+                found[label] = (Factor(dim),)
+            axis = () if dim == 1 else found[label]
+            rename(axis, dim)
+            axes.append(axis)
+        views.append(View(value, tuple(axes)))
+    return views, tuple(found.get(label, ()) for label in labels[2])
 
 
 def aligned(order: Iterable[Factor], dims: Iterable[Dim]) -> Axes | None:

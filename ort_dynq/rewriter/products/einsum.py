@@ -10,9 +10,9 @@ bhti,hio->bto     the same of an activation of floats: Transpose, Reshape, MatMu
 nct,mc->nmt       a convolution of 1x1: Transpose of the codes, MatMul, Transpose
 bkt,mk->bmt       a product of weights by an activation, as MatMul(weights, x): the same
 
-The last two are read as Conv and MatMul, too. Labels of both factors and of the result are a stack, those of both
-factors alone are K, and those of the weights and the result are columns. matrix_product.py reads an Einsum that is a
-MatMul already.
+The last two are read as Conv and MatMul, too. The weights may be the first factor. Labels of both factors and of the
+result are a stack, those of both factors alone are K, and those of the weights and the result are columns.
+matrix_product.py reads an Einsum that is a MatMul already.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.einsums import labels_of_einsum
+from ..analysis.einsums import labels_of
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import is_standard
@@ -180,37 +180,26 @@ def pointwise(node: ir.Node) -> Einsum | None:
     return Einsum(order, (1, 0, *range(2, rank)), 0, (depth,), (columns,), of_result)
 
 
-def of_left_weights(node: ir.Node) -> Einsum | None:
-    """Returns a MatMul of a matrix of weights by an activation [..., K, T] as a product; None for other nodes."""
-    if not is_standard(node, "MatMul") or None in node.inputs:
-        return None
-    weights, x = (None if each is None else each.shape for each in node.inputs)
-    if weights is None or x is None or len(weights) != 2 or not weights.is_static() or len(x) < 2:
-        return None
-    columns, depth = weights.numpy()
-    moved = (*range(len(x) - 2), len(x) - 1, len(x) - 2)
-    return Einsum(moved, (1, 0), 0, (depth,), (columns,), moved) if x[-2] == depth else None
-
-
-def einsum_of(node: ir.Node) -> Einsum:
-    """Returns an Einsum as a product of matrices.
+def einsum_of(node: ir.Node, weights: int = 1) -> Einsum:
+    """Returns an Einsum or MatMul as a product by matrices; `weights`: the index of the factor that they are.
 
     Raises:
         Unconverted: It is none, or its lengths are not known.
     """
-    if (labels := labels_of_einsum(node)) is None:
+    if (labels := labels_of(node)) is None:
         raise Unconverted(Reason.EINSUM)
-    a, weights, result = labels
-    stack = [x for x in a if x in weights and x in result]
-    inner = [x for x in a if x in weights and x not in result]
-    rows = [x for x in a if x not in weights]
+    a, of_weights, result = labels[1 - weights], labels[weights], labels[2]
+    stack = [x for x in a if x in of_weights and x in result]
+    inner = [x for x in a if x in of_weights and x not in result]
+    rows = [x for x in a if x not in of_weights]
     columns = [x for x in result if x not in a]
     is_product = inner and rows and columns
-    if not is_product or {*result} != {*rows, *stack, *columns} or {*weights} != {*stack, *inner, *columns}:
+    if not is_product or {*result} != {*rows, *stack, *columns} or {*of_weights} != {*stack, *inner, *columns}:
         raise Unconverted(Reason.EINSUM)
     shapes = (each.shape if each is not None and each.shape is not None else () for each in node.inputs)
-    of_a, lengths = (dict(zip(labels, shape, strict=True)) for labels, shape in zip((a, weights), shapes, strict=True))
-    if any(not isinstance(lengths[x], int) for x in weights) or any(of_a[x] != lengths[x] for x in (*stack, *inner)):
+    known = [dict(zip(letters, shape, strict=True)) for letters, shape in zip(labels, shapes, strict=False)]
+    of_a, lengths = known[1 - weights], known[weights]
+    if any(not isinstance(lengths[x], int) for x in of_weights) or any(of_a[x] != lengths[x] for x in (*stack, *inner)):
         raise Unconverted(Reason.EINSUM)  # Einsum repeats a dimension of 1
     before = [x for x in columns if result.index(x) < result.index(rows[0])]
     if not stack and len(rows) == 1 and len(before) < len(columns):  # the matrices broadcast
@@ -219,11 +208,11 @@ def einsum_of(node: ir.Node) -> Einsum:
     else:
         ordered = order = [*rows[:-1], *stack, rows[-1]]
     depths, of_columns = (
-        tuple(each for each in map(lengths.get, labels) if isinstance(each, int)) for labels in (inner, columns)
+        tuple(each for each in map(lengths.get, letters) if isinstance(each, int)) for letters in (inner, columns)
     )
     return Einsum(
         tuple(map(a.index, (*order, *inner))),
-        tuple(map(weights.index, (*stack, *inner, *columns))),
+        tuple(map(of_weights.index, (*stack, *inner, *columns))),
         len(stack),
         depths,
         of_columns,

@@ -18,7 +18,7 @@ from ...inputs import Array
 from ...rewriter.analysis.constants import constant_array, constant_scalar
 from ...rewriter.analysis.estimators import estimated
 from ...rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
-from ...rewriter.analysis.standard import COMMUTATIVE, CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES
+from ...rewriter.analysis.standard import COMMUTATIVE, CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES, STACKED_PRODUCTS
 from ...rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 
@@ -30,7 +30,8 @@ class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
     The product is a MatMul, Gemm, Einsum, Conv, ConvTranspose or MatMulNBits. A bias that is its input is the first
-    step. A Transpose or Pad may stand before it. The weights may be the first factor of a MatMul.
+    step. A Transpose or Pad may stand before it. The weights may be the first factor of a MatMul or
+    an Einsum.
     """
 
     node: ir.Node
@@ -42,8 +43,8 @@ class FloatProduct(NamedTuple):
 
     @property
     def has_left_weights(self) -> bool:
-        """Whether the product is a MatMul of the weights by the activation."""
-        return self.node.op_type == "MatMul" and self.node.inputs[0] is self.weights
+        """Whether the product is a MatMul or Einsum of the weights by the activation."""
+        return self.node.op_type in STACKED_PRODUCTS and self.node.inputs[0] is self.weights
 
     @property
     def subtracted(self) -> ir.Value | None:
@@ -88,7 +89,8 @@ class FloatProduct(NamedTuple):
         if self.node.op_type == "ConvTranspose":
             return scatter(x, weights, self.node)
         if self.node.op_type == "Einsum":
-            return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), x, weights, optimize=True))
+            factors = (weights, x) if self.has_left_weights else (x, weights)
+            return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), *factors, optimize=True))
         if self.has_left_weights:
             return np.asarray(weights @ x)
         alpha = self.node.attributes.get_float("alpha", 1.0)
@@ -128,7 +130,7 @@ class FloatProduct(NamedTuple):
             return math.prod(weights.shape[1:])
         if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
             return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
-        if self.has_left_weights:
+        if self.has_left_weights and self.node.op_type == "MatMul":
             return int(weights.shape[-1])
         return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
 
@@ -145,7 +147,7 @@ class FloatProduct(NamedTuple):
     def is_transposed(self) -> bool:
         if self.node.op_type == "Einsum":
             operands, _, result = self.node.attributes["equation"].as_string().replace(" ", "").partition("->")
-            return operands[-1] != result[-1]
+            return operands.split(",")[0 if self.has_left_weights else 1][-1] != result[-1]
         return self.node.attributes.get_int("transB", 0) != 0
 
     def values(self) -> list[ir.Value]:
@@ -165,7 +167,7 @@ def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProdu
     uses += [(*use, move) for move in moves for use in _uses(move.outputs[0])]
     for product, position, move in uses:
         is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in FLOAT_PRODUCTS
-        is_second = is_standard(product, "MatMul") and position == 1
+        is_second = is_standard(product, *STACKED_PRODUCTS) and position == 1
         if not (is_second or position == 0) or not (is_standard_product or product.op_type == "MatMulNBits"):
             continue
         if is_second:
