@@ -37,6 +37,10 @@ const ProgramPasses& Program::passes_of(const ProgramTensors& tensors) const {
   return tensors.dst_type == kFloat16 ? passes_of_float16_ : passes_;
 }
 
+NumberMemories& Program::memories_of(const ProgramTensors& tensors) const {
+  return tensors.dst_type == kFloat16 ? memories_of_float16_ : memories_;
+}
+
 bool Program::is_elementwise(bool may_have_dst_2) const {
   for (size_t i = 0; i < kProgramOutputs; ++i)
     if (!(may_have_dst_2 && i == static_cast<size_t>(ProgramOutput::kDst2)) &&

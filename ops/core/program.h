@@ -70,6 +70,7 @@ class Program {
   friend class RepeatedProgram;
 
   const ProgramPasses& passes_of(const ProgramTensors& tensors) const;
+  NumberMemories& memories_of(const ProgramTensors& tensors) const;
   bool has_sums() const;
   bool is_of_elements_only() const;
   int64_t rows_of_operand(size_t index, const Shape& shape, const Shape& src, size_t axis) const;
@@ -79,6 +80,7 @@ class Program {
   const Type code_type_;
   const ProgramText text_;
   const ProgramPasses passes_, passes_of_float16_;
+  mutable NumberMemories memories_, memories_of_float16_;
   const bool ignores_rows_;    // an element depends on no number of its row, and on no number of its column
   const int64_t longest_row_;  // that is not split
 };

@@ -126,29 +126,35 @@ class Compiler {
     used_tiles_ = 0;
   }
 
-  // Sets the steps of a pass over numbers, but for the addresses of outputs.
-  void place_numbers(PlacedPass& pass) const {
-    for (size_t i = 0; i < pass.steps.size(); ++i) {
-      const PlacedStep& placed = pass.steps[i];
+  // Sets the steps of a pass over numbers.
+  void place_numbers(PlacedPass& pass) {
+    pass.first_number_step = result_.number_steps;
+    result_.number_steps += static_cast<int64_t>(pass.steps.size());
+    for (const PlacedStep& placed : pass.steps) {
       NumberStep step = {{placed.kind, {}, {}}, 0, 0};
       step.offset_a = place_number(placed.a, step.step.a);
       step.offset_b = place_number(placed.b, step.step.b);
       if (placed.a.place == Place::kOutput) {
-        if (takes_codes(static_cast<size_t>(placed.a.index))) step.step.kind = store_of(code_type_);
-        pass.stores.emplace_back(i, placed.a.index);
+        const auto output = static_cast<size_t>(placed.a.index);
+        if (takes_codes(output)) step.step.kind = store_of(code_type_);
+        pass.stores.push_back({output, step.offset_a});
       }
       pass.number_steps.push_back(step);
     }
   }
 
-  // Returns the offset of a slot; -1 for other operands: their address is set. No operand is a tile: each number that
-  // is computed has a slot.
+  // Returns the offset of a slot or an output; -1 for other operands: their address is set. No operand is a tile: each
+  // number that is computed has a slot.
   int64_t place_number(const PlacedOperand& operand, StepOperand& at) const {
     constexpr int64_t kSize = sizeof(float), kSlot = kMaxPassRows * kSize;
     static constexpr float kNothing = 0;
     if (operand.place == Place::kSlot) {
       at = {nullptr, 0, kSize, true};
       return operand.index * kSlot;
+    }
+    if (operand.place == Place::kOutput) {
+      at = {nullptr, 0, takes_codes(static_cast<size_t>(operand.index)) ? 1 : kSize, true};
+      return (result_.slot_count + operand.index) * kSlot;
     }
     assert(operand.place != Place::kTile);
     const bool is_literal = operand.place == Place::kLiteral;
@@ -193,9 +199,8 @@ class Compiler {
       });
       const bool reduces =
           std::any_of(steps_.begin(), steps_.end(), [](const PlacedStep& step) { return is_reduction(step.kind); });
-      result_.passes.push_back({is_of_numbers, steps_, {}, {}, {}, stores_codes, reduces, {}, {}});
+      result_.passes.push_back({is_of_numbers, steps_, {}, {}, {}, stores_codes, reduces, {}, 0, {}});
     }
-    if (is_of_numbers) result_.number_steps += static_cast<int64_t>(steps_.size());
     result_.tile_count = std::max(result_.tile_count, used_tiles_);
   }
 
@@ -306,6 +311,18 @@ class Compiler {
 };
 
 }  // namespace
+
+NumberMemory::NumberMemory(const ProgramPasses& passes)
+    : numbers_((passes.slot_count + static_cast<int64_t>(kProgramOutputs)) * kMaxPassRows) {
+  const char* const memory = reinterpret_cast<const char*>(numbers_.get());
+  steps_.reserve(static_cast<size_t>(passes.number_steps));
+  for (const PlacedPass& pass : passes.passes)
+    for (const NumberStep& placed : pass.number_steps) {
+      Step& step = steps_.emplace_back(placed.step);
+      if (placed.offset_a >= 0) step.a.at = memory + placed.offset_a;
+      if (placed.offset_b >= 0) step.b.at = memory + placed.offset_b;
+    }
+}
 
 ProgramPasses compile_program(const char* op, const ProgramText& program, Type code_type, bool reads_outputs) {
   return Compiler(program, code_type, reads_outputs).compile(op);

@@ -26,27 +26,30 @@ class Program::Run {
         table_(active_kernels()),
         src_(storage_of(tensors.src_type)),
         codes_(storage_of(program.code_type_)),
-        tiles_(aligned(memory_.allocate((passes_.tile_count + 1) * kTileElements +
-                                        (numbers == nullptr ? passes_.slot_count * kMaxPassRows : 0) +
-                                        kAlignment / kSize))),
-        slots_(numbers != nullptr ? numbers->slots_ : tiles_ + (passes_.tile_count + 1) * kTileElements) {}
+        tiles_(aligned(memory_.allocate((passes_.tile_count + 1) * kTileElements + kAlignment / kSize))),
+        numbers_(numbers == nullptr && passes_.has_numbers() ? program.memories_of(tensors).take(passes_) : nullptr),
+        slots_(numbers != nullptr    ? numbers->slots_
+               : numbers_ != nullptr ? numbers_->slots()
+                                     : nullptr) {}
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  ~Run() {
+    if (numbers_ != nullptr) program_.memories_of(tensors_).give(std::move(numbers_));
+  }
 
   void run(int64_t row, int64_t rows) {
     all_finite_ = is_widened_ = false;
     read_rows(row, rows);
     const Part whole = {row, 0, rows, tensors_.cols};
-    int64_t first = 0;  // of the steps over numbers
     for (const PlacedPass& pass : passes_.passes) {
       if (pass.is_of_numbers) {
-        run_numbers(pass, row, rows, first);
-        first += static_cast<int64_t>(pass.steps.size());
+        run_numbers(pass, row, rows);
       } else if (tensors_.cols > 0) {
         run_elements(pass, whole, true);
       } else {
         reduce_nothing(pass, rows);
       }
     }
-    has_placed_numbers_ = true;
   }
 
   // Runs the same rows again and again; the only pass has the addresses of the first time.
@@ -68,34 +71,19 @@ class Program::Run {
     }
   }
 
-  // A pass over numbers; its first step is number `first` of all such steps.
-  void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows, int64_t first = 0) {
-    if (!has_placed_numbers_) number_steps_ = number_step_memory_.allocate(passes_.number_steps);
-    Step* steps = number_steps_ + first;
-    const auto count = static_cast<int64_t>(pass.number_steps.size());
-    const char* memory = address(slots_);
-    for (int64_t i = 0; i < count && !has_placed_numbers_; ++i) {
-      const NumberStep& placed = pass.number_steps[static_cast<size_t>(i)];
-      steps[i] = placed.step;
-      if (placed.offset_a >= 0) steps[i].a.at = memory + placed.offset_a;
-      if (placed.offset_b >= 0) steps[i].b.at = memory + placed.offset_b;
+  // A pass over numbers. It computes whole vectors, since parts of them take much longer: outputs are copied.
+  void run_numbers(const PlacedPass& pass, int64_t row, int64_t rows) {
+    const Step* const steps = numbers_->steps() + pass.first_number_step;
+    table_.run_pass({steps, static_cast<int64_t>(pass.number_steps.size()), 1, padded(rows), true});
+    for (const auto& [which, offset] : pass.stores) {
+      const char* from = address(slots_) + offset;
+      auto* to = static_cast<char*>(tensors_.outputs[which]);
+      const int64_t size = takes_codes(which) ? 1 : kSize;
+      if (takes_codes(which) && takes_4_bits())
+        narrow_zero_points(reinterpret_cast<const uint8_t*>(from), row, rows);
+      else
+        std::memcpy(to + row * size, from, static_cast<size_t>(rows * size));
     }
-    // Whole vectors, since parts of them take much longer. Outputs are written behind them.
-    const bool is_whole = rows % kRowsOfVectors == 0;
-    alignas(kAlignment) float stored[kProgramOutputs][kMaxPassRows];
-    for (const auto& [step, which] : pass.stores) {
-      steps[step].a = output(which, row, 0, rows);
-      if (!is_whole) steps[step].a.at = address(stored[which]);
-    }
-    table_.run_pass({steps, count, 1, padded(rows), true});
-    for (const auto& [step, which] : pass.stores) {
-      const StepOperand to = output(which, row, 0, rows);
-      if (!is_whole) std::memcpy(const_cast<char*>(to.at), stored[which], static_cast<size_t>(rows * to.element_bytes));
-    }
-    if (takes_4_bits())
-      for (const PlacedStep& step : pass.steps)
-        if (step.a.place == Place::kOutput && step.a.index == static_cast<int>(ProgramOutput::kZeroPoint))
-          narrow_zero_points(row, rows);
   }
 
   // Columns [col, col + cols) of some rows.
@@ -326,26 +314,33 @@ class Program::Run {
   }
 
   // Where a step of a pass over elements reads or writes an operand, from row `row` and column `col` on.
-  StepOperand place(const PlacedOperand& operand, int64_t row, int64_t col, int64_t cols) {
+  void place(const PlacedOperand& operand, int64_t row, int64_t col, int64_t cols, StepOperand& to) {
     static constexpr float kNothing = 0;
     const auto index = static_cast<size_t>(operand.index);
     switch (operand.place) {
       case Place::kSlot:
-        return {address(slot(operand.index)), kSize, 0, false};
+        to = {address(slot(operand.index)), kSize, 0, false};
+        break;
       case Place::kX:
-        return x(row, col, cols);
+        to = x(row, col, cols);
+        break;
       case Place::kOperand: {
         const int64_t stride = program_.text_.forms[index] == OperandForm::kTensor ? tensors_.operand_stride : 0;
-        return {address(tensors_.operands[index] + row * stride + col), stride * kSize, kSize, true};
+        to = {address(tensors_.operands[index] + row * stride + col), stride * kSize, kSize, true};
+        break;
       }
       case Place::kOutput:
-        return output(operand.index, row, col, cols);
+        to = output(operand.index, row, col, cols);
+        break;
       case Place::kTile:
-        return {address(tile(operand.index)), 0, 0, true};
+        to = {address(tile(operand.index)), 0, 0, true};
+        break;
       case Place::kLiteral:
-        return {address(&program_.text_.literals[index]), 0, 0, false};
+        to = {address(&program_.text_.literals[index]), 0, 0, false};
+        break;
       default:
-        return {address(&kNothing), 0, 0, false};
+        to = {address(&kNothing), 0, 0, false};
+        break;
     }
   }
 
@@ -358,10 +353,6 @@ class Program::Run {
   StepOperand output(int index, int64_t row, int64_t col, int64_t cols) {
     const auto which = static_cast<size_t>(index);
     auto* to = static_cast<char*>(tensors_.outputs[which]);
-    if (!takes_vectors(which)) {
-      const int64_t size = takes_codes(which) ? 1 : static_cast<int64_t>(sizeof(float));
-      return {takes_codes(which) && takes_4_bits() ? address(zero_points_) : to + row * size, 0, size, true};
-    }
     if (takes_codes(which)) {
       if (takes_4_bits()) return {address(bytes_), cols, 1, true};
       return {to + row * tensors_.cols + col, tensors_.cols, 1, true};
@@ -371,11 +362,11 @@ class Program::Run {
   }
 
   // Two zero points share a byte. A task takes an even number of rows, but long rows one by one.
-  void narrow_zero_points(int64_t row, int64_t rows) const {
+  void narrow_zero_points(const uint8_t* from, int64_t row, int64_t rows) const {
     auto* to = static_cast<uint8_t*>(tensors_.outputs[static_cast<size_t>(ProgramOutput::kZeroPoint)]);
     for (int64_t i = 0; i < rows; ++i) {
       uint8_t code;
-      codes_.narrow(zero_points_ + i, &code, 1);
+      codes_.narrow(from + i, &code, 1);
       uint8_t& pair = to[(row + i) / 2];
       pair = static_cast<uint8_t>((row + i) % 2 == 0 ? code : pair | code << 4);
     }
@@ -384,8 +375,12 @@ class Program::Run {
   void place_steps(const PlacedPass& pass, int64_t row, int64_t col, int64_t cols) {
     steps_ = step_memory_.allocate(static_cast<int64_t>(pass.steps.size()));
     step_count_ = 0;
-    for (const PlacedStep& step : pass.steps)
-      steps_[step_count_++] = {kind_of(step), place(step.a, row, col, cols), place(step.b, row, col, cols)};
+    for (const PlacedStep& step : pass.steps) {
+      Step& placed = steps_[step_count_++];
+      placed.kind = kind_of(step);
+      place(step.a, row, col, cols, placed.a);
+      place(step.b, row, col, cols, placed.b);
+    }
   }
 
   // The kind of a step; of a store, that of the output's type.
@@ -405,18 +400,18 @@ class Program::Run {
   const ProgramPasses& passes_;
   const ElementwiseKernels& table_;
   const Storage src_, codes_;
-  Scratch<float, 16 * kMaxPassRows + 4 * kTileElements> memory_;
-  Scratch<Step, 24> step_memory_, number_step_memory_;
-  float *const tiles_, *const slots_;
-  Step* number_steps_ = nullptr;
-  bool has_placed_numbers_ = false, is_widened_ = false, all_finite_ = false;
+  Scratch<float, 8 * kTileElements> memory_;
+  Scratch<Step, 24> step_memory_;
+  float* const tiles_;
+  std::unique_ptr<NumberMemory> numbers_;
+  float* const slots_;
+  bool is_widened_ = false, all_finite_ = false;
   Scratch<float, kTileElements> widened_memory_, narrowed_memory_;
   float* widened_ = nullptr;
   Scratch<uint8_t, kTileElements> byte_memory_;
   uint8_t* bytes_ = nullptr;
   Step* steps_ = nullptr;
   int64_t step_count_ = 0;
-  uint8_t zero_points_[kMaxPassRows];
 };
 
 }  // namespace dynq
