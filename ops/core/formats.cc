@@ -18,23 +18,11 @@ void in_parts(Context& context, int64_t count, const Part& part) {
 
 }  // namespace
 
-Storage storage_of(Type type) {
-  const auto converted = [=](int64_t wide_bytes, Format format) -> Storage {
-    const ElementwiseKernels& kernels = active_kernels();
-    return {bits_of(type), wide_bytes, kernels.widen[format], kernels.narrow[format]};
-  };
-  switch (type) {
-    case kFloat16:
-      return converted(4, kF16);
-    case kBfloat16:
-      return converted(4, kBf16);
-    case kUint4:
-      return converted(1, kU4);
-    case kInt4:
-      return converted(1, kS4);
-    default:
-      return {bits_of(type), bits_of(type) / 8, nullptr, nullptr};
-  }
+Storage converted_storage_of(Type type) {
+  const bool is_float = type == kFloat16 || type == kBfloat16;
+  const Format format = type == kFloat16 ? kF16 : type == kBfloat16 ? kBf16 : type == kUint4 ? kU4 : kS4;
+  const ElementwiseKernels& kernels = active_kernels();
+  return {bits_of(type), is_float ? 4 : 1, kernels.widen[format], kernels.narrow[format]};
 }
 
 void widen_codes(const Storage& storage, Type type, const void* data, int64_t first, int64_t count, uint8_t* to) {

@@ -15,8 +15,14 @@ struct Storage {
   ConvertKernel narrow;
 };
 
+// The storage of a 16-bit float or a code of 4 bits.
+Storage converted_storage_of(Type type);
+
 // How a type of floats or codes is stored, with the conversions of the instruction set in use.
-Storage storage_of(Type type);
+inline Storage storage_of(Type type) {
+  const bool is_converted = type == kFloat16 || type == kBfloat16 || type == kUint4 || type == kInt4;
+  return is_converted ? converted_storage_of(type) : Storage{bits_of(type), bits_of(type) / 8, nullptr, nullptr};
+}
 
 // The address of element `index`: the byte that it begins in.
 inline const void* element(const void* data, const Storage& storage, int64_t index) {

@@ -27,7 +27,7 @@ class Check {
     const Shape& src = in_.src.shape;
     if (src.rank == 0) fail("src is a scalar, expected rank 1 or more");
     const int64_t last = src.dims[src.rank - 1];
-    shape.depth = last / given_.terms;
+    shape.depth = given_.terms == 1 ? last : last / 2;
     if (shape.depth * given_.terms != last)
       fail("src has shape " + src.text() + ", expected an even last dimension: " + std::to_string(given_.terms) +
            " terms");
@@ -38,7 +38,7 @@ class Check {
              std::to_string(shape.depth));
       shape.groups = shape.depth / given_.group_size;
     }
-    shape.padded_depth = round_up(shape.depth, unit());
+    shape.padded_depth = lines(shape) * given_.unit;
   }
 
   // Returns the leading dimensions of packed weights, none for a single matrix.
@@ -98,15 +98,16 @@ class Check {
  private:
   [[noreturn]] void fail(const std::string& message) const { throw Error(std::string(given_.op) + ": " + message); }
 
-  // The k of the quads that share bytes.
-  int64_t unit() const { return kQuad * 8 / given_.bits; }
+  // The units of k in a block of columns. Divisions by numbers that are not constant take as long as a few rows.
+  int64_t lines(const ProductShape& shape) const { return divide_up(shape.depth * given_.bits, kQuad * 8); }
 
   Shape stack_of(const Shape& weight, const ProductShape& shape) const {
-    const Shape matrix = {4,
-                          {divide_up(shape.columns, kBlockColumns), shape.padded_depth / unit(), kBlockColumns, kQuad}};
-    if (weight.rank < 4 || !std::equal(matrix.dims, matrix.dims + 4, weight.dims + weight.rank - 4))
-      fail("weight has shape " + weight.text() + ", expected " + matrix.text() + ", packed for " +
+    const int64_t matrix[] = {divide_up(shape.columns, kBlockColumns), lines(shape), kBlockColumns, kQuad};
+    if (weight.rank < 4 || !std::equal(matrix, matrix + 4, weight.dims + weight.rank - 4)) {
+      const Shape expected = {4, {matrix[0], matrix[1], matrix[2], matrix[3]}};
+      fail("weight has shape " + weight.text() + ", expected " + expected.text() + ", packed for " +
            std::to_string(given_.bits) + " bits");
+    }
     Shape stack = weight;
     stack.rank -= 4;
     return stack;
@@ -140,6 +141,7 @@ bool has_middle_zero_points(const Tensor& weight_zp, int64_t bits) {
 MatMulAttributes::MatMulAttributes(const char* op_name, const Attributes& attributes)
     : op(op_name),
       bits(read_one_of(op, attributes, "bits", 8, {{8, nullptr}, {4, nullptr}, {2, nullptr}})),
+      unit(kQuad * 8 / bits),
       group_size(read_group_size(op, attributes)),
       terms(read_one_of(op, attributes, "terms", 1, {{1, nullptr}, {2, nullptr}})),
       order(read_encoding(op, attributes, "scale_order", kScalesFirst)) {

@@ -12,6 +12,7 @@ struct MatMulAttributes {
 
   const char* op;  // in messages
   int64_t bits;    // of a weight: 8, 4 or 2
+  int64_t unit;    // the k of the quads that share bytes
   int64_t group_size;
   int64_t terms;  // codes of an element: 1 or 2
   ScaleOrder order;
@@ -36,7 +37,7 @@ struct ProductShape {
   bool has_sums;      // the model has the sums of columns
   bool is_symmetric;  // all zero points of weights are 0; of 4 and 2 bits, 8
 
-  int64_t group_size() const { return depth / groups; }
+  int64_t group_size() const { return groups == 1 ? depth : depth / groups; }
 };
 
 // How many adjacent rows share a scale, and how many scales a row has.

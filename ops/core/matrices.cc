@@ -13,6 +13,7 @@ void MatrixPairs::write(MatrixPair* pairs) const {
       pairs[i].right += rest % lengths[axis] * right_strides[axis];
     }
   }
+  if (count == 1) return;
   std::sort(pairs, pairs + count, [](const MatrixPair& a, const MatrixPair& b) {
     return a.right != b.right ? a.right < b.right : a.result < b.result;
   });

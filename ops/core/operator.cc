@@ -27,29 +27,6 @@ const char* name_of(Type type) {
   }
 }
 
-int64_t bits_of(Type type) {
-  switch (type) {
-    case kUint4:
-    case kInt4:
-      return 4;
-    case kUint8:
-    case kInt8:
-      return 8;
-    case kInt16:
-    case kFloat16:
-    case kBfloat16:
-      return 16;
-    default:
-      return 32;
-  }
-}
-
-int64_t Shape::elements() const {
-  int64_t count = 1;
-  for (size_t i = 0; i < rank; ++i) count *= dims[i];
-  return count;
-}
-
 std::string Shape::text() const {
   if (rank == 0) return "scalar";
   std::string result = std::to_string(dims[0]);

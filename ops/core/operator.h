@@ -26,7 +26,24 @@ constexpr Type kUint4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
 constexpr Type kInt4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4;
 
 const char* name_of(Type type);
-int64_t bits_of(Type type);  // of an element
+
+// The bits of an element.
+constexpr int64_t bits_of(Type type) {
+  switch (type) {
+    case kUint4:
+    case kInt4:
+      return 4;
+    case kUint8:
+    case kInt8:
+      return 8;
+    case kInt16:
+    case kFloat16:
+    case kBfloat16:
+      return 16;
+    default:
+      return 32;
+  }
+}
 
 // An invalid attribute or input. The message names the operator, the given value and the expected ones.
 struct Error : std::runtime_error {
@@ -39,7 +56,11 @@ struct Shape {
   size_t rank = 0;
   int64_t dims[kMaxRank];  // the first `rank` are set
 
-  int64_t elements() const;
+  int64_t elements() const {
+    int64_t count = 1;
+    for (size_t i = 0; i < rank; ++i) count *= dims[i];
+    return count;
+  }
   std::string text() const;  // "2x3", "scalar"
   bool operator==(const Shape& other) const;
 };

@@ -5,6 +5,7 @@
 #include "core/product_plan.h"
 #include "core/program.h"
 #include "core/scratch.h"
+#include "core/tiles.h"
 
 namespace dynq {
 
@@ -32,6 +33,7 @@ class Product {
 
   // Writes which implementation and form of it run, for ORT_DYNQ_VERBOSE.
   void report(const ProductBlock& first) const;
+  TileUse use_tiles() const;
   void run_strips(Context& context) const;
   Cut cut() const;
   void run_strassen(Context& context) const;

@@ -172,14 +172,17 @@ void Product::prepare_rows() {
   all_.codes.zps = row_zps;
   const bool zps_vary = in_.zero_point.shape.elements() != 1;
   all_.codes.has_one_zp = !zps_vary && !plan_.has_ones();
-  for (int64_t row = 0; row < given; ++row)
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t from = row / terms / shape_.row_scales.rows_per_scale * groups + group, zp = zps_vary ? from : 0;
-      const float of_row = load(static_cast<const float*>(in_.scale.data) + from);
-      *row_scales++ = row % terms < terms - 1 ? of_row * kTermRatio : of_row;
-      *row_zps++ = in_.src.type == kInt8 ? static_cast<const int8_t*>(in_.zero_point.data)[zp] + 128
-                                         : static_cast<const uint8_t*>(in_.zero_point.data)[zp];
-    }
+  const auto* scale = static_cast<const float*>(in_.scale.data);
+  const int64_t rows_per_scale = shape_.row_scales.rows_per_scale * terms;
+  for (int64_t first = 0, from = 0; first < given; first += rows_per_scale, from += groups)
+    for (int64_t row = first; row < std::min(first + rows_per_scale, given); ++row)
+      for (int64_t i = from; i < from + groups; ++i) {
+        const bool is_last_term = terms == 1 || row % 2 == 1;
+        const int64_t zp = zps_vary ? i : 0;
+        *row_scales++ = is_last_term ? load(scale + i) : load(scale + i) * kTermRatio;
+        *row_zps++ = in_.src.type == kInt8 ? static_cast<const int8_t*>(in_.zero_point.data)[zp] + 128
+                                           : static_cast<const uint8_t*>(in_.zero_point.data)[zp];
+      }
   if (!plan_.has_ones()) return;
   std::fill(row_scales, row_scales + groups, 0.0f);
   std::fill(row_zps, row_zps + groups, 0);

@@ -118,9 +118,20 @@ void Product::report(const ProductBlock& first) const {
                terms.c_str(), isa.name, plan_.name, form.c_str());
 }
 
+TileUse Product::use_tiles() const {
+  return TileUse(plan_.in_tiles(), product_.groups > 1 ? tile_bytes_of_groups(product_.group_size()) : kTileBytes);
+}
+
 void Product::run_strips(Context& context) const {
-  const Cut cut = this->cut();
   const int64_t pairs = shape_.pairs.count;
+  if (pairs == 1 && task_count() == 0) {  // a few rows take no longer than the divisions and copies of a task
+    if (is_verbose()) report(all_);
+    return run_last_tasks(context, 1, [&](int64_t) {
+      const TileUse tiles = use_tiles();
+      run_block(plan_.kernel, all_, 0, 0);
+    });
+  }
+  const Cut cut = this->cut();
   if (is_verbose()) {
     const int64_t rows = cut.row_tasks > 1 ? cut.units / cut.row_tasks * cut.unit : all_.rows;
     report(part_of(matrix(pairs_[0]), 0, rows, 0, all_.cols));
@@ -133,8 +144,7 @@ void Product::run_strips(Context& context) const {
         row_task + 1 < cut.row_tasks ? cut.units * (row_task + 1) / cut.row_tasks * cut.unit : all_.rows;
     const int64_t col = cut.strips * column_task / cut.column_tasks * kStrip;
     const int64_t end_col = cut.strips * (column_task + 1) / cut.column_tasks * kStrip;
-    const TileUse tiles(plan_.in_tiles(),
-                        product_.groups > 1 ? tile_bytes_of_groups(product_.group_size()) : kTileBytes);
+    const TileUse tiles = use_tiles();
     for (int64_t i = pairs * pair_task / cut.pair_tasks; i < pairs * (pair_task + 1) / cut.pair_tasks; ++i)
       run_block(plan_.kernel, part_of(matrix(pairs_[i]), row, end - row, col, end_col - col),
                 pairs_[i].result * all_.rows + row, col);
@@ -218,9 +228,10 @@ void Product::run_task(ProductKernel kernel, const ProductBlock& block, int64_t 
     kernel(block);
   else
     run_in_pieces(kernel, block, row, col);
-  const int64_t terms = product_.terms, rows = (block.rows - block.codes.has_ones) / terms;
-  if (tail_ != nullptr)
-    tail_->run(tail_tensors_, static_cast<float*>(dst_), row / terms, row / terms + rows, col, block.cols);
+  if (tail_ == nullptr) return;
+  const int64_t end = row + block.rows - block.codes.has_ones;
+  const bool halves = product_.terms == 2;
+  tail_->run(tail_tensors_, static_cast<float*>(dst_), halves ? row / 2 : row, halves ? end / 2 : end, col, block.cols);
 }
 
 // Computes a task piece by piece. Adds the terms of each piece and rounds it to float16 while it is in the first-level
