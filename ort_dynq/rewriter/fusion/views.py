@@ -22,7 +22,7 @@ from ..analysis.standard import ARITHMETIC, RESHAPES
 from ..edit import Edit
 
 Dim = int | ir.SymbolicDim
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class View:
 def is_float_cast(node: ir.Node) -> bool:
     """Returns whether a node is a Cast from floats to floats."""
     source = node.inputs[0] if is_standard(node, "Cast") else None
-    return source is not None and source.dtype in _FLOATS and node.outputs[0].dtype in _FLOATS
+    return source is not None and source.dtype in FLOATS and node.outputs[0].dtype in FLOATS
 
 
 def skip_casts(value: ir.Value) -> ir.Value:
@@ -166,6 +166,11 @@ def held(view: View, axes: Axes) -> Axes:
 def leaves(axes: Iterable[Iterable[Factor]]) -> Axis:
     """Returns the factors of axes, in order, those split that are known to be products."""
     return tuple(leaf for axis in axes for factor in axis for leaf in factor.leaves())
+
+
+def same_axes(a: Axes, b: Axes) -> bool:
+    """Returns whether axes hold the same factors."""
+    return [leaves([axis]) for axis in a] == [leaves([axis]) for axis in b]
 
 
 def rename(axis: Axis, dim: Dim) -> None:
@@ -313,7 +318,7 @@ def arranged(view: View, target: Axes, edit: Edit, *, before: ir.Node, lengths: 
 
 
 def _reshaped(view: View, target: Axes, edit: Edit, before: ir.Node, sources: Sequence[View]) -> View:
-    if [leaves([axis]) for axis in view.axes] == [leaves([axis]) for axis in target]:
+    if same_axes(view.axes, target):
         return view
     shape = shape_of(target, sources, edit, before=before, of=view)
     return View(edit.insert(ir.node("Reshape", [view.value, shape]), before=before), target)
