@@ -132,9 +132,16 @@ def make_function(
     Raises:
         DynqError: One of them is not a program.
     """
-    function = onnx.parser.parse_function(OPERATORS[operator].function(DOMAIN, opset, programs))
+    function = onnx.FunctionProto()
+    function.CopyFrom(_for_any_node(operator, opset, tuple(programs)))
     function = specialized(function, calls) if calls else function
     for graph in proto_with_subgraphs(function):
         for node in graph.node:
             node.name = node.output[0]  # ONNX Runtime's messages and profiles show it behind the name of the call
     return function
+
+
+@functools.lru_cache(maxsize=64)
+def _for_any_node(operator: str, opset: int, programs: tuple[str, ...]) -> onnx.FunctionProto:
+    """The function for nodes with any attributes. Models call it with many, and its text takes long to parse."""
+    return onnx.parser.parse_function(OPERATORS[operator].function(DOMAIN, opset, programs))
