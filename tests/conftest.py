@@ -63,8 +63,10 @@ def _short_timing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "_SECONDS", 1e-3)
         patch.setattr(render, "_LOG_SECONDS", 1e6)  # a busy machine prints no line of progress
-        # Each collection visits the models that tests keep.
+        # Each collection visits the models that tests keep, and memory that is returned is taken again.
         patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
+        patch.setattr(system, "ctypes", SimpleNamespace(CDLL=lambda _: None))
+        patch.setattr(system, "cpu_quota", functools.cache(system.cpu_quota))  # each session reads ten files
         for function in (measure, selection.timed, speed.select_faster):
             patch.setitem(function.__kwdefaults__, "seconds", 1e-3)
         patch.setitem(selection.select.__kwdefaults__, "seconds", 0)  # by estimates, which no load changes
