@@ -31,7 +31,6 @@ from ort_dynq.rewriter.codes.wide_codes import wide_codes_of
 from ort_dynq.rewriter.fusion.score_steps import Added, Masked, Scalar
 from ort_dynq.rewriter.fusion.scores import Attention, attention_of
 from ort_dynq.rewriter.fusion.sources import sources_of
-from ort_dynq.rewriter.fusion.views import View, axes_of, dims_of, leaves
 from ort_dynq.rewriter.policy.saturation import may_saturate
 from ort_dynq.rewriter.products.corrections import RowSums, terms_of
 from ort_dynq.rewriter.products.epilogue import epilogue_of
@@ -40,6 +39,7 @@ from ort_dynq.rewriter.programs.rows import Kind, Rows
 from ort_dynq.rewriter.programs.signs import Signs
 from ort_dynq.rewriter.programs.steps import Translation
 from ort_dynq.rewriter.rule import Context
+from ort_dynq.rewriter.views import View, axes_of, dims_of, leaves
 from ort_dynq.rewriter.weights.channels import Channels
 from ort_dynq.rewriter.weights.rounded_scales import float16_scales
 from ort_dynq.rewriter.weights.scale_indices import ScaleIndices

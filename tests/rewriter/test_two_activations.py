@@ -89,6 +89,29 @@ def test_wide_integers(product: str) -> None:
     assert types_of(model, "MatMulInteger") == {TensorProto.UINT8}
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes", "becomes"),
+    [
+        ("bqhd,bkhd->bhqk", ("[B, 7, 3, 33]", "[B, 5, 3, 33]"), "MatMulInteger"),
+        ("bhqk,bkhd->bqhd", ("[2, 3, M, 5]", "[2, 5, 3, 33]"), "MatMulInteger"),
+        ("...qhd,...khd->...qk", ("[B, M, 3, 33]", "[B, N, 3, 33]"), "MatMulInteger"),
+        ("bqhd,bkhd->bhqk", ("[B, 7, 3, 33]", "[B, 5, 1, 33]"), "Einsum"),  # of one head for several
+        ("bqhd,bkhd->bhqk", ("[B, 7, 3, 33]", "[C, 5, 3, 33]"), "Einsum"),  # one batch may be 1
+    ],
+)
+def test_einsums(equation: str, shapes: tuple[str, str], becomes: str) -> None:
+    """Axes of both factors and of the result in any order."""
+    body = codes("q", "3 6") + codes("k", "3 6") + f'i = Einsum<equation = "{equation}">(qw, kw)\n y = Cast<to = 1>(i)'
+    model = model_of(body, {}, inputs=f"float{shapes[0]} q, float{shapes[1]} k")
+    lengths = {"B": 2, "C": 2, "M": 7, "N": 5}
+    dims = [[lengths.get(each) or int(each) for each in shape.strip("[]").split(", ")] for shape in shapes]
+    data = {name: rows((*shape,), seed=i) for i, (name, shape) in enumerate(zip("qk", dims, strict=True))}
+    for exact in (False, True):
+        left = [node.op_type for node in rewrite(model, exact=exact).to_proto().graph.node]
+        assert becomes in left
+        assert ("MatMulInteger" in found(check(model, data, exact=exact))) == (becomes == "MatMulInteger")
+
+
 def types_of(model: onnx.ModelProto, operator: str) -> set[int]:
     """Returns the types of the zero points, which are those of the codes, of the only node of an operator."""
     nodes = rewrite(model).to_proto().graph.node

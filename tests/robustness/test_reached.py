@@ -110,7 +110,7 @@ UNREACHED = {
     "rewriter/fusion/causal.py::_above": "as above",
     "rewriter/fusion/causal.py::_is_lower": "as above",
     "rewriter/fusion/causal.py::_is_index": "as above",
-    "rewriter/fusion/views.py::_is_read": "of the windows of Swin V2: test_exported_attention.py",
+    "rewriter/views.py::_is_read": "of the windows of Swin V2: test_exported_attention.py",
     "rewriter/products/mixture_of_experts.py::_is_certainly_rounded": "of float16: test_mixture_of_experts.py",
     "rewriter/products/unconverted.py::_is_of_plain_int8": "of int8 codes that are inputs: test_unconverted.py",
     "tools/accuracy/accuracy.py::compare": "of results with accuracy: test_pickled_results.py",

@@ -31,6 +31,7 @@ from ..analysis.values import Values
 from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
 from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
@@ -47,7 +48,6 @@ from .score_steps import (
 )
 from .scores import Attention, Lost, attention_of, shapes_of
 from .sources import Source, sources_of
-from .views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
 
 _MOVES = HEAD_MOVES | {"Cast"}
 _MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)

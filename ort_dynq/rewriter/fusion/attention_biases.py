@@ -19,8 +19,8 @@ from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
+from ..views import dims_of
 from .attention_operators import BIAS, check_multi_head, noted
-from .views import dims_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _QUERY_KEY_VALUE = 3

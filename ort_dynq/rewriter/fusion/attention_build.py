@@ -15,8 +15,8 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, known_as
 from ..edit import Edit, call
+from ..views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, held, leaves, length_of, shape_of
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
-from .views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, held, leaves, length_of, shape_of
 
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention

@@ -29,6 +29,7 @@ from ..analysis.values import Values
 from ..edit import Branch, Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
+from ..views import View, axes_of, dims_of, shape_of
 from .attention_build import (
     FEW,
     FLOAT,
@@ -57,7 +58,6 @@ from .attention_operators import (
 )
 from .score_steps import Masked, may_mask_rows
 from .scores import Attention
-from .views import View, axes_of, dims_of, shape_of
 
 _OUTPUTS = 3
 

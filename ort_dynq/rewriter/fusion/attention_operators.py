@@ -18,9 +18,9 @@ from ..analysis.shapes import is_equal
 from ..analysis.standard import ATTENTION
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
+from ..views import Axes, Axis, Dim, Factor, View, broadcast, dims_of
 from .score_steps import Added, Masked, Padding, Step
 from .scores import Attention, Scores
-from .views import Axes, Axis, Dim, Factor, View, broadcast, dims_of
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
 BIAS = 3  # of MultiHeadAttention

@@ -16,8 +16,8 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import input_of, is_standard, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.standard import GREATER, LESS, PASSING, RESHAPES
+from ..views import Axis, dims_of, leaves, skip_casts
 from .score_steps import Added, Masked, Step
-from .views import Axis, dims_of, leaves, skip_casts
 
 _KEEPING = PASSING | {"Expand"}
 _MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0

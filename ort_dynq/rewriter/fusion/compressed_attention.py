@@ -26,6 +26,7 @@ from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
+from ..views import FLOATS, Axes, View, arranged, dims_of, leaves, length_of, same_axes
 from .attention_build import bias_of, can_be_placed
 from .dequantizations import DEQUANTIZERS, MIDDLES, Dequantization, codes_of_cast, dequantization_of
 from .score_steps import (
@@ -43,7 +44,6 @@ from .score_steps import (
 )
 from .scores import Attention, attention_of
 from .sources import Source, sources_of
-from .views import FLOATS, Axes, View, arranged, dims_of, leaves, length_of, same_axes
 
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
 _MOVES = HEAD_MOVES - {"Flatten"} | PASSING

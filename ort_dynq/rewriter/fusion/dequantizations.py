@@ -14,7 +14,7 @@ from ...operators import DOMAIN
 from ..analysis.nodes import first_inputs, is_standard, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
 from ..analysis.standard import SUMS
-from .views import FLOATS, Axes, Axis, Dim, aligned, dims_of, leaves, skip_casts
+from ..views import FLOATS, Axes, Axis, Dim, aligned, dims_of, leaves, skip_casts
 
 MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}
 """The types of codes, and the middle of each."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.values import Values
 from ..edit import Edit
-from .views import Axes
+from ..views import Axes
 
 MAX_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
 MAX_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys

@@ -24,8 +24,8 @@ from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS, SCALIN
 from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
+from ..views import Axes, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
-from .views import Axes, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
 
 
 @dataclass

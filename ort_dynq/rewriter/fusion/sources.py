@@ -15,8 +15,8 @@ from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.shapes import has_one_element, is_equal
 from ..analysis.standard import COMMUTATIVE, SCALING
+from ..views import Factor, View, broadcast, dims_of, leaves
 from .score_steps import Scalar
-from .views import Factor, View, broadcast, dims_of, leaves
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,53 @@
-"""The rule for integer products by weights of several heads, as Keras and JAX write layers of attention.
+"""The rule for Einsums of integers that are products of matrices with axes in other places.
 
-Einsum btk,khd->bthd of codes in int32 or int64, [Cast]     -> MatMul, [Cast], Reshape
+Einsum btk,khd->bthd of codes in int32 or int64, [Cast]     -> MatMul, [Cast], Reshape, as Keras and JAX write attention
 Einsum bthd,hdn->btn of codes in int32 or int64             -> Reshape, MatMul
+Einsum bqhd,bkhd->bhqk of two activations                   -> two Transposes, MatMul
 
 The sums are the same integers. Einsums of floats stay, since sums of another order may have other last bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..analysis.einsums import labels_of
 from ..analysis.evaluation import evaluate
 from ..analysis.nodes import only_use
+from ..analysis.shapes import is_equal
 from ..analysis.types import WIDE_TYPES
+from ..codes.wide_codes import wide_codes_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from .einsum import Einsum, einsum_of
+from ..views import Axes, View, arranged, dims_of, leaves, length_of, operands_of
+from ..weights.matrix_product import matrix_product_of
+from .einsum import einsum_of
 
 
 @dataclass(frozen=True)
 class _EinsumOfHeads:
-    """An Einsum of rows, and its weights, [K, N]."""
+    """An Einsum. `weights`: those of rows of several heads, [K, N]; None: it is a product of two activations."""
 
-    einsum: Einsum
-    weights: npt.NDArray[Any]
+    einsum: ir.Node
+    weights: npt.NDArray[Any] | None = None
 
 
 def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
-    if len(node.inputs) != 2:
+    if len(node.inputs) != 2 or any(each is None or each.dtype not in WIDE_TYPES for each in node.inputs):
         return None
     a, b = node.inputs
-    if a is None or b is None or a.dtype not in WIDE_TYPES or not context.facts.is_constant(b):
+    are_constant = [context.facts.is_constant(each) for each in (a, b)]
+    if a is None or b is None or are_constant[0]:
         return None
     try:
+        if not are_constant[1]:
+            return _EinsumOfHeads(node) if _is_of_two(node, a, b) else None
         found = einsum_of(node)
     except Unconverted:
         return None
@@ -46,32 +55,61 @@ def _match(node: ir.Node, context: Context) -> _EinsumOfHeads | None:
     if found.stack or not are_in_order or len(found.of_weights) < 3:  # a matrix: products read it as it stands
         return None
     elements = evaluate(b, context.facts)
-    if elements is None or not elements.size:
-        return None
-    return _EinsumOfHeads(found, found.matrices(elements))
+    return None if elements is None or not elements.size else _EinsumOfHeads(node, found.matrices(elements))
+
+
+def _is_of_two(node: ir.Node, a: ir.Value, b: ir.Value) -> bool:
+    """Returns whether an Einsum is a product of codes that no MatMul is, and does not repeat a dimension of 1.
+
+    Raises:
+        Unconverted: The zero point of a factor is not that of an integer product.
+    """
+    if (labels := labels_of(node)) is None or wide_codes_of(a) is None or wide_codes_of(b) is None:
+        return False
+    of_a, of_b = (dict(zip(each, dims_of(value), strict=True)) for each, value in zip(labels, (a, b), strict=False))
+    if not all(is_equal(of_a[each], of_b[each]) for each in of_a.keys() & of_b.keys()):
+        return False
+    try:
+        return matrix_product_of(node) is None
+    except Unconverted:
+        return True
 
 
 def _build(match: _EinsumOfHeads, edit: Edit) -> None:
-    node, facts, einsum = edit.node, edit.facts, match.einsum
-    a, old = node.inputs[0], node.outputs[0]
-    assert a is not None
-    assert a.shape is not None
-    dtype = a.dtype or ir.DataType.INT32
-    lead = list(a.shape)[: len(einsum.order) - len(einsum.depths)]
-    depth, columns = match.weights.shape
-    if einsum.rows_shape:
-        shape = edit.add_constant(np.array(einsum.rows_shape), before=node)
-        a = edit.insert(ir.node("Reshape", [a, shape]), before=node)
-        facts.note(a, dtype, ir.Shape([*lead, depth]))
-    weights = edit.add_constant(match.weights, before=node)
-    result = edit.insert_main(ir.node("MatMul", [a, weights]), before=node)
-    facts.note(result, dtype, ir.Shape([*lead, columns]))
+    node, old = match.einsum, match.einsum.outputs[0]
+    (a, b), of_result = operands_of(node, {})
+    held = [leaves(axes) for axes in (a.axes, b.axes, of_result)]
+    inner = tuple(each for each in held[0] if each in held[1] and each not in held[2])
+    stack = tuple((each,) for each in held[0] if each in held[1] and each in held[2])
+    rows = tuple(each for each in held[0] if each not in held[1])
+    columns = tuple(each for each in held[1] if each not in held[0])
+    lead: Axes = (*stack, rows) if match.weights is None else tuple((each,) for each in rows)
+    left = _placed(a, (*lead, inner), (b,), edit)
+    if match.weights is None:
+        right = _placed(b, (*stack, inner, columns), (a,), edit)
+    else:
+        right = edit.add_constant(match.weights, before=node)
+    result = edit.insert_main(ir.node("MatMul", [left, right]), before=node)
+    _note(result, old.dtype, (*lead, columns), edit)
     use, before = only_use(old), node
-    if len(einsum.columns) > 1 and use is not None and use.node.op_type == "Cast":
+    if len(columns) > 1 and use is not None and use.node.op_type == "Cast":
         before, old = use.node, use.node.outputs[0]
         result = edit.insert(ir.node("Cast", [result], dict(before.attributes)), before=before)
-        facts.note(result, old.dtype or ir.DataType.FLOAT, ir.Shape([*lead, columns]))
-    edit.replace(old, einsum.result(result, edit, before))
+        _note(result, old.dtype, (*lead, columns), edit)
+    edit.replace(old, arranged(View(result, (*lead, columns)), of_result, edit, before=before, lengths=(a, b)))
+
+
+def _placed(factor: View, axes: Axes, others: Sequence[View], edit: Edit) -> ir.Value:
+    """Returns a factor with other axes, the shape and type of which are known."""
+    value = arranged(factor, axes, edit, before=edit.node, lengths=others)
+    if value is not factor.value:
+        _note(value, factor.value.dtype, axes, edit)
+    return value
+
+
+def _note(value: ir.Value, dtype: ir.DataType | None, axes: Axes, edit: Edit) -> None:
+    dims = [axis[0].length if len(axis) == 1 else length_of(axis) for axis in axes]
+    edit.facts.note(value, dtype or ir.DataType.INT32, ir.Shape(dims))
 
 
 RULE: Rule[_EinsumOfHeads] = Rule("Einsum of heads", 13, _match, _build, prepares=True, operators=("Einsum",))

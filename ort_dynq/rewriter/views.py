@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..analysis.einsums import labels_of
-from ..analysis.nodes import is_standard
-from ..analysis.shape_arithmetic import factors_of, known_lengths, product_of
-from ..analysis.shapes import is_equal
-from ..analysis.standard import ARITHMETIC, RESHAPES
-from ..edit import Edit
+from .analysis.einsums import labels_of
+from .analysis.nodes import is_standard
+from .analysis.shape_arithmetic import factors_of, known_lengths, product_of
+from .analysis.shapes import is_equal
+from .analysis.standard import ARITHMETIC, RESHAPES
+from .edit import Edit
 
 Dim = int | ir.SymbolicDim
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
