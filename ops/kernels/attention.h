@@ -16,8 +16,10 @@ struct SoftmaxRow {
   float least_added;      // a lower bias takes the place of the score
   int64_t count, padded;  // padded: a multiple of kSoftmaxUnit
   uint8_t *high, *low;    // `padded` bytes of the codes of the weights
+  int16_t* words;         // null, or in place of bytes: `padded` codes of the weights, minus kWordOffset
 };
 constexpr int64_t kSoftmaxUnit = 16;
+constexpr int32_t kWordOffset = 32768;
 
 constexpr int64_t kMaxKeys = 65536;  // so that sums of bytes do not overflow int32
 constexpr float kLargestCode = 65535;

@@ -65,6 +65,9 @@ struct PanelScores {
   PanelProduct product;                                                  // of the first group
   int64_t groups, group_words, group_panels, group_steps, group_scales;  // their number, and strides
   bool is_split;  // words have two rows: a sum is kHighByte * that of row 2 * r, and that of the next row
+  // [columns] or null: a sum is kHighByte * highs[c] + (sum - kHighByte) as int32, where the difference fits. For one
+  // group; kernels on tiles do not have it.
+  const int32_t* highs;
   const float* steps;
   const float* scales;  // null: 1
   bool scales_first;
@@ -133,6 +136,9 @@ struct CompressedKernels {
   int64_t score_rows;  // of scores that panel_scores computes at once
   PanelPackKernel pack[kHalves];
   PanelScoresKernel panel_scores;
+  // Whether QuantizedAttention takes them, because ProductKernels take longer: for bytes of queries and keys, and for
+  // weights of two bytes and values.
+  bool panels_of_keys = false, panels_of_values = false;
 };
 
 constexpr int64_t kMaxPanelColumns = 32;  // of every instruction set; a multiple of each

@@ -52,6 +52,10 @@ float softmax(const SoftmaxRow& row) {
   const float inverse = kLargestCode / top;
   for (int64_t i = 0; i < row.padded; ++i) {
     const auto bits = is_defined ? static_cast<uint32_t>(round_half_even(row.scores[i] * inverse)) : 0u;
+    if (row.words != nullptr) {
+      row.words[i] = static_cast<int16_t>(static_cast<int32_t>(bits) - kWordOffset);
+      continue;
+    }
     row.high[i] = static_cast<uint8_t>(bits >> 8);
     row.low[i] = static_cast<uint8_t>(bits & 255);
   }

@@ -27,9 +27,18 @@ int32_t panel_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c)
   constexpr int64_t kColumns = kMaxPanelColumns;
   const int16_t* const pairs = p.panels + group * block.group_panels + c / kColumns * p.panel_stride + c % kColumns * 2;
   const int16_t* const words = p.words + group * block.group_words + r * p.word_stride;
-  int32_t sum = 0;
-  for (int64_t d = 0; d < p.depth; ++d) sum += load(words + d) * load(pairs + d / 2 * 2 * kColumns + d % 2);
-  return sum;
+  uint32_t sum = 0;
+  for (int64_t d = 0; d < p.depth; ++d)
+    sum += static_cast<uint32_t>(load(words + d) * load(pairs + d / 2 * 2 * kColumns + d % 2));
+  return static_cast<int32_t>(sum);
+}
+
+int32_t minus_high_byte(int32_t sum) { return static_cast<int32_t>(static_cast<uint32_t>(sum) - uint32_t{kHighByte}); }
+
+float whole_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c) {
+  if (block.is_split) return joined(panel_sum(block, group, 2 * r, c), panel_sum(block, group, 2 * r + 1, c));
+  const int32_t sum = panel_sum(block, group, r, c);
+  return block.highs != nullptr ? joined(block.highs[c], minus_high_byte(sum)) : joined(0, sum);
 }
 
 void quantize_row(const WordRows& p, int64_t row) {
@@ -132,8 +141,7 @@ void portable_panel_scores(const PanelScores& block) {
   for (int64_t group = 0; group < block.groups; ++group)
     for (int64_t r = 0; r < block.product.rows / of_score; ++r)
       for (int64_t c = 0; c < block.product.cols; ++c) {
-        const int32_t first = panel_sum(block, group, r * of_score, c);
-        const float sum = block.is_split ? joined(first, panel_sum(block, group, r * 2 + 1, c)) : joined(0, first);
+        const float sum = whole_sum(block, group, r, c);
         const float scale = block.scales == nullptr ? 1.0f : load(block.scales + group * block.group_scales + c);
         const float step = block.steps[group * block.group_steps + r];
         const float score = block.scales_first ? sum * scale * step : sum * step * scale;

@@ -362,6 +362,10 @@ void check_panels() {
   block.is_split = is_split;
   block.product.is_stored = !is_split && source.one_in(3);  // panels of the portable kernels
   pack.fits_int8 = block.product.fits_int8 = is_narrow || (kind == dynq::kS8 && pack.zero_points == nullptr);
+  // Kernels on tiles do not have them, but for stored panels they call others.
+  std::vector<int32_t> highs(static_cast<size_t>(cols));
+  for (int32_t& high : highs) high = static_cast<int32_t>(source.integer(-(1 << 23), 1 << 23));
+  if (block.product.is_stored && groups == 1 && source.one_in(2)) block.highs = highs.data();
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
   block.scales_first = source.one_in(2);

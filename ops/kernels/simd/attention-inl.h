@@ -122,6 +122,26 @@ inline void store_codes(const SoftmaxRow& row, float top) {
   for (; i < row.padded; i += V::kLanes) V::store_bytes(row.low + i, row.high + i, code_at(i));
 }
 
+inline void store_words(const SoftmaxRow& row, float top) {
+  const V::F inverse = V::set1(kLargestCode / top);
+  const V::I offset = V::set1(static_cast<int32_t>(kBitsOfRounding) + kWordOffset);
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < row.padded; i += V::kLanes)
+    V::store_words(
+        row.words + i,
+        V::sub(V::bits(V::add(V::mul(V::load(row.scores + i), inverse), V::set1(kRoundingOfCodes))), offset));
+}
+
+inline void store_zeros(const SoftmaxRow& row) {
+  const auto count = static_cast<size_t>(row.padded);
+  if (row.words != nullptr) {
+    for (size_t i = 0; i < count; ++i) row.words[i] = -kWordOffset;
+    return;
+  }
+  memset(row.high, 0, count);
+  memset(row.low, 0, count);
+}
+
 void softmax(const SoftmaxRow* rows, int64_t count, float* factors) {
   SoftmaxSums sums[kSoftmaxRows];
   for (int64_t i = 0; i < count; ++i) {
@@ -132,11 +152,10 @@ void softmax(const SoftmaxRow* rows, int64_t count, float* factors) {
     if (factors[i] == factors[i]) sums[i] = raise(rows[i], factors[i]);
   for (int64_t i = 0; i < count; ++i) {
     if (factors[i] == factors[i]) {
-      store_codes(rows[i], sums[i].top);
+      rows[i].words != nullptr ? store_words(rows[i], sums[i].top) : store_codes(rows[i], sums[i].top);
       factors[i] = sums[i].top / kLargestCode / (static_cast<float>(sums[i].sum) * kUnitOfCodes);
     } else {
-      memset(rows[i].high, 0, static_cast<size_t>(rows[i].padded));
-      memset(rows[i].low, 0, static_cast<size_t>(rows[i].padded));
+      store_zeros(rows[i]);
     }
   }
 }

@@ -314,6 +314,7 @@ void half_bytes_by_row(const WordProduct& p) {
 constexpr CompressedKernels with_half_bytes(CompressedKernels kernels) {
   kernels.by_column[kHalves] = half_bytes_by_column;
   kernels.by_row[kHalves] = half_bytes_by_row<false>;
+  kernels.panels_of_keys = kernels.panels_of_values = true;
   return kernels;
 }
 
@@ -326,5 +327,6 @@ constexpr CompressedKernels with_bytes(CompressedKernels kernels) {
   }
   kernels = with_half_bytes(kernels);
   kernels.by_row[kHalves] = half_bytes_by_row<true, Type>;
+  kernels.panels_of_keys = false;
   return kernels;
 }

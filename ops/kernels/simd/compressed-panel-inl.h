@@ -103,19 +103,35 @@ ORT_DYNQ_INLINE inline void scales_of_panel(const PanelScores& block, int64_t gr
   if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
 }
 
+// What a score is made of: the sum of one row of words; those of two rows (is_split); or of one row and `highs`.
+enum SumParts { kOneSum, kTwoSums, kSumAndHigh };
+
+template <SumParts kParts, int kCount>
+ORT_DYNQ_INLINE inline V::F whole_sum(const V::I (&sums)[kCount][2], [[maybe_unused]] const V::I (&highs)[2], int r,
+                                      int half) {
+  if constexpr (kParts == kTwoSums) return V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
+  if constexpr (kParts == kSumAndHigh)
+    return V::joined(highs[half], V::sub(sums[r][half], V::set1(int32_t{kHighByte})));
+  if constexpr (kParts == kOneSum) return V::to_float(sums[r][half]);
+}
+
+ORT_DYNQ_INLINE inline void highs_of_panel(const PanelScores& block, int64_t first, int64_t rest, V::I (&highs)[2]) {
+  highs[0] = highs[1] = V::set1(int32_t{0});
+  for (int half = 0; half < 2 && rest > 0; ++half, first += V::kLanes, rest -= V::kLanes)
+    highs[half] = rest >= V::kLanes ? V::load(static_cast<const void*>(block.highs + first))
+                                    : V::load_part(block.highs + first, rest);
+}
+
 // Sums become scores, which are added to `scores` or, unless `adds`, take their place.
-template <bool kIsSplit, int kCount, int kRows>
-ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const float* steps, const V::F (&scales)[2],
-                                       bool scales_first, bool adds, V::F (&scores)[kRows][2]) {
+template <SumParts kParts, int kCount, int kRows>
+ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const V::I (&highs)[2], const float* steps,
+                                       const V::F (&scales)[2], bool scales_first, bool adds,
+                                       V::F (&scores)[kRows][2]) {
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      V::F sum;
-      if constexpr (kIsSplit)
-        sum = V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
-      else
-        sum = V::to_float(sums[r][half]);
+      const V::F sum = whole_sum<kParts>(sums, highs, r, half);
       const V::F step = V::set1(steps[r]);
       const V::F score =
           scales_first ? V::mul(V::mul(sum, scales[half]), step) : V::mul(V::mul(sum, step), scales[half]);
@@ -124,9 +140,9 @@ ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const floa
 }
 
 // The scores of kCount rows of words and a panel of each group, which stay in registers until the last one.
-template <bool kIsSplit, int kCount>
+template <SumParts kParts, int kCount>
 inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first) {
-  constexpr int kWordRows = kIsSplit ? 2 : 1, kRows = kCount / kWordRows;
+  constexpr int kWordRows = kParts == kTwoSums ? 2 : 1, kRows = kCount / kWordRows;
   const PanelProduct& p = block.product;
   const int64_t rest = p.cols - first;
   float* to = block.scores + row / kWordRows * block.score_stride + first;
@@ -150,8 +166,10 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
                   panel_at(p, first) + group * block.group_panels, sums);
     V::F scales[2];
     scales_of_panel(block, group, first, rest, scales);
-    add_scores<kIsSplit>(sums, block.steps + group * block.group_steps + row / kWordRows, scales, block.scales_first,
-                         group > 0 || block.adds, scores);
+    V::I highs[2];
+    if constexpr (kParts == kSumAndHigh) highs_of_panel(block, first, rest, highs);
+    add_scores<kParts>(sums, highs, block.steps + group * block.group_steps + row / kWordRows, scales,
+                       block.scales_first, group > 0 || block.adds, scores);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)
@@ -162,22 +180,48 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
                  block.score_stride);
 }
 
+// As tile_of_groups() for one group and a whole panel, where no score is added to another: they go straight to memory.
+template <SumParts kParts, int kCount>
+inline void tile_of_one_group(const PanelScores& block, int64_t row, int64_t first) {
+  const PanelProduct& p = block.product;
+  V::I sums[kCount][2], highs[2];
+  tile_of_panel(p, p.words + row * p.word_stride, panel_at(p, first), sums);
+  V::F scales[2];
+  scales_of_panel(block, 0, first, kPairColumns, scales);
+  if constexpr (kParts == kSumAndHigh) highs_of_panel(block, first, kPairColumns, highs);
+  const float* const steps = block.steps + row;
+  float* to = block.scores + row * block.score_stride + first;
+#pragma GCC unroll 6
+  for (int r = 0; r < kCount; ++r, to += block.score_stride)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      V::store<false>(to + half * V::kLanes,
+                      V::mul(V::mul(whole_sum<kParts>(sums, highs, r, half), V::set1(steps[r])), scales[half]));
+}
+
 // As many rows as are left, at most kCount.
-template <bool kIsSplit, int kCount>
+template <SumParts kParts, int kCount>
 inline void rows_of_groups(const PanelScores& block, int64_t row, int64_t first) {
   if constexpr (kCount > 0) {
-    if (block.product.rows - row >= kCount)
-      tile_of_groups<kIsSplit, kCount>(block, row, first);
-    else
-      rows_of_groups<kIsSplit, kCount - (kIsSplit ? 2 : 1)>(block, row, first);
+    if (block.product.rows - row >= kCount) {
+      if constexpr (kParts != kTwoSums)
+        if (block.groups == 1 && !block.adds && !block.scales_first && block.product.cols - first >= kPairColumns)
+          return tile_of_one_group<kParts, kCount>(block, row, first);
+      tile_of_groups<kParts, kCount>(block, row, first);
+    } else {
+      rows_of_groups<kParts, kCount - (kParts == kTwoSums ? 2 : 1)>(block, row, first);
+    }
   }
 }
 
-template <bool kIsSplit>
+template <SumParts kParts>
 void panel_scores(const PanelScores& block) {
   static_assert(kTileRows % 2 == 0);
   for (int64_t first = 0; first < block.product.cols; first += kPairColumns)
-    for (int64_t r = 0; r < block.product.rows; r += kTileRows) rows_of_groups<kIsSplit, kTileRows>(block, r, first);
+    for (int64_t r = 0; r < block.product.rows; r += kTileRows) rows_of_groups<kParts, kTileRows>(block, r, first);
 }
 
-void panel_scores(const PanelScores& block) { block.is_split ? panel_scores<true>(block) : panel_scores<false>(block); }
+void panel_scores(const PanelScores& block) {
+  if (block.is_split) return panel_scores<kTwoSums>(block);
+  block.highs != nullptr ? panel_scores<kSumAndHigh>(block) : panel_scores<kOneSum>(block);
+}
