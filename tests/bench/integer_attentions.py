@@ -11,6 +11,7 @@ from onnx import parser
 from ort_dynq import kernels
 from ort_dynq.errors import DynqError
 from ort_dynq.inputs import Array
+from ort_dynq.operators import DOMAIN
 from ort_dynq.operators.encodings import one_of
 from ort_dynq.tools.measuring.progress import Track
 from ort_dynq.tools.measuring.timing import Contender, Settings, aligned, interleave, session_contender
@@ -76,26 +77,32 @@ def _time(name: str, isas: Sequence[str], settings: Settings) -> list[IntegerTim
     tokens, heads, size = FORMS[name]
     rng = np.random.default_rng(0)
     given = [aligned(rng.standard_normal((1, tokens, heads * size), np.float32)) for _ in range(3)]
-    numbers = [np.zeros((1, 1, 1, 1), np.float32), *(np.array(each, np.float32) for each in (size**-0.5, 0, -np.inf))]
-
+    shape = f"float[1, {tokens}, {heads * size}]"
+    domains = f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "{DOMAIN}": 1]>'
+    floats = (
+        f"{domains} g ({shape} q, {shape} k, {shape} v) => ({shape} y) "
+        f"{{ y = com.microsoft.MultiHeadAttention<num_heads = {heads}>(q, k, v) }}"
+    )
+    integer = (
+        f"{domains} g ({shape} q, {shape} k, {shape} v, float[1, 1, 1, 1] bias, float scale, float cap, float least) "
+        f"=> ({shape} y) {{ y = {DOMAIN}.QuantizedAttention<num_heads = {heads}>(q, k, v, bias, scale, cap, least) }}"
+    )
+    feeds: dict[str, Array] = dict(zip("qkv", given, strict=True))
+    numbers = {"scale": size**-0.5, "cap": 0, "least": -np.inf}
+    all_feeds = {**feeds, "bias": np.zeros((1, 1, 1, 1), np.float32)}
+    all_feeds.update({key: np.array(number, np.float32) for key, number in numbers.items()})
+    one = session_contender(name, parser.parse_model(integer), all_feeds, 1, backend="native")
     repeats = 8 if tokens > _MANY_TOKENS else 64  # a change of the instruction set takes 0.2 ms
 
     def ours(isa: str) -> Contender:
         def run() -> None:
             with kernels.use_isa(isa):
                 for _ in range(repeats):
-                    kernels.run("QuantizedAttention", [*given, *numbers], num_heads=heads)
+                    one.run()
 
-        return Contender(run, given, repeats)
+        return Contender(run, one.arrays, repeats)
 
-    shape = f"float[1, {tokens}, {heads * size}]"
-    node = f"y = com.microsoft.MultiHeadAttention<num_heads = {heads}>(q, k, v)"
-    model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> '
-        f"g ({shape} q, {shape} k, {shape} v) => ({shape} y) {{ {node} }}"
-    )
-    feeds: dict[str, Array] = dict(zip("qkv", given, strict=True))
-    contenders = [*map(ours, isas), session_contender(name, model, feeds, 1)]
+    contenders = [*map(ours, isas), session_contender(name, parser.parse_model(floats), feeds, 1)]
     *times, of_float = (float(each.min()) / 1e3 for each in interleave(contenders, settings, 1))
     return [
         IntegerTiming(name, isa, tokens, heads, size, us, of_float, of_float / us)
