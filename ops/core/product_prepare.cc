@@ -173,15 +173,22 @@ void Product::prepare_rows() {
   const bool zps_vary = in_.zero_point.shape.elements() != 1;
   all_.codes.has_one_zp = !zps_vary && !plan_.has_ones();
   const auto* scale = static_cast<const float*>(in_.scale.data);
+  const auto zero_point = [&](int64_t i) -> int32_t {
+    return in_.src.type == kInt8 ? static_cast<const int8_t*>(in_.zero_point.data)[i] + 128
+                                 : static_cast<const uint8_t*>(in_.zero_point.data)[i];
+  };
   const int64_t rows_per_scale = shape_.row_scales.rows_per_scale * terms;
-  for (int64_t first = 0, from = 0; first < given; first += rows_per_scale, from += groups)
+  const bool is_one_scale = in_.scale.shape.elements() == 1 && terms == 1 && !zps_vary;
+  if (is_one_scale) {
+    row_scales = std::fill_n(row_scales, given, load(scale));
+    row_zps = std::fill_n(row_zps, given, zero_point(0));
+  }
+  for (int64_t first = 0, from = 0; first < given && !is_one_scale; first += rows_per_scale, from += groups)
     for (int64_t row = first; row < std::min(first + rows_per_scale, given); ++row)
       for (int64_t i = from; i < from + groups; ++i) {
         const bool is_last_term = terms == 1 || row % 2 == 1;
-        const int64_t zp = zps_vary ? i : 0;
         *row_scales++ = is_last_term ? load(scale + i) : load(scale + i) * kTermRatio;
-        *row_zps++ = in_.src.type == kInt8 ? static_cast<const int8_t*>(in_.zero_point.data)[zp] + 128
-                                           : static_cast<const uint8_t*>(in_.zero_point.data)[zp];
+        *row_zps++ = zero_point(zps_vary ? i : 0);
       }
   if (!plan_.has_ones()) return;
   std::fill(row_scales, row_scales + groups, 0.0f);
