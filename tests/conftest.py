@@ -56,12 +56,13 @@ def _short_timing() -> Iterator[None]:
         return
     from ort_dynq import system
     from ort_dynq.accuracy import measure
-    from ort_dynq.cli import closing, render
+    from ort_dynq.cli import accuracy, closing, page, render
     from ort_dynq.tools.measuring import timing
     from ort_dynq.tools.quantization import selection, speed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "_SECONDS", 1e-3)
+        for module in (accuracy, closing, page):
+            patch.setattr(module, "_SECONDS", 1e-3)
         patch.setattr(render, "_LOG_SECONDS", 1e6)  # a busy machine prints no line of progress
         # Each collection visits the models that tests keep, and memory that is returned is taken again.
         patch.setattr(system, "gc", SimpleNamespace(collect=lambda: None))
