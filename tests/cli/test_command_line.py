@@ -106,9 +106,9 @@ def test_importing_the_command_line_loads_no_large_package() -> None:
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
-def test_commands_do_not_load_sympy(tmp_path: Path) -> None:
-    command = ["-m", "ort_dynq", "rewrite", str(ENCODER), "-o", str(tmp_path / "fast.onnx"), "--verify"]
-    done = subprocess.run([sys.executable, "-X", "importtime", *command], capture_output=True, text=True)
+def test_commands_do_not_load_sympy() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "ort_dynq", "inspect", str(ENCODER)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE)
     assert "onnx_ir" in loaded
