@@ -377,7 +377,7 @@ class AffineForms(OfOnePhase):
         form = self.of(node.inputs[0])
         if form is None or (node.outputs.index(value) and node.op_type != "Split"):
             return self._lose(node)
-        if node.op_type in ("Dropout", "Identity"):
+        if node.op_type == "Identity" or is_idle_dropout(node):
             return replace(form, value=value)
         if node.op_type == "MaxPool" and (form.params or value.dtype not in CODE_TYPES):  # it ignores NaN
             return self._lose(node, "it ignores NaN; pool the codes before they are dequantized, or quantize after it")
