@@ -108,13 +108,12 @@ WRITTEN = (  # a cache of fixed size, into which new codes and scales are writte
     "kcf = Cast<to = 1>(kc) k = Mul(kcf, ks) kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) "
     "vc = ScatterND(v0, at, v1) v = DequantizeLinear(vc, vs)",
 )
-MOVED = (  # torch's default exporter transposes the key with merged heads; scales with fewer axes, and a constant one
-    f"float[2, {H}, S, {D}] q, int8[2, {H}, T, {D}] kc, float[{D}] ks, float[1, {D}] ko, uint8[2, {H}, T, {E}] vc",
-    "kcf = Cast<to = 1>(kc) kd = Mul(kcf, ks) k = Sub(kd, ko) "
-    f"merged = Constant<value_ints = [{2 * H}, -1, {D}]>() apart = Constant<value_ints = [2, {H}, {D}, -1]>() "
-    "km = Reshape(k, merged) kt = Transpose<perm = [0, 2, 1]>(km) kh = Reshape(kt, apart) s = MatMul(q, kh) "
-    "middle = Constant<value = float {127}>() vs = Constant<value = float {0.02}>() "
-    "vcf = Cast<to = 1>(vc) vd = Sub(vcf, middle) v = Mul(vd, vs)",
+MOVED = (  # torch's default exporter transposes the key with merged heads; a constant scale, and some with fewer axes
+    f"float[2, {H}, S, {D}] q, int8[2, {H}, T, {D}] kc, uint8[2, {H}, T, {E}] vc, float[{E}] vs, float[1, {E}] vo",
+    "ks = Constant<value = float {0.02}>() middle = Constant<value = float {127}>() kcf = Cast<to = 1>(kc) "
+    f"k = Mul(kcf, ks) merged = Constant<value_ints = [{2 * H}, -1, {D}]>() km = Reshape(k, merged) "
+    f"kt = Transpose<perm = [0, 2, 1]>(km) apart = Constant<value_ints = [2, {H}, {D}, -1]>() kh = Reshape(kt, apart) "
+    "s = MatMul(q, kh) vcf = Cast<to = 1>(vc) vd = Sub(vcf, middle) vm = Mul(vd, vs) v = Sub(vm, vo)",
 )
 FORMS = {
     "blocks": BLOCKS,
