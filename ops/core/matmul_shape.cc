@@ -165,6 +165,7 @@ MatMulShape check_matmul(const MatMulAttributes& attributes, const MatMulInputs&
   ProductShape& product = found.product;
   product.bits = attributes.bits;
   product.terms = attributes.terms;
+  product.joins_terms = product.terms == 2 && attributes.group_size > 0 && attributes.group_size <= kMaxJoinedLength;
   const Check check(attributes, inputs);
   check.depth_and_groups(product);
   const Shape stack = check.columns_and_stack(product);
@@ -176,6 +177,11 @@ MatMulShape check_matmul(const MatMulAttributes& attributes, const MatMulInputs&
   found.result.dims[found.result.rank++] = product.columns;
   found.column_scale_groups = inputs.column_scale.shape.dims[stack.rank];
   product.rows = found.pairs.rows * product.terms;
+  const Tensor& zero_point = inputs.zero_point;
+  product.fits_words = product.joins_terms && product.stack == 1 && found.pairs.count == 1 &&
+                       found.row_scales.groups == product.groups && found.column_scale_groups == product.groups &&
+                       zero_point.type == kInt8 && zero_point.shape.elements() == 1 &&
+                       *static_cast<const int8_t*>(zero_point.data) == 0;
   product.scales_vary = found.row_scales.groups > 1 || found.column_scale_groups > 1;
   product.has_sums = inputs.column_sum.shape.dims[stack.rank] > 0;
   return found;

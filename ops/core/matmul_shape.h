@@ -35,6 +35,8 @@ struct ProductShape {
   int64_t stack;      // matrices of weights
   bool scales_vary;   // with the group: of rows or of columns
   bool has_sums;      // the model has the sums of columns
+  bool joins_terms;   // their sums are added as integers
+  bool fits_words;    // joined terms can be one word of 16 bits, of one matrix
   bool is_symmetric;  // all zero points of weights are 0; of 4 and 2 bits, 8
 
   int64_t group_size() const { return groups == 1 ? depth : depth / groups; }

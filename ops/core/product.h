@@ -26,6 +26,7 @@ class Product {
   void set_columns();
   void separate_bias();
   void prepare_codes(Context& context);
+  void prepare_words(Context& context);
   void set_ones(uint8_t* row, int32_t* sums);
   void pack_tiles(Context& context, uint8_t flip);
   void prepare_rows();
@@ -42,6 +43,7 @@ class Product {
   int64_t task_count() const;
   void run_block(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const;
   void run_strip(ProductKernel kernel, ProductBlock block, int64_t row, int64_t col, Strip& strip) const;
+  void run_words(const ProductBlock& block, int64_t row, int64_t col) const;
   void run_task(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const;
   void run_in_pieces(ProductKernel kernel, const ProductBlock& task, int64_t row, int64_t col) const;
   void store_piece(float* piece, int64_t columns, const ProductBlock& block, int64_t row, int64_t col) const;
@@ -68,6 +70,9 @@ class Product {
   MatrixPair* pairs_;                     // of matrices of codes and weights
   Scratch<MatrixPair, 32> pair_memory_;
   Scratch<uint8_t, 4096> codes_, ones_;
+  Scratch<int16_t, 2048> words_;
+  const float* steps_ = nullptr;  // of words, [groups][rows]
+  Scratch<float, 64> step_memory_;
   Scratch<int32_t, 64> row_sums_, zps_, sums_of_ones_;
   Scratch<float, 64> scales_, bias_, no_bias_;
 };

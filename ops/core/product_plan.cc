@@ -9,7 +9,9 @@ namespace {
 constexpr int64_t kFewRows = 2;
 
 ProductKernel kernel_of_rows(const ProductShape& shape, const ProductKernels& kernels) {
-  return shape.bits < 8 ? kernels.gemm_qb4w : shape.groups > 1 ? kernels.gemm_qb8w : kernels.gemm_qc8w;
+  return shape.bits < 8                          ? kernels.gemm_qb4w
+         : shape.groups > 1 || shape.joins_terms ? kernels.gemm_qb8w
+                                                 : kernels.gemm_qc8w;
 }
 
 // Sums of columns by a row of ones take as long as one more row, and no pass over the weights.
@@ -19,6 +21,12 @@ bool sums_with_ones(const ProductShape& shape, const ProductKernels&) {
 
 bool takes_tiles(const ProductShape& shape) {
   return shape.rows >= kTileRows && shape.stack * shape.rows * shape.depth * shape.columns >= kMinTileProducts;
+}
+
+bool takes_words(const ProductShape& shape, const ProductKernels& kernels) {
+  const int64_t fewest = shape.bits == 8 ? kernels.words.min_rows_8bit : kernels.words.min_rows_4bit;
+  return shape.fits_words && !shape.has_sums && fewest > 0 && shape.rows >= shape.terms * fewest &&
+         shape.group_size() <= kernels.words.max_group;
 }
 
 struct Implementation {
@@ -34,7 +42,8 @@ struct Implementation {
 constexpr Implementation kImplementations[] = {
     {"tiles",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return kernels.gemm_qc8w_tiles != nullptr && shape.groups == 1 && shape.bits == 8 && takes_tiles(shape);
+       return kernels.gemm_qc8w_tiles != nullptr && shape.groups == 1 && !shape.joins_terms && shape.bits == 8 &&
+              takes_tiles(shape);
      },
      [](const ProductShape&, const ProductKernels& kernels) { return kernels.gemm_qc8w_tiles; }, CodeRows::kInTiles},
     {"tiles, groups",
@@ -48,9 +57,12 @@ constexpr Implementation kImplementations[] = {
      CodeRows::kInTiles},
     {"Strassen",
      [](const ProductShape& shape, const ProductKernels&) {
-       return shape.bits == 8 && shape.groups == 1 && takes_strassen({shape.rows, shape.padded_depth, shape.columns});
+       return shape.bits == 8 && shape.groups == 1 && !shape.joins_terms &&
+              takes_strassen({shape.rows, shape.padded_depth, shape.columns});
      },
      kernel_of_rows, CodeRows::kPlain, ColumnSums::kPrepared, false, true},
+    {"words", takes_words, [](const ProductShape&, const ProductKernels&) { return ProductKernel{}; }, CodeRows::kWords,
+     ColumnSums::kInKernel},
     {"few rows, ones, 2 bits",
      [](const ProductShape& shape, const ProductKernels& kernels) {
        return sums_with_ones(shape, kernels) && shape.bits == 2 && shape.rows <= kMax2BitRows &&
@@ -61,8 +73,9 @@ constexpr Implementation kImplementations[] = {
     {"few rows, ones", sums_with_ones, kernel_of_rows, CodeRows::kWithOnes, ColumnSums::kInKernel},
     {"rows, sums in the kernel",
      [](const ProductShape& shape, const ProductKernels& kernels) {
-       return kernels.makes_sums_4bit && !shape.has_sums && shape.bits < 8 && shape.rows >= kMinSummingRows &&
-              shape.depth > 0 && shape.depth == shape.padded_depth && shape.group_size() <= kMaxSummedGroup;
+       return kernels.makes_sums_4bit && !shape.has_sums && !shape.joins_terms && shape.bits < 8 &&
+              shape.rows >= kMinSummingRows && shape.depth > 0 && shape.depth == shape.padded_depth &&
+              shape.group_size() <= kMaxSummedGroup;
      },
      kernel_of_rows, CodeRows::kPlain, ColumnSums::kInKernel},
     {"rows", [](const ProductShape&, const ProductKernels&) { return true; }, kernel_of_rows},
@@ -88,7 +101,7 @@ ProductPlan plan_product(const ProductShape& shape, const ProductKernels& kernel
     plan.sum_columns = shape.bits == 8 ? kernels.sum_columns_8bit : kernels.sum_columns_4bit;
   const bool needs_code_sums =
       !shape.is_symmetric && (shape.bits == 8 || (kernels.sums_codes_4bit && shape.rows > kFewRows));
-  plan.sums_codes = plan.has_ones() || needs_code_sums;
+  plan.sums_codes = plan.has_ones() || (needs_code_sums && !plan.has_words());
   return plan;
 }
 

@@ -59,6 +59,7 @@ Product::Product(const MatMulShape& shape, const MatMulInputs& inputs, const Mat
   all_.depth = product_.padded_depth;
   all_.groups = product_.groups;
   all_.order = attributes.order;
+  all_.joins_terms = product_.joins_terms;
   all_.output.dst = inputs.bias.type == kFloat ? static_cast<float*>(dst) : nullptr;
   all_.output.stride = product_.columns;
   all_.output.stream = shape.result.elements() * static_cast<int64_t>(sizeof(float)) > kStreamBytes && tail == nullptr;
@@ -100,6 +101,7 @@ void Product::prepare(Context& context) {
 }
 
 void Product::prepare_codes(Context& context) {
+  if (plan_.has_words()) return prepare_words(context);
   const auto* from = static_cast<const uint8_t*>(in_.src.data);
   const int64_t depth = product_.depth, given = code_rows_ - plan_.has_ones();
   const uint8_t flip = in_.src.type == kInt8 ? 0x80 : 0;
@@ -186,10 +188,16 @@ void Product::prepare_rows() {
   for (int64_t first = 0, from = 0; first < given && !is_one_scale; first += rows_per_scale, from += groups)
     for (int64_t row = first; row < std::min(first + rows_per_scale, given); ++row)
       for (int64_t i = from; i < from + groups; ++i) {
-        const bool is_last_term = terms == 1 || row % 2 == 1;
-        *row_scales++ = is_last_term ? load(scale + i) : load(scale + i) * kTermRatio;
+        const bool is_coarse = terms == 2 && !product_.joins_terms && row % 2 == 0;
+        *row_scales++ = is_coarse ? load(scale + i) * kTermRatio : load(scale + i);
         *row_zps++ = zero_point(zps_vary ? i : 0);
       }
+  if (plan_.has_words()) {
+    float* steps = step_memory_.allocate(all_.rows / terms * groups);
+    steps_ = steps;
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t row = 0; row < all_.rows; row += terms) *steps++ = all_.codes.scales[row * groups + group];
+  }
   if (!plan_.has_ones()) return;
   std::fill(row_scales, row_scales + groups, 0.0f);
   std::fill(row_zps, row_zps + groups, 0);
@@ -198,8 +206,8 @@ void Product::prepare_rows() {
 // Computed sums of columns are within 128 times the size of a group.
 bool Product::has_bounded_groups() const {
   if (all_.columns.sums != nullptr) {
-    if (all_.codes.scale_groups > 1 && !plan_.in_tiles())
-      return false;  // other kernels gain less than a pass over them
+    if ((all_.codes.scale_groups > 1 && !plan_.in_tiles()) || all_.joins_terms)
+      return false;  // other kernels gain less than a pass over them, and joined sums may be no floats
     for (int64_t i = 0; i < shape_.pairs.count; ++i)
       if ((i == 0 || pairs_[i].right != pairs_[i - 1].right) &&
           !dynq::has_bounded_groups(matrix(pairs_[i]), product_.bits))

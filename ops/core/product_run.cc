@@ -50,6 +50,10 @@ void widen_scales(ProductColumns& columns, int64_t count, float* to) {
   columns.scales_stride = count;
 }
 
+void add_bias(float* sums, const float* bias, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sums[i] += load(bias + i);
+}
+
 void add_terms(float* __restrict first, const float* __restrict second, const float* bias, int64_t count) {
   for (int64_t i = 0; i < count; ++i) first[i] = first[i] + second[i] + load(bias + i);
 }
@@ -108,7 +112,7 @@ void Product::report(const ProductBlock& first) const {
   if (plan_.sum_columns != nullptr) block.columns.sums = codes_of_ones_.sums;  // there are some when the kernel runs
   const InstructionSet& isa = active_isa();
   const bool has_forms = isa.products->form_name != nullptr && !plan_.in_tiles() && !plan_.is_strassen &&
-                         plan_.kernel != isa.products->gemm_qb2w;
+                         !plan_.has_words() && plan_.kernel != isa.products->gemm_qb2w;
   const std::string form = has_forms ? std::string(", ") + isa.products->form_name(block, product_.bits) : "";
   const std::string groups = product_.groups > 1 ? " in " + std::to_string(product_.groups) + " groups" : "";
   const std::string terms = product_.terms > 1 ? ", 2 terms" : "";
@@ -224,7 +228,9 @@ void Product::run_strip(ProductKernel kernel, ProductBlock block, int64_t row, i
 
 // The program runs after each task: its results are in the second-level cache.
 void Product::run_task(ProductKernel kernel, const ProductBlock& block, int64_t row, int64_t col) const {
-  if (dst_storage_.narrow == nullptr && product_.terms == 1)
+  if (plan_.has_words())
+    run_words(block, row, col);
+  else if (dst_storage_.narrow == nullptr && product_.terms == 1)
     kernel(block);
   else
     run_in_pieces(kernel, block, row, col);
@@ -254,8 +260,11 @@ void Product::store_piece(float* piece, int64_t columns, const ProductBlock& blo
   const int64_t terms = product_.terms;
   for (int64_t i = 0; i < block.rows - block.codes.has_ones; i += terms) {
     float* of_row = piece + i * columns;
-    if (terms > 1)
-      add_terms(of_row, of_row + columns, bias_of_terms_ + (block.columns.bias - all_.columns.bias), block.cols);
+    const float* const bias = terms > 1 ? bias_of_terms_ + (block.columns.bias - all_.columns.bias) : nullptr;
+    if (product_.joins_terms)
+      add_bias(of_row, bias, block.cols);
+    else if (terms > 1)
+      add_terms(of_row, of_row + columns, bias, block.cols);
     const int64_t at = (row + i) / terms * all_.cols + col;
     if (dst_storage_.narrow != nullptr)
       dst_storage_.narrow(of_row, element(dst_, dst_storage_, at), block.cols);

@@ -15,4 +15,8 @@ constexpr int64_t longest_sum(bool is_symmetric) { return is_symmetric ? kMaxSym
 
 constexpr float kTermRatio = 254;  // the scale of the first of two terms / that of the second
 
+// The longest sums of two terms that cannot overflow int32 when they are joined, 254 * the first + the second.
+constexpr int64_t kMaxJoinedLength = 128;
+static_assert(kMaxJoinedLength * 255 <= kMaxSumLength, "joined sums fit int32");
+
 }  // namespace dynq

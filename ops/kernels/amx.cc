@@ -328,6 +328,7 @@ constexpr ProductKernels product_kernels() {
   table.gemm_qb4w = gemm_qb4w;
   table.gemm_qb2w = gemm_qb2w;
   table.form_name = name_of_form;
+  table.words = kWordsBesideVnni;
   table.sum_columns_8bit = sum_columns_8bit;
   table.sum_columns_4bit = sum_columns_4bit;
   table.begin_tiles = begin_tiles;

@@ -48,6 +48,19 @@ struct PanelPack {
 };
 using PanelPackKernel = void (*)(const PanelPack&);
 
+// Weights of matrix products, of 8 or 4 bits (products.h), minus their zero points, as a stored panel: of each quad,
+// the pairs of k 0 and 2, then 1 and 3. Words have their elements in that order.
+struct WeightPack {
+  const int8_t* packed;
+  int64_t stride;                          // from a block of 16 columns to the next
+  int64_t bits, groups, group_size, cols;  // up to kMaxPanelColumns columns; those behind the last one may be anything
+  const int8_t* zps;                       // [groups][columns]; null: every zero point is `zp`
+  int64_t zps_stride;
+  int32_t zp;
+  int16_t* panel;
+};
+using WeightPackKernel = void (*)(const WeightPack&);
+
 // Sums of products of words with panels, where depth <= kMaxProducts. The panels of a model are stored for every
 // instruction set: they are of pairs of int16 and kMaxPanelColumns columns.
 struct PanelProduct {
@@ -136,6 +149,7 @@ struct CompressedKernels {
   int64_t score_rows;  // of scores that panel_scores computes at once
   PanelPackKernel pack[kHalves];
   PanelScoresKernel panel_scores;
+  WeightPackKernel pack_weights;
   // Whether QuantizedAttention takes them, because ProductKernels take longer: for bytes of queries and keys, and for
   // weights of two bytes and values.
   bool panels_of_keys = false, panels_of_values = false;

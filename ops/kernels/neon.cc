@@ -155,6 +155,12 @@ struct V : VectorNeon {
     const uint32x4_t pairs = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
     return vreinterpretq_s32_u32(vandq_u32(vsliq_n_u32(pairs, pairs, 12), vdupq_n_u32(0x000f000f)));
   }
+  // Bytes 0 and 2 of each lane as int16, then bytes 1 and 3.
+  static void byte_words(I codes, I (&words)[2]) {
+    const int16x8_t all = vreinterpretq_s16_s32(codes);
+    words[0] = vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(all, 8), 8));
+    words[1] = vreinterpretq_s32_s16(vshrq_n_s16(all, 8));
+  }
   static void half_words(I codes, I (&words)[4]) {
     const uint16x8_t all = vreinterpretq_u16_s32(codes), mask = vdupq_n_u16(15);
     words[0] = vreinterpretq_s32_u16(vandq_u16(all, mask));

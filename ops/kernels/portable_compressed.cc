@@ -136,6 +136,22 @@ void portable_pack(const PanelPack& pack) {
   }
 }
 
+void portable_pack_weights(const WeightPack& pack) {
+  constexpr int64_t kColumns = kMaxPanelColumns, kBlock = 16, kPlaces[] = {0, 2, 1, 3};
+  const auto weight = [&](int64_t k, int64_t c) -> int32_t {
+    const int64_t quad = k / 4 * pack.bits / 8;
+    const int8_t byte = pack.packed[c / kBlock * pack.stride + (quad * kBlock + c % kBlock) * 4 + k % 4];
+    return pack.bits == 8 ? byte : byte >> k / 4 % 2 * 4 & 15;
+  };
+  for (int64_t k = 0; k < pack.groups * pack.group_size; ++k)
+    for (int64_t c = 0; c < pack.cols; ++c) {
+      int32_t zp = pack.zps == nullptr ? pack.zp : pack.zps[k / pack.group_size * pack.zps_stride + c];
+      if (pack.bits == 4) zp &= 15;
+      const int64_t place = k / 4 * 4 + kPlaces[k % 4];
+      pack.panel[(place / 2 * kColumns + c) * 2 + place % 2] = static_cast<int16_t>(weight(k, c) - zp);
+    }
+}
+
 void portable_panel_scores(const PanelScores& block) {
   const int64_t of_score = block.is_split ? 2 : 1;
   for (int64_t group = 0; group < block.groups; ++group)
@@ -162,6 +178,7 @@ constexpr CompressedKernels kPortableCompressed = {
     2,
     1,
     {portable_pack<kU8>, portable_pack<kS8>, portable_pack<kWords>},
-    portable_panel_scores};
+    portable_panel_scores,
+    portable_pack_weights};
 
 }  // namespace dynq

@@ -7,7 +7,8 @@ namespace {
 
 // Products. The depth is cut into groups; exact[g] is an int32, which wraps.
 //
-//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp)
+//   exact[g] = the sum over group g of (code - row_zp) * (weight - weight_zp), of joined terms kTermRatio * that of the
+//              first row + that of the second one
 //   sum = -0; for each g, ascending: sum = sum + float(exact[g]) * column_scale[g] * row_scale[g]
 //   dst = sum + bias
 //
@@ -135,6 +136,14 @@ void exact_sums(const ProductBlock& block, const Tile& tile, int64_t group, int3
   }
 }
 
+// Of each two rows.
+void join_terms(int64_t rows, int64_t count, int32_t (*exact)[kBlockColumns]) {
+  for (int64_t r = 0; r + 1 < rows; r += 2)
+    for (int64_t i = 0; i < count; ++i)
+      exact[r][i] = static_cast<int32_t>(static_cast<uint32_t>(exact[r][i]) * static_cast<uint32_t>(kTermRatio) +
+                                         static_cast<uint32_t>(exact[r + 1][i]));
+}
+
 float scaled(float sum, ScaleOrder order, float row_scale, float column_scale) {
   return order == kScalesFirst ? sum * (row_scale * column_scale)
          : order == kRowFirst  ? sum * row_scale * column_scale
@@ -167,6 +176,7 @@ void gemm_tile(const ProductBlock& block, const Tile& tile) {
   for (int64_t group = 0; group < block.groups; ++group) {
     int32_t exact[kProductRows][kBlockColumns];
     exact_sums<kBits>(block, tile, group, exact);
+    if (block.joins_terms) join_terms(rows, tile.count, exact);
     const int64_t column = (column_varies ? group : 0) * block.columns.scales_stride + tile.first;
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < tile.count; ++i) {

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "core/encodings.h"
+#include "core/sums.h"
 #include "kernels/convolutions.h"
 #include "kernels/strassen.h"
 #include "kernels/winograd.h"
@@ -86,6 +87,9 @@ struct ProductBlock {
   ProductColumns columns;
   ScaleOrder order;
   bool is_bounded;  // has_bounded_groups() was true
+  // Rows 2 * r and 2 * r + 1 are the terms of a row: exact[g] of the first one is kTermRatio * its sum + that of the
+  // second one, which has no output: the second row of dst may be anything. Not for kernels of one group.
+  bool joins_terms = false;
 };
 
 // Whether the sums of groups minus zero points times sums of columns may be computed in floats: then a fused
@@ -93,6 +97,13 @@ struct ProductBlock {
 bool has_bounded_groups(const ProductBlock& all, int64_t bits) noexcept;
 
 using ProductKernel = void (*)(const ProductBlock&);
+
+// The rows from which on words of 16 bits (core/product_words.cc) are faster than joined terms, by the bits of weights,
+// and the largest group for which they are. Without products of bytes, words take half of the multiplications.
+struct WordUse {
+  int64_t min_rows_8bit, min_rows_4bit, max_group;
+};
+constexpr WordUse kWordsWithoutBytes = {1, 3, kMaxJoinedLength}, kWordsBesideVnni = {64, 64, 32};
 
 // A way to compute blocks. In a list of ways, best first, each takes some blocks.
 struct ProductForm {
@@ -130,6 +141,7 @@ struct ProductKernels {
   ProductKernel gemm_qb2w;
   ProductFormName form_name;  // of the form in which the first three compute a block; null: they have one form
   ColumnSumKernel sum_columns_8bit, sum_columns_4bit;
+  WordUse words;         // no rows: not at all
   bool sums_codes_4bit;  // gemm_qb4w uses sums of codes for zero points other than 8
   // gemm_qb4w makes the sums of columns itself if the block has none, neither a row of ones nor padding, and groups of
   // up to kMaxSummedGroup k. That is fast from kMinSummingRows rows on.

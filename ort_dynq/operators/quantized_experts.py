@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .function_text import cast_like, integers, reshape, select
 from .program import parse
 from .program_body import body_of, power, saturated
-from .quantized_matmul import TERM_RATIO
+from .quantized_matmul import MAX_JOINED_LENGTH, TERM_RATIO
 from .row_program import ROW_PROGRAM, selected
 from .shapes import like_src
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature, flag
@@ -28,7 +28,8 @@ QUANTIZATION = (
 def _product(number: str, value: str, to: str, opset: int) -> str:
     """Sets `to` to the product of a value, [rows, K], and the weights of the expert ``expert``, with the bias.
 
-    Codes are [terms, groups, rows, K / groups] and weights [groups, K / groups, N], as doubles: sums are exact.
+    Codes are [terms, groups, rows, K / groups] and weights [groups, K / groups, N], as doubles: sums are exact, also of
+    both codes of an element in one number, which are one term then.
     """
     flat = reshape(opset)
     p = f"p{number}_"
@@ -50,12 +51,16 @@ def _product(number: str, value: str, to: str, opset: int) -> str:
             {two_terms}first = Unsqueeze({two_terms}code, n0)
             {two_terms}second = Unsqueeze({two_terms}remainder, n0)
             {two_terms}both = Concat<axis = 0>({two_terms}first, {two_terms}second)
-            {two_terms}codes = Cast<to = 11>({two_terms}both)
             {two_terms}ratio = Constant<value_float = {TERM_RATIO}.0>()
+            {two_terms}coarse_code = Mul({two_terms}first, {two_terms}ratio)
+            {two_terms}joined = Add({two_terms}coarse_code, {two_terms}second)
+            {select(f"{two_terms}words", "joins", f"{two_terms}joined", f"{two_terms}both")}
+            {two_terms}codes = Cast<to = 11>({two_terms}words)
             {two_terms}coarse = Mul({two_terms}row_scale, {two_terms}ratio)
             {two_terms}coarse_1 = Unsqueeze({two_terms}coarse, n0)
             {two_terms}fine_1 = Unsqueeze({two_terms}row_scale, n0)
-            {two_terms}scales = Concat<axis = 0>({two_terms}coarse_1, {two_terms}fine_1)
+            {two_terms}both_scales = Concat<axis = 0>({two_terms}coarse_1, {two_terms}fine_1)
+            {select(f"{two_terms}scales", "joins", f"{two_terms}fine_1", f"{two_terms}both_scales")}
             {two_terms}zps = Cast<to = 11>(zero)
         }},
         else_branch = {p}one () => (double[] {one_term}codes, float[] {one_term}scales, double[] {one_term}zps) {{
@@ -115,7 +120,7 @@ def _product(number: str, value: str, to: str, opset: int) -> str:
     {p}first_term = Gather<axis = 0>({p}total, i0)
     {p}last_term = Gather<axis = 0>({p}total, i_last)
     {p}both_terms = Add({p}first_term, {p}last_term)
-    {select(f"{p}sum", "has_terms", f"{p}both_terms", f"{p}first_term")}
+    {select(f"{p}sum", "adds_terms", f"{p}both_terms", f"{p}first_term")}
     {to} = Add({p}sum, {p}bias)
     """
 
@@ -154,6 +159,13 @@ def _body(opset: int, programs: Sequence[str] = (_IDENTITY,)) -> str:
     group_size = Constant<value_int: int = @group_size>()
     has_groups = Greater(group_size, i0)
     given_size = Unsqueeze(group_size, n0)
+    longest_joined = Constant<value_int = {MAX_JOINED_LENGTH}>()
+    is_long = Greater(group_size, longest_joined)
+    is_short = Not(is_long)
+    has_short_groups = And(has_groups, is_short)
+    joins = And(has_terms, has_short_groups)
+    adds = Not(joins)
+    adds_terms = And(has_terms, adds)
     normalize = Constant<value_int: int = @normalize>()
     k = Constant<value_int: int = @k>()
     k_1d = Unsqueeze(k, n0)

@@ -17,6 +17,7 @@ TERM_RATIO = 254  # of the scales of both terms
 # points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
 MAX_SUM_LENGTH = (2**31 - 1) // (255 * 255)
 MAX_SYMMETRIC_SUM_LENGTH = (2**31 - 1) // (255 * 128)
+MAX_JOINED_LENGTH = 128  # of sums of two terms that are added as int32: they are within MAX_SUM_LENGTH / 255
 
 
 def _body(opset: int, programs: Sequence[str] = ()) -> str:
@@ -50,6 +51,8 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         part_bases = Constant<value = int32[1, 1, 4, 1, 1] {{1, 16, 4, 64}}>()
         nothing = Constant<value = int32 {{0}}>()
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
+        joined_ratio = Constant<value = int32 {{{TERM_RATIO}}}>()
+        longest_joined = Constant<value_int = {MAX_JOINED_LENGTH}>()
         terms = Constant<value_int: int = @terms>()
         bits = Constant<value_int: int = @bits>()
         two_bits = Constant<value_int = 2>()
@@ -71,6 +74,17 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         has_terms = Equal(terms, i2)
         given_sizes = Unsqueeze(given_size, n0)
         has_groups = Greater(given_sizes, n0)
+        is_long = Greater(given_size, longest_joined)
+        is_short = Not(is_long)
+        has_short_groups = And(has_groups, is_short)
+        joins_1 = And(has_terms, has_short_groups)
+        joins = Squeeze(joins_1)
+        adds = Not(joins)
+        adds_terms = And(has_terms, adds)
+        {select("step", "joins", "n2", "n1", "int64")}
+        last_start = Sub(step, n1)
+        {select("terms_left", "joins", "n1", "term_count", "int64")}
+        {select("rows_left", "joins", "rows_of_matrix", "rows", "int64")}
         {select("size", "has_groups", "given_sizes", "depth", "int64")}
         divisor = Max(size, n1)
         quotient = Div(depth, divisor)
@@ -142,7 +156,14 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         sums = Slice(given_and_computed, n0, groups, minus_2)
         sums_of_columns = Unsqueeze(sums, minus_2)
         correction = Mul(zero_point_groups, sums_of_columns)
-        exact = Sub(centered, correction)
+        of_terms = Sub(centered, correction)
+        first_terms = Slice(of_terms, n0, end, minus_2, step)
+        last_terms = Slice(of_terms, last_start, end, minus_2, step)
+        coarse_terms = Mul(first_terms, joined_ratio)
+        joined = Add(coarse_terms, last_terms)
+        {select("exact", "joins", "joined", "of_terms", "int32")}
+        row_scales = Slice(scale_groups, last_start, end, minus_2, step)
+        {select("row_scale_groups", "joins", "row_scales", "scale_groups")}
         real = Cast<to = 1>(exact)
 
         real_column_scale = Cast<to = 1>(column_scale)
@@ -158,16 +179,16 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         one_varies = Squeeze(one_varies_1)
         rows_vary = Squeeze(rows_vary_1)
         first_column_group = Slice(column_groups, n0, n1, minus_3)
-        first_row_group = Slice(scale_groups, n0, n1, minus_3)
+        first_row_group = Slice(row_scale_groups, n0, n1, minus_3)
         total_column = Squeeze(first_column_group, minus_3)
         total_row = Squeeze(first_row_group, minus_3)
         {select("column_in_groups", "one_varies", "column_groups", "one")}
-        {select("row_in_groups", "rows_vary", "scale_groups", "one")}
+        {select("row_in_groups", "rows_vary", "row_scale_groups", "one")}
         {select("column", "one_varies", "one", "total_column")}
         {select("row", "rows_vary", "one", "total_row")}
         scaled_sums = Mul(real, column_in_groups)
         products_of_groups = Mul(scaled_sums, row_in_groups)
-        total_shape = Concat<axis = 0>(dst_batch, rows, columns)
+        total_shape = Concat<axis = 0>(dst_batch, rows_left, columns)
         no_sums = Expand(no_sum, total_shape)
         group_count = Squeeze(groups)
         always = Equal(group_count, group_count)
@@ -182,13 +203,13 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         {scaled("total")}
         {product_of("dst_matrices", "dst_batch")}
         rows_of_dst = Mul(dst_matrices, rows_of_matrix)
-        terms_shape = Concat<axis = 0>(rows_of_dst, term_count, columns)
+        terms_shape = Concat<axis = 0>(rows_of_dst, terms_left, columns)
         scaled_terms = {flat}(scaled, terms_shape)
         first_term = Gather<axis = 1>(scaled_terms, i0)
-        last_index = Sub(terms, i1)
+        last_index = Constant<value_int = -1>()
         last_term = Gather<axis = 1>(scaled_terms, last_index)
         both_terms = Add(first_term, last_term)
-        {select("sum_of_terms", "has_terms", "both_terms", "first_term")}
+        {select("sum_of_terms", "adds_terms", "both_terms", "first_term")}
         matrices_shape = Concat<axis = 0>(dst_batch, rows_of_matrix, columns)
         dst_of_matrices = {flat}(sum_of_terms, matrices_shape)
         real_bias = Cast<to = 1>(bias)
@@ -282,8 +303,10 @@ QUANTIZED_MATMUL = Operator(
     "`column_scale` does, `scale` multiplies the total. If no scale varies by group, both multiply the total, "
     "and `scale_order` is the order of the multiplications. With two `terms`, each row of `src` has K codes, then K "
     "codes of what they leave, as [TwoTermQuantize](#twotermquantize) writes them. They are two rows of the product "
-    f"with the scales {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. Weights may be a "
-    "stack of matrices, as of heads or experts: `weight`, `column_scale`, `column_sum`, `bias`, and zero points of "
+    f"with the scales {TERM_RATIO} * `scale` and `scale`; their results are added before the bias. But in groups of up "
+    f"to {MAX_JOINED_LENGTH}, their integer sums are added, {TERM_RATIO} * the first + the second, and become one "
+    "float with the scale `scale`: they fit int32, and wrap only with a `column_sum` of other numbers. Weights may be "
+    "a stack of matrices, as of heads or experts: `weight`, `column_scale`, `column_sum`, `bias`, and zero points of "
     "columns then begin with the dimensions of the stack, which broadcast with the leading dimensions of `src` as in "
     "MatMul.",
     "exact[g] = sum over k of group g: (src - zero_point) * (weight - weight_zero_point)\n"

@@ -396,6 +396,36 @@ void check_panels() {
   });
 }
 
+// Weights of matrix products become panels.
+void check_weights() {
+  dynq::WeightPack pack = {};
+  pack.bits = source.one_in(2) ? 4 : 8;
+  pack.groups = source.integer(1, 3);
+  pack.group_size = 16 * source.integer(1, 8);
+  pack.cols = source.integer(1, dynq::kMaxPanelColumns);
+  const int64_t depth = pack.groups * pack.group_size, blocks = round_up(pack.cols, 16) / 16;
+  pack.stride = 16 * depth * pack.bits / 8;
+  pack.zps_stride = pack.cols + source.integer(0, 9);
+  const auto bytes = [&](int64_t count, int which) {
+    return reinterpret_cast<const int8_t*>(place(codes_of_kind(dynq::kU8, count, source.one_in(2)), which));
+  };
+  pack.packed = bytes(blocks * pack.stride, 0);
+  if (source.one_in(2)) pack.zps = bytes((pack.groups - 1) * pack.zps_stride + pack.cols, 1);
+  pack.zp = static_cast<int32_t>(source.integer(-128, 127));
+  const std::string problem = std::to_string(pack.bits) + " bits, " + std::to_string(pack.groups) + " groups of " +
+                              std::to_string(pack.group_size) + ", " + std::to_string(pack.cols) + " columns";
+  compare("pack_weights", problem, [&](const CompressedKernels& kernels) {
+    constexpr int64_t kColumns = dynq::kMaxPanelColumns;
+    pack.panel = place(std::vector<int16_t>(static_cast<size_t>(depth * kColumns), 0x5a5a), 2);
+    kernels.pack_weights(pack);
+    Bits words;
+    for (int64_t pair = 0; pair < depth / 2; ++pair)
+      for (int64_t i = 0; i < 2 * pack.cols; ++i)
+        words.push_back(static_cast<uint16_t>(pack.panel[pair * 2 * kColumns + i]));
+    return words;
+  });
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -408,6 +438,7 @@ int main(int count, char** arguments) {
     check_scores();
     check_powers();
     check_panels();
+    check_weights();
   }
   for (const auto& [name, number_of] : problems) std::printf("%s %d\n", name.c_str(), number_of);
 }

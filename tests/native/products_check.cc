@@ -71,6 +71,7 @@ struct Problem {
   dynq::ScaleOrder order = dynq::kScalesFirst;
   bool zps_vary = false, special = false;
   bool has_exact_sums = true;  // column_sums are the sums of the weights
+  bool joins = false;          // each two rows are terms
   int32_t weight_zp = 0;
   std::vector<uint8_t> codes;   // [rows][depth]
   std::vector<int8_t> weights;  // [depth][columns]
@@ -86,7 +87,7 @@ struct Problem {
   std::string text() const {
     return std::to_string(rows) + "x" + std::to_string(depth) + "x" + std::to_string(cols) + " of " +
            std::to_string(columns) + " columns from " + std::to_string(first) + ", " + std::to_string(bits) +
-           " bits, " + std::to_string(groups) + " groups, order " + std::to_string(order);
+           " bits, " + std::to_string(groups) + " groups, order " + std::to_string(order) + (joins ? ", joined" : "");
   }
 
   void fill(Random& random) {
@@ -147,17 +148,25 @@ struct Problem {
     return found->second;
   }
 
+  // The exact sum of a row and a group, as int32 wraps.
+  int32_t exact_sum(int64_t row, int64_t group, int64_t column) const {
+    int64_t exact = 0;
+    for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
+      exact += codes[static_cast<size_t>(row * depth + k)] *
+               (weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column));
+    exact -= int64_t{zps[static_cast<size_t>(row * row_groups + (row_groups > 1 ? group : 0))]} *
+             column_sums[static_cast<size_t>(group * columns + column)];
+    return static_cast<int32_t>(static_cast<uint32_t>(exact));
+  }
+
   float compute(int64_t row, int64_t column) const {
     const float* row_scales = &scales[static_cast<size_t>(row * row_groups)];
     const bool in_groups = row_groups > 1 || column_groups > 1;
     float sum = -0.0f;
     for (int64_t group = 0; group < groups; ++group) {
       const auto at = static_cast<size_t>(group * columns + column);
-      int64_t exact = 0;
-      for (int64_t k = group * size(); k < (group + 1) * size(); ++k)
-        exact += codes[static_cast<size_t>(row * depth + k)] *
-                 (weights[static_cast<size_t>(k * columns + column)] - zp_of(group, column));
-      exact -= int64_t{zps[static_cast<size_t>(row * row_groups + (row_groups > 1 ? group : 0))]} * column_sums[at];
+      int64_t exact = exact_sum(row, group, column);
+      if (joins) exact = 254 * exact + exact_sum(row + 1, group, column);
       float term = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(exact)));
       if (in_groups) term = term * column_scales[column_groups > 1 ? at : static_cast<size_t>(column)];
       if (row_groups > 1) term = term * row_scales[group];
@@ -205,6 +214,8 @@ Problem make_problem(Random& random) {
   if (problem.bits < 8) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));
   if (problem.bits == 8 && random.one_in(3)) problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
   problem.special = random.one_in(3);
+  problem.joins = problem.groups > 1 && problem.size() <= dynq::kMaxJoinedLength && problem.rows % 2 == 0 &&
+                  problem.rows > 0 && random.one_in(3);
   problem.fill(random);
   return problem;
 }
@@ -359,7 +370,8 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   block.columns.bias = place_columns(arenas[9], problem.bias);
   block.weights.zps_stride = block.columns.scales_stride = block.columns.sums_stride = problem.columns;
   block.order = problem.order;
-  if (!problem.has_ones()) {
+  block.joins_terms = problem.joins;
+  if (!problem.has_ones() && (!problem.joins || problem.has_exact_sums)) {
     ProductBlock all = block;
     all.columns.sums -= problem.first;
     block.is_bounded = problem.groups > 1 && !random.one_in(3) && dynq::has_bounded_groups(all, problem.bits);
@@ -368,6 +380,7 @@ void check(const std::string& name, const Problem& problem, dynq::ProductKernel 
   kernel(block);
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < block.output.stride; ++i) {
+      if (problem.joins && row % 2 != 0 && i < problem.cols) continue;  // it may be anything
       const float actual = dynq::load(block.output.dst + row * block.output.stride + i);
       const float right = i < problem.cols ? problem.expected(row, problem.first + i) : untouched;
       if (bits_of(actual) != bits_of(right))
@@ -444,19 +457,20 @@ struct Counter {
 
   void check_all(const std::string& name, const dynq::ProductKernels& kernels, const Problem& problem, Random& random) {
     if (problem.bits == 2) return check_2bit(name, kernels, problem, random);
-    const auto run = [&](const char* kind, dynq::ProductKernel kernel, bool in_tiles) {
+    const auto run = [&](const std::string& kind, dynq::ProductKernel kernel, bool in_tiles) {
       check(name + " " + kind, problem, kernel, in_tiles, random);
       ++blocks[name + " " + kind];
     };
-    const char* kind = problem.bits == 4 ? "gemm_qb4w" : "gemm_qb8w";
+    const std::string terms = problem.joins ? ", joined" : "";
+    const std::string kind = (problem.bits == 4 ? "gemm_qb4w" : "gemm_qb8w") + terms;
     const dynq::ProductKernel in_groups = problem.bits == 4 ? kernels.gemm_qb4w : kernels.gemm_qb8w;
     if (problem.bits == 4 || problem.groups > 1) run(kind, in_groups, false);
     if (problem.has_exact_sums) {
       const dynq::ColumnSumKernel sum = problem.bits == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
       check_sums(name + " sum_columns", problem, sum, random);
       ++blocks[name + " sum_columns"];
-      if (kernels.makes_sums_4bit && problem.bits == 4 && problem.depth > 0 && problem.depth % (2 * kQuad) == 0 &&
-          problem.depth <= problem.groups * dynq::kMaxSummedGroup) {
+      if (kernels.makes_sums_4bit && !problem.joins && problem.bits == 4 && problem.depth > 0 &&
+          problem.depth % (2 * kQuad) == 0 && problem.depth <= problem.groups * dynq::kMaxSummedGroup) {
         check(name + " gemm_qb4w without sums", problem, kernels.gemm_qb4w, false, random, kByKernel);
         ++blocks[name + " gemm_qb4w without sums"];
       }
@@ -472,8 +486,8 @@ struct Counter {
     if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
     if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
     if (problem.groups == 1 || problem.size() > dynq::kMaxTileGroup) return;
-    if (problem.bits == 8) run("gemm_qb8w_tiles", kernels.gemm_qb8w_tiles, true);
-    if (problem.bits == 4) run("gemm_qb4w_tiles", kernels.gemm_qb4w_tiles, true);
+    if (problem.bits == 8) run("gemm_qb8w_tiles" + terms, kernels.gemm_qb8w_tiles, true);
+    if (problem.bits == 4) run("gemm_qb4w_tiles" + terms, kernels.gemm_qb4w_tiles, true);
   }
 
   void check_conv(const std::string& name, const dynq::ProductKernels& kernels, const conv_check::Problem& problem,

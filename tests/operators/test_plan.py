@@ -22,10 +22,11 @@ CALLS = {
     (20, 4, 32, False, 1): "20x128x96, 4 bits in 4 groups",
     (40, 4, 32, True, 1): "40x128x96, 4 bits in 4 groups",
     (64, 8, 32, True, 1): "64x128x96, 8 bits in 4 groups",
+    (70, 4, 32, False, 2): "70x128x96, 4 bits in 4 groups, 2 terms",
 }
 FEW = ("few rows, ones", "few rows, ones, 2 bits", "few rows, ones")
 CHOSEN = {
-    "portable": ("rows", "rows", *FEW, "rows", "rows", "rows"),
+    "portable": ("rows", "rows", *FEW, *("rows",) * 4),
     "avx2": (
         "rows, direct",
         "rows, wide",
@@ -35,6 +36,7 @@ CHOSEN = {
         "rows, sums in the kernel, unpacked words",
         "rows, unpacked words",
         "rows, direct",
+        "words",
     ),
     "avx512vnni": (
         "rows, direct",
@@ -43,6 +45,7 @@ CHOSEN = {
         "few rows, ones, 2 bits",
         "few rows, ones, direct",
         *("rows, direct",) * 3,
+        "words",
     ),
     "amx": (
         "rows, direct",
@@ -51,7 +54,7 @@ CHOSEN = {
         "few rows, ones, 2 bits",
         "few rows, ones, direct",
         "rows, direct",  # 245,760 multiply-adds are too few
-        *("tiles, groups",) * 2,
+        *("tiles, groups",) * 3,
     ),
 }
 
@@ -89,8 +92,11 @@ from ort_dynq import kernels
 
 def run_all():
     for rows, bits, group_size, has_sums, terms in {list(CALLS)}:
-        inputs, _ = matmul_inputs(np.random.default_rng(0), (rows, 128), 96, bits=bits, group_size=group_size)
+        given = {{"codes": np.int8, "scale": (rows, 128 // group_size if group_size else 1)}} if terms == 2 else {{}}
+        inputs, _ = matmul_inputs(np.random.default_rng(0), (rows, 128), 96, bits=bits, group_size=group_size, **given)
         inputs[0] = np.concatenate([inputs[0]] * terms, 1)
+        if terms == 2:
+            inputs[2] = np.zeros(1, np.int8)
         inputs[6] = inputs[6] if has_sums else inputs[6][:0]
         kernels.run("QuantizedMatMul", inputs, bits=bits, group_size=group_size, scale_order=2, terms=terms)
     for shape, outputs, kernel, stride, group in {list(CONVS)}:

@@ -10,6 +10,7 @@
 #include "kernels/simd/compressed-panel-inl.h"
 #include "kernels/simd/compressed-row-inl.h"
 #include "kernels/simd/compressed-scores-inl.h"
+#include "kernels/simd/compressed-weights-inl.h"
 
 constexpr CompressedKernels compressed_kernels() {
   return {{product_by_row<kU8>, product_by_row<kS8>, product_by_row<kWords>, halves_product_by_row},
@@ -21,5 +22,6 @@ constexpr CompressedKernels compressed_kernels() {
           2,
           kTileRows,
           {pack_panels<kU8>, pack_panels<kS8>, pack_panels<kWords>},
-          panel_scores};
+          panel_scores,
+          pack_weights};
 }

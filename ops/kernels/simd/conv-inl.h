@@ -404,6 +404,10 @@ constexpr ProductKernels product_kernels(const WinogradKernels* winograd = nullp
   table.gemm_qb4w = gemm<4, false, P::kGroupBlocks>;
   table.gemm_qb2w = gemm_2bit;
   table.form_name = name_of_form;
+  if (P::kSteps == 2)
+    table.words = kWordsWithoutBytes;
+  else if (kIsBlock)
+    table.words = kWordsBesideVnni;
   table.sum_columns_8bit = sum_columns<8>;
   table.sum_columns_4bit = sum_columns<4>;
   table.sums_codes_4bit = table.makes_sums_4bit = P::kSteps == 2;

@@ -180,6 +180,11 @@ struct Elementwise256 : Vector256 {
     const I pairs = _mm256_cvtepu8_epi32(_mm_xor_si128(bytes, _mm256_castsi256_si128(flips)));
     return _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12)), _mm256_set1_epi16(15));
   }
+  // Bytes 0 and 2 of each lane as int16, then bytes 1 and 3.
+  static void byte_words(I codes, I (&words)[2]) {
+    words[0] = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
+    words[1] = _mm256_srai_epi16(codes, 8);
+  }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm256_set1_epi16(15);
     words[0] = _mm256_and_si256(codes, mask);

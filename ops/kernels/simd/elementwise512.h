@@ -166,6 +166,11 @@ struct Elementwise512 : Vector512 {
     const I pairs = _mm512_cvtepu8_epi32(_mm_xor_si128(bytes, _mm512_castsi512_si128(flips)));
     return _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12)), _mm512_set1_epi16(15));
   }
+  // Bytes 0 and 2 of each lane as int16, then bytes 1 and 3.
+  static void byte_words(I codes, I (&words)[2]) {
+    words[0] = _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8);
+    words[1] = _mm512_srai_epi16(codes, 8);
+  }
   static void half_words(I codes, I (&words)[4]) {
     const I mask = _mm512_set1_epi16(15);
     words[0] = _mm512_and_si512(codes, mask);

@@ -11,6 +11,7 @@
 #include "kernels/simd/product-tile-inl.h"
 #include "kernels/simd/product-whole-inl.h"
 #include "kernels/simd/product-sums-inl.h"
+#include "kernels/simd/product-gemv-inl.h"
 #include "kernels/simd/product-column-sums-inl.h"
 #include "kernels/simd/product-wide-inl.h"
 #include "kernels/simd/product-words-inl.h"
@@ -25,7 +26,8 @@ inline void gemm_row_tiles(const ProductBlock& block, int64_t width, const TileK
   for (int64_t col = 0; col < block.cols; col += width)
     for (int64_t row = 0; row < block.rows;) {
       const int64_t left = block.rows - row;
-      const int64_t count = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? (left + 1) / 2 : left;
+      const int64_t half = block.joins_terms ? (left + 3) / 4 * 2 : (left + 1) / 2;
+      const int64_t count = left >= 2 * kMaxRows ? kMaxRows : left > kMaxRows ? half : left;
       kernels[count - 1](block, row, col, kBlockColumns);
       row += count;
     }
@@ -39,7 +41,10 @@ void gemm_few_rows(const ProductBlock& block) {
   if constexpr (!kOneGroup && kRows > 1 && (kBits == 4 || P::kSteps == 1))
     if (block.codes.has_ones && block.depth <= block.groups * kMaxSummedLength<kBits>)
       return gemv<kBits, kRows - 1>(block);
-  for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
+  auto* tile = gemm_tile<kBits, kOneGroup, 2, kRows>;
+  if constexpr (!kOneGroup && kRows > 1)
+    if (block.joins_terms) tile = gemm_tile<kBits, kOneGroup, 2, kRows, true>;
+  for (int64_t col = 0; col < half; col += kBlockColumns) tile(block, 0, col, half);
 }
 
 // 2-bit weights have no other kernel of their own: for all other blocks they become 4-bit weights first.

@@ -205,16 +205,23 @@ template <int kBits>
 constexpr int64_t kMaxSummedLength = kBits < 8 ? kMax2BitGroup : 256;
 static_assert(int64_t{255} * 15 * kMax2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
 
+// The exact sum of two terms, of sums that are exact as floats.
+ORT_DYNQ_INLINE inline P::F joined(P::F first, P::F second) { return P::fnmadd(P::set1(-kTermRatio), first, second); }
+
 // Adds the floats of a vector of columns and a group. kInWords: the zero points of the rows are off the sums already.
-template <bool kInWords, int kRows, int kSums>
+template <bool kInWords, bool kJoins, int kRows, int kSums>
 ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool row_varies,
                                           const typename P::I (&sums)[2][kRows][kSums], int v, P::F column_sum, P::F zp,
                                           P::F column_scale, typename P::F (&reals)[kRows][kSums]) {
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
+  constexpr int kStep = kJoins ? 2 : 1;
+  const auto exact_of = [&](int r) ORT_DYNQ_INLINE_LAMBDA {
     auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
     if (!kInWords) exact = P::fnmadd(rows.zps[r], column_sum, exact);
-    exact = P::fnmadd(rows.bases[r], zp, exact);
+    return P::fnmadd(rows.bases[r], zp, exact);
+  };
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; r += kStep) {
+    const auto exact = kJoins ? joined(exact_of(r), exact_of(r + kStep - 1)) : exact_of(r);
     const auto term = P::mul(exact, column_scale);
     reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
   }
@@ -262,7 +269,7 @@ struct ColumnsAhead {
   }
 };
 
-template <int kBits, int kRows, bool kIsPlain>
+template <int kBits, int kRows, bool kIsPlain, bool kJoins>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kWeightOffset<kBits>;
   constexpr bool kInWords = kBits < 8 && P::kSteps == 2;
@@ -305,7 +312,7 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
         zps[v] = P::to_float(zps_of<kBits>(P::load_zps(columns.zps + column(v), left), P::set1(kOffset)));
       const auto column_sum = kInWords ? P::set1(0.0f) : P::to_float(sums_of_weights[v]);
       const auto column_scale = columns.template scales_at<kIsPlain>(column(v), left, masks[v]);
-      add_real_sums<kInWords>(rows, row_varies, sums, v, column_sum, zps[v], column_scale, reals);
+      add_real_sums<kInWords, kJoins>(rows, row_varies, sums, v, column_sum, zps[v], column_scale, reals);
     }
     columns.move_to_next_group(block);
   }
@@ -373,9 +380,9 @@ inline ORT_DYNQ_INLINE void sum_whole_group(const uint8_t*& codes, const uint8_t
 
 // As gemv_tile() for two whole blocks with scales of float16 that vary with the group, if a vector has the sums of a
 // block: all that a group needs is in registers or at one of few addresses.
-template <int kBits, int kRows, bool kHasZps>
+template <int kBits, int kRows, bool kHasZps, bool kJoins>
 inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, const RowTerms* terms) {
-  constexpr int kBlocks = 2;
+  constexpr int kBlocks = 2, kStep = kJoins ? 2 : 1;
   const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
   const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
   const uint16_t* halves = block.columns.halves + col;
@@ -402,11 +409,14 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
       const auto scale = P::load_f16(reinterpret_cast<const uint8_t*>(halves + b * gap));
       const auto weight_zp =
           kHasZps ? P::to_float(zps_of<kBits>(P::load_zps(zps + b * gap, P::kLanes), P::set1(0))) : zp;
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
+      const auto exact_of = [&](int r) ORT_DYNQ_INLINE_LAMBDA {
         auto exact = P::to_float(P::add(sums[0][r][b], sums[1][r][b]));
         exact = P::fnmadd(P::set1(terms[r].zp), column_sum, exact);
-        exact = P::fnmadd(P::set1(terms[r].base), weight_zp, exact);
+        return P::fnmadd(P::set1(terms[r].base), weight_zp, exact);
+      };
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r += kStep) {
+        const auto exact = kJoins ? joined(exact_of(r), exact_of(r + kStep - 1)) : exact_of(r);
         reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(terms[r].scale)));
       }
     }
@@ -414,37 +424,4 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
     if (kHasZps) zps += zps_step;
   }
   store_blocks<kBlocks>(block, col, gap, reals);
-}
-
-template <int kBits, int kRows>
-void gemv(const ProductBlock& block) {
-  const int64_t half = ((block.cols + kBlockColumns - 1) / kBlockColumns + 1) / 2 * kBlockColumns;
-  const bool is_plain = block.columns.halves != nullptr && block.columns.scale_groups > 1;
-  if constexpr (kIsBlock) {
-    constexpr int64_t kMaxGroups = 512;
-    // A row that has one scale takes it after the last group.
-    if (is_plain && block.codes.scale_groups > 1 && block.groups <= kMaxGroups) {
-      RowTerms terms[kRows * kMaxGroups];
-      for (int64_t group = 0; group < block.groups; ++group)
-        for (int64_t r = 0; r < kRows; ++r) {
-          const int64_t at = r * block.groups + group;
-          const int32_t zp = block.codes.zps[at];
-          const auto base =
-              static_cast<float>(block.codes.sums[at] - zp * static_cast<int32_t>(block.depth / block.groups));
-          terms[group * kRows + r] = {static_cast<float>(zp), base, block.codes.scales[at]};
-        }
-      for (int64_t col = 0; col < half; col += kBlockColumns) {
-        if (block.cols - col - half < kBlockColumns)
-          gemv_tile<kBits, kRows, false>(block, col, half);
-        else if (block.weights.zps == nullptr)
-          gemv_whole<kBits, kRows, false>(block, col, half, terms);
-        else
-          gemv_whole<kBits, kRows, true>(block, col, half, terms);
-      }
-      return;
-    }
-  }
-  for (int64_t col = 0; col < half; col += kBlockColumns)
-    (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true>
-                                                          : gemv_tile<kBits, kRows, false>)(block, col, half);
 }

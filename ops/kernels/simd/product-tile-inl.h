@@ -126,13 +126,18 @@ ORT_DYNQ_INLINE inline void subtract_ones(const ProductBlock& block, const int32
   }
 }
 
-// Adds the floats of a group. `real_zps` are the zero points of rows if is_bounded.
-template <int kBlocks, int kRows, class Masks, class Sums, class Reals>
+// The exact sum of two terms.
+ORT_DYNQ_INLINE inline P::I joined(P::I first, P::I second) {
+  return P::add(P::mul(P::set1(static_cast<int32_t>(kTermRatio)), first), second);
+}
+
+// Adds the floats of a group. `real_zps` are the zero points of rows if is_bounded, which joined terms are not.
+template <bool kJoins, int kBlocks, int kRows, class Masks, class Sums, class Reals>
 ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace<false, kBlocks, kRows>& at,
                                       const GroupColumns& columns, int64_t group, bool is_bounded,
                                       const float (&real_zps)[kRows], const Masks& masks, const Sums& sums,
                                       Reals& reals) {
-  constexpr int kSums = kBlocks * kVectors;
+  constexpr int kSums = kBlocks * kVectors, kStep = kJoins ? 2 : 1, kEnd = kJoins ? kRows / 2 * 2 : kRows;
   typename P::F terms[kRows][kSums];
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
@@ -142,21 +147,21 @@ ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace
                                   : P::load_part(columns.scales + (columns.in_groups ? column : 0), masks[v]);
     const auto column_sum = is_bounded ? P::to_float(P::load_part(columns.sums + column, masks[v])) : P::set1(0.0f);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      auto exact = P::to_float(sums[r][v]);
+    for (int r = 0; r < kEnd; r += kStep) {
+      auto exact = P::to_float(kJoins ? joined(sums[r][v], sums[r + kStep - 1][v]) : sums[r][v]);
       if (is_bounded) exact = P::fnmadd(P::set1(real_zps[r]), column_sum, exact);
       terms[r][v] = P::mul(exact, column_scale);
     }
   }
   if (block.codes.scale_groups > 1)
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kEnd; r += kStep) {
       const auto scale = P::set1(block.codes.scales[(at.row + r) * block.groups + group]);
 #pragma GCC unroll 8
       for (int v = 0; v < kSums; ++v) terms[r][v] = P::mul(terms[r][v], scale);
     }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < kEnd; r += kStep)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::add(reals[r][v], terms[r][v]);
 }
@@ -191,7 +196,7 @@ ORT_DYNQ_INLINE inline void begin_tile(const ProductBlock& block, const Place& a
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
 }
 
-template <int kBits, bool kOneGroup, int kBlocks, int kRows>
+template <int kBits, bool kOneGroup, int kBlocks, int kRows, bool kJoins = false>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
   const TilePlace<kOneGroup, kBlocks, kRows> at = {row, col, gap};
@@ -200,7 +205,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const uint8_t* codes = block.codes.data + row * block.codes.stride;
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.codes.scale_groups > 1, has_ones = !kOneGroup && block.codes.has_ones;
-  const bool is_bounded = !kOneGroup && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp;
+  const bool is_bounded = !kOneGroup && !kJoins && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp;
   typename P::Mask masks[kSums];
   typename P::I zps[kSums];
   typename P::F reals[kRows][kSums];
@@ -227,7 +232,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
       to_floats(sums, reals);
     } else {
       if (has_ones) subtract_ones(block, row_zps, sums);
-      add_group(block, at, columns, group, is_bounded, real_zps, masks, sums, reals);
+      add_group<kJoins>(block, at, columns, group, is_bounded, real_zps, masks, sums, reals);
     }
     columns.move_to_next_group(block);
   }

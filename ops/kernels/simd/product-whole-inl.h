@@ -47,17 +47,18 @@ struct WholeGroup {
   const int32_t *column_sums, *row_zps;
 };
 
-// Adds the floats of a group. Rows have a parameter for each of `groups` groups.
-template <int kRows, int kBlocks>
+// Adds the floats of a group. Rows have a parameter for each of `groups` groups. Joined terms have one zero point.
+template <bool kJoins, int kRows, int kBlocks>
 ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_zp, int64_t groups, int64_t gap,
                                             const P::I (&sums)[kRows][kBlocks], P::F (&reals)[kRows][kBlocks]) {
+  constexpr int kStep = kJoins ? 2 : 1;
 #pragma GCC unroll 8
   for (int b = 0; b < kBlocks; ++b) {
     const auto scale = P::load(at.column_scales + b * gap);
     const auto column_sum = P::to_float(P::load(static_cast<const void*>(at.column_sums + b * gap)));
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      auto exact = P::to_float(sums[r][b]);
+    for (int r = 0; r < kRows; r += kStep) {
+      auto exact = P::to_float(kJoins ? joined(sums[r][b], sums[r + kStep - 1][b]) : sums[r][b]);
       if (!has_one_zp) exact = P::fnmadd(P::to_float(P::set1(at.row_zps[r * groups])), column_sum, exact);
       reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(at.row_scales[r * groups])));
     }
@@ -67,7 +68,7 @@ ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_z
 // As gemm_tile() for two whole blocks of weights in groups, if a vector has the sums of a block: for rows and columns
 // with scales of floats that vary with the group. All that a group needs is in registers or at one of few addresses:
 // groups of 32 k take two thirds of the time.
-template <int kBits, int kRows>
+template <int kBits, int kRows, bool kJoins>
 inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2;
   const int64_t stride = block.codes.stride, groups = block.groups, units = block.depth / kGroupUnit / groups;
@@ -98,7 +99,7 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
       if (kBits == 4 && weight_zps != nullptr) zps[b] = P::zps4(P::load_zps(weight_zps + b * gap, P::kLanes));
     for (int64_t unit = 0; unit < units; ++unit, codes += kGroupUnit, w += kGroupUnit * kBlockColumns * kBits / 8)
       add_unit<kBits>(codes, stride, w, between, zps, sums);
-    add_whole_group(at, has_one_zp, groups, gap, sums, reals);
+    add_whole_group<kJoins>(at, has_one_zp, groups, gap, sums, reals);
     at.column_scales += block.columns.scales_stride;
     at.column_sums += block.columns.sums_stride;
     if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
@@ -108,15 +109,20 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
   store_tile<false, kBlocks>(block, row, kRows, col, gap, reals);
 }
 
-template <int kBits, int kRows>
-void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+template <int kBits, int kRows, bool kJoins>
+void gemm_groups_of(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   if constexpr (kIsBlock) {
     const bool is_whole = block.cols - col >= gap + kBlockColumns && block.groups > 1;
     const bool has_scales =
         block.codes.scale_groups > 1 && block.columns.scale_groups > 1 && block.columns.halves == nullptr;
     const bool has_sums = !block.codes.has_ones && (kBits < 8 || block.codes.sums == nullptr);
-    if (is_whole && has_scales && has_sums && (block.codes.has_one_zp || block.is_bounded))
-      return gemm_whole<kBits, kRows>(block, row, col, gap);
+    if (is_whole && has_scales && has_sums && (block.codes.has_one_zp || (block.is_bounded && !kJoins)))
+      return gemm_whole<kBits, kRows, kJoins>(block, row, col, gap);
   }
-  gemm_tile<kBits, false, P::kGroupBlocks, kRows>(block, row, col, gap);
+  gemm_tile<kBits, false, P::kGroupBlocks, kRows, kJoins>(block, row, col, gap);
+}
+
+template <int kBits, int kRows>
+void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+  (block.joins_terms ? gemm_groups_of<kBits, kRows, true> : gemm_groups_of<kBits, kRows, false>)(block, row, col, gap);
 }

@@ -138,8 +138,8 @@ void words_tile(const ProductBlock& block, int64_t row, WordForm form) {
 }
 
 inline bool fits_words(const ProductBlock& block) {
-  return block.depth > 0 && !block.codes.has_ones && has_zps_of_8(block) && block.codes.scale_groups == 1 &&
-         (block.codes.has_one_zp || block.is_bounded);
+  return block.depth > 0 && !block.codes.has_ones && !block.joins_terms && has_zps_of_8(block) &&
+         block.codes.scale_groups == 1 && (block.codes.has_one_zp || block.is_bounded);
 }
 
 template <class Type = P>

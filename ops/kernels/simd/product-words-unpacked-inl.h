@@ -284,6 +284,7 @@ void unpacked_tile(const ProductBlock& block, int64_t row, int64_t first, int64_
 }
 
 inline bool fits_unpacked(const ProductBlock& block) {
+  if (block.joins_terms) return false;
   if (block.columns.sums == nullptr) return !block.codes.has_ones;
   const int64_t fewest = fits_words(block) ? kMinUnpackedRows : kMinOtherRows;
   return block.rows >= fewest && block.depth > 0 && block.depth <= block.groups * kUnpackedQuads * kQuad &&

@@ -242,6 +242,7 @@ template <int kKind>
 void scores(const ScoreBlock& block) {
   kAvx512VnniCompressed.scores[kKind](block);
 }
+void pack_weights(const WeightPack& pack) { kAvx512VnniCompressed.pack_weights(pack); }
 float powers(const PowerRow& row) { return kAvx512VnniCompressed.powers(row); }
 
 constexpr CompressedKernels compressed_kernels() {
@@ -254,5 +255,6 @@ constexpr CompressedKernels compressed_kernels() {
           kPanelRows,
           kTileRows,
           {pack_digits<kU8>, pack_digits<kS8>, pack_digits<kWords>},
-          panel_scores};
+          panel_scores,
+          pack_weights};
 }

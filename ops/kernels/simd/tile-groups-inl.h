@@ -95,12 +95,18 @@ void add_tile(const ProductBlock& block, int64_t group, int64_t first, int64_t c
   if (block.weights.zps != nullptr)
     weight_zp =
         widen(load_columns<Bytes, kStore>(block.weights.zps + group * block.weights.zps_stride + column, count));
-  for (int64_t r = 0; r < kTileRows && first + r < block.rows; ++r) {
+  const auto exact_of = [&](int64_t r) {
     const int64_t row = first + r, parameter = row * block.codes.scale_groups + (row_varies ? group : 0);
     Sums exact = load_columns<Sums, kWhole>(sums + r * kBlockColumns, kBlockColumns) -
                  static_cast<uint32_t>(block.codes.zps[parameter]) * column_sum;
     if (block.codes.sums != nullptr)
       exact -= static_cast<uint32_t>(block.codes.sums[row * block.groups + group]) * weight_zp;
+    return exact;
+  };
+  for (int64_t r = 0; r < kTileRows && first + r < block.rows; r += block.joins_terms ? 2 : 1) {
+    const int64_t parameter = (first + r) * block.codes.scale_groups + (row_varies ? group : 0);
+    Sums exact = exact_of(r);
+    if (block.joins_terms) exact = exact * static_cast<uint32_t>(kTermRatio) + exact_of(r + 1);
     const Floats real = __builtin_convertvector(reinterpret_cast<Ints>(exact), Floats);
     reals[r] += real * column_scale * (row_varies ? block.codes.scales[parameter] : 1.0f);
   }
@@ -239,7 +245,8 @@ class PanelTiles {
 };
 
 // As add_panel(), if block.is_bounded. A vector of sums takes three instructions, and two more if scales of rows vary.
-template <Store kStore, bool kRowVaries>
+// Joined terms are exact as floats: their sum is rounded once.
+template <Store kStore, bool kRowVaries, bool kJoins>
 void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
   PanelColumns columns;
   read_columns<kStore>(block, panel, columns);
@@ -258,12 +265,16 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
       tiles.multiply();
       if (row == 0) prefetch_group(block, panel, i);
       const int64_t at = kRowVaries ? i : 0;
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < kTileRows; ++r) {
-        if (r == kTileRows / 2) tiles.store();  // in the middle: it overlaps with more instructions
+      const auto exact_of = [&](int64_t r) ORT_DYNQ_INLINE_LAMBDA {
         const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
         const __m512 zp = _mm512_set1_ps(of_rows.zps[r][at]);
-        const __m512 exact = _mm512_fnmadd_ps(zp, reinterpret_cast<__m512>(column_sum), sum);
+        return _mm512_fnmadd_ps(zp, reinterpret_cast<__m512>(column_sum), sum);
+      };
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kTileRows; r += kJoins ? 2 : 1) {
+        if (r == kTileRows / 2) tiles.store();  // in the middle: it overlaps with more instructions
+        __m512 exact = exact_of(r);
+        if (kJoins) exact = _mm512_fmadd_ps(_mm512_set1_ps(kTermRatio), exact, exact_of(r + 1));
         const Floats term = reinterpret_cast<Floats>(exact) * column_scale;
         reals[r] += kRowVaries ? term * of_rows.scales[r][at] : term;
       }
@@ -311,9 +322,11 @@ void multiply_block(const ProductBlock& block, int64_t column, int64_t tile_byte
 #ifdef __AVX512F__
     if (block.is_bounded) {
       if (block.codes.scale_groups > 1)
-        add_bounded_panel<kStore, true>(block, panel);
+        (block.joins_terms ? add_bounded_panel<kStore, true, true> : add_bounded_panel<kStore, true, false>)(block,
+                                                                                                             panel);
       else
-        add_bounded_panel<kStore, false>(block, panel);
+        (block.joins_terms ? add_bounded_panel<kStore, false, true> : add_bounded_panel<kStore, false, false>)(block,
+                                                                                                               panel);
       continue;
     }
 #endif
