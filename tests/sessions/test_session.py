@@ -184,6 +184,22 @@ def test_the_import_is_light() -> None:
     assert {"numpy", "onnx", "onnx_ir", "onnxruntime", "rich"}.isdisjoint(loaded)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_library_stays_between_sessions() -> None:
+    """A library that ONNX Runtime closes with its last session leaves 70 KB in memory, and loads again for 9 ms."""
+    code = """import sys
+from onnxruntime import InferenceSession, SessionOptions
+path, model = sys.argv[1:]
+options = SessionOptions()
+options.register_custom_ops_library(path)
+session = InferenceSession(model, options)
+del session, options
+print(path in open("/proc/self/maps").read())
+"""
+    path, model = ort_dynq.get_library_path(), ROOT / "models" / "torchao_8da8w" / "model.onnx"
+    assert subprocess.check_output([sys.executable, "-c", code, path, model], text=True) == "True\n"
+
+
 def test_the_exports() -> None:
     assert {*ort_dynq.__all__} <= {*dir(ort_dynq)}
     assert all(getattr(ort_dynq, name) is not None for name in ort_dynq.__all__)
