@@ -75,7 +75,11 @@ bool has_avx2() noexcept {
 
 [[maybe_unused]] bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx), 1u << 11); }
 
+#ifdef ORT_DYNQ_AVXVNNI_STAND_IN  // tests: the same instructions in the encoding of AVX-512
+[[maybe_unused]] bool has_avxvnni() noexcept { return has_avx512vnni(); }
+#else
 [[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(7, 1, kEax), 1u << 4); }
+#endif
 
 #ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the tile instructions
 [[maybe_unused]] bool has_amx() noexcept { return has_avx512vnni(); }

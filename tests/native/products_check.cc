@@ -29,7 +29,7 @@
 
 namespace dynq {
 
-extern const ProductKernels kAmxProducts, kAmxStandIn, kAvxVnniStandIn;
+extern const ProductKernels kAmxProducts, kAmxStandIn;
 
 #ifdef ORT_DYNQ_X86
 // dispatch.cc names these; the files of products do not have them.
@@ -539,10 +539,6 @@ struct Counter {
     check_amx("amx-stand-in", dynq::kAmxStandIn, problem, conv, random);
 #ifdef ORT_DYNQ_AMX_EMULATED
     check_amx("amx-emulated", dynq::kAmxProducts, problem, conv, random);
-#endif
-#ifdef ORT_DYNQ_AVXVNNI_STAND_IN
-    check_all("avxvnni-stand-in", dynq::kAvxVnniStandIn, problem, random);
-    check_conv("avxvnni-stand-in", dynq::kAvxVnniStandIn, conv, random);
 #endif
   }
 };

@@ -34,10 +34,11 @@ TILE_STAND_IN = '-DORT_DYNQ_TILE_STAND_IN="tile_stand_in.h"'
 AMX_STAND_IN = (TILE_STAND_IN, "-DkAmxProducts=kAmxStandIn", "-DkAmxCompressed=kAmxStandInCompressed", "-Wno-psabi")
 PORTABLE_FALLBACK = ("-DkAvx512VnniProducts=kPortableProducts", "-DkAvx512VnniCompressed=kPortableCompressed")
 EVEX_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni")
+AVXVNNI_STAND_IN = "-DORT_DYNQ_AVXVNNI_STAND_IN"
 
 # The operator QuantizedAttention without the rest of the library.
-ATTENTION = ("operators/quantized_attention.cc", "core/head_codes.cc", "core/packed_heads.cc", "core/formats.cc")
-ATTENTION += ("core/attributes.cc", "core/operator.cc")
+_CORE = ("attention_block", "head_codes", "packed_heads", "formats", "attributes", "operator")
+ATTENTION = ("operators/quantized_attention.cc", *(f"core/{name}.cc" for name in _CORE))
 
 LAUNCHER = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache: tests share most object files
 
@@ -65,6 +66,11 @@ def kernel_files(processor: str, tables: str = "ProductKernels") -> list[Part]:
             fast = ("-O1",) if "ElementwiseKernels k" in text else ()
             parts.append((path, (*options[1].split(), *fast)))
     return parts
+
+
+def with_evex(parts: list[Part]) -> list[Part]:
+    """The files with those of AVX-VNNI in the encoding of AVX-512."""
+    return [(path, EVEX_FLAGS if path.name.startswith("avxvnni") else options) for path, options in parts]
 
 
 def build(folder: Path, compiler: str, parts: list[Part], *flags: str, check: str = "products_check") -> Path:
@@ -132,13 +138,14 @@ def test_this_machine(tmp_path: Path, record: list[tuple[str, object]]) -> None:
         parts, defines = kernel_files("x86_64"), ["-DORT_DYNQ_X86"]
         stand_in = AMX_STAND_IN
         if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
-            expected |= {"avx512vnni", "avxvnni-stand-in"}
+            expected |= {"avx512vnni", "avxvnni"}
             has_amx = {"amx_tile", "amx_int8"} <= flags
             expected |= {"amx" if has_amx else "amx-emulated"}
             defines += [] if has_amx else ["-DORT_DYNQ_AMX_EMULATED"]
             stand_in += tuple(next(options for path, options in parts if path.name == "amx.cc"))
-            parts.append((KERNELS / "avxvnni.cc", (*EVEX_FLAGS, "-DkAvxVnniProducts=kAvxVnniStandIn")))
-            defines.append("-DORT_DYNQ_AVXVNNI_STAND_IN")
+            if "avx_vnni" not in flags:
+                parts = with_evex(parts)
+                defines.append(AVXVNNI_STAND_IN)
         else:
             stand_in += PORTABLE_FALLBACK
         parts.append((KERNELS / "amx.cc", stand_in))
@@ -171,6 +178,9 @@ def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
         isas = ("amx", *isas)
         flags += [TILE_STAND_IN, "-DORT_DYNQ_AMX_EMULATED"]
         parts = [(path, (*options, "-UORT_DYNQ_TILE_STAND_IN")) for path, options in parts]
+    if "avx512vnni" in isas and "avxvnni" not in isas:
+        isas, parts = (*isas, "avxvnni"), with_evex(parts)
+        flags.append(AVXVNNI_STAND_IN)
     parts += [(ROOT / "ops" / path, ("-O1",)) for path in ATTENTION]
     programs, compressed, attention = build_all(tmp_path, "g++", parts, *flags, checks=checks)
     check_programs(programs, isas)
@@ -180,7 +190,7 @@ def test_programs_and_attention_of_this_machine(tmp_path: Path) -> None:
 
 def compressed_kinds(isas: tuple[str, ...]) -> set[str]:
     products = [f"{form} of kind {kind}" for form in ("by_row", "by_column") for kind in range(4)]
-    kinds = [*products, "quantize_words", "scores", "powers", "pack and panel_scores"]
+    kinds = [*products, "quantize_words", "scores", "powers", "pack and panel_scores", "pack_weights"]
     return {f"{isa} {kind}" for isa in isas for kind in kinds}
 
 
