@@ -101,6 +101,7 @@ class ParameterTile {
     if constexpr (!std::is_same_v<Work, FakeQuantizeWork>) {
       int32_t wide = 0, unsafe = 0;  // compilers vectorize loops of int32
       if (work_.zps.type == kInt32)
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): read_zps() has written them
         for (int64_t i = 0; i < count; ++i) wide |= !(zps_[i] >= -kNarrowZeroPoint && zps_[i] <= kNarrowZeroPoint);
       if (wide) kernels_ = work_.portable;
       const bool has_direct = work_.direct != nullptr && work_.direct[kPerRow] != nullptr;

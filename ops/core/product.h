@@ -30,6 +30,7 @@ class Product {
   void set_ones(uint8_t* row, int32_t* sums);
   void pack_tiles(Context& context, uint8_t flip);
   void prepare_rows();
+  void turn_scales();
   bool has_bounded_groups() const;
 
   // Writes which implementation and form of it run, for ORT_DYNQ_VERBOSE.

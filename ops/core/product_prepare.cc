@@ -192,15 +192,19 @@ void Product::prepare_rows() {
         *row_scales++ = is_coarse ? load(scale + i) * kTermRatio : load(scale + i);
         *row_zps++ = zero_point(zps_vary ? i : 0);
       }
-  if (plan_.has_words()) {
-    float* steps = step_memory_.allocate(all_.rows / terms * groups);
-    steps_ = steps;
-    for (int64_t group = 0; group < groups; ++group)
-      for (int64_t row = 0; row < all_.rows; row += terms) *steps++ = all_.codes.scales[row * groups + group];
-  }
+  if (plan_.has_words()) turn_scales();
   if (!plan_.has_ones()) return;
   std::fill(row_scales, row_scales + groups, 0.0f);
   std::fill(row_zps, row_zps + groups, 0);
+}
+
+// Words take the scales of all rows for one group after the other.
+void Product::turn_scales() {
+  const int64_t groups = shape_.row_scales.groups;
+  float* steps = step_memory_.allocate(all_.rows / product_.terms * groups);
+  steps_ = steps;
+  for (int64_t group = 0; group < groups; ++group)
+    for (int64_t row = 0; row < all_.rows; row += product_.terms) *steps++ = all_.codes.scales[row * groups + group];
 }
 
 // Computed sums of columns are within 128 times the size of a group.

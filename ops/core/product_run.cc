@@ -260,11 +260,13 @@ void Product::store_piece(float* piece, int64_t columns, const ProductBlock& blo
   const int64_t terms = product_.terms;
   for (int64_t i = 0; i < block.rows - block.codes.has_ones; i += terms) {
     float* of_row = piece + i * columns;
-    const float* const bias = terms > 1 ? bias_of_terms_ + (block.columns.bias - all_.columns.bias) : nullptr;
-    if (product_.joins_terms)
-      add_bias(of_row, bias, block.cols);
-    else if (terms > 1)
-      add_terms(of_row, of_row + columns, bias, block.cols);
+    if (terms > 1) {
+      const float* const bias = bias_of_terms_ + (block.columns.bias - all_.columns.bias);
+      if (product_.joins_terms)
+        add_bias(of_row, bias, block.cols);
+      else
+        add_terms(of_row, of_row + columns, bias, block.cols);
+    }
     const int64_t at = (row + i) / terms * all_.cols + col;
     if (dst_storage_.narrow != nullptr)
       dst_storage_.narrow(of_row, element(dst_, dst_storage_, at), block.cols);

@@ -26,7 +26,8 @@ inline void zero_pairs(const WeightPack& p, int64_t group, int64_t first, V::I (
 template <int kBits>
 ORT_DYNQ_INLINE inline void widen_group(const int8_t* from, int64_t size, const V::I (&zeros)[kWeightVectors],
                                         int16_t* to) {
-  constexpr int kPairs = 16 / kBits, kPlaces[] = {0, kPairs / 2, 1, 3};  // of a vector; half_words() has them by bits
+  constexpr int64_t kPairs = 16 / kBits;
+  constexpr int64_t kPlaces[] = {0, kPairs / 2, 1, 3};  // of a vector; half_words() has them by bits
   for (int64_t k = 0; k < size; k += 2 * kPairs, to += kPairs * kPanelPairs)
 #pragma GCC unroll 4
     for (int64_t v = 0; v < kWeightVectors; ++v, from += 4 * V::kLanes) {

@@ -208,6 +208,15 @@ static_assert(int64_t{255} * 15 * kMax2BitGroup < 1 << 24 && int64_t{255} * 255 
 // The exact sum of two terms, of sums that are exact as floats.
 ORT_DYNQ_INLINE inline P::F joined(P::F first, P::F second) { return P::fnmadd(P::set1(-kTermRatio), first, second); }
 
+// The exact sum of row r, or of two terms, rows r and r + 1.
+template <bool kJoins, class ExactOf>
+ORT_DYNQ_INLINE inline P::F exact_of_terms(const ExactOf& exact_of, int r) {
+  if constexpr (kJoins)
+    return joined(exact_of(r), exact_of(r + 1));
+  else
+    return exact_of(r);
+}
+
 // Adds the floats of a vector of columns and a group. kInWords: the zero points of the rows are off the sums already.
 template <bool kInWords, bool kJoins, int kRows, int kSums>
 ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool row_varies,
@@ -221,7 +230,7 @@ ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool r
   };
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r += kStep) {
-    const auto exact = kJoins ? joined(exact_of(r), exact_of(r + kStep - 1)) : exact_of(r);
+    const auto exact = exact_of_terms<kJoins>(exact_of, r);
     const auto term = P::mul(exact, column_scale);
     reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
   }
@@ -416,7 +425,7 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
       };
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r += kStep) {
-        const auto exact = kJoins ? joined(exact_of(r), exact_of(r + kStep - 1)) : exact_of(r);
+        const auto exact = exact_of_terms<kJoins>(exact_of, r);
         reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(terms[r].scale)));
       }
     }

@@ -131,6 +131,12 @@ ORT_DYNQ_INLINE inline P::I joined(P::I first, P::I second) {
   return P::add(P::mul(P::set1(static_cast<int32_t>(kTermRatio)), first), second);
 }
 
+template <class Mask>
+ORT_DYNQ_INLINE inline P::F scales_of_columns(const GroupColumns& columns, int64_t column, int64_t count, Mask mask) {
+  if (columns.halves != nullptr) return load_halves(columns.halves + column, count);
+  return P::load_part(columns.scales + (columns.in_groups ? column : 0), mask);
+}
+
 // Adds the floats of a group. `real_zps` are the zero points of rows if is_bounded, which joined terms are not.
 template <bool kJoins, int kBlocks, int kRows, class Masks, class Sums, class Reals>
 ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace<false, kBlocks, kRows>& at,
@@ -142,9 +148,7 @@ ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace
 #pragma GCC unroll 8
   for (int v = 0; v < kSums; ++v) {
     const int64_t column = at.column(v);
-    const auto column_scale = columns.halves != nullptr
-                                  ? load_halves(columns.halves + column, block.cols - at.col - column)
-                                  : P::load_part(columns.scales + (columns.in_groups ? column : 0), masks[v]);
+    const auto column_scale = scales_of_columns(columns, column, block.cols - at.col - column, masks[v]);
     const auto column_sum = is_bounded ? P::to_float(P::load_part(columns.sums + column, masks[v])) : P::set1(0.0f);
 #pragma GCC unroll 8
     for (int r = 0; r < kEnd; r += kStep) {

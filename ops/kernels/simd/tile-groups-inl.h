@@ -244,10 +244,24 @@ class PanelTiles {
   int64_t next_ = 0;
 };
 
+// The exact sums of row r of a tile; those of two terms, rows r and r + 1, are exact as floats, too, and are rounded
+// once.
+template <bool kJoins, bool kRowVaries>
+ORT_DYNQ_INLINE inline __m512 exact_sums(const uint32_t* sums, const PanelRows<kRowVaries>& of_rows, int64_t at,
+                                         Floats column_sum, int64_t r) {
+  if constexpr (kJoins) {
+    const __m512 first = exact_sums<false>(sums, of_rows, at, column_sum, r);
+    return _mm512_fmadd_ps(_mm512_set1_ps(kTermRatio), first, exact_sums<false>(sums, of_rows, at, column_sum, r + 1));
+  } else {
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + r * kBlockColumns));
+    return _mm512_fnmadd_ps(_mm512_set1_ps(of_rows.zps[r][at]), reinterpret_cast<__m512>(column_sum), sum);
+  }
+}
+
 // As add_panel(), if block.is_bounded. A vector of sums takes three instructions, and two more if scales of rows vary.
-// Joined terms are exact as floats: their sum is rounded once.
 template <Store kStore, bool kRowVaries, bool kJoins>
 void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
+  constexpr int64_t kStep = kJoins ? 2 : 1;
   PanelColumns columns;
   read_columns<kStore>(block, panel, columns);
   PanelRows<kRowVaries> of_rows;
@@ -265,16 +279,10 @@ void add_bounded_panel(const ProductBlock& block, const Panel& panel) {
       tiles.multiply();
       if (row == 0) prefetch_group(block, panel, i);
       const int64_t at = kRowVaries ? i : 0;
-      const auto exact_of = [&](int64_t r) ORT_DYNQ_INLINE_LAMBDA {
-        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(ready + r * kBlockColumns));
-        const __m512 zp = _mm512_set1_ps(of_rows.zps[r][at]);
-        return _mm512_fnmadd_ps(zp, reinterpret_cast<__m512>(column_sum), sum);
-      };
 #pragma GCC unroll 16
-      for (int64_t r = 0; r < kTileRows; r += kJoins ? 2 : 1) {
+      for (int64_t r = 0; r < kTileRows; r += kStep) {
         if (r == kTileRows / 2) tiles.store();  // in the middle: it overlaps with more instructions
-        __m512 exact = exact_of(r);
-        if (kJoins) exact = _mm512_fmadd_ps(_mm512_set1_ps(kTermRatio), exact, exact_of(r + 1));
+        const __m512 exact = exact_sums<kJoins>(ready, of_rows, at, column_sum, r);
         const Floats term = reinterpret_cast<Floats>(exact) * column_scale;
         reals[r] += kRowVaries ? term * of_rows.scales[r][at] : term;
       }
