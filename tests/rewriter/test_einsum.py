@@ -42,6 +42,8 @@ PRODUCTS = [
     ('Einsum<equation = "oi,bit->bot">(w, d)', *SAMPLES),
     ("MatMul(stack, d)", "float[2, 128, 9] x", SAMPLES[1]),
 ]
+ONE_ROW = ('Einsum<equation = "okl,klm->mo">(several, d)', "float[4, 32, 1] x", (4, 32, 1))
+LAST_OF_ONE = ('Einsum<equation = "oiy,bit->ybto">(images, d)', *SAMPLES)
 
 
 @pytest.mark.parametrize(("chain", "case"), diagonals(1, [PLAIN, NO_EPSILON, ASYMMETRIC], PRODUCTS))
@@ -52,6 +54,17 @@ def test_products(chain: str, case: tuple[str, str, tuple[int, ...]]) -> None:
     stack = np.array([WEIGHTS, -WEIGHTS])
     model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights, stack=stack)
     assert products(check_products(model, {"x": data(shape, axis)})) == ["QuantizedMatMul"]
+
+
+@pytest.mark.parametrize("product", [ONE_ROW, LAST_OF_ONE], ids=["one row", "last of one"])
+def test_orders_of_axes(product: tuple[str, str, tuple[int, ...]]) -> None:
+    """A scale with more axes than the codes of the product, and weights with one element in their last axis."""
+    text, inputs, shape = product
+    axes, weights = ([0, 1], WEIGHTS) if text == ONE_ROW[0] else ([1], WEIGHTS)
+    several, images = weights.reshape(N, 4, 32), weights[..., None]
+    model = model_of(f"{PLAIN} y = {text}", inputs, axis=np.array(axes), several=several, images=images)
+    x = np.nan_to_num(rows(shape), posinf=1, neginf=-1)
+    assert products(check_products(model, {"x": x})) == ["QuantizedMatMul"]
 
 
 def test_rows_with_nan() -> None:

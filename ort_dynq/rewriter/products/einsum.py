@@ -103,8 +103,9 @@ class Einsum:
         last = -2 if self.moves_rows else rows - rank - 1  # numbers of rows, or of parts of them
 
         def of_rows(_: str, param: Param) -> Param:
-            if param.is_one:
-                return param
+            if param.is_one:  # it may have no more axes than the codes
+                fits = param.rank is not None and param.rank <= rows + 1
+                return param if fits else replace(param.of("Reshape", np.array([1])), rank=1)
             shape = form.value.shape
             runs = self._transposed(param, shape) if self.moves_depth else param.as_runs(shape, form.codes, last)
             if runs is None or runs.rank != rank or (self.moves_rows and runs.axes != lead(rank, -1)):

@@ -130,7 +130,12 @@ class FloatProduct(NamedTuple):
             return math.prod(weights.shape[1:])
         if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
             return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
-        if self.has_left_weights and self.node.op_type == "MatMul":
+        if self.node.op_type == "Einsum":
+            of_weights, of_result = self._labels
+            first, _, last = of_weights.partition("...")
+            axes = [*zip(first, weights.shape, strict=False), *zip(last[::-1], weights.shape[::-1], strict=False)]
+            return math.prod(length for label, length in axes if label not in of_result)
+        if self.has_left_weights:
             return int(weights.shape[-1])
         return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
 
@@ -146,9 +151,15 @@ class FloatProduct(NamedTuple):
     @property
     def is_transposed(self) -> bool:
         if self.node.op_type == "Einsum":
-            operands, _, result = self.node.attributes["equation"].as_string().replace(" ", "").partition("->")
-            return operands.split(",")[0 if self.has_left_weights else 1][-1] != result[-1]
+            of_weights, of_result = self._labels
+            return of_weights[-1] != of_result[-1]
         return self.node.attributes.get_int("transB", 0) != 0
+
+    @property
+    def _labels(self) -> tuple[str, str]:
+        """The labels of the axes of an Einsum's weights, and of its result."""
+        operands, _, result = self.node.attributes["equation"].as_string().replace(" ", "").partition("->")
+        return operands.split(",")[0 if self.has_left_weights else 1], result
 
     def values(self) -> list[ir.Value]:
         parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []
