@@ -88,7 +88,7 @@ struct ProductBlock {
   ScaleOrder order;
   bool is_bounded;  // has_bounded_groups() was true
   // Rows 2 * r and 2 * r + 1 are the terms of a row: exact[g] of the first one is kTermRatio * its sum + that of the
-  // second one, which has no output: the second row of dst may be anything. Not for kernels of one group.
+  // second one, which has no output: the second row of dst may be anything. Not for gemm_qc8w.
   bool joins_terms = false;
 };
 

@@ -214,8 +214,8 @@ Problem make_problem(Random& random) {
   if (problem.bits < 8) problem.weight_zp = random.one_in(2) ? 8 : static_cast<int32_t>(random.integer(0, 15));
   if (problem.bits == 8 && random.one_in(3)) problem.weight_zp = static_cast<int32_t>(random.integer(-128, 127));
   problem.special = random.one_in(3);
-  problem.joins = problem.groups > 1 && problem.size() <= dynq::kMaxJoinedLength && problem.rows % 2 == 0 &&
-                  problem.rows > 0 && random.one_in(3);
+  problem.joins = problem.size() <= dynq::kMaxJoinedLength && problem.rows % 2 == 0 && problem.rows > 0 &&
+                  random.one_in(problem.groups > 1 ? 3 : 9);
   problem.fill(random);
   return problem;
 }
@@ -464,7 +464,7 @@ struct Counter {
     const std::string terms = problem.joins ? ", joined" : "";
     const std::string kind = (problem.bits == 4 ? "gemm_qb4w" : "gemm_qb8w") + terms;
     const dynq::ProductKernel in_groups = problem.bits == 4 ? kernels.gemm_qb4w : kernels.gemm_qb8w;
-    if (problem.bits == 4 || problem.groups > 1) run(kind, in_groups, false);
+    if (problem.bits == 4 || problem.groups > 1 || problem.joins) run(kind, in_groups, false);
     if (problem.has_exact_sums) {
       const dynq::ColumnSumKernel sum = problem.bits == 4 ? kernels.sum_columns_4bit : kernels.sum_columns_8bit;
       check_sums(name + " sum_columns", problem, sum, random);
@@ -479,12 +479,13 @@ struct Counter {
         ++blocks[name + " " + kind + " with ones"];
       }
     }
-    if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w", kernels.gemm_qc8w, false);
-    if (kernels.strassen != nullptr && problem.bits == 8 && problem.groups == 1 && problem.rows > 0 &&
+    const bool is_one_sum = problem.groups == 1 && !problem.joins;
+    if (problem.bits == 8 && is_one_sum) run("gemm_qc8w", kernels.gemm_qc8w, false);
+    if (kernels.strassen != nullptr && problem.bits == 8 && is_one_sum && problem.rows > 0 &&
         problem.rows <= dynq::kStrassenRows && problem.depth > 0 && problem.cols >= dynq::kStrassenColumns)
       run("strassen", run_strassen, false);
     if (problem.rows < kTileRows || kernels.gemm_qc8w_tiles == nullptr) return;
-    if (problem.bits == 8 && problem.groups == 1) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
+    if (problem.bits == 8 && is_one_sum) run("gemm_qc8w_tiles", kernels.gemm_qc8w_tiles, true);
     if (problem.groups == 1 || problem.size() > dynq::kMaxTileGroup) return;
     if (problem.bits == 8) run("gemm_qb8w_tiles" + terms, kernels.gemm_qb8w_tiles, true);
     if (problem.bits == 4) run("gemm_qb4w_tiles" + terms, kernels.gemm_qb4w_tiles, true);

@@ -23,10 +23,11 @@ CALLS = {
     (40, 4, 32, True, 1): "40x128x96, 4 bits in 4 groups",
     (64, 8, 32, True, 1): "64x128x96, 8 bits in 4 groups",
     (70, 4, 32, False, 2): "70x128x96, 4 bits in 4 groups, 2 terms",
+    (40, 8, 128, True, 2): "40x128x96, 8 bits, 2 terms",
 }
 FEW = ("few rows, ones", "few rows, ones, 2 bits", "few rows, ones")
 CHOSEN = {
-    "portable": ("rows", "rows", *FEW, *("rows",) * 4),
+    "portable": ("rows", "rows", *FEW, *("rows",) * 5),
     "avx2": (
         "rows, direct",
         "rows, wide",
@@ -37,6 +38,7 @@ CHOSEN = {
         "rows, unpacked words",
         "rows, direct",
         "words",
+        "rows, direct",
     ),
     "avx512vnni": (
         "rows, direct",
@@ -46,6 +48,7 @@ CHOSEN = {
         "few rows, ones, direct",
         *("rows, direct",) * 3,
         "words",
+        "rows, direct",
     ),
     "amx": (
         "rows, direct",
@@ -55,6 +58,7 @@ CHOSEN = {
         "few rows, ones, direct",
         "rows, direct",  # 245,760 multiply-adds are too few
         *("tiles, groups",) * 3,
+        "rows, direct",
     ),
 }
 

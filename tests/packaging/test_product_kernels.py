@@ -110,7 +110,8 @@ def ran(program: Path, blocks: int, *emulator: str) -> set[str]:
 
 
 def all_kinds(*names: str) -> set[str]:
-    kinds = ("gemm_qc8w", "gemm_qb8w", "gemm_qb4w", "gemm_qb2w with ones", "conv", "interleave_quads")
+    joined = ("gemm_qb8w, joined", "gemm_qb4w, joined")
+    kinds = ("gemm_qc8w", "gemm_qb8w", "gemm_qb4w", "gemm_qb2w with ones", *joined, "conv", "interleave_quads")
     tile_kinds = ("gemm_qc8w_tiles", "gemm_qb8w_tiles", "gemm_qb4w_tiles", "conv_tiles", "conv_tiles, gathered")
     in_tiles = {f"{name} {kind}" for name in names if "amx" in name for kind in tile_kinds}
     winograd = {f"{name} winograd" for name in names if name in ("avx2", "avx512", "portable")}

@@ -112,5 +112,6 @@ void gemm(const ProductBlock& block) {
 // The name of the form that a block takes.
 inline const char* name_of_form(const ProductBlock& block, int64_t bits) {
   if (bits < 8) return kForms<4, false, P::kGroupBlocks>.of(block).name;
-  return (block.groups > 1 ? kForms<8, false, P::kGroupBlocks> : kForms<8, true, P::kBlocks>).of(block).name;
+  const bool is_in_groups = block.groups > 1 || block.joins_terms;
+  return (is_in_groups ? kForms<8, false, P::kGroupBlocks> : kForms<8, true, P::kBlocks>).of(block).name;
 }
