@@ -111,7 +111,7 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
 
 template <int kBits, int kRows, bool kJoins>
 void gemm_groups_of(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
-  if constexpr (kIsBlock) {
+  if constexpr (kIsBlock && !(kJoins && kRows % 2 == 1)) {  // an odd row is one of ones
     const bool is_whole = block.cols - col >= gap + kBlockColumns && block.groups > 1;
     const bool has_scales =
         block.codes.scale_groups > 1 && block.columns.scale_groups > 1 && block.columns.halves == nullptr;
@@ -124,5 +124,7 @@ void gemm_groups_of(const ProductBlock& block, int64_t row, int64_t col, int64_t
 
 template <int kBits, int kRows>
 void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
-  (block.joins_terms ? gemm_groups_of<kBits, kRows, true> : gemm_groups_of<kBits, kRows, false>)(block, row, col, gap);
+  if constexpr (kRows != 3)  // gemm_few_rows() takes two terms and a row of ones
+    if (block.joins_terms) return gemm_groups_of<kBits, kRows, true>(block, row, col, gap);
+  gemm_groups_of<kBits, kRows, false>(block, row, col, gap);
 }
