@@ -18,10 +18,7 @@ _LATER = 0.02  # seconds
 
 
 class _OnFirstUse(MetaPathFinder):
-    """Finds sympy for onnx_ir, which computes with dimensions that have names; no command does.
-
-    Loading it took more than half of the time in which a command starts.
-    """
+    """Finds sympy for onnx_ir, which computes with dimensions that have names; no command does."""
 
     NAMES = ("sympy", "onnx_ir._symbolic_shapes")
 
