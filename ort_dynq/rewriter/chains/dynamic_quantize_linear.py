@@ -8,8 +8,6 @@ it with a MatMulInteger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from ...operators import DOMAIN
@@ -18,25 +16,19 @@ from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
 
 
-@dataclass(frozen=True)
-class _Quantization:
-    node: ir.Node
-    x: ir.Value
-
-
-def _match(node: ir.Node, context: Context) -> _Quantization | None:
+def _match(node: ir.Node, _: Context) -> ir.Value | None:
     x, users = node.inputs[0], [[use.node for use in output.uses()] for output in node.outputs]
     if x is None or not any(user.domain == DOMAIN for of_output in users for user in of_output):
         return None  # a product reads the scale, also if other nodes move the codes first
     if has_few_elements(x) or any(user.op_type == "MatMulInteger" for user in users[0]):
         return None
-    return _Quantization(node, x)
+    return x
 
 
-def _build(match: _Quantization, edit: Edit) -> None:
-    new = call("DynamicQuantizeLinear", [match.x])
-    edit.insert_main(new, before=match.node)
-    for old, replacement in zip(match.node.outputs, new.outputs, strict=True):
+def _build(x: ir.Value, edit: Edit) -> None:
+    new = call("DynamicQuantizeLinear", [x])
+    edit.insert_main(new, before=edit.node)
+    for old, replacement in zip(edit.node.outputs, new.outputs, strict=True):
         edit.replace(old, replacement)
 
 

@@ -12,13 +12,10 @@ nodes that they can compute: those behind the range of x become RowProgram.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ...runtime import version
-from ..analysis.nodes import data_type, producer_of
+from ..analysis.nodes import data_type, is_standard, producer_of
 from ..analysis.types import CODE_TYPES, check_type
 from ..edit import Edit, call
 from ..metadata import DEQUANTIZES
@@ -41,14 +38,6 @@ _OLDEST_OPSET_OF_PRECISION = 23
 _ROUNDS_FLOAT16 = 1, 30
 
 
-@dataclass(frozen=True)
-class _DynamicPair:
-    """A DynamicQuantizeLinear of `x`, and the DequantizeLinear that is the only use of its outputs."""
-
-    dq: ir.Node
-    x: ir.Value
-
-
 def _match_quantize(node: ir.Node, context: Context) -> LinearNode | None:
     facts = context.facts
     if not is_dynamic(node, "QuantizeLinear", facts):
@@ -60,28 +49,31 @@ def _match_quantize(node: ir.Node, context: Context) -> LinearNode | None:
     default = ir.DataType.UINT8 if zero_point is None else zero_point.dtype
     codes = check_parameters(node, data_type(node, "output_dtype") or default)
     _raise(fused(node, context))
-    if x.dtype != ir.DataType.FLOAT or codes not in CODE_TYPES:
-        return _without_dequantizer(node, context, codes)
-    dq = _only_dequantizer(node, context)
-    if dq is not None:
-        return LinearNode(node, "DynamicFakeQuantize", codes, dq.outputs[0])
+    is_joined = x.dtype == ir.DataType.FLOAT and codes in CODE_TYPES
+    if is_joined and (dq := _only_dequantizer(node, context)) is not None:
+        return LinearNode("DynamicFakeQuantize", codes, dq.outputs[0])
+    if x.dtype == ir.DataType.FLOAT16:
+        if facts.opset >= _OLDEST_OPSET_OF_PRECISION and "precision" not in node.attributes:
+            raise Unconverted(Reason.FLOAT16_QUOTIENT_ROUNDED)
+        if version() < _ROUNDS_FLOAT16:
+            raise Unconverted(Reason.FLOAT16_QUOTIENT_TRUNCATED)
     _raise(too_small(node))
-    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0])
+    return LinearNode("DynamicQuantize", codes, node.outputs[0], arithmetic_of(node))
 
 
 def _build_quantize(match: LinearNode, edit: Edit) -> None:
     build_linear(match, edit)
-    if match.dequantizes:
+    if match.operator == "DynamicFakeQuantize":
         edit.metadata[DEQUANTIZES] = "1"
 
 
-def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearNode | None:
+def _match_dequantize(node: ir.Node, context: Context) -> ir.Value | LinearNode | None:
+    """Returns the tensor if DynamicQuantizeLinear computes the codes, and nothing else reads them or their scale."""
     if not is_dynamic(node, "DequantizeLinear", context.facts):
         return None
     _raise(fused(node, context))
-    pair = _dynamic_pair(node)
-    if pair is not None:
-        return pair
+    if (x := _quantized_for(node)) is not None:
+        return x
     _raise(too_small(node))
     scale = inputs_of(node)[1]
     if scale.dtype == ir.DataType.FLOAT16 and not is_rounded(scale):
@@ -89,25 +81,20 @@ def _match_dequantize(node: ir.Node, context: Context) -> _DynamicPair | LinearN
     return dequantize_linear(node)
 
 
-def _build_dequantize(match: _DynamicPair | LinearNode, edit: Edit) -> None:
+def _build_dequantize(match: ir.Value | LinearNode, edit: Edit) -> None:
     if isinstance(match, LinearNode):
         build_linear(match, edit)
     else:
-        main = call("DynamicQuantizeDequantizeLinear", [match.x])
-        edit.replace(match.dq.outputs[0], edit.insert_main(main, before=match.dq))
+        main = call("DynamicQuantizeDequantizeLinear", [match])
+        edit.replace(edit.node.outputs[0], edit.insert_main(main, before=edit.node))
     edit.metadata[DEQUANTIZES] = "1"
 
 
 QUANTIZE: Rule[LinearNode] = Rule(
     "QuantizeLinear", 10, _match_quantize, _build_quantize, reports_opset=True, operators=("QuantizeLinear",)
 )
-DEQUANTIZE: Rule[_DynamicPair | LinearNode] = Rule(
-    "DequantizeLinear",
-    10,
-    _match_dequantize,
-    _build_dequantize,
-    reports_opset=True,
-    operators=("DequantizeLinear",),
+DEQUANTIZE: Rule[ir.Value | LinearNode] = Rule(
+    "DequantizeLinear", 10, _match_dequantize, _build_dequantize, reports_opset=True, operators=("DequantizeLinear",)
 )
 
 
@@ -116,42 +103,27 @@ def _raise(reason: Unconverted | None) -> None:
         raise reason
 
 
-def _without_dequantizer(node: ir.Node, context: Context, codes: ir.DataType) -> LinearNode:
-    """Recognizes a QuantizeLinear of 16-bit floats or to 4-bit codes."""
-    is_float16 = inputs_of(node)[0].dtype == ir.DataType.FLOAT16
-    if is_float16 and context.facts.opset >= _OLDEST_OPSET_OF_PRECISION and "precision" not in node.attributes:
-        raise Unconverted(Reason.FLOAT16_QUOTIENT_ROUNDED)
-    if is_float16 and version() < _ROUNDS_FLOAT16:
-        raise Unconverted(Reason.FLOAT16_QUOTIENT_TRUNCATED)
-    _raise(too_small(node))
-    return LinearNode(node, "DynamicQuantize", codes, node.outputs[0], arithmetic_of(node))
-
-
-def _dynamic_pair(node: ir.Node) -> _DynamicPair | None:
-    """Returns a DequantizeLinear and the DynamicQuantizeLinear before it, if nothing else uses its outputs, or None."""
+def _quantized_for(node: ir.Node) -> ir.Value | None:
+    """Returns x of a DynamicQuantizeLinear with outputs that only this DequantizeLinear uses; None for others."""
     quantizer = producer_of(node.inputs[0], "DynamicQuantizeLinear")
-    if quantizer is None or quantizer.graph is not node.graph or quantizer.inputs[0] is None:
-        return None
-    if list(node.inputs) != list(quantizer.outputs):
+    if quantizer is None or quantizer.graph is not node.graph or list(node.inputs) != list(quantizer.outputs):
         return None
     if node.attributes.get_int("output_dtype", 0) not in (0, ir.DataType.FLOAT):
         return None
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in quantizer.outputs):
         return None
-    return _DynamicPair(node, quantizer.inputs[0])
+    return quantizer.inputs[0]
 
 
 def _only_dequantizer(node: ir.Node, context: Context) -> ir.Node | None:
     """Returns the DequantizeLinear that is the inverse of `node`, the only use of its codes and not fused, or None."""
     codes = node.outputs[0]
-    uses = list(codes.uses())
-    if len(uses) != 1 or codes.is_graph_output():
+    if len(codes.uses()) != 1 or codes.is_graph_output():
         return None
-    dq = uses[0].node
+    dq = next(iter(codes.uses())).node
     is_inverse = (
-        dq.domain in STANDARD_DOMAINS
+        is_standard(dq, "DequantizeLinear")
         and dq.graph is node.graph
-        and dq.op_type == "DequantizeLinear"
         and list(dq.inputs[1:]) == list(node.inputs[1:])
         and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))
         and dq.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT)

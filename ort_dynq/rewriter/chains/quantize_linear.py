@@ -7,7 +7,7 @@ QuantizeLinear, DequantizeLinear            -> DynamicFakeQuantize(x, s, z)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -26,28 +26,20 @@ _CASTS_4_BITS, _SATURATES_FLOAT16 = (1, 23), (1, 32)
 _CODES = (*CODE_TYPES, ir.DataType.UINT4, ir.DataType.INT4)
 
 
-@dataclass(frozen=True)
-class LinearNode:
-    """A QuantizeLinear or DequantizeLinear, with the DequantizeLinear after it or without.
+class LinearNode(NamedTuple):
+    """What takes the place of a QuantizeLinear or DequantizeLinear, with the DequantizeLinear after it or without.
 
     Attributes:
-        node: The first node. The operator gets its inputs and its granularity.
-        operator: The operator: DynamicQuantize, DynamicDequantize or DynamicFakeQuantize.
+        operator: DynamicQuantize, DynamicDequantize or DynamicFakeQuantize; it gets the inputs of the node.
         codes: The type of the codes.
         last: The result.
         arithmetic: The attribute of DynamicQuantize.
     """
 
-    node: ir.Node
     operator: str
     codes: ir.DataType
     last: ir.Value
     arithmetic: str = "onnx"
-
-    @property
-    def dequantizes(self) -> bool:
-        """Whether the result is floats."""
-        return self.operator != "DynamicQuantize"
 
 
 def dequantize_linear(node: ir.Node) -> LinearNode:
@@ -59,7 +51,7 @@ def dequantize_linear(node: ir.Node) -> LinearNode:
     codes, scale, _ = inputs_of(node)
     if node.attributes.get_int("output_dtype", 0) not in (0, scale.dtype):
         raise Unconverted(Reason.OUTPUT_DTYPE)
-    return LinearNode(node, "DynamicDequantize", check_parameters(node, codes.dtype), node.outputs[0])
+    return LinearNode("DynamicDequantize", check_parameters(node, codes.dtype), node.outputs[0])
 
 
 def is_rounded(value: ir.Value) -> bool:
@@ -138,14 +130,10 @@ def granularity_attributes(node: ir.Node) -> dict[str, str | int]:
 
 def build_linear(match: LinearNode, edit: Edit) -> None:
     """Puts the operator in place of the nodes."""
-    node = match.node
+    node = edit.node
     x, scale, zero_point = inputs_of(node)
     if zero_point is None:
         zero_point = edit.add_constant(np.zeros((), match.codes.numpy()), before=node)
-    main = call(
-        match.operator,
-        [x, scale, zero_point],
-        **granularity_attributes(node),
-        arithmetic=match.arithmetic,
-    )
+    inputs = [x, scale, zero_point]
+    main = call(match.operator, inputs, **granularity_attributes(node), arithmetic=match.arithmetic)
     edit.replace(match.last, edit.insert_main(main, before=node))

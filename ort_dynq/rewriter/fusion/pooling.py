@@ -13,7 +13,6 @@ import onnx_ir as ir
 from ...graphs import MICROSOFT
 from ...operators import DOMAIN
 from ...opsets import OPSET
-from ..analysis.nodes import is_standard
 from ..edit import Edit
 from ..policy.cost import has_few_elements
 from ..rule import Context, Rule
@@ -21,24 +20,20 @@ from ..rule import Context, Rule
 _MIN_DIMENSIONS = 3
 
 
-def _match(node: ir.Node, context: Context) -> ir.Node | None:
-    if not context.options.fuse or not is_standard(node, "GlobalAveragePool"):
-        return None
+def _match(node: ir.Node, _: Context) -> ir.Value | None:
     x = node.inputs[0]
     producer = None if x is None else x.producer()
     if x is None or producer is None or producer.domain not in (DOMAIN, MICROSOFT):
         return None
     if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) < _MIN_DIMENSIONS or has_few_elements(x):
         return None
-    return node
+    return x
 
 
-def _build(match: ir.Node, edit: Edit) -> None:
-    x = match.inputs[0]
-    assert x is not None
+def _build(x: ir.Value, edit: Edit) -> None:
     assert x.shape is not None
-    mean = edit.reduction("ReduceMean", x, range(2, len(x.shape)), before=match)
-    edit.replace(match.outputs[0], edit.insert_main(mean, before=match))
+    mean = edit.reduction("ReduceMean", x, range(2, len(x.shape)), before=edit.node)
+    edit.replace(edit.node.outputs[0], edit.insert_main(mean, before=edit.node))
 
 
-RULE = Rule("means of channels", OPSET, _match, _build, fuses=True)
+RULE = Rule("means of channels", OPSET, _match, _build, fuses=True, operators=("GlobalAveragePool",))
