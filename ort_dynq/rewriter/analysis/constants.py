@@ -122,12 +122,14 @@ def constant_scalar(value: ir.Value | None) -> float | None:
 
     Expand(c, shape) and ConstantOfShape(shape) have a number even if the shape is computed at run time.
     """
-    is_kept = True
+    is_kept, types = True, list[ir.DataType]()
     for _ in CHAIN.steps():
-        node = producer_of(value, *REPEATING, *ROUNDING, "Cast", "Clip")
+        node = producer_of(value, *REPEATING, *RESHAPES, *ROUNDING, "Cast", "Clip")
         if node is None or (node.op_type not in REPEATING and constant_array(value) is not None):
             break
-        if node.op_type not in REPEATING:
+        if node.op_type == "Cast" and cast_to(node).is_floating_point():
+            types.append(cast_to(node))
+        elif node.op_type not in REPEATING | RESHAPES:
             is_kept = False  # a number other than 0 may change
             if not _keeps_zero(node):
                 return None
@@ -137,6 +139,8 @@ def constant_scalar(value: ir.Value | None) -> float | None:
         number: float | None = 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
     else:
         number = _number_of(constant_array(value))
+    with np.errstate(over="ignore"):
+        is_kept = is_kept and all(each.numpy().type(number) == number for each in types if number is not None)
     return number if is_kept or is_zero(number) else None
 
 

@@ -14,10 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
-from ..analysis.inference import Facts
 from ..analysis.nodes import input_of, producer_of
 from ..analysis.shapes import does_not_grow, is_equal
-from ..analysis.standard import REPEATING, RESHAPES
 from ..edit import Edit
 from ..rule import Context, Rule
 from .quantize_linear import is_rounded
@@ -31,7 +29,7 @@ class _MaskedNumber(NamedTuple):
     number: float
 
 
-def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
+def _match(node: ir.Node, _: Context) -> _MaskedNumber | None:
     if (node.attributes.get_string("reduction", "none") or "none") != "none":
         return None
     data, indices, updates = node.inputs
@@ -41,7 +39,7 @@ def _match(node: ir.Node, context: Context) -> _MaskedNumber | None:
         return None
     if list(transpose.attributes.get_ints("perm", (1, 0))) != [1, 0]:
         return None
-    mask, number = input_of(found, 0), _repeated_number(updates, context.facts)
+    mask, number = input_of(found, 0), constant_scalar(updates)
     if mask is None or mask.dtype != ir.DataType.BOOL or number is None or mask.shape is None or data.shape is None:
         return None
     if number == 0 and np.signbit(number):
@@ -83,19 +81,3 @@ def _build(match: _MaskedNumber, edit: Edit) -> None:
 RULE: Rule[_MaskedNumber] = Rule(
     "numbers where a condition holds", 13, _match, _build, prepares=True, operators=("ScatterND",)
 )
-
-
-def _repeated_number(value: ir.Value, facts: Facts) -> float | None:
-    """Returns the constant number that all elements of a value are; None if there is none, or if a Cast changes it."""
-    dtypes = list[ir.DataType | None]()
-    number = None
-    while number is None and (node := producer_of(value, *REPEATING, *RESHAPES, "Cast")) is not None:
-        if node.inputs[0] is None:
-            return None
-        if (number := constant_scalar(value)) is None:
-            dtypes += [value.dtype] if node.op_type == "Cast" else []
-            value = node.inputs[0]
-    if number is None and facts.is_constant(value):
-        number = constant_scalar(value)
-    is_kept = number is not None and all(each in _NUMBERS and each.numpy().type(number) == number for each in dtypes)
-    return number if is_kept else None
