@@ -34,7 +34,6 @@ from .fusion import (
     gates,
     normalization,
     pooling,
-    quantized_activations,
     rotary,
 )
 from .products import (
@@ -99,7 +98,7 @@ FIRST_WITH_FLOAT_ATTENTION = (
 )
 LAST_FUSIONS = (
     (normalization.RULE,),
-    (quantized_activations.RULE, batch_normalization.FLOATS),
+    (normalization.ACTIVATION, batch_normalization.FLOATS),
     (gates.RULE,),
     (elementwise.RULE,),
     (pooling.RULE,),
