@@ -49,8 +49,6 @@ class _ActivationFunction(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context, *, takes_near: bool = False) -> _ActivationFunction | None:
-    if not context.options.fuse or not is_standard(node, *_ANCHORS):
-        return None
     near: Unconverted | None = None
     for x in _candidates(node, context.facts):
         if x.dtype != ir.DataType.FLOAT:
@@ -59,15 +57,12 @@ def _match(node: ir.Node, context: Context, *, takes_near: bool = False) -> _Act
         for result in reversed(_results(node, functions)):
             elements = functions(result)
             found = None if elements is None or result.dtype != x.dtype else _activation(elements)
-            if found is not None and _is_closed(x, result, functions):
-                return _ActivationFunction(x, result, *found)
-            if found is not None or elements is None or (operator := _near(elements)) is None:
+            if found is None or not _is_closed(x, result, functions):
                 continue
-            if _is_closed(x, result, functions):
-                if takes_near:
-                    return _ActivationFunction(x, result, operator, {})
-                difference = f"{np.abs(elements - _GELUS[operator]).max():.1g}"
-                near = Unconverted(Reason.NEARLY_FUNCTION, function=operator, difference=difference)
+            operator, attributes, difference = found
+            if not difference or takes_near:
+                return _ActivationFunction(x, result, operator, attributes)
+            near = Unconverted(Reason.NEARLY_FUNCTION, function=operator, difference=f"{difference:.1g}")
     if near is not None:
         raise near
     return None
@@ -81,10 +76,9 @@ def _build(match: _ActivationFunction, edit: Edit) -> None:
     edit.replace(match.result, edit.insert_main(main, before=last, origin=last))
 
 
-RULE = Rule("activation", OPSET, _match, _build, fuses=True)
-QUANTIZE = Rule(
-    "activation, its constants rounded", OPSET, functools.partial(_match, takes_near=True), _build, fuses=True
-)
+_match_near = functools.partial(_match, takes_near=True)
+RULE = Rule("activation", OPSET, _match, _build, fuses=True, operators=_ANCHORS)
+QUANTIZE = Rule("activation, its constants rounded", OPSET, _match_near, _build, fuses=True, operators=_ANCHORS)
 
 # The functions of operators
 
@@ -154,29 +148,21 @@ _NEAR = 100  # of these tolerances
 _GELUS = {"Gelu": _gelu(_POINTS), "FastGelu": _tanh_gelu(_POINTS)}
 
 
-def _activation(elements: _Elements) -> tuple[str, dict[str, float]] | None:
-    """Returns the operator, with its attributes, that computes these elements at the points, or None."""
-    if not np.isfinite(elements[_FINITE]).all():
+def _activation(elements: _Elements) -> tuple[str, dict[str, float], float] | None:
+    """Returns the operator, with its attributes, that computes these elements at the points, or None.
+
+    Also returns by how much a Gelu differs that is near, but not the same function; otherwise 0.
+    """
+    if not elements.ndim or not np.isfinite(elements[_FINITE]).all():
         return None
-    for operator, expected in _GELUS.items():
-        if _is_equal(elements, expected):
-            return operator, {}
     with np.errstate(all="ignore"):  # sigmoid(alpha) is the function of 1
         alpha = float(np.float32(np.log(elements[_ONE] / (1 - elements[_ONE]))))
-        return ("QuickGelu", {"alpha": alpha}) if _is_equal(elements, _swish(_POINTS, alpha)) else None
-
-
-def _near(elements: _Elements) -> str | None:
-    """Returns the Gelu that elements at the points nearly equal, so that they are not the same function, or None."""
-    for operator, expected in _GELUS.items():
-        if elements.ndim and (np.abs(elements - expected) <= _NEAR * _TOLERANCE).all():
-            return operator
-    return None
-
-
-def _is_equal(elements: _Elements, expected: _Elements) -> bool:
-    is_finite = np.isfinite(elements)
-    return bool((np.abs(elements - expected) <= _TOLERANCE)[is_finite].all())
+        for operator, expected in (*_GELUS.items(), ("QuickGelu", _swish(_POINTS, alpha))):
+            if (np.abs(elements - expected) <= _TOLERANCE)[np.isfinite(elements)].all():
+                return operator, {"alpha": alpha} if operator == "QuickGelu" else {}, 0.0
+        differences = {operator: np.abs(elements - expected) for operator, expected in _GELUS.items()}
+    near = [operator for operator, each in differences.items() if (each <= _NEAR * _TOLERANCE).all()]
+    return (near[0], {}, float(differences[near[0]].max())) if near else None
 
 
 class _Functions:

@@ -56,7 +56,7 @@ class _Gate:
 
 
 def _match(node: ir.Node, context: Context) -> _Gate | None:
-    if not context.options.fuse or (x := _mean_of(node)) is None or x.shape is None:
+    if (x := _mean_of(node)) is None or x.shape is None:
         return None
     first = _product(node.outputs[0], x.shape[1], context)
     if first is None or is_large_gate(*first.weights.shape):
