@@ -7,7 +7,7 @@ The codes come from outside, such as those of a cache: no product and no program
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -20,8 +20,7 @@ from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 
 
-@dataclass(frozen=True)
-class _Dequantization:
+class _Dequantization(NamedTuple):
     """``(codes - zero_point) * scale``. No zero point means the constant 0."""
 
     codes: ir.Value
@@ -34,27 +33,25 @@ def _match(node: ir.Node, context: Context) -> _Dequantization | None:
         real, scale = node.inputs[i], node.inputs[1 - i]
         if real is None or scale is None or context.facts.is_constant(scale) or scale.dtype != ir.DataType.FLOAT:
             continue
-        zero: ir.Value | None = None
-        if (sub := producer_of(real, "Sub")) is not None and only_use(sub.outputs[0]) is not None:
-            real, zero = sub.inputs[0], sub.inputs[1]
-        codes = uncast(real)
+        sub = producer_of(real, "Sub")
+        has_zero_point = sub is not None and only_use(sub.outputs[0]) is not None
+        codes, zero_point = map(uncast, sub.inputs if sub is not None and has_zero_point else (real, None))
         if codes is None or context.facts.is_constant(codes) or same_shape(codes, scale):
             continue
-        zero_codes = None if zero is None else uncast(zero)
-        if zero is not None and (zero_codes is None or zero_codes.dtype != codes.dtype):
+        if has_zero_point and (zero_point is None or zero_point.dtype != codes.dtype):
             continue
-        if not broadcasts(scale, codes) or (zero_codes is not None and not same_shape(zero_codes, scale)):
+        if not broadcasts(scale, codes) or (zero_point is not None and not same_shape(zero_point, scale)):
             raise Unconverted(Reason.SCALE_BROADCAST_TO_CODES)
-        return _Dequantization(codes, scale, zero_codes)
+        return _Dequantization(codes, scale, zero_point)
     return None
 
 
 def _build(match: _Dequantization, edit: Edit) -> None:
-    codes, zero_point, node = match.codes, match.zero_point, edit.node
+    (codes, scale, zero_point), node = match, edit.node
     if zero_point is None:
         assert codes.dtype is not None
         zero_point = edit.add_constant(np.zeros((), codes.dtype.numpy()), before=node)
-    main = call("AffineDequantize", [codes, match.scale, zero_point])
+    main = call("AffineDequantize", [codes, scale, zero_point])
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))
 
 

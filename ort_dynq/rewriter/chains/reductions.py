@@ -11,6 +11,7 @@ dimensions but one, or before an unconverted chain.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -51,20 +52,9 @@ class _Reduction:
     reduce_others: int
     keepdims: int
 
-    @property
-    def attributes(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("axis", "count", "reduce_others", "keepdims")}
 
-
-@dataclass(frozen=True)
-class _Range:
-    """A range that one operator computes.
-
-    Attributes:
-        operator: ReduceAbsMax or ReduceMinMax.
-        reduction: Its input and attributes.
-        ends: The nodes that it replaces; the first one stands before the others.
-    """
+class _Range(NamedTuple):
+    """A range that ReduceAbsMax or ReduceMinMax computes, and the nodes that it replaces, in their order."""
 
     operator: str
     reduction: _Reduction
@@ -91,7 +81,8 @@ def _match(node: ir.Node, context: Context) -> _Range | None:
 
 
 def _build(match: _Range, edit: Edit) -> None:
-    new = call(match.operator, [match.reduction.x], **match.reduction.attributes)
+    attributes = dict(vars(match.reduction))
+    new = call(match.operator, [attributes.pop("x")], **attributes)
     edit.insert_main(new, before=match.ends[0])
     for end in match.ends:
         edit.replace(end.outputs[0], new.outputs[-1 if end.op_type == "ReduceMax" else 0])

@@ -10,6 +10,7 @@ After an integer product, such nodes are a part of the product's program already
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -28,7 +29,9 @@ from ..rule import Context, Rule
 def _match(node: ir.Node, context: Context) -> tuple[Region, FusedRows] | None:
     if not _takes(node, context):
         return None
-    found = [(region, rows) for rows in _rows_of(node) if (region := _region(node, rows, context)) is not None]
+    takes = functools.partial(_takes, context=context)
+    regions = [(region_of(node, rows, context, takes, FusedTranslation), rows) for rows in _rows_of(node)]
+    found = [(region, rows) for region, rows in regions if region is not None and not _has_few_numbers(region.src)]
     best = max(found, key=lambda each: each[0].passes, default=None)
     return best if best is not None and saves_as_program(best[0].src, best[0].nodes, best[0].passes) else None
 
@@ -56,11 +59,6 @@ def _rows_of(node: ir.Node) -> Iterator[FusedRows]:
         rank = 0 if x.shape is None else len(x.shape)
         for axis in dict.fromkeys((0, *((2 - rank,) if rank > 2 else ()), *((-1,) if rank > 1 else ()))):
             yield FusedRows(x, axis)
-
-
-def _region(node: ir.Node, rows: FusedRows, context: Context) -> Region | None:
-    region = region_of(node, rows, context, lambda each: _takes(each, context), FusedTranslation)
-    return None if region is None or _has_few_numbers(region.src) else region
 
 
 def _has_few_numbers(x: ir.Value) -> bool:

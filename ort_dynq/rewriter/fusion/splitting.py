@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...operators import DOMAIN
-from ...operators.program import FUNCTIONS, OUTPUTS, SUM, Program, parse
+from ...operators.program import FUNCTIONS, OUTPUTS, SUM, Program, Step, parse
 from ..analysis.nodes import attributes_of, program_of
 from ..edit import call
 
@@ -38,14 +38,11 @@ def _reads_x(program: Program, value: str) -> bool:
 
 
 def _split(node: ir.Node, program: Program) -> None:
-    floats, codes = Program(), Program()
-    known: dict[str, str] = {}
-    known_of_codes = {program.outputs["dst"]: "x"}
-    for output, value in program.outputs.items():
-        if output in _FLOATS:
-            floats.assign(output, _copied(program, value, floats, known))
-        else:
-            codes.assign(output, _copied(program, value, codes, known_of_codes))
+    x = {program.outputs["dst"]: "x"}  # of the codes
+    steps = [Step(each.operator, tuple(x.get(value, value) for value in each.operands)) for each in program.steps]
+    outputs = program.outputs.items()
+    floats = Program(program.steps, {output: value for output, value in outputs if output in _FLOATS})
+    codes = Program(steps, {output: x.get(value, value) for output, value in outputs if output not in _FLOATS})
     graph, given = node.graph, attributes_of(node)
     assert graph is not None
     inputs = [each for each in node.inputs if each is not None]
@@ -61,10 +58,3 @@ def _split(node: ir.Node, program: Program) -> None:
         ir.convenience.replace_all_uses_with([old], [new], replace_graph_outputs=True)
     graph.insert_before(node, [first, second])
     graph.remove([node], safe=True)
-
-
-def _copied(program: Program, value: str, into: Program, known: dict[str, str]) -> str:
-    """Adds a value of a program, and the steps that it needs, to another program; returns the value there."""
-    if value not in known and (step := program.step(value)) is not None:
-        known[value] = into.add(step.operator, *(_copied(program, each, into, known) for each in step.operands))
-    return known.get(value, value)
